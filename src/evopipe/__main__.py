@@ -1,0 +1,111 @@
+"""`python -m evopipe`: runs the right code, and turns every failure into a sentence and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from evopipe.errors import EvopipeError
+
+_REEXECUTED = "EVOPIPE_REEXECUTED"
+
+
+def main() -> int:
+    """Run the command line and return its exit code: see `evopipe.errors`; 64 usage, 130 interrupt, 1 a bug of ours."""
+    arguments = sys.argv[1:]
+    try:
+        _run_code_of_this_tree()
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return _complain("interrupted", 130)
+    except Exception as error:
+        if "--debug" in arguments:
+            import traceback
+
+            traceback.print_exc()
+        return _report(error)
+
+
+def _run(arguments: list[str]) -> int:
+    from evopipe.cli import app, globals_first
+
+    code = app(args=globals_first(arguments), prog_name="evopipe", standalone_mode=False)
+    return code if isinstance(code, int) else 0
+
+
+def _report(error: Exception) -> int:
+    """Print what went wrong and return the exit code."""
+    if not isinstance(error, EvopipeError):
+        import typer
+
+        # Typer brings its own copy of click in some versions: this is the UsageError of the one in use.
+        if isinstance(error, typer.BadParameter.__mro__[1]):
+            return _report_usage(error)
+        if isinstance(error, typer.Abort):
+            return _complain("interrupted", 130)
+        error = _translated(error)
+    if isinstance(error, EvopipeError):
+        return _complain(str(error), error.exit_code)
+    what = f"{type(error).__name__}: {error}".rstrip(": ").partition("\n")[0]
+    return _complain(f"internal error: {what}; this is a bug in evopipe: re-run with --debug and report it", 1)
+
+
+def _report_usage(error: Exception) -> int:
+    message = error.format_message()  # type: ignore[attr-defined]
+    context = getattr(error, "ctx", None)
+    if not message or type(error).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(context.get_help() + "\n" if context else "")
+        return 64
+    command = context.command_path if context else "evopipe"
+    return _complain(f"{message.rstrip('.')} (see {command} --help)", 64)
+
+
+def _translated(error: Exception) -> Exception:
+    """The typed error for a failure of the machine (memory, disk), or the error itself."""
+    from evopipe.runtime import translate_failures
+
+    try:
+        with translate_failures():
+            raise error
+    except Exception as translated:
+        return translated
+
+
+def _complain(message: str, code: int) -> int:
+    for line in message.splitlines() or [message]:
+        print(f"error: {line}", file=sys.stderr)
+    return code
+
+
+def _run_code_of_this_tree() -> None:
+    """Under DVC, re-execute with the package of the tree that the stage runs in.
+
+    `dvc exp run --queue` checks a revision out into a folder of its own. With an editable install, `python -m evopipe`
+    there would run the workspace's code and DVC would record the result under the revision's name.
+
+    Raises:
+        EvopipeError: the tree's code does not run even so (`python -I` ignores PYTHONPATH).
+    """
+    if not os.environ.get("DVC_STAGE"):
+        return
+    here = Path.cwd()
+    tree = next((folder for folder in (here, *here.parents) if (folder / "src/evopipe/__init__.py").is_file()), None)
+    running = Path(__file__).resolve().parent
+    if tree is None or (tree / "src/evopipe").resolve() == running:
+        return
+    source = str((tree / "src").resolve())
+    if os.environ.get(_REEXECUTED) == source:
+        raise EvopipeError(f"{source} holds the code of this stage, but {running} runs: put {source} first on PYTHONPATH")
+    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(  # noqa: S606
+        sys.executable,
+        [sys.executable, *sys.orig_argv[1:]],
+        {**os.environ, "PYTHONPATH": path, _REEXECUTED: source},
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

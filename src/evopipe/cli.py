@@ -1,0 +1,235 @@
+"""The command line: one command per stage, and the utilities.
+
+Imports stand inside the commands, so that `--help` answers at once and a light command loads only what it needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evopipe.errors import EnvironmentFailed, UsageError, did_you_mean
+from evopipe.lazy import defer
+
+if TYPE_CHECKING:
+    from evopipe.config import Params
+
+HEAVY = ("torch", "numpy", "gymnasium", "h5py", "safetensors", "minari")
+FLAGS = frozenset({"--quiet", "-q", "--debug"})
+
+app = typer.Typer(
+    name="evopipe",
+    help="Train populations of reinforcement-learning agents that tune themselves while they learn.",
+    epilog="`dvc repro` runs the stages in order: fetch, buffer, population, train, evaluate, export.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+params_app = typer.Typer(help="Check and show params.yaml.", no_args_is_help=True, rich_markup_mode=None)
+env_app = typer.Typer(help="Try environments.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(params_app, name="params")
+app.add_typer(env_app, name="env")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options that every command takes."""
+
+    params: str
+    quiet: bool
+
+
+def globals_first(arguments: list[str]) -> list[str]:
+    """Move the options that every command takes to the front, so that they may stand after the command too."""
+    front: list[str] = []
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--":
+            rest.extend((word, *words))
+        elif word in FLAGS or word.startswith("--params="):
+            front.append(word)
+        elif word == "--params":
+            front.extend((word, *islice(words, 1)))
+        else:
+            rest.append(word)
+    return front + rest
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from evopipe import __version__
+
+        typer.echo(f"evopipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    params: Annotated[str, typer.Option(metavar="FILE", help="The params file.")] = "params.yaml",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    context.obj = Options(params, quiet)
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def _load(context: typer.Context) -> Params:
+    from evopipe.config import load_params
+
+    options: Options = context.obj
+    return load_params(options.params)
+
+
+def _run_stage(context: typer.Context, stage: str) -> None:
+    from importlib import import_module
+
+    from evopipe.runtime import watch_ancestors
+
+    watch_ancestors()
+    params = _load(context)
+    import_module(f"evopipe.stages.{stage}").run(params, quiet=context.obj.quiet)
+
+
+@app.command()
+def fetch(context: typer.Context) -> None:
+    """Collect, download or convert the dataset: data/dataset."""
+    _run_stage(context, "fetch")
+
+
+@app.command()
+def buffer(context: typer.Context) -> None:
+    """Pack the dataset into transitions: data/transitions.h5."""
+    _run_stage(context, "buffer")
+
+
+@app.command()
+def population(context: typer.Context) -> None:
+    """Make the initial members: models/population."""
+    _run_stage(context, "population")
+
+
+@app.command()
+def train(context: typer.Context) -> None:
+    """Evolve the population: models/trained."""
+    _run_stage(context, "train")
+
+
+@app.command()
+def evaluate(context: typer.Context) -> None:
+    """Score every member on held-out seeds: reports/evaluation.json."""
+    _run_stage(context, "evaluate")
+
+
+@app.command()
+def export(context: typer.Context) -> None:
+    """Write the elite as files that run anywhere: models/elite."""
+    _run_stage(context, "export")
+
+
+@params_app.command("check")
+def params_check(context: typer.Context) -> None:
+    """Say what is wrong with the params file, and where."""
+    defer(*HEAVY)
+    _load(context)
+    if not context.obj.quiet:
+        typer.echo(f"{context.obj.params}: ok")
+
+
+@params_app.command("schema")
+def params_schema() -> None:
+    """Print the JSON schema of params.yaml."""
+    defer(*HEAVY)
+    from evopipe.config import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2))
+
+
+@params_app.command("show")
+def params_show(
+    context: typer.Context,
+    key: Annotated[str | None, typer.Argument(metavar="[KEY.PATH]", help="One value, such as train.max_steps.")] = None,
+) -> None:
+    """Print the parameters in effect, or one of them."""
+    defer(*HEAVY)
+    from evopipe.storage.yamlio import dump_yaml
+
+    value: Any = _load(context).model_dump(mode="json")
+    if key is not None:
+        value = _value_at(value, key)
+    typer.echo(value if isinstance(value, str) else dump_yaml(value).rstrip("\n"))
+
+
+def _value_at(value: Any, path: str) -> Any:
+    for depth, step in enumerate(steps := path.split(".")):
+        if isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        elif isinstance(value, Mapping) and step in value:
+            value = value[step]
+        else:
+            where = f" in {'.'.join(steps[:depth])}" if depth else ""
+            known = list(value) if isinstance(value, Mapping) else []
+            there = f", known are: {', '.join(known)}" if known else ", it holds no keys"
+            raise UsageError(f"params show: no key {step!r}{where}{did_you_mean(step, known) or there}")
+    return value
+
+
+@env_app.command("check")
+def env_check(
+    context: typer.Context,
+    env_id: Annotated[str, typer.Argument(metavar="ID", help="Gymnasium id, or module:EnvId.")],
+    kwargs: Annotated[str, typer.Option(metavar="JSON", help="Keyword arguments of the environment.")] = "{}",
+) -> None:
+    """Try an environment: spaces, resets, steps, dtypes, determinism."""
+    arguments = _json_mapping(kwargs)
+    from evopipe.envs.check import check
+
+    findings = check(env_id, arguments)
+    errors = [finding.removeprefix("error: ") for finding in findings if finding.startswith("error: ")]
+    for finding in findings:
+        if not finding.startswith("error: "):
+            typer.echo(f"{env_id}: {finding}", err=True)
+    if errors:
+        raise EnvironmentFailed("\n".join(f"{env_id}: {error}" for error in errors))
+    if not context.obj.quiet:
+        typer.echo(f"{env_id}: ok")
+
+
+def _json_mapping(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--kwargs: not JSON ({error}): write it like '{{\"continuous\": false}}'") from None
+    if not isinstance(value, dict):
+        raise UsageError("--kwargs: must be a JSON object: write it like '{\"continuous\": false}'")
+    return value
+
+
+@app.command("algos")
+def algos_table() -> None:
+    """List the algorithms."""
+    defer(*HEAVY)
+    rows = list(_algorithms())
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _algorithms() -> Iterator[tuple[str, str, str]]:
+    """Name, one line and paper of each algorithm."""
+    from evopipe import algos
+
+    for name in algos.names():
+        algorithm = algos.get(name)
+        yield name, (algorithm.__doc__ or "").partition("\n")[0], algorithm.PAPER

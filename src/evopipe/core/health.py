@@ -1,0 +1,17 @@
+"""Health: which members may still learn, be parents, be elite."""
+
+from __future__ import annotations
+
+import torch
+
+from evopipe.core.networks import Net
+
+
+def after_backward(healthy: torch.Tensor, losses: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+    """Return which members `[P]` may take the step: healthy before, with finite loss `[P]` and gradient norm `[P]`."""
+    return healthy & torch.isfinite(losses) & torch.isfinite(norms)
+
+
+def of_parameters(net: Net) -> torch.Tensor:
+    """Return which members `[P]` have only finite parameters. A sum is NaN or infinite where one number is."""
+    return torch.isfinite(net.values.sum(dim=1))

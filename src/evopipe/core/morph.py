@@ -1,0 +1,118 @@
+"""Resizing a member's tensors when its architecture changes.
+
+Surviving weights keep their values, surviving Adam moments too. What is added leaves the function unchanged:
+
+* nodes under layer normalisation: new units get the *mean* of the layer's incoming weights and bias, so each equals the
+  mean, normalises to 0, and leaves the others' normalised values proportional; old gains shrink by √(H / (H + n)), new
+  shifts are 0;
+* nodes without it: fresh incoming, zero outgoing weights;
+* layers: blended in with α = 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from evopipe.core.layers import NOT_ZERO_AT_ZERO
+from evopipe.core.networks import Arch, LayerLayout, Part, initialise, layer_names, own_layout
+from evopipe.core.population import Widths
+
+
+@dataclass(frozen=True)
+class Change:
+    """An architecture before and after one mutation."""
+
+    old: Arch
+    new: Arch
+
+    @property
+    def names(self) -> tuple[list[str], list[str]]:
+        """Hidden layer names before and after."""
+        return tuple(layer_names(len(a.encoder), len(a.head)) for a in (self.old, self.new))  # type: ignore[return-value]
+
+    def pairs(self) -> list[tuple[int | None, int]]:
+        """(index before or None, index after) of every hidden layer after the change; layers keep their names."""
+        before, after = self.names
+        return [(before.index(name) if name in before else None, i) for i, name in enumerate(after)]
+
+
+def _view(row: torch.Tensor, part: Part) -> torch.Tensor:
+    return row[part.start : part.start + part.rows * part.columns].view(part.rows, part.columns)
+
+
+def resize_parameters(change: Change, widths: Widths, row: torch.Tensor, rng: Any) -> torch.Tensor:
+    """Return the parameters `[n']` of the changed network.
+
+    Args:
+        change: architectures before and after.
+        widths: input and output width.
+        row: parameters `[n]` before.
+        rng: a `numpy.random.Generator` for fresh weights; give online and target networks equal ones, so that both
+            receive the same new weights.
+    """
+    before, after = (own_layout(arch, *widths) for arch in (change.old, change.new))
+    fresh = initialise(change.new, *widths, rng)
+    pairs = [(before.hidden[old] if old is not None else None, after.hidden[new]) for old, new in change.pairs()]
+    for old, new in [*pairs, (before.output, after.output)]:
+        if old is not None:
+            _copy_overlap(old, new, row, fresh)
+            if not _arrives_as_zero(change):
+                _view(fresh, new.weight)[old.weight.rows :] = 0.0
+            if new.weight.columns > old.weight.columns:
+                _grow(old, new, row, fresh)
+    return fresh
+
+
+def _arrives_as_zero(change: Change) -> bool:
+    """Whether new units put out 0, so that the weights that read them may be fresh."""
+    return change.new.layer_norm and change.new.activation not in NOT_ZERO_AT_ZERO
+
+
+def _copy_overlap(old: LayerLayout, new: LayerLayout, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy what both layers have: the top-left corner of every part."""
+    for a, b in zip(old[:5], new[:5], strict=True):
+        if isinstance(a, Part) and isinstance(b, Part):
+            rows, columns = min(a.rows, b.rows), min(a.columns, b.columns)
+            _view(target, b)[:rows, :columns] = _view(source, a)[:rows, :columns]
+
+
+def _grow(old: LayerLayout, new: LayerLayout, row: torch.Tensor, fresh: torch.Tensor) -> None:
+    """Initialise the units that a layer gained so that they contribute nothing yet."""
+    had, has = old.weight.columns, new.weight.columns
+    weight, bias = _view(fresh, new.weight), _view(fresh, new.bias)
+    if new.gain is not None and old.gain is not None:
+        weight[: old.weight.rows, had:] = _view(row, old.weight).mean(dim=1, keepdim=True)
+        bias[:, had:] = _view(row, old.bias).mean()
+        _view(fresh, new.gain)[:, :had] *= (had / has) ** 0.5
+    elif old.out > had:  # units land on ones that pass by, whose readers are in use: they must put out 0 themselves
+        overlap = min(has, old.out)
+        weight[:, had:overlap] = 0.0
+        bias[:, had:overlap] = 0.0
+
+
+def resize_moments(change: Change, widths: Widths, row: torch.Tensor) -> torch.Tensor:
+    """Return Adam moments `[n']` of the changed network: survivors keep theirs, new weights start at 0."""
+    before, after = (own_layout(arch, *widths) for arch in (change.old, change.new))
+    out = torch.zeros(after.size)
+    pairs = [(before.hidden[old] if old is not None else None, after.hidden[new]) for old, new in change.pairs()]
+    for old, new in [*pairs, (before.output, after.output)]:
+        if old is not None:
+            _copy_overlap(old, new, row, out)
+    return out
+
+
+def preserves_function(change: Change, layer: int) -> bool:
+    """Whether nodes can be added to hidden layer `layer` (index before) without changing the function.
+
+    They cannot where they would land on units that pass by a blended layer while the activation is not 0 at 0.
+    """
+    if change.old.activation not in NOT_ZERO_AT_ZERO:
+        return True
+    passing = 0
+    for block in change.old.hidden[:layer]:
+        passing = max(passing, block.width) if block.blend else block.width
+    block = change.old.hidden[layer]
+    return not (block.blend and block.width < passing)

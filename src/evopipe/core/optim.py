@@ -1,0 +1,148 @@
+"""Adam and gradient clipping over flat rows: every member its own learning rate, step count and norm."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+
+from evopipe.core.networks import Net, Structure
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+# torch would like a gradient to have its parameter's strides, to steal it; ours are preset views that it adds to.
+warnings.filterwarnings("ignore", message="grad and param do not obey the gradient layout contract")
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam's moments (Kingma & Ba, 2015) of one network's rows.
+
+    Attributes:
+        structure: the network's structure.
+        mean: `[P, N]` first moments.
+        square: `[P, N]` second moments.
+        steps: `[P]` float32 steps taken by each member.
+    """
+
+    structure: Structure
+    mean: torch.Tensor
+    square: torch.Tensor
+    steps: torch.Tensor
+
+    @classmethod
+    def start(cls, net: Net) -> Adam:
+        """Return zero moments for a network."""
+        zeros = torch.zeros_like(net.values)
+        return cls(net.structure, zeros, zeros.clone(), torch.zeros(len(zeros), device=zeros.device))
+
+    @cached_property
+    def _rows(self) -> tuple[tuple[torch.Tensor, ...], ...]:
+        """Row views for the fused kernel, which takes one list entry a member."""
+        scratch = self._scratch.unbind(0)
+        return scratch, self.mean.unbind(0), self.square.unbind(0), self.steps.unbind(0)
+
+    @cached_property
+    def _scratch(self) -> torch.Tensor:
+        return torch.zeros_like(self.mean)
+
+
+def backward(losses: torch.Tensor, *nets: Net) -> None:
+    """Fill `net.grad` of each network from losses `[P]`: summed once, here, so that no gradient crosses members."""
+    for net in nets:
+        net.grad.zero_()
+    losses.sum().backward()
+
+
+def clip_gradients(net: Net, limit: torch.Tensor) -> torch.Tensor:
+    """Scale each member's gradient to at most `limit` `[P]` in place; return the norms `[P]` before scaling.
+
+    A global norm would spread one member's NaN to all: a row norm cannot.
+    """
+    norms = net.grad.norm(dim=1)
+    net.grad.mul_((limit / (norms + 1e-6)).clamp(max=1.0)[:, None])
+    return norms
+
+
+def step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
+    """Take one Adam step in place for the active members; others keep weights, moments and step count.
+
+    Args:
+        net: a trainable network with filled gradients.
+        adam: its moments.
+        lr: `[P]` learning rates.
+        active: `[P]` bool.
+    """
+    if net.values.device.type == "cpu" and fused_is_sound():
+        _fused_step(net, adam, lr, active)
+    else:
+        _plain_step(net, adam, lr, active)
+
+
+def _plain_step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
+    """Adam as written in the paper: no host synchronisation, so that a CUDA graph can hold it."""
+    on = active.to(lr.dtype)[:, None]
+    grad = torch.where(active[:, None], net.grad, 0.0)
+    adam.steps.add_(on[:, 0])
+    adam.mean.lerp_(grad, (1 - BETA1) * on)
+    adam.square.lerp_(grad * grad, (1 - BETA2) * on)
+    count = adam.steps.clamp(min=1.0)[:, None]
+    denominator = (adam.square / (1 - BETA2**count)).sqrt_().add_(EPS)
+    net.values.sub_(lr[:, None] * on * (adam.mean / (1 - BETA1**count)) / denominator)
+
+
+def _fused_step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
+    """Adam by torch's fused CPU kernel: a third of the plain formula's time.
+
+    The kernel knows one learning rate: it runs at 1 on a zeroed scratch, which then holds −m̂ / (√v̂ + ε), and the
+    members' own rates are applied after.
+    """
+    scratch, mean, square, steps = adam._rows
+    grad = net.grad_rows
+    adam._scratch.zero_()
+    rows = [i for i, on in enumerate(active.tolist()) if on]
+    if not rows:
+        return
+    adam.steps.add_(active)
+    torch._fused_adam_(
+        [scratch[i] for i in rows],
+        [grad[i] for i in rows],
+        [mean[i] for i in rows],
+        [square[i] for i in rows],
+        [],
+        [steps[i] for i in rows],
+        lr=1.0,
+        beta1=BETA1,
+        beta2=BETA2,
+        weight_decay=0.0,
+        eps=EPS,
+        amsgrad=False,
+        maximize=False,
+        grad_scale=None,
+        found_inf=None,
+    )
+    net.values.addcmul_(adam._scratch, lr[:, None])
+
+
+@lru_cache(maxsize=1)
+def fused_is_sound() -> bool:
+    """Whether torch's fused kernel, a private symbol, is there and agrees with the formula on a small example."""
+    grad = torch.tensor([[0.5, -0.25, 0.0, 3.0]])
+    try:
+        scratch, mean, square, count = torch.zeros(4), torch.zeros(4), torch.zeros(4), torch.ones(())
+        arguments = dict(lr=1.0, beta1=BETA1, beta2=BETA2, weight_decay=0.0, eps=EPS)
+        torch._fused_adam_(
+            [scratch], [grad[0]], [mean], [square], [], [count],
+            **arguments, amsgrad=False, maximize=False, grad_scale=None, found_inf=None,
+        )  # fmt: skip
+    except (AttributeError, TypeError, RuntimeError):
+        return False
+    expected = -grad[0] / (grad[0].abs() + EPS)  # at step 1 both bias corrections cancel
+    return bool(torch.allclose(scratch, expected, atol=1e-6) and torch.allclose(mean, (1 - BETA1) * grad[0]))
+
+
+def polyak(target: Net, online: Net, weight: torch.Tensor) -> None:
+    """target ← target + weight · (online − target) in place, `weight` `[P]`; 1 copies, 0 leaves, both to the bit."""
+    target.values.lerp_(online.values, weight[:, None])

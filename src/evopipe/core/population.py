@@ -1,0 +1,332 @@
+"""Members and cohorts: the two forms of a population.
+
+A `Member` is one individual as data: its architecture, its hyper-parameters, its tensors without pads. Evolution and
+storage work on members. A `Cohort` is several members as padded tensors with a leading population axis: training works
+on cohorts. `form` and `dissolve` go from one to the other and back without changing a bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from evopipe.core.networks import Arch, Net, Structure
+from evopipe.core.optim import Adam
+
+
+class Widths(NamedTuple):
+    """Input and output width of a network."""
+
+    inputs: int
+    outputs: int
+
+
+def parameters(network: str, trainable: bool = False) -> Any:
+    """Declare a field of an algorithm's state: parameters of `network`, a `Net`."""
+    return field(metadata={"kind": "parameters", "network": network, "trainable": trainable})
+
+
+def moments(network: str) -> Any:
+    """Declare a field of an algorithm's state: the optimiser moments of `network`, an `Adam`."""
+    return field(metadata={"kind": "moments", "network": network})
+
+
+def row() -> Any:
+    """Declare a field of an algorithm's state: a tensor `[P, …]` with one row a member."""
+    return field(metadata={"kind": "row"})
+
+
+@dataclass(frozen=True)
+class Member:
+    """One individual.
+
+    Attributes:
+        slot: its place in the population; keys belong to slots and are never copied with a winner.
+        id: unique over the run.
+        parent: id of the parent, None for an initial member.
+        key: the slot's random key.
+        arch: its architecture, shared by all its networks.
+        hyper: its RL hyper-parameters.
+        tensors: its state without pads: `q` `[n]`, `adam.mean` `[n]`, `adam.steps` `[]` …
+        healthy: False once anything of it was non-finite.
+        fitness: its evaluations so far, its ancestors' before.
+    """
+
+    slot: int
+    id: int
+    parent: int | None
+    key: int
+    arch: Arch
+    hyper: Mapping[str, float]
+    tensors: Mapping[str, torch.Tensor]
+    healthy: bool = True
+    fitness: tuple[float, ...] = ()
+
+    def clone(self, slot: int, id: int, key: int) -> Member:
+        """Return a child in another slot: tensors copied, nothing shared, the slot's own key."""
+        tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        return replace(self, slot=slot, id=id, parent=self.id, key=key, hyper=dict(self.hyper), tensors=tensors)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Members that train in one batch. Row r is the member of slot `slots[r]`.
+
+    Attributes:
+        members: the members as they were when the cohort was formed (their tensors are stale since).
+        structures: padded structure of every network.
+        state: the algorithm's state, rows in the order of `members`.
+        keys: `[P]` int64.
+        hyper: every evolvable hyper-parameter as `[P]`.
+        weight: `[P, B]`, (j < b_p) / b_p: a member's own batch size inside the padded batch.
+        healthy: `[P]` bool.
+    """
+
+    members: tuple[Member, ...]
+    structures: Mapping[str, Structure]
+    state: Any
+    keys: torch.Tensor
+    hyper: Mapping[str, torch.Tensor]
+    weight: torch.Tensor
+    healthy: torch.Tensor
+
+    @property
+    def slots(self) -> list[int]:
+        """Slots of the rows."""
+        return [member.slot for member in self.members]
+
+    @property
+    def batch(self) -> int:
+        """Padded batch size B."""
+        return self.weight.shape[1]
+
+
+class Costs(NamedTuple):
+    """Cost model of one update: `dispatch + per_unit · members · batch · parameters`, in µs.
+
+    Fixed per kind of device, never timed, so that cohorts are a pure function of the population.
+    """
+
+    dispatch: float
+    per_unit: float
+    max_rows: int
+
+
+# CPU: 561 µs at 8 × 64 × 4.5e3 and 3323 µs at 8 × 128 × 18e3; past 8 to 16 members activations leave the L2 cache.
+# GPU: launches dominate, so one cohort is best until memory says otherwise.
+COSTS = {"cpu": Costs(400.0, 1.5e-4, 16), "cuda": Costs(400.0, 2e-7, 4096)}
+BATCH_MULTIPLE = 32
+WIDTH_MULTIPLE = 16
+
+
+class Signature(NamedTuple):
+    """What members of an exact cohort have in common, so that a member's arithmetic depends on itself alone."""
+
+    activation: str
+    encoder: tuple[tuple[int, bool], ...]
+    latent: int
+    head: tuple[tuple[int, bool], ...]
+    full: bool  # no pads: the unmasked normalisation runs
+    batch: int
+    learn_step: int
+
+
+def _up(value: float, multiple: int) -> int:
+    return -(-int(value) // multiple) * multiple
+
+
+def signature(member: Member) -> Signature:
+    """Return a member's signature: widths and batch size rounded up, depth, blends, activation, learn step."""
+    arch = member.arch
+    encoder, head = (tuple((_up(b.width, WIDTH_MULTIPLE), b.blend) for b in part) for part in (arch.encoder, arch.head))
+    full = all(block.width % WIDTH_MULTIPLE == 0 for block in arch.hidden)
+    batch = _up(member.hyper.get("batch_size", BATCH_MULTIPLE), BATCH_MULTIPLE)
+    latent = _up(arch.latent, WIDTH_MULTIPLE)
+    return Signature(arch.activation, encoder, latent, head, full, batch, int(member.hyper.get("learn_step", 1)))
+
+
+def _cost(members: Sequence[Member], costs: Costs) -> float:
+    """Model cost of one update of these members in one cohort."""
+    archs = [member.arch for member in members]
+    depth = max(len(a.encoder) for a in archs) + max(len(a.head) for a in archs) + 1
+    width = max(_up(block.width, WIDTH_MULTIPLE) for arch in archs for block in arch.hidden)
+    batch = max(signature(member).batch for member in members)
+    return costs.dispatch + costs.per_unit * len(members) * batch * depth * width * width
+
+
+def group(members: Sequence[Member], mode: Literal["merged", "exact"], device: str) -> list[list[Member]]:
+    """Divide members into cohorts.
+
+    Args:
+        members: any members.
+        mode: `exact`: one cohort a signature; `merged`: also unlike ones where the cost model gains by it. Members with
+            different learn steps never merge: a cohort learns in step.
+        device: `cpu` or `cuda`.
+
+    Returns:
+        Groups, each ordered by activation and slot; the order is a pure function of the members.
+    """
+    costs = COSTS[device]
+    groups: dict[Signature, list[Member]] = {}
+    for member in sorted(members, key=lambda m: m.slot):
+        groups.setdefault(signature(member), []).append(member)
+    found = list(groups.values())
+    if mode == "merged":
+        found = _merge(found, costs)
+    chunks = [g[i : i + costs.max_rows] for g in found for i in range(0, len(g), costs.max_rows)]
+    return [sorted(chunk, key=lambda m: (m.arch.activation, m.slot)) for chunk in chunks]
+
+
+def _merge(groups: list[list[Member]], costs: Costs) -> list[list[Member]]:
+    """Merge the pair with the largest saving until none saves anything."""
+    while True:
+        best, pair = 0.0, None
+        for i, a in enumerate(groups):
+            for j in range(i + 1, len(groups)):
+                b = groups[j]
+                if a[0].hyper.get("learn_step") != b[0].hyper.get("learn_step") or len(a) + len(b) > costs.max_rows:
+                    continue
+                saving = _cost(a, costs) + _cost(b, costs) - _cost([*a, *b], costs)
+                if saving > best:
+                    best, pair = saving, (i, j)
+        if pair is None:
+            return groups
+        i, j = pair
+        groups[i] = sorted([*groups[i], *groups[j]], key=lambda m: m.slot)
+        del groups[j]
+
+
+def structures(members: Sequence[Member], widths: Mapping[str, Widths], device: torch.device) -> dict[str, Structure]:
+    """Build the padded structure of every network."""
+    archs = [member.arch for member in members]
+    return {name: Structure(archs, w.inputs, w.outputs, device, WIDTH_MULTIPLE) for name, w in widths.items()}
+
+
+def form(
+    members: Sequence[Member],
+    state_type: type[Any],
+    widths: Mapping[str, Widths],
+    device: torch.device,
+    mode: Literal["merged", "exact"] = "merged",
+) -> list[Cohort]:
+    """Form cohorts from members: pad, stack, move to the device.
+
+    Args:
+        members: the population.
+        state_type: the algorithm's `State`.
+        widths: input and output width of every network.
+        device: where cohorts live.
+        mode: see `group`.
+    """
+    return [_form(tuple(g), state_type, widths, device) for g in group(members, mode, device.type)]
+
+
+def _form(members: tuple[Member, ...], state_type: type[Any], widths: Mapping[str, Widths], device: torch.device) -> Cohort:
+    shapes = structures(members, widths, device)
+    fields = {}
+    for f in dataclasses.fields(state_type):
+        kind = f.metadata["kind"]
+        if kind == "row":
+            fields[f.name] = torch.stack([m.tensors[f.name] for m in members]).to(device)
+            continue
+        shape = shapes[f.metadata["network"]]
+        if kind == "parameters":
+            values = shape.pack([m.tensors[f.name] for m in members])
+            fields[f.name] = Net(shape, values, f.metadata["trainable"])
+        else:
+            mean, square = (shape.pack([m.tensors[f"{f.name}.{part}"] for m in members]) for part in ("mean", "square"))
+            steps = torch.stack([m.tensors[f"{f.name}.steps"] for m in members]).to(device)
+            fields[f.name] = Adam(shape, mean, square, steps)
+    names = members[0].hyper
+    hyper = {n: torch.tensor([m.hyper[n] for m in members], dtype=torch.float32, device=device) for n in names}
+    return Cohort(
+        members=members,
+        structures=shapes,
+        state=state_type(**fields),
+        keys=torch.tensor([m.key for m in members], dtype=torch.int64, device=device),
+        hyper=hyper,
+        weight=_batch_weight(members, device),
+        healthy=torch.tensor([m.healthy for m in members], device=device),
+    )
+
+
+def _batch_weight(members: Sequence[Member], device: torch.device) -> torch.Tensor:
+    """`[P, B]`: (j < b_p) / b_p."""
+    sizes = torch.tensor([float(m.hyper.get("batch_size", 1)) for m in members])[:, None]
+    position = torch.arange(max(signature(m).batch for m in members))
+    return ((position < sizes).float() / sizes).to(device)
+
+
+def dissolve(cohorts: Sequence[Cohort]) -> list[Member]:
+    """Return the members of cohorts, in slot order, with copies of their tensors on the CPU."""
+    members = [
+        replace(member, tensors=tensors, healthy=healthy)
+        for cohort in cohorts
+        for member, tensors, healthy in zip(
+            cohort.members, _split(cohort.state, len(cohort.members)), cohort.healthy.tolist(), strict=True
+        )
+    ]
+    return sorted(members, key=lambda m: m.slot)
+
+
+def _split(state: Any, rows: int) -> list[dict[str, torch.Tensor]]:
+    """Take an algorithm's state apart into each row's tensors without pads."""
+    out: list[dict[str, torch.Tensor]] = [{} for _ in range(rows)]
+    for name, tensors in _leaves(state):
+        for target, tensor in zip(out, tensors, strict=True):
+            target[name] = tensor.detach().to("cpu", copy=True)
+    return out
+
+
+def _leaves(state: Any) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
+    """Walk a state: (name, one tensor a row)."""
+    for f in dataclasses.fields(state):
+        value = getattr(state, f.name)
+        if isinstance(value, Net):
+            yield f.name, value.structure.unpack(value.values)
+        elif isinstance(value, Adam):
+            yield f"{f.name}.mean", value.structure.unpack(value.mean)
+            yield f"{f.name}.square", value.structure.unpack(value.square)
+            yield f"{f.name}.steps", value.steps.unbind(0)
+        else:
+            yield f.name, value.unbind(0)
+
+
+def tensor_kinds(state_type: type[Any]) -> dict[str, tuple[str, str]]:
+    """Return how each tensor of a member resizes with its architecture: name → (kind, network).
+
+    Kinds: `parameters`, `moments` (both flat rows of a network), `row` (never resizes).
+    """
+    kinds: dict[str, tuple[str, str]] = {}
+    for f in dataclasses.fields(state_type):
+        kind, network = f.metadata["kind"], f.metadata.get("network", "")
+        if kind == "moments":
+            kinds |= {f"{f.name}.mean": (kind, network), f"{f.name}.square": (kind, network)}
+            kinds[f"{f.name}.steps"] = ("row", "")
+        else:
+            kinds[f.name] = (kind, network)
+    return kinds
+
+
+def create(
+    members: Sequence[Member],
+    init: Callable[[Mapping[str, Net]], Any],
+    rows: Mapping[str, Sequence[torch.Tensor]],
+    widths: Mapping[str, Widths],
+) -> list[Member]:
+    """Give new members their state by the algorithm's own `init`.
+
+    Args:
+        members: members without tensors, all of one architecture.
+        init: maps fresh trainable networks to the algorithm's state.
+        rows: every network's initial flat rows, one a member.
+        widths: input and output width of every network.
+    """
+    shapes = structures(members, widths, torch.device("cpu"))
+    nets = {name: Net(shape, shape.pack(rows[name]), trainable=True) for name, shape in shapes.items()}
+    tensors = _split(init(nets), len(members))
+    return [replace(member, tensors=t) for member, t in zip(members, tensors, strict=True)]

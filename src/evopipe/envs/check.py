@@ -1,0 +1,173 @@
+"""What `evopipe env check ID` finds: each finding is one sentence."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+from evopipe.envs.make import EnvConfig, discrete_actions, make_env, vector_observation_size
+from evopipe.envs.pool import Bools, EnvPool, Step
+from evopipe.errors import EnvironmentFailed, ParamsError
+
+_STEPS = 500
+_EPISODES = 4
+_SEED = 20_011
+_IRRELEVANT = ("value is infinity", "value is -infinity", "is different from the unwrapped version", "is out of date")
+
+
+def check(env_id: str, kwargs: dict[str, Any]) -> list[str]:
+    """Try an environment and return what is wrong with it, nothing where all is well.
+
+    Each sentence begins with `error:` (evopipe cannot train in it) or `warning:` (it can, but look at this).
+
+    Raises:
+        ParamsError: the id or the arguments are unknown.
+        EnvironmentFailed: the constructor raised.
+    """
+    cfg = EnvConfig.model_validate({"id": env_id, "kwargs": kwargs})
+    env = make_env(cfg)
+    try:
+        findings = [*_spaces(env), *_gymnasium(env)]
+    finally:
+        env.close()
+    if not any("is not served" in finding for finding in findings):
+        findings.extend(_episodes(cfg))
+    return list(dict.fromkeys(findings))
+
+
+def _spaces(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
+    for served, space in ((vector_observation_size, env.observation_space), (discrete_actions, env.action_space)):
+        try:
+            served(space)
+        except ParamsError as error:
+            yield "error: " + str(error).removeprefix("env.id: ")
+
+
+def _gymnasium(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
+    """Gymnasium's own checker; its warnings and assertions become sentences. Rendering is optional here."""
+    from gymnasium.utils.env_checker import check_env
+
+    failure = ""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check_env(env.unwrapped, skip_render_check=True)
+        except Exception as error:
+            failure = _plain(error) or type(error).__name__
+    for text in (_plain(warning.message) for warning in caught):
+        if not any(part in text for part in _IRRELEVANT):
+            yield f"warning: Gymnasium's checker says: {text}"
+    if failure:
+        yield f"warning: Gymnasium's checker stopped: {failure}"
+
+
+def _plain(message: object) -> str:
+    text = " ".join(str(message).split())
+    for noise in ("\x1b[33m", "\x1b[31m", "\x1b[0m", "WARN: "):
+        text = text.replace(noise, "")
+    return text
+
+
+def _episodes(cfg: EnvConfig) -> Iterator[str]:
+    """Roll random episodes as training does, and play them again to see whether they come out the same."""
+    pool = EnvPool(cfg, 2, what="checked")
+    try:
+        first, lengths = _roll(pool, 0)
+        yield from _values(pool, first)
+        yield from _ends(pool, first, lengths)
+        yield from _determinism(pool, first)
+    except EnvironmentFailed as error:
+        yield f"error: {error}"
+    finally:
+        pool.close()
+
+
+def _roll(pool: EnvPool, row: int) -> tuple[list[Step], list[int]]:
+    """Play random legal actions in one row: the steps, and the lengths of the episodes that ended."""
+    rng = np.random.default_rng(_SEED)
+    rows = np.array([row])
+    steps: list[Step] = []
+    lengths: list[int] = []
+    pool.reset(rows, np.array([_SEED]))
+    while len(steps) < _STEPS and len(lengths) < _EPISODES:
+        action = rng.choice(np.flatnonzero(pool.mask[row]))
+        steps.append(pool.step(np.array([action]), rows))
+        if _over(steps[-1])[0]:
+            lengths.append(int(pool.episode_length[row]))
+            pool.reset(rows, np.array([_SEED + len(lengths)]))
+    return steps, lengths
+
+
+def _over(step: Step) -> Bools:
+    return step.terminated | step.truncated | step.broken
+
+
+def _values(pool: EnvPool, steps: list[Step]) -> Iterator[str]:
+    obs = np.concatenate([step.obs for step in steps])  # [T, O]
+    reward = np.concatenate([step.reward for step in steps])  # [T]
+    if not np.isfinite(obs).all():
+        yield f"error: step {_first(~np.isfinite(obs).all(axis=1))} gave an observation that is not finite"
+    if not np.isfinite(reward).all():
+        yield f"error: step {_first(~np.isfinite(reward))} gave the reward {reward[~np.isfinite(reward)][0]}"
+    if any((step.broken & ~step.mask.any(axis=1)).any() for step in steps):
+        yield "error: info['action_mask'] left no legal action in a running episode"
+    space = pool.observation_space
+    if isinstance(space, gymnasium.spaces.Box):
+        outside = (obs < space.low.astype(np.float32)) | (obs > space.high.astype(np.float32))
+        if outside.any():
+            t, i = np.argwhere(outside)[0]
+            yield (
+                f"warning: element {i} of an observation was {obs[t, i]:g}, "
+                f"outside its declared bounds [{space.low[i]:g}, {space.high[i]:g}]"
+            )
+
+
+def _ends(pool: EnvPool, steps: list[Step], lengths: list[int]) -> Iterator[str]:
+    """Look for a time limit that calls itself a termination: learners would not bootstrap from its last state."""
+    if any((step.terminated & step.truncated).any() for step in steps):
+        yield "warning: a step was terminated and truncated at once; it is learned from as terminated"
+    spec = pool.env(0).spec
+    if not lengths and (spec is None or spec.max_episode_steps is None):
+        yield (
+            f"warning: no episode ended within {_STEPS} random steps and there is no time limit; "
+            "register it with max_episode_steps"
+        )
+    terminated = sum(int(step.terminated.sum()) for step in steps)
+    if len(lengths) == _EPISODES == terminated and len(set(lengths)) == 1 and lengths[0] > 1:
+        yield (
+            f"warning: each of {_EPISODES} random episodes was terminated at step {lengths[0]}; "
+            "if this is a time limit, return truncated instead of terminated"
+        )
+
+
+def _determinism(pool: EnvPool, first: list[Step]) -> Iterator[str]:
+    """A resumed run replays its running episodes: needs equal episodes from equal seeds, in a used environment too."""
+    why = "a killed run will not continue bit for bit"
+    fresh, _ = _roll(pool, 1)
+    t = _differs(first, fresh)
+    if t is not None:
+        yield f"warning: two environments with one seed and the same actions differ at step {t}: {why}"
+        return
+    used, _ = _roll(pool, 0)
+    t = _differs(first, used)
+    if t is not None:
+        yield f"warning: an episode depends on what its environment played before (step {t}), not on its seed: {why}"
+
+
+def _differs(a: list[Step], b: list[Step]) -> int | None:
+    """Return the first step at which two rolls are not bit-identical."""
+    for t, (x, y) in enumerate(zip(a, b, strict=False), start=1):
+        for name in Step.__dataclass_fields__:
+            left, right = getattr(x, name), getattr(y, name)
+            if left.tobytes() != right.tobytes():
+                return t
+    return None if len(a) == len(b) else min(len(a), len(b)) + 1
+
+
+def _first(flags: npt.NDArray[np.bool_]) -> int:
+    return int(np.argmax(flags)) + 1

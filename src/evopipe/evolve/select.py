@@ -1,0 +1,69 @@
+"""Selection: who becomes a parent. Pure functions of fitness and a random generator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from evopipe.types import Schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+
+class TournamentConfig(Schema):
+    """Tournament selection (Miller & Goldberg, 1995)."""
+
+    size: int = Field(2, ge=1, description="members drawn, with replacement, for each tournament")
+    elitism: bool = Field(True, description="the fittest member always survives, in slot 0")
+    window: int = Field(1, ge=1, description="fitness is the mean of a member's last so many evaluations")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Parents by slot.
+
+    Attributes:
+        parents: row of the parent of each slot's child.
+        elite: row of the fittest member, or None where no member is healthy.
+    """
+
+    parents: tuple[int, ...]
+    elite: int | None
+
+
+def windowed(fitness: Sequence[float], window: int) -> float:
+    """Return the mean of the last `window` evaluations; −∞ where there is none or one is not finite."""
+    last = fitness[-window:]
+    mean = sum(last) / len(last) if last else -float("inf")
+    return mean if abs(mean) != float("inf") and mean == mean else -float("inf")
+
+
+def tournament(cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Generator) -> Selection:
+    """Choose a parent for every slot.
+
+    Args:
+        cfg: tournament size and elitism.
+        fitness: `[P]`; −∞ marks a member that must not be a parent. NaN counts as −∞.
+        rng: the generator of this generation's selection.
+
+    Returns:
+        Parents. A member of fitness −∞ is parent only where no other is left in the whole population: a tournament of
+        only such members falls to the fittest of all. Ties go to the lower row.
+    """
+    import numpy as np
+
+    score = np.where(np.isnan(fitness), -np.inf, fitness)
+    if not np.isfinite(score.max()):
+        return Selection(tuple(range(len(score))), None)
+    elite = int(score.argmax())
+    drawn = np.sort(rng.integers(0, len(score), (len(score), cfg.size)), axis=1)
+    winners = drawn[np.arange(len(score)), score[drawn].argmax(axis=1)]
+    winners = np.where(np.isfinite(score[winners]), winners, elite)
+    if cfg.elitism:
+        winners[0] = elite
+    return Selection(tuple(int(w) for w in winners), elite)

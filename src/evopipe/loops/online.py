@@ -1,0 +1,552 @@
+"""The online loop of off-policy algorithms: act, store, learn; every `evo_steps` evaluate, select, clone, mutate."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from evopipe import rng
+from evopipe.algos import Algorithm
+from evopipe.buffers.replay import Replay, ReplayConfig, RowLayout
+from evopipe.core import health, population
+from evopipe.core.population import Cohort, Member
+from evopipe.envs.make import EnvConfig
+from evopipe.envs.pool import EnvPool, Step
+from evopipe.errors import DivergedError, EnvironmentFailed
+from evopipe.evolve.clone import clone
+from evopipe.evolve.mutate import NONE, Mutation, MutationConfig, Traits, mutate
+from evopipe.evolve.select import TournamentConfig, tournament, windowed
+from evopipe.loops.evaluate import Episodes, Stopped, evaluate
+from evopipe.ops.statistics import standard_error
+from evopipe.rng import Purpose
+from evopipe.storage import members as stored
+from evopipe.track.base import Generation, MemberRow, Message, Progress, Tracker
+from evopipe.types import Schema
+
+if TYPE_CHECKING:
+    from evopipe.storage.dataset import Transitions
+
+UPDATES_PER_TICK = 1 << 13  # more than any member can take: keeps the replay draws of different ticks apart
+DIVERGED_IN_A_ROW = 3
+BROKEN_SHARE = 0.1
+
+
+class TrainConfig(Schema):
+    """The training run. Steps are environment steps of *each member*."""
+
+    algo: str = Field("dqn", description="which algorithm: a block of `algos`")
+    max_steps: int = Field(200_000, ge=1, description="environment steps of each member")
+    evo_steps: int = Field(10_000, ge=1, description="environment steps of each member between evolutions")
+    learning_delay: int = Field(1_000, ge=0, description="environment steps of each member before it learns")
+    warm_start: int = Field(20_000, ge=0, description="dataset transitions put into the replay first; 0: pure online")
+    eval_episodes: int = Field(16, ge=1, description="evaluation episodes of each member per generation")
+    eval_steps: int | None = Field(None, ge=1, description="step cap of an evaluation episode; null: until it ends")
+    target: float | Literal["auto"] | None = Field(
+        "auto", description="score that ends training early; `auto`: the environment's reward threshold; null: never"
+    )
+    confirm_episodes: int = Field(100, ge=2, description="episodes that confirm a new best member")
+    target_sigmas: float = Field(2.0, ge=0.0, description="standard errors by which the confirmed mean must clear it")
+    replay: ReplayConfig = Field(default_factory=ReplayConfig)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a run is about: configuration only, no state."""
+
+    seed: int
+    env: EnvConfig
+    train: TrainConfig
+    tournament: TournamentConfig
+    mutation: MutationConfig
+    algo: Algorithm
+    algo_config: Any
+    device: torch.device
+    cohorts: Literal["merged", "exact"] = "merged"
+
+    def traits(self, obs_size: int, num_actions: int) -> Traits:
+        """Return what mutation must know of the algorithm."""
+        fields = self.algo.Config.model_fields
+        return Traits(
+            widths=self.algo.networks(obs_size, num_actions),
+            policy=self.algo.POLICY,
+            kinds=population.tensor_kinds(self.algo.State),
+            evolve=self.algo_config.evolve,
+            whole=frozenset(name for name, field in fields.items() if field.annotation is int),
+        )
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The best member so far: a snapshot, with the score that a second, longer evaluation confirmed."""
+
+    member: Member
+    score: float
+    error: float  # standard error of the score
+    generation: int
+
+
+class Online:
+    """One run: its state, and the loop that advances it.
+
+    Args:
+        problem: configuration.
+        members: the initial population.
+        warm: transitions that fill the replay before the first step, or None.
+
+    The state between two ticks is `state()`: from it `restore()` continues bit for bit.
+    """
+
+    def __init__(self, problem: Problem, members: Sequence[Member], warm: Transitions | None = None) -> None:
+        self.problem = problem
+        size, envs = len(members), problem.env.num_envs
+        self.pool = EnvPool(problem.env, size * envs)
+        episodes = problem.train.eval_episodes
+        self.eval_pool = EnvPool(problem.env, size * min(episodes, max(8, 64 // size)), what="evaluation")
+        self.traits = problem.traits(self.pool.obs_size, self.pool.num_actions)
+        self.keys = np.array([member.key for member in members])
+        self.tick = self.generation = self.ticks_here = 0  # ticks_here: of this generation
+        self.env_steps = self.eval_steps = self.broken_rows = self.broken_here = self.diverged = 0
+        self.episodes = np.zeros(size * envs, np.int64)
+        self.next_id = max(member.id for member in members) + 1
+        self.champion: Champion | None = None
+        self.lineage: list[dict[str, Any]] = []
+        self.curve: list[list[float | int | None]] = []
+        self.reason = ""
+        self.births: list[Mutation] = [NONE] * size
+        self.losses = [float("nan")] * size
+        self._reset_rows(np.arange(size * envs))
+        self._make_replay(warm)
+        self._adopt(members)
+
+    # ------------------------------------------------------------------------------------------ set-up
+
+    def _make_replay(self, warm: Transitions | None) -> None:
+        cfg = self.problem.train.replay
+        layout = RowLayout(self.pool.obs_size, self.pool.num_actions, self.pool.masked)
+        memories = len(self.keys) if cfg.sharing == "own" else 1
+        self.replay = Replay(layout, memories, cfg.capacity, self.problem.device)
+        if warm is not None and len(warm.obs):
+            rows = layout.pack(warm.obs, warm.action, warm.reward, warm.terminated, warm.next_obs)
+            tiled = np.broadcast_to(rows, (memories, *rows.shape))
+            self.replay.add(tiled, np.ones(tiled.shape[:2], bool))
+
+    def _adopt(self, members: Sequence[Member]) -> None:
+        """Take a population over: form cohorts, remember it as the one to return to."""
+        self.last_good = list(members)
+        self._form(members)
+
+    def _form(self, members: Sequence[Member]) -> None:
+        p = self.problem
+        self.cohorts = population.form(members, p.algo.State, self.traits.widths, p.device, p.cohorts)
+        self.cohort_losses = [torch.full((len(c.members),), torch.nan, device=p.device) for c in self.cohorts]
+
+    def _reset_rows(self, rows: np.ndarray) -> None:
+        """Begin new episodes; an episode's seed depends on the member's key, its environment and its number."""
+        envs = self.problem.env.num_envs
+        seeds = rng.seeds(self.keys[rows // envs], Purpose.EPISODE, rows % envs, self.episodes[rows])
+        self.episodes[rows] += 1
+        self.pool.reset(rows, seeds)
+
+    # ------------------------------------------------------------------------------------------ one tick
+
+    @property
+    def step(self) -> int:
+        """Environment steps of each member so far."""
+        return self.tick * self.problem.env.num_envs
+
+    def advance(self) -> None:
+        """Take one step in every environment, store the transitions, learn what is due."""
+        obs = self.pool.obs.copy()
+        actions = self._act()
+        step = self.pool.step(actions.reshape(-1))
+        self._store(obs, actions.reshape(-1), step)
+        over = np.flatnonzero(step.terminated | step.truncated | step.broken)
+        if len(over):
+            self._reset_rows(over)
+        self.env_steps += self.pool.rows
+        before = self.ticks_here
+        self.tick += 1
+        self.ticks_here += 1
+        if self.step > self.problem.train.learning_delay:
+            self._learn(before)
+
+    def _act(self) -> np.ndarray:
+        """Choose all members' actions `[P, E]`."""
+        p, members, envs = self.problem, len(self.keys), self.problem.env.num_envs
+        epsilon = p.algo.explore(p.algo_config, self.step)
+        obs = torch.from_numpy(self.pool.obs).view(members, envs, -1).to(p.device)
+        legal = torch.from_numpy(self.pool.mask).view(members, envs, -1).to(p.device)
+        when = torch.tensor([self.tick], device=p.device)
+        actions = np.empty((members, envs), np.int64)
+        for cohort in self.cohorts:
+            slots = cohort.slots
+            u = rng.uniform(cohort.keys, Purpose.ACT, when, 2 * envs).view(-1, 2, envs)
+            # A frozen member's values mean nothing: its environments go on with random legal actions.
+            each = torch.where(cohort.healthy, epsilon, 1.0)
+            actions[slots] = p.algo.act(cohort.state, obs[slots], legal[slots], each, u).cpu().numpy()
+        return actions
+
+    def _store(self, obs: np.ndarray, actions: np.ndarray, step: Step) -> None:
+        layout, memories = self.replay.layout, self.replay.memories
+        rows = layout.pack(obs, actions, step.reward, step.terminated, step.obs, step.mask)
+        keep = ~step.broken & np.isfinite(obs).all(axis=1)
+        self.replay.add(rows.reshape(memories, -1, layout.size), keep.reshape(memories, -1))
+        broken = int(step.broken.sum())
+        if broken:
+            self.broken_rows += broken
+            self.broken_here += broken
+            if self.broken_here > max(BROKEN_SHARE * (self.ticks_here + 1), 10) * len(obs):
+                raise EnvironmentFailed(
+                    f"environment {self.problem.env.id!r} returned non-finite observations or rewards (or no legal "
+                    f"action) in {self.broken_here} of its last {(self.ticks_here + 1) * len(obs)} steps: mend it; "
+                    f"`evopipe env check {self.problem.env.id}` may show where"
+                )
+
+    def _learn(self, tick: int) -> None:
+        """Update each cohort as often as its learn step says for this tick of the generation."""
+        p, envs = self.problem, self.problem.env.num_envs
+        for i, cohort in enumerate(self.cohorts):
+            every = int(cohort.members[0].hyper.get("learn_step", 1))
+            due = (tick + 1) * envs // every - tick * envs // every
+            if due and int(self.replay.size.min()) >= cohort.batch:
+                when = self.tick * UPDATES_PER_TICK + torch.arange(due, device=p.device)
+                u = rng.uniform(cohort.keys, Purpose.REPLAY, when, cohort.batch)
+                self.cohorts[i], self.cohort_losses[i] = self._update(cohort, self.replay.sample(cohort.slots, u))
+
+    def _update(self, cohort: Cohort, rows: torch.Tensor) -> tuple[Cohort, torch.Tensor]:
+        """Take one update a batch in rows `[P, U, B, size]`."""
+        p, state, healthy = self.problem, cohort.state, cohort.healthy
+        for u in range(rows.shape[1]):
+            batch = self.replay.layout.unpack(rows[:, u], cohort.weight)
+            state, losses, healthy = p.algo.update(p.algo_config, state, cohort.hyper, batch, healthy)
+        return replace(cohort, state=state, healthy=healthy), losses
+
+    # ------------------------------------------------------------------------------------------ a generation
+
+    @property
+    def total_ticks(self) -> int:
+        """Ticks until `max_steps`."""
+        return -(-self.problem.train.max_steps // self.problem.env.num_envs)
+
+    @property
+    def generation_over(self) -> bool:
+        """Whether evaluation and evolution are due."""
+        train, envs = self.problem.train, self.problem.env.num_envs
+        return self.ticks_here >= -(-train.evo_steps // envs) or self.tick >= self.total_ticks
+
+    def close_generation(self, stopped: Callable[[], bool]) -> None:
+        """Evaluate, record, and evolve unless the run ends here.
+
+        Raises:
+            Stopped: a signal came while evaluating; the state is as before the call.
+            DivergedError: no member is healthy, for the third generation in a row.
+        """
+        played, members = self._evaluate(stopped)
+        champion, confirm_steps = self._confirm(members, stopped)
+        # From here on nothing can stop half-way: the state changes all at once.
+        self.champion = champion
+        self.eval_steps += played.steps + confirm_steps
+        self.generation += 1
+        self.losses = self._losses()
+        fitness = np.array([windowed(m.fitness, self.problem.tournament.window) if m.healthy else -np.inf for m in members])
+        self._record(members)
+        if self._reached():
+            self.reason = "target"
+        elif self.tick >= self.total_ticks:
+            self.reason = "max_steps"
+        if self.reason:
+            self._form(members)
+        elif np.isfinite(fitness).any():
+            self.diverged = 0
+            self._evolve(members, fitness)
+        else:
+            self._return_to_last_good()
+        self.ticks_here = self.broken_here = 0
+
+    def _evaluate(self, stopped: Callable[[], bool]) -> tuple[Episodes, list[Member]]:
+        """Evaluate every member on the run's fixed seeds; return its members with the new fitness."""
+        train = self.problem.train
+        net = self.problem.algo.POLICY
+        cohorts = [replace(c, healthy=c.healthy & health.of_parameters(getattr(c.state, net))) for c in self.cohorts]
+        seeds = self.run_seeds(Purpose.EVALUATE, train.eval_episodes)
+        played = evaluate(self.problem.algo, cohorts, self.eval_pool, seeds, train.eval_steps, stopped)
+        members = []
+        for member, returns in zip(population.dissolve(cohorts), played.returns, strict=True):
+            mean = float(returns.mean())
+            healthy = member.healthy and math.isfinite(mean)
+            members.append(replace(member, healthy=healthy, fitness=(*member.fitness, mean if healthy else -math.inf)))
+        return played, members
+
+    def _confirm(self, members: Sequence[Member], stopped: Callable[[], bool]) -> tuple[Champion | None, int]:
+        """Evaluate this generation's best member again, longer, where it seems to beat the champion.
+
+        The best of many noisy scores is biased upwards; a second, independent evaluation is not.
+        """
+        train, best = self.problem.train, max(members, key=lambda m: (m.fitness[-1], -m.slot))
+        bar = self.champion.score if self.champion else -math.inf
+        if not best.healthy or not best.fitness[-1] > bar:
+            return self.champion, 0
+        cohorts = population.form([best], self.problem.algo.State, self.traits.widths, self.problem.device, "exact")
+        seeds = self.run_seeds(Purpose.CONFIRM, train.confirm_episodes)
+        played = evaluate(self.problem.algo, cohorts, self.eval_pool, seeds, train.eval_steps, stopped)
+        score = float(played.returns.mean())
+        if math.isfinite(score) and score > bar:
+            return Champion(best, score, standard_error(played.returns[0]), self.generation + 1), played.steps
+        return self.champion, played.steps
+
+    def run_seeds(self, purpose: Purpose, n: int) -> np.ndarray:
+        """Return the run's `[n]` fixed episode seeds for a purpose, the same for all members."""
+        key = rng.member_keys(self.problem.seed, np.full(n, -1))
+        return rng.seeds(key, purpose, np.arange(n))
+
+    @property
+    def target(self) -> float | None:
+        """The score that ends training early."""
+        target = self.problem.train.target
+        return self.pool.reward_threshold if target == "auto" else target
+
+    def _reached(self) -> bool:
+        if self.champion is None or self.target is None:
+            return False
+        return self.champion.score - self.problem.train.target_sigmas * self.champion.error >= self.target
+
+    def _evolve(self, members: Sequence[Member], fitness: np.ndarray) -> None:
+        """Select, clone, mutate; the lineage records every child."""
+        p = self.problem
+        chooser = rng.host(int(rng.member_keys(p.seed, [-1])[0]), Purpose.SELECT, self.generation)
+        selection = tournament(p.tournament, fitness, chooser)
+        children = clone(members, selection, p.tournament.elitism, self.next_id)
+        self.next_id += len(children)
+        born = [self._mutate(child) for child in children]
+        self.births = [mutation for _, mutation in born]
+        self.lineage[-1]["children"] = [
+            {**stored.describe(child), "parent_slot": parent, "mutation": mutation.to_json()}
+            for (child, mutation), parent in zip(born, selection.parents, strict=True)
+        ]
+        for record in self.lineage[-1]["children"]:
+            del record["fitness"], record["healthy"], record["key"]
+        self._adopt([child for child, _ in born])
+
+    def _mutate(self, child: Member) -> tuple[Member, Mutation]:
+        p = self.problem
+        if p.tournament.elitism and child.slot == 0 and not p.mutation.mutate_elite:
+            return child, NONE
+        return mutate(p.mutation, self.traits, child, rng.host(child.key, Purpose.MUTATE, self.generation))
+
+    def _return_to_last_good(self) -> None:
+        """Go back to the last healthy generation: all its members diverged."""
+        self.diverged += 1
+        if self.diverged >= DIVERGED_IN_A_ROW:
+            raise DivergedError(
+                f"every member diverged in {self.diverged} generations in a row (generation {self.generation}, step "
+                f"{self.step}): lower algos.{self.problem.train.algo}.lr, tighten grad_clip, or narrow evolve.lr.max"
+            )
+        self.lineage[-1]["restored"] = True
+        self._form(self.last_good)
+
+    # ------------------------------------------------------------------------------------------ records
+
+    def _losses(self) -> list[float]:
+        losses = [math.nan] * len(self.keys)
+        for cohort, values in zip(self.cohorts, self.cohort_losses, strict=True):
+            for slot, value in zip(cohort.slots, values.tolist(), strict=True):
+                losses[slot] = value
+        return losses
+
+    def _record(self, members: Sequence[Member]) -> None:
+        """Append this generation to the lineage and the fitness curve."""
+        finite = [m.fitness[-1] for m in members if math.isfinite(m.fitness[-1])]
+        champion = self.champion
+        self.curve.append(
+            [
+                self.generation,
+                self.step,
+                self.env_steps,
+                self.eval_steps,
+                max(finite, default=None),
+                sum(finite) / len(finite) if finite else None,
+                champion.score if champion else None,
+            ]
+        )
+        self.lineage.append(
+            {
+                "generation": self.generation,
+                "step": self.step,
+                "members": [stored.describe(m) | {"fitness": stored.describe(m)["fitness"][-1]} for m in members],
+                "champion": None if champion is None else {"id": champion.member.id, "score": champion.score},
+                "children": [],
+            }
+        )
+
+    def generation_event(self, seconds: float, members_before: Sequence[Mutation]) -> Generation:
+        """Describe the generation that was just closed, for people and trackers."""
+        row, record = self.curve[-1], self.lineage[-1]
+        rows = tuple(
+            MemberRow(
+                slot=m["slot"],
+                id=m["id"],
+                parent=m["parent"],
+                fitness=-math.inf if m["fitness"] is None else m["fitness"],
+                mutation=mutation.kind,
+                change=mutation.describe() if mutation is not NONE else "",
+                architecture=population.Arch.from_json(m["arch"]).describe(),
+                activation=m["arch"]["activation"],
+                hyper={name: m["hyper"][name] for name in sorted(self.problem.algo_config.evolve)},
+                healthy=m["healthy"],
+                loss=loss,
+            )
+            for m, mutation, loss in zip(record["members"], members_before, self.losses, strict=True)
+        )
+        champion = self.champion
+        return Generation(
+            generation=self.generation,
+            step=self.step,
+            env_steps=self.env_steps,
+            eval_steps=self.eval_steps,
+            seconds=seconds,
+            members=rows,
+            best=float("nan") if row[4] is None else float(row[4]),
+            mean=float("nan") if row[5] is None else float(row[5]),
+            elite=champion.score if champion else float("nan"),
+            elite_id=champion.member.id if champion else -1,
+        )
+
+    @property
+    def members(self) -> list[Member]:
+        """The population as it stands."""
+        return population.dissolve(self.cohorts)
+
+    # ------------------------------------------------------------------------------------------ state
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return the whole run as tensors and JSON data."""
+        tensors: dict[str, torch.Tensor] = {}
+        meta: dict[str, Any] = {name: getattr(self, name) for name in _COUNTERS}
+        groups = {"members": self.members, "last_good": self.last_good}
+        if self.champion:
+            groups["champion"] = [self.champion.member]
+            meta["confirmed"] = {k: getattr(self.champion, k) for k in ("score", "error", "generation")}
+        for name, group in groups.items():
+            packed, meta[name] = stored.pack(group, name)
+            tensors |= packed
+        tensors |= {f"replay.{k}": v for k, v in self.replay.state().items()}
+        tensors |= {f"pool.{k}": torch.from_numpy(v) for k, v in self.pool.state().items()}
+        tensors["episodes"] = torch.from_numpy(self.episodes.copy())
+        tensors["losses"] = torch.tensor(self.losses)
+        for i, values in enumerate(self.cohort_losses):
+            tensors[f"cohort_losses.{i}"] = values.cpu()
+        meta |= {"lineage": self.lineage, "curve": self.curve, "births": [m.to_json() for m in self.births]}
+        return tensors, meta
+
+    def restore(self, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> int:
+        """Take a saved run over.
+
+        Returns:
+            Environments that could not be brought back to where they were, because they are not deterministic. They
+            begin new episodes, and the run goes on, but not bit for bit.
+        """
+        for name in _COUNTERS:
+            setattr(self, name, meta[name])
+        self.lineage, self.curve = list(meta["lineage"]), list(meta["curve"])
+        self.births = [Mutation(**m) for m in meta["births"]]
+        self.last_good = stored.unpack(tensors, meta["last_good"], "last_good")
+        self._form(stored.unpack(tensors, meta["members"], "members"))
+        self.cohort_losses = [tensors[f"cohort_losses.{i}"].to(self.problem.device) for i in range(len(self.cohorts))]
+        if "champion" in meta:
+            self.champion = Champion(stored.unpack(tensors, meta["champion"], "champion")[0], **meta["confirmed"])
+        self.replay.restore({k: tensors[f"replay.{k}"] for k in ("rows", "position", "size")})
+        self.episodes = tensors["episodes"].numpy().copy()
+        self.losses = tensors["losses"].tolist()
+        different = self.pool.restore({k: tensors[f"pool.{k}"].numpy() for k in self.pool.state()})
+        lost = np.flatnonzero(different)
+        if len(lost):
+            self._reset_rows(lost)
+        return len(lost)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.pool.close()
+        self.eval_pool.close()
+
+
+_COUNTERS = (
+    "tick", "generation", "ticks_here", "env_steps", "eval_steps", "broken_rows", "broken_here", "diverged", "next_id",
+    "reason",
+)  # fmt: skip
+
+
+def run(
+    loop: Online,
+    tracker: Tracker,
+    stop: Callable[[], bool],
+    save: Callable[[bool], None],
+) -> None:
+    """Advance a run until it ends or a signal stops it.
+
+    Args:
+        loop: the run.
+        tracker: where events go.
+        stop: whether a signal asked to stop; the caller then saves.
+        save: called between ticks; its argument says that a generation was just closed.
+    """
+    clock = _Clock(loop)
+    while not loop.reason and not stop():
+        closing = loop.generation_over
+        if closing:
+            tracker.emit(clock.progress("evaluate"))
+            births = loop.births
+            broken = loop.broken_here
+            try:
+                loop.close_generation(stop)
+            except Stopped:
+                return
+            if broken:
+                tracker.emit(Message("warning", f"{broken} broken transitions of the environment were left out"))
+            tracker.emit(loop.generation_event(clock.seconds, births))
+        else:
+            loop.advance()
+            if clock.due():
+                tracker.emit(clock.progress("train"))
+        save(closing)
+
+
+class _Clock:
+    """Wall time for people; no state of the run depends on it."""
+
+    def __init__(self, loop: Online) -> None:
+        self.loop, self.began, self.shown = loop, time.perf_counter(), 0.0
+        self.first_step, self.first_steps = loop.step, loop.env_steps
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.began
+
+    def due(self) -> bool:
+        """Whether a quarter of a second has passed since progress was last shown."""
+        now = time.perf_counter()
+        if now - self.shown < 0.25:
+            return False
+        self.shown = now
+        return True
+
+    def progress(self, phase: str) -> Progress:
+        loop, seconds = self.loop, max(self.seconds, 1e-9)
+        done, total = loop.step - self.first_step, loop.total_ticks * loop.problem.env.num_envs
+        left = (total - loop.step) * seconds / done if done else None
+        return Progress(
+            generation=loop.generation,
+            step=loop.step,
+            max_steps=total,
+            env_steps=loop.env_steps,
+            eval_steps=loop.eval_steps,
+            phase=phase,
+            steps_per_second=(loop.env_steps - self.first_steps) / seconds,
+            seconds_left=left,
+        )

@@ -1,0 +1,32 @@
+"""Choosing actions from values."""
+
+from __future__ import annotations
+
+import torch
+
+from evopipe.ops.value import masked_argmax
+
+
+def random_legal(u: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
+    """Choose uniformly among legal actions: u in [0, 1) `[…]`, legal bool `[…, A]` → int64 `[…]`."""
+    rank = legal.cumsum(dim=-1)  # the k-th legal action has rank k + 1
+    chosen = (u * rank[..., -1]).floor().long().unsqueeze(-1)
+    return (rank > chosen).int().argmax(dim=-1)
+
+
+def epsilon_greedy(
+    q: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, u_explore: torch.Tensor, u_action: torch.Tensor
+) -> torch.Tensor:
+    """Act greedily, with probability ε uniformly among legal actions (Sutton & Barto, 2018, § 2.2).
+
+    Args:
+        q: `[P, E, A]` values.
+        legal: `[P, E, A]` bool.
+        epsilon: `[P]`.
+        u_explore: `[P, E]` in [0, 1): explore where below ε.
+        u_action: `[P, E]` in [0, 1): which action then.
+
+    Returns:
+        `[P, E]` int64.
+    """
+    return torch.where(u_explore < epsilon[:, None], random_legal(u_action, legal), masked_argmax(q, legal))

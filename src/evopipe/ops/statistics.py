@@ -1,0 +1,36 @@
+"""Statistics of evaluation episodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def interquartile_mean(x: NDArray[np.float64]) -> float:
+    """Return the mean of the middle half, `x` `[n]` (Agarwal et al., NeurIPS 2021).
+
+    Where n is no multiple of 4, the border values count by the share of them that lies inside.
+    """
+    ordered = np.sort(x)
+    n = len(x)
+    edges = np.arange(n + 1) / n
+    share = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0.0, None)
+    return float((share * ordered).sum() / share.sum())
+
+
+def bootstrap_interval(
+    x: NDArray[np.float64], resamples: int, rng: np.random.Generator, level: float = 0.95
+) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of the mean of `x` `[n]` (Efron, 1979)."""
+    means = x[rng.integers(0, len(x), (resamples, len(x)))].mean(axis=1)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def standard_error(x: NDArray[np.float64]) -> float:
+    """Return the standard error of the mean of `x` `[n]`; 0 for one value."""
+    return float(x.std(ddof=1) / np.sqrt(len(x))) if len(x) > 1 else 0.0

@@ -1,0 +1,92 @@
+"""Randomness as a function of (key, purpose, step), never of a global generator.
+
+A draw is a hash of the member's key, what it is for, and when: so a member's draws do not depend on how many
+neighbours it has, on where the run was interrupted, or on the device. The hash is the finaliser of SplitMix64
+(Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), applied as a counter-based
+generator. It runs unchanged on int64 tensors and on int64 NumPy arrays (both wrap around on overflow).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class Purpose(IntEnum):
+    """What a draw is for: draws of different purposes never share bits."""
+
+    MEMBER = 1
+    INIT = 2
+    ACT = 3
+    REPLAY = 4
+    EPISODE = 5
+    MUTATE = 6
+    SELECT = 7
+    EVALUATE = 8
+    CONFIRM = 9
+    HELD_OUT = 10
+    BEHAVIOUR = 11
+    BOOTSTRAP = 12
+
+
+def _signed(value: int) -> int:
+    """Reinterpret an unsigned 64-bit number as signed."""
+    value &= 0xFFFFFFFFFFFFFFFF
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX1 = _signed(0xBF58476D1CE4E5B9)
+_MIX2 = _signed(0x94D049BB133111EB)
+_INIT = _signed(0xD1B54A32D192ED03)
+
+
+def _mix(x: Any) -> Any:
+    """SplitMix64's finaliser on int64; `& mask` turns the arithmetic shift into a logical one."""
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _MIX1
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _MIX2
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
+    """Draw 64 random bits for every (key, step, position).
+
+    Args:
+        keys: `[P]` int64, one key a member.
+        purpose: what the draw is for.
+        steps: `[U]` int64, when.
+        n: positions.
+
+    Returns:
+        `[P, U, n]` int64; entry (p, u, j) depends on `keys[p]`, `purpose`, `steps[u]` and `j` alone.
+    """
+    base = _mix(keys + _signed(int(purpose) * _INIT))[:, None] + steps * _GOLDEN  # [P, U]
+    position = torch.arange(1, n + 1, device=keys.device) * _GOLDEN  # [n]
+    return _mix(_mix(base)[:, :, None] + position)
+
+
+def uniform(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
+    """Draw from [0, 1) with 53 bits: `[P, U, n]` float64 (shapes as in `bits`)."""
+    return ((bits(keys, purpose, steps, n) >> 11) & 0x1FFFFFFFFFFFFF).to(torch.float64) * 2.0**-53
+
+
+def member_keys(seed: int, slots: Any) -> np.ndarray:
+    """Return the keys `[P]` int64 of these slots of the population seeded with `seed`."""
+    slots = np.asarray(slots, dtype=np.int64)
+    return _mix(_mix(np.full_like(slots, _signed(seed * _INIT + int(Purpose.MEMBER)))) + (slots + 1) * _GOLDEN)
+
+
+def seeds(keys: np.ndarray, purpose: Purpose, *counters: np.ndarray) -> np.ndarray:
+    """Derive environment seeds in [0, 2³¹) from keys and counters, all of one shape."""
+    x = _mix(keys + np.int64(_signed(int(purpose) * _INIT)))
+    for counter in counters:
+        x = _mix(x + (np.asarray(counter, dtype=np.int64) + 1) * _GOLDEN)
+    return (x >> 33) & 0x7FFFFFFF
+
+
+def host(key: int, purpose: Purpose, step: int = 0) -> np.random.Generator:
+    """Return a NumPy generator for the few decisions that are made one by one on the host."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([key & 0xFFFFFFFFFFFFFFFF, int(purpose), step])))

@@ -1,0 +1,607 @@
+"""Datasets on disk: Minari folders, D4RL files, and the packed transitions that learners read.
+
+A dataset may come from anywhere, so what is read here is never trusted: links and storage outside of the file, objects,
+declared sizes that the file does not hold, ragged lengths and values that are not finite are refused with the file, the
+dataset and the index. Metadata is parsed as plain JSON; no environment and no callable is ever made from it (Minari's
+own loader would do both).
+
+Layouts: https://minari.farama.org/content/dataset_standards/ and https://github.com/Farama-Foundation/D4RL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from evopipe.errors import DataError, EvopipeError, MissingInputError
+from evopipe.storage import safeio
+
+if TYPE_CHECKING:
+    import gymnasium
+    from gymnasium.envs.registration import EnvSpec
+
+Array = npt.NDArray[Any]
+
+REACH_SECONDS = 30.0
+_DOWNLOAD_SECONDS = 6 * 3600.0
+_MAX_METADATA = 16 * 2**20
+_MAX_RATIO = 1100  # deflate's limit is 1032: a dataset that declares more than this holds nothing but its declaration
+_CHUNK_ROWS = 4096
+_FORMAT = 1
+_FLOATS, _INTEGERS, _NUMBERS, _FLAGS = "f", "iu", "fiu", "biu"
+
+
+@dataclass(frozen=True, slots=True)
+class Transitions:
+    """`N` transitions, one row each.
+
+    Attributes:
+        obs: `[N, O]` float32.
+        action: `[N]` int64, indices from 0 whatever the action space starts at.
+        reward: `[N]` float32.
+        terminated: `[N]` bool; `next_obs` has no future.
+        truncated: `[N]` bool; the episode was cut after this step, `next_obs` is still its true next observation.
+        next_obs: `[N, O]` float32.
+        episode: `[N]` int64, the episode's number.
+    """
+
+    obs: Array
+    action: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    next_obs: Array
+    episode: Array
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One episode of `T` steps.
+
+    Attributes:
+        obs: `[T + 1, O]` float32.
+        action: `[T]` int64, the environment's own values.
+        reward: `[T]` float32.
+        terminated: `[T]` bool, True at most in the last step.
+        truncated: `[T]` bool, True at most in the last step.
+        seed: what the environment was reset with, where known.
+    """
+
+    obs: Array
+    action: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    seed: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Episodes and what their source says of them.
+
+    Attributes:
+        episodes: in the source's order.
+        where: the source's name in messages.
+        obs_size: `O` of the recorded observation space; None where the source records none.
+        num_actions: `A` of the recorded action space; None where the source records none.
+        action_start: the recorded Discrete space's smallest action; None where the source records none.
+        dropped: steps left out because their true next observation is not known.
+    """
+
+    episodes: list[Episode]
+    where: str
+    obs_size: int | None = None
+    num_actions: int | None = None
+    action_start: int | None = None
+    dropped: int = 0
+
+
+_DTYPES = {
+    "obs": np.float32,
+    "action": np.int64,
+    "reward": np.float32,
+    "terminated": np.bool_,
+    "truncated": np.bool_,
+    "next_obs": np.float32,
+    "episode": np.int64,
+}
+
+
+# --- Packed transitions -----------------------------------------------------------------------------------------------
+
+
+def pack(episodes: Sequence[Episode], action_start: int = 0) -> Transitions:
+    """Flatten episodes into transitions; actions become indices from 0.
+
+    Raises:
+        DataError: there is no step at all.
+    """
+    if not sum(len(episode) for episode in episodes):
+        raise DataError("the dataset holds no step: collect or fetch at least one episode")
+    return Transitions(
+        obs=np.concatenate([episode.obs[:-1] for episode in episodes]),
+        action=np.concatenate([episode.action for episode in episodes]) - action_start,
+        reward=np.concatenate([episode.reward for episode in episodes]),
+        terminated=np.concatenate([episode.terminated for episode in episodes]),
+        truncated=np.concatenate([episode.truncated for episode in episodes]),
+        next_obs=np.concatenate([episode.obs[1:] for episode in episodes]),
+        episode=np.repeat(np.arange(len(episodes)), [len(episode) for episode in episodes]),
+    )
+
+
+def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, Any]) -> None:
+    """Write transitions and their statistics as one HDF5 file, atomically; equal content gives equal bytes.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    memory = io.BytesIO()
+    with h5py.File(memory, "w") as file:
+        file.attrs["format"] = _FORMAT
+        file.attrs["stats"] = np.bytes_(safeio.dump_json(dict(stats), str(path)))
+        for name, dtype in _DTYPES.items():
+            array: Array = np.ascontiguousarray(getattr(transitions, name), dtype)
+            chunks = (min(_CHUNK_ROWS, max(1, len(array))), *array.shape[1:])
+            # The checksum of each chunk lets a reader notice a damaged file.
+            file.create_dataset(name, data=array, chunks=chunks, fletcher32=True)
+    safeio.write_bytes(path, memory.getbuffer())
+
+
+def read_transitions(path: Path, limit: int | None = None) -> Transitions:
+    """Read the first `limit` transitions (all where None).
+
+    Raises:
+        MissingInputError: the file is not there.
+        DataError: it is truncated, damaged, ragged, of a wrong type, or holds a value that is not finite.
+    """
+    arrays: dict[str, Array] = {}
+    with _opened(Path(path)) as (file, where):
+        if file.attrs.get("format") != _FORMAT:
+            raise DataError(f"{where}: not a transitions file of format {_FORMAT}; run the stage `buffer` again")
+        for name, dtype in _DTYPES.items():
+            array = _read(file, name, where, 2 if name.endswith("obs") else 1, limit=limit)
+            if array.dtype != np.dtype(dtype):
+                raise DataError(f"{where}: dataset '{name}' has dtype {array.dtype}, expected {np.dtype(dtype)}")
+            arrays[name] = array
+        _same_length(where, {name: file[name].shape[0] for name in _DTYPES})
+    if arrays["obs"].shape != arrays["next_obs"].shape:
+        raise DataError(
+            f"{where}: datasets 'obs' {arrays['obs'].shape} and 'next_obs' {arrays['next_obs'].shape} differ"
+        )
+    for name in ("obs", "reward", "next_obs"):
+        _finite(arrays[name], where, name)
+    _not_negative(arrays["action"], where, "action")
+    return Transitions(**arrays)
+
+
+# --- Minari -----------------------------------------------------------------------------------------------------------
+
+
+def write_minari(
+    folder: Path,
+    episodes: Sequence[Episode],
+    *,
+    dataset_id: str,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    env_spec: EnvSpec | None,
+    algorithm: str,
+    description: str,
+) -> None:
+    """Write a Minari dataset (`MinariDataset(folder / "data")` opens it) and a manifest of checksums beside it.
+
+    Equal content gives equal bytes. A folder in its place is replaced as a whole.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    from minari import __version__ as minari_version
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+
+    safeio.make_folder(folder.parent)
+    with (
+        safeio.translating(folder),
+        tempfile.TemporaryDirectory(prefix=safeio.TEMPORARY, dir=folder.parent) as scratch,
+    ):
+        storage = MinariStorage.new(
+            scratch, observation_space, action_space, _plain_spec(env_spec), data_format="hdf5", jpeg_encoding=False
+        )
+        storage.update_metadata(
+            {
+                "dataset_id": dataset_id,
+                "minari_version": minari_version,
+                "algorithm_name": algorithm,
+                "description": description,
+            }
+        )
+        storage.update_episodes(
+            EpisodeBuffer(
+                id=number,
+                seed=episode.seed,
+                observations=episode.obs.astype(observation_space.dtype),
+                actions=episode.action,
+                rewards=episode.reward,
+                terminations=episode.terminated,
+                truncations=episode.truncated,
+            )
+            for number, episode in enumerate(episodes)
+        )
+        files = {f"data/{path.name}": path.read_bytes() for path in sorted(Path(scratch).iterdir())}
+    metadata = json.loads(files["data/metadata.json"])
+    files["data/metadata.json"] = safeio.dump_json(metadata, str(folder), indent=2)
+    safeio.write_folder(folder, files)
+
+
+def _plain_spec(env_spec: EnvSpec | None) -> EnvSpec | None:
+    """Leave out a spec that JSON cannot hold (an entry point that is a class): the dataset is whole without it."""
+    with contextlib.suppress(Exception):
+        if env_spec is not None:
+            env_spec.to_json()
+            return env_spec
+    return None
+
+
+def read_minari(dataset: str | Path, *, reach_seconds: float = REACH_SECONDS) -> Dataset:
+    """Read a Minari dataset of vector observations and discrete actions.
+
+    Args:
+        dataset: a folder (the dataset's own, or its `data`), or the id of a remote one (`namespace/name-v0`), which is
+            downloaded into Minari's own cache unless it is there.
+        reach_seconds: how long to wait for a remote's answer.
+
+    Raises:
+        MissingInputError: there is no such folder, or the remote cannot be reached or does not have it.
+        DataError: the content cannot be used; the message names file, dataset and index.
+    """
+    root = Path(dataset)
+    if not root.exists():
+        root = _remote(str(dataset), reach_seconds)
+    files, where = _minari_files(root)
+    metadata = _metadata(files["metadata.json"], f"{where}/metadata.json")
+    episodes = []
+    with _opened(files["main_data.hdf5"], f"{where}/main_data.hdf5") as (file, name):
+        _only_hard_links(file, name)
+        if len(file) != metadata["total_episodes"]:
+            raise DataError(f"{name}: holds {len(file)} episodes, its metadata says {metadata['total_episodes']}")
+        for number in range(len(file)):
+            episodes.append(_minari_episode(file, f"episode_{number}", name))
+    return Dataset(episodes, where, *_recorded_spaces(metadata, f"{where}/metadata.json"))
+
+
+def _minari_files(root: Path) -> tuple[dict[str, Path | bytes], str]:
+    """Find the two files of a dataset, checked against their manifest where evopipe wrote them."""
+    data = next((folder for folder in (root / "data", root) if (folder / "metadata.json").is_file()), None)
+    if data is None:
+        raise MissingInputError(f"{root}: holds no Minari dataset (no data/metadata.json)")
+    if data.name == "data" and (data.parent / safeio.MANIFEST).is_file():
+        content = safeio.read_folder(data.parent)
+        if {"data/metadata.json", "data/main_data.hdf5"} <= content.keys():
+            return {name.removeprefix("data/"): raw for name, raw in content.items()}, str(data)
+    return {name: data / name for name in ("metadata.json", "main_data.hdf5")}, str(data)
+
+
+def _metadata(source: Path | bytes, where: str) -> dict[str, Any]:
+    if isinstance(source, Path) and source.stat().st_size > _MAX_METADATA:
+        raise DataError(f"{where}: {source.stat().st_size} bytes of metadata; a dataset's are a few thousand")
+    content = safeio.parse_json(safeio.read_bytes(source) if isinstance(source, Path) else source, where)
+    if not isinstance(content, dict) or not isinstance(content.get("total_episodes"), int):
+        raise DataError(f"{where}: not the metadata of a Minari dataset (no total_episodes)")
+    if content.get("data_format", "hdf5") != "hdf5":
+        raise DataError(f"{where}: data format {content['data_format']!r} is not served; store the dataset as hdf5")
+    return content
+
+
+def _recorded_spaces(metadata: Mapping[str, Any], where: str) -> tuple[int | None, int | None, int | None]:
+    """Return `O`, `A` and the first action of the spaces in the metadata, None where it records none."""
+    observation, action = (_space(metadata, key, where) for key in ("observation_space", "action_space"))
+    obs_size = num_actions = start = None
+    if observation is not None:
+        shape = observation.get("shape")
+        if observation.get("type") != "Box" or not isinstance(shape, list) or len(shape) != 1:
+            raise DataError(f"{where}: observation space {_brief(observation)} is not served, only a 1-D Box is yet")
+        obs_size = int(shape[0])
+    if action is not None:
+        if action.get("type") != "Discrete" or not isinstance(action.get("n"), int):
+            raise DataError(f"{where}: action space {_brief(action)} is not served, only Discrete is yet")
+        num_actions, start = int(action["n"]), int(action.get("start", 0))
+    return obs_size, num_actions, start
+
+
+def _space(metadata: Mapping[str, Any], key: str, where: str) -> dict[str, Any] | None:
+    raw = metadata.get(key)
+    try:
+        space = json.loads(raw) if isinstance(raw, str) else raw
+    except ValueError as error:
+        raise DataError(f"{where}: {key} is not valid JSON ({error})") from error
+    if space is not None and not isinstance(space, dict):
+        raise DataError(f"{where}: {key} is no description of a space")
+    return space
+
+
+def _brief(space: Mapping[str, Any]) -> str:
+    return json.dumps({key: space[key] for key in ("type", "shape", "n") if key in space})
+
+
+def _minari_episode(file: h5py.File, group_name: str, where: str) -> Episode:
+    group = _member(file, group_name, where)
+    if not isinstance(group, h5py.Group):
+        raise DataError(f"{where}: '{group_name}' is no group: not a Minari dataset")
+    _only_hard_links(group, where)
+    prefix = group_name + "/"
+    arrays = {
+        "actions": _actions(_read(group, "actions", where, None, _INTEGERS, prefix), where, prefix + "actions"),
+        "rewards": _float32(_read(group, "rewards", where, 1, _NUMBERS, prefix)),
+        "terminations": _flags(_read(group, "terminations", where, 1, _FLAGS, prefix), where, prefix + "terminations"),
+        "truncations": _flags(_read(group, "truncations", where, 1, _FLAGS, prefix), where, prefix + "truncations"),
+    }
+    steps = _same_length(where, {prefix + name: len(array) for name, array in arrays.items()})
+    obs = _float32(_read(group, "observations", where, 2, _NUMBERS, prefix))
+    if len(obs) != steps + 1:
+        raise DataError(f"{where}: '{prefix}observations' has {len(obs)} rows for {steps} steps, expected {steps + 1}")
+    _finite(obs, where, prefix + "observations")
+    _finite(arrays["rewards"], where, prefix + "rewards")
+    terminated, truncated = arrays["terminations"], arrays["truncations"]
+    early = np.flatnonzero((terminated | truncated)[:-1])
+    if early.size:
+        raise DataError(f"{where}: '{group_name}' ends at step {early[0]} and goes on: its flags cannot be right")
+    if steps and not (terminated[-1] or truncated[-1]):
+        truncated[-1] = True  # recording stopped here, which cuts the episode
+    seed = group.attrs.get("seed")
+    known = int(seed) if isinstance(seed, int | np.integer) else None
+    return Episode(obs, arrays["actions"], arrays["rewards"], terminated, truncated, known)
+
+
+# --- Remote Minari datasets -------------------------------------------------------------------------------------------
+
+_DATASET_ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+", re.ASCII)
+# Minari answers a dead network with hours of retries or a long traceback: a child process can be stopped and summed up.
+_LIST = "import json,minari,sys;print(json.dumps(sorted(minari.list_remote_datasets(prefix=sys.argv[1]))))"
+_DOWNLOAD = "import minari,sys;minari.download_dataset(sys.argv[1])"
+
+
+def _remote(dataset_id: str, reach_seconds: float) -> Path:
+    """Return the local folder of a remote dataset, downloading it where Minari's cache does not have it."""
+    if not _DATASET_ID.fullmatch(dataset_id):
+        raise MissingInputError(
+            f"fetch.minari.dataset: {dataset_id!r} is no folder here and no remote id (namespace/name-v0)"
+        )
+    cache = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
+    folder = cache / dataset_id
+    if not (folder / "data" / "metadata.json").is_file():
+        prefix = dataset_id.rpartition("-v")[0]
+        known = json.loads(_child(_LIST, prefix, dataset_id, reach_seconds) or "[]")
+        if dataset_id not in known:
+            others = f"; it has {', '.join(known)}" if known else ""
+            raise MissingInputError(f"fetch.minari.dataset: the remote has no dataset {dataset_id!r}{others}")
+        _child(_DOWNLOAD, dataset_id, dataset_id, _DOWNLOAD_SECONDS)
+    return folder
+
+
+def _child(script: str, argument: str, dataset_id: str, seconds: float) -> str:
+    """Run a line of Python in a process of its own and return the last line it printed."""
+    what = f"fetch.minari.dataset: the remote of {dataset_id!r}"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script, argument],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise MissingInputError(
+            f"{what} did not answer within {seconds:g} s; check the network, or give a local folder"
+        ) from error
+    if done.returncode != 0:
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        reason = said[-1][:300] if said else f"exit code {done.returncode}"
+        raise MissingInputError(f"{what} cannot be used ({reason}); check the network, or give a local folder")
+    return next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "")
+
+
+# --- D4RL -------------------------------------------------------------------------------------------------------------
+
+
+def read_d4rl(path: Path) -> Dataset:
+    """Read an HDF5 file in D4RL layout: observations, actions, rewards, terminals, timeouts [, next_observations].
+
+    Episodes end at terminals and timeouts, and are never bridged. Where the file has no next observations, the last
+    step of an episode that was cut has no true one and is left out (`dropped` counts them); the last step of an episode
+    that terminated is kept, with its own observation repeated, from which nothing bootstraps.
+
+    Raises:
+        MissingInputError: the file is not there.
+        DataError: its content cannot be used; the message names dataset and index.
+    """
+    with _opened(Path(path)) as (file, where):
+        _only_hard_links(file, where)
+        arrays = {
+            "actions": _actions(_read(file, "actions", where, None, _INTEGERS), where, "actions"),
+            "observations": _float32(_read(file, "observations", where, 2, _NUMBERS)),
+            "rewards": _float32(_squeezed(_read(file, "rewards", where, None, _NUMBERS))),
+            "terminals": _flags(_squeezed(_read(file, "terminals", where, None, "biuf")), where, "terminals"),
+            "timeouts": _flags(_squeezed(_read(file, "timeouts", where, None, "biuf")), where, "timeouts"),
+        }
+        if file.id.links.exists(b"next_observations"):
+            arrays["next_observations"] = _float32(_read(file, "next_observations", where, 2, _NUMBERS))
+    _same_length(where, {name: len(array) for name, array in arrays.items()})
+    for name in ("observations", "rewards", "next_observations"):
+        if name in arrays:
+            _finite(arrays[name], where, name)
+    if "next_observations" in arrays and arrays["next_observations"].shape != arrays["observations"].shape:
+        raise DataError(f"{where}: datasets 'observations' and 'next_observations' differ in shape")
+    episodes = [_d4rl_episode(arrays, first, last) for first, last in _runs(arrays)]
+    kept = [episode for episode in episodes if len(episode)]
+    return Dataset(kept, where, dropped=len(arrays["rewards"]) - sum(len(episode) for episode in kept))
+
+
+def _runs(arrays: Mapping[str, Array]) -> Iterator[tuple[int, int]]:
+    """Yield first and last step of each stretch in which one step leads to the next."""
+    ends = arrays["terminals"] | arrays["timeouts"]
+    if "next_observations" in arrays:  # a step that does not lead to the next row ends its stretch, whatever its flags
+        ends[:-1] |= (arrays["next_observations"][:-1] != arrays["observations"][1:]).any(axis=1)
+    ends[-1:] = True
+    first = 0
+    for last in np.flatnonzero(ends).tolist():
+        yield first, last
+        first = last + 1
+
+
+def _d4rl_episode(arrays: Mapping[str, Array], first: int, last: int) -> Episode:
+    steps = slice(first, last + 1)
+    obs, terminated = arrays["observations"][steps], arrays["terminals"][steps].copy()
+    if "next_observations" in arrays:
+        obs = np.concatenate((obs, arrays["next_observations"][last : last + 1]))
+    elif terminated[-1]:
+        obs = np.concatenate((obs, obs[-1:]))
+    else:
+        steps, terminated = slice(first, last), terminated[:-1]
+    truncated = np.zeros_like(terminated)
+    truncated[-1:] = arrays["timeouts"][last] | ~terminated[-1:]
+    return Episode(obs, arrays["actions"][steps], arrays["rewards"][steps], terminated, truncated)
+
+
+# --- Reading HDF5 that may be anybody's -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _opened(source: Path | bytes, where: str | None = None) -> Iterator[tuple[h5py.File, str]]:
+    """Open a file for reading and turn whatever HDF5 says of damaged content into a `DataError`."""
+    name = where or str(source)
+    if isinstance(source, Path) and not source.is_file():
+        if source.exists():
+            raise DataError(f"{name}: is not a regular file")
+        raise MissingInputError(f"{name}: is not there; run the stage that writes it, or correct the path")
+    try:
+        with h5py.File(io.BytesIO(source) if isinstance(source, bytes) else source, "r") as file:
+            yield file, name
+    except EvopipeError:
+        raise
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{name}: is truncated, damaged or not HDF5 ({reason})") from error
+
+
+def _only_hard_links(group: h5py.Group, where: str) -> None:
+    for name in group:
+        _hard(group, name, where)
+
+
+def _hard(group: h5py.Group, name: str, where: str) -> None:
+    """Refuse links that could lead to another file's bytes; soft ones too, for they lead on to external ones."""
+    links, key = group.id.links, name.encode()  # the friendlier `Group.get` would follow the link to see where it ends
+    if links.get_info(key).type != h5py.h5l.TYPE_HARD:
+        raise DataError(f"{where}: {_path(group, name)} is a link to {links.get_val(key)}; links are not followed")
+
+
+def _path(group: h5py.Group, name: str) -> str:
+    return f"'{group.name.strip('/')}/{name}'".replace("'/", "'")
+
+
+def _member(group: h5py.Group, name: str, where: str) -> Any:
+    if not group.id.links.exists(name.encode()):
+        raise DataError(f"{where}: has no dataset {_path(group, name)}")
+    _hard(group, name, where)
+    return group[name]
+
+
+def _read(
+    group: h5py.Group,
+    name: str,
+    where: str,
+    rank: int | None,
+    kinds: str = "biuf",
+    prefix: str = "",
+    *,
+    limit: int | None = None,
+) -> Array:
+    """Read one dataset's numbers, its first `limit` rows, after looking at where they are and how many."""
+    dataset, label = _member(group, name, where), f"dataset '{prefix}{name}'"
+    if not isinstance(dataset, h5py.Dataset):
+        raise DataError(f"{where}: '{prefix}{name}' is a group; only plain vectors are served yet")
+    if dataset.is_virtual or dataset.external:
+        raise DataError(f"{where}: {label} keeps its values in other files; that is not read")
+    if dataset.dtype.kind not in kinds:
+        raise DataError(f"{where}: {label} has dtype {dataset.dtype}, expected {_kind_names(kinds)}")
+    if not dataset.shape or (rank is not None and len(dataset.shape) != rank):
+        raise DataError(f"{where}: {label} has shape {dataset.shape}, expected {rank or 1} dimension(s)")
+    if dataset.nbytes > _MAX_RATIO * dataset.id.get_storage_size() + 2**20:
+        raise DataError(f"{where}: {label} declares {dataset.nbytes} bytes and holds {dataset.id.get_storage_size()}")
+    return np.asarray(dataset[:limit])
+
+
+def _kind_names(kinds: str) -> str:
+    names = {"b": "bool", "i": "integer", "f": "float"}
+    return " or ".join(names[kind] for kind in kinds if kind in names)
+
+
+def _float32(array: Array) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.ascontiguousarray(array, np.float32)
+
+
+def _squeezed(array: Array) -> Array:
+    """`[N, 1]` → `[N]`: D4RL files store scalars either way."""
+    return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+def _actions(array: Array, where: str, name: str) -> Array:
+    flat = _squeezed(array)
+    if flat.ndim != 1:
+        raise DataError(f"{where}: dataset '{name}' has shape {array.shape}; only Discrete actions are served yet")
+    return flat.astype(np.int64)
+
+
+def _flags(array: Array, where: str, name: str) -> Array:
+    if array.ndim != 1:
+        raise DataError(f"{where}: dataset '{name}' has shape {array.shape}, expected 1 dimension")
+    wrong = np.flatnonzero((array != 0) & (array != 1))
+    if wrong.size:
+        raise DataError(f"{where}: dataset '{name}' holds {array[wrong[0]]} at index {wrong[0]}, expected 0 or 1")
+    return array.astype(np.bool_)
+
+
+def _finite(array: Array, where: str, name: str) -> None:
+    wrong = np.argwhere(~np.isfinite(array))
+    if wrong.size:
+        index = ", ".join(str(i) for i in wrong[0])
+        raise DataError(
+            f"{where}: dataset '{name}' holds {array[tuple(wrong[0])]} at index [{index}], not a finite float32"
+        )
+
+
+def _not_negative(array: Array, where: str, name: str) -> None:
+    wrong = np.flatnonzero(array < 0)
+    if wrong.size:
+        raise DataError(f"{where}: dataset '{name}' holds {array[wrong[0]]} at index {wrong[0]}, expected 0 or more")
+
+
+def _same_length(where: str, lengths: Mapping[str, int]) -> int:
+    """Return the common length of datasets that belong together."""
+    (first, length), *others = lengths.items()
+    for name, other in others:
+        if other != length:
+            raise DataError(f"{where}: ragged, dataset '{name}' has {other} rows and '{first}' {length}")
+    return length

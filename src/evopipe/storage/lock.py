@@ -1,0 +1,125 @@
+"""One writer per run: a file lock that the kernel releases when its holder dies, however it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import weakref
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from evopipe.errors import BusyError
+from evopipe.storage.safeio import make_folder, translating
+
+_NOTE_LIMIT = 4096
+
+
+class RunLock:
+    """Hold a file's lock while a `with` block runs; never wait for it.
+
+    The file says who holds the lock and is removed at release. A file left by a killed holder is not locked any more
+    and is taken over.
+
+    Args:
+        path: the lock file; missing parent folders are created. Keep it outside a folder that its holder removes.
+
+    Raises:
+        BusyError: on entry, another process (or another lock in this one) holds it.
+        DiskError: on entry, the file cannot be created or locked.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle: int | None = None
+
+    def __enter__(self) -> Self:
+        if self._handle is not None:
+            raise _busy(self.path)
+        make_folder(self.path.parent)
+        with translating(self.path):
+            self._handle = self._acquire()
+            _held.add(self)
+            try:
+                self._sign(self._handle)
+            except BaseException:
+                self._release(self._handle)
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._handle is not None:
+            self._release(self._handle)
+
+    def _acquire(self) -> int:
+        while True:
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_current(handle):
+                    return handle
+            except OSError as error:
+                os.close(handle)
+                if error.errno in (errno.EAGAIN, errno.EACCES):
+                    raise _busy(self.path) from None
+                raise
+            os.close(handle)  # its holder released and removed it between our open and our lock
+
+    def _is_current(self, handle: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(handle), os.stat(self.path))
+        except FileNotFoundError:
+            return False
+
+    def _sign(self, handle: int) -> None:
+        started = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        note = {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, (json.dumps(note) + "\n").encode(), 0)
+
+    def _release(self, handle: int) -> None:
+        # Removed while still held: who opened it before sees at once that it is not the file of this name any more.
+        with contextlib.suppress(OSError):
+            if self._is_current(handle):
+                self.path.unlink()
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+            _held.discard(self)
+
+
+_held: weakref.WeakSet[RunLock] = weakref.WeakSet()
+
+
+def _drop_all() -> None:
+    for lock in list(_held):
+        lock._drop()
+
+
+# A forked child shares the lock: without this an orphaned environment worker would keep a dead run's lock.
+os.register_at_fork(after_in_child=_drop_all)
+
+
+def _busy(path: Path) -> BusyError:
+    return BusyError(f"{path}: this run is being worked on by {_holder(path)}: wait for it, or stop it")
+
+
+def _holder(path: Path) -> str:
+    """Describe the holder; the note may be missing for the instant between locking and signing."""
+    try:
+        with open(path, "rb") as file:
+            note = json.loads(file.read(_NOTE_LIMIT))
+        place = "" if note["host"] == socket.gethostname() else f" on {note['host']}"
+        return f"process {note['pid']}{place} (since {note['started']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

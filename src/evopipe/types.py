@@ -1,0 +1,76 @@
+"""Dimension letters and the few types that every room shares.
+
+Shapes in docstrings and comments use these letters:
+
+`P` members · `E` environments per member · `T` time · `B` batch · `U` updates · `O` observation ·
+`A` actions · `H` hidden units · `N` parameters of one network · `R` rows of an environment pool (`P × E`)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Schema(BaseModel):
+    """Base of every block of `params.yaml`: immutable, strictly typed, unknown keys refused, no NaN or infinity."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+class Evolve(Schema):
+    """How one RL hyper-parameter may mutate: multiplied by `grow` or `shrink`, then clipped to `[min, max]`."""
+
+    min: float = Field(description="smallest value a mutation may reach")
+    max: float = Field(description="largest value a mutation may reach")
+    grow: float = Field(1.2, gt=1.0, description="factor of a growing mutation")
+    shrink: float = Field(0.8, gt=0.0, lt=1.0, description="factor of a shrinking mutation")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Evolve:
+        if self.min > self.max:
+            raise ValueError(f"min ({self.min}) is above max ({self.max})")
+        return self
+
+
+def hyper(default: Any, *, doc: str, unit: str = "", raising: str = "", evolvable: bool = False, **bounds: Any) -> Any:
+    """Declare one hyper-parameter of an algorithm.
+
+    Args:
+        default: value where a caller gives none (`params.yaml` gives all).
+        doc: what it does.
+        unit: its unit, empty where it has none.
+        raising: what raising it does.
+        evolvable: whether the RL hyper-parameter mutation may change it. Such a value becomes a tensor `[P]`.
+        **bounds: pydantic's `gt`, `ge`, `lt`, `le`.
+    """
+    extra = {"unit": unit, "raising": raising, "evolvable": evolvable}
+    return Field(default, description=doc, json_schema_extra=extra, **bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Transitions of every member, `[P, B, …]`.
+
+    Attributes:
+        obs: `[P, B, O]` float32.
+        action: `[P, B]` int64.
+        reward: `[P, B]` float32.
+        terminated: `[P, B]` float32, 1 where the episode ended by the environment's own rules (no bootstrap).
+        next_obs: `[P, B, O]` float32, the true next observation.
+        next_legal: `[P, B, A]` bool, legal actions there; None where all always are.
+        weight: `[P, B]` float32, sums to 1 for each member: (j < b_p) / b_p.
+    """
+
+    obs: torch.Tensor
+    action: torch.Tensor
+    reward: torch.Tensor
+    terminated: torch.Tensor
+    next_obs: torch.Tensor
+    next_legal: torch.Tensor | None
+    weight: torch.Tensor

@@ -1,0 +1,255 @@
+"""Small environments that behave well or badly on purpose; importing this module registers them.
+
+`gymnasium.make("tests.envs_for_tests:Chain-v0")`, or `env.id: tests.envs_for_tests:Chain-v0` in `params.yaml`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+LENGTH = 4
+
+
+class Chain(gymnasium.Env[Any, Any]):
+    """A walk along `LENGTH` cells: action 1 goes right, 0 left. Reaching the right end gives 1 and terminates.
+
+    The start cell is drawn from the seed among the first two. The observation is one-hot. Every subclass spoils one
+    thing at step `when` of an episode.
+    """
+
+    metadata = {"render_modes": []}
+
+    def __init__(self, when: int = 3, offset: int = 0) -> None:
+        self.observation_space: spaces.Space[Any] = spaces.Box(0.0, 1.0, (LENGTH,), np.float32)
+        self.action_space: spaces.Space[Any] = spaces.Discrete(2, start=offset)
+        self.when, self.offset = when, offset
+        self.cell = self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.cell, self.steps = int(self.np_random.integers(2)), 0
+        return self.seen(), self.info()
+
+    def step(self, action: int) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        if not self.action_space.contains(action):
+            raise ValueError(f"action {action!r} is not in {self.action_space}")
+        self.steps += 1
+        self.cell = max(0, self.cell + (1 if action - self.offset == 1 else -1))
+        end = self.cell == LENGTH - 1
+        return self.seen(), self.reward(float(end)), self.ended(end), False, self.info()
+
+    @property
+    def now(self) -> bool:
+        return self.steps == self.when
+
+    def seen(self) -> Any:
+        return np.eye(LENGTH, dtype=np.float32)[min(self.cell, LENGTH - 1)]
+
+    def reward(self, value: float) -> Any:
+        return value
+
+    def ended(self, end: bool) -> Any:
+        return end
+
+    def info(self) -> dict[str, Any]:
+        return {}
+
+
+class Raises(Chain):
+    """Raises in the middle of an episode."""
+
+    def reward(self, value: float) -> Any:
+        if self.now:
+            raise RuntimeError("the motor broke")
+        return value
+
+
+class RaisesInConstructor(Chain):
+    """Cannot be constructed."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("no display")
+
+
+class NanReward(Chain):
+    """Returns a reward that is not a number in the arithmetic sense."""
+
+    def reward(self, value: float) -> Any:
+        return float("nan") if self.now else value
+
+
+class NanObs(Chain):
+    """Returns an observation that is not finite."""
+
+    def seen(self) -> Any:
+        return np.full(LENGTH, np.nan, np.float32) if self.now else super().seen()
+
+
+class HugeObs(Chain):
+    """Returns a float64 observation that float32 cannot hold."""
+
+    def seen(self) -> Any:
+        return np.full(LENGTH, 1e300) if self.now else super().seen()
+
+
+class WrongShape(Chain):
+    """Returns an observation of another shape than it declared."""
+
+    def seen(self) -> Any:
+        return np.zeros(LENGTH + 1, np.float32) if self.now else super().seen()
+
+
+class WrongDtype(Chain):
+    """Returns an observation that holds text."""
+
+    def seen(self) -> Any:
+        return np.array(["1.0"] * LENGTH) if self.now else super().seen()
+
+
+class DoubleObs(Chain):
+    """Declares float32 and returns float64: harmless."""
+
+    def seen(self) -> Any:
+        return super().seen().astype(np.float64)
+
+
+class NoReward(Chain):
+    """Returns no reward at all."""
+
+    def reward(self, value: float) -> Any:
+        return None if self.now else value
+
+
+class TextReward(Chain):
+    """Returns its reward as text."""
+
+    def reward(self, value: float) -> Any:
+        return "1.0" if self.now else value
+
+
+class VectorReward(Chain):
+    """Returns one reward an objective."""
+
+    def reward(self, value: float) -> Any:
+        return np.array([value, value]) if self.now else value
+
+
+class NumpyReward(Chain):
+    """Returns its reward as an array of one element: harmless."""
+
+    def reward(self, value: float) -> Any:
+        return np.array([value])
+
+
+class NumberEnded(Chain):
+    """Returns `terminated` as a number."""
+
+    def ended(self, end: bool) -> Any:
+        return 0.5 if self.now else end
+
+
+class OwnLimit(Chain):
+    """Ends after five steps and calls that a termination."""
+
+    def seen(self) -> Any:
+        self.cell = 0
+        return super().seen()
+
+    def ended(self, end: bool) -> Any:
+        return self.steps >= 5
+
+
+class Random(Chain):
+    """Its observations hold noise that no seed governs."""
+
+    def seen(self) -> Any:
+        noise = int.from_bytes(os.urandom(4), "little") / 2**32
+        return super().seen() * np.float32(noise)
+
+
+class RandomEnd(Chain):
+    """Ends sooner each time it is played, whatever its seed."""
+
+    played = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        RandomEnd.played += 1
+        return super().reset(seed=seed)
+
+    def ended(self, end: bool) -> Any:
+        return self.steps >= 10 - 4 * RandomEnd.played
+
+
+class Remembers(Chain):
+    """Its start depends on the episode before: the same seed gives another episode in a used environment."""
+
+    episodes = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        _, info = super().reset(seed=seed)
+        self.cell = self.episodes % 2
+        self.episodes += 1
+        return self.seen(), info
+
+
+class Masked(Chain):
+    """Gives an action mask: going left is illegal in cell 0."""
+
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": np.array([self.cell > 0, True], np.int8)}
+
+
+class MaskedOut(Masked):
+    """Leaves no legal action in a running episode."""
+
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": np.zeros(2, np.int8)} if self.now else super().info()
+
+
+class MaskLost(Masked):
+    """Forgets its mask."""
+
+    def info(self) -> dict[str, Any]:
+        return {} if self.now else super().info()
+
+
+class MaskShape(Masked):
+    """Gives a mask for three actions."""
+
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": np.ones(3, np.int8)}
+
+
+class Image(Chain):
+    """Declares an image observation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+    def seen(self) -> Any:
+        return np.zeros((8, 8, 3), np.uint8)
+
+
+class Continuous(Chain):
+    """Declares a continuous action."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+ALL = (
+    (Chain, Raises, RaisesInConstructor, NanReward, NanObs, HugeObs, WrongShape, WrongDtype, DoubleObs)
+    + (NoReward, TextReward, VectorReward, NumpyReward, NumberEnded, OwnLimit, Random, RandomEnd, Remembers)
+    + (Masked, MaskedOut, MaskLost, MaskShape, Image, Continuous)
+)
+for _env in ALL:
+    _id = f"{_env.__name__}-v0"
+    if _id not in gymnasium.registry:
+        gymnasium.register(_id, entry_point=_env, max_episode_steps=10)

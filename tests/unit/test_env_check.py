@@ -1,0 +1,83 @@
+"""`evopipe env check`: exact sentences for what is wrong, none for what is right."""
+
+from __future__ import annotations
+
+import pytest
+
+from evopipe.envs.check import check
+from evopipe.errors import EnvironmentFailed, ParamsError
+
+SERVED = "only vector observations (a 1-D Box) and Discrete actions are served yet"
+
+
+def own(name: str, **kwargs: object) -> list[str]:
+    return check(f"tests.envs_for_tests:{name}-v0", dict(kwargs))
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "LunarLander-v3"])
+def test_good_environments_have_no_findings(env_id: str) -> None:
+    assert check(env_id, {}) == []
+
+
+@pytest.mark.parametrize("name", ["Chain", "Masked"])
+def test_good_own_environments_have_no_findings(name: str) -> None:
+    assert own(name) == []
+    assert own(name, offset=3) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Image", f"error: observation space Box(0, 255, (8, 8, 3), uint8) is not served: {SERVED}"),
+        ("Continuous", f"error: action space Box(-1.0, 1.0, (2,), float32) is not served: {SERVED}"),
+        ("NanReward", "error: step 3 gave the reward nan"),
+        ("NanObs", "error: step 3 gave an observation that is not finite"),
+        ("MaskedOut", "error: info['action_mask'] left no legal action in a running episode"),
+        (
+            "Raises",
+            "error: checked environment 'tests.envs_for_tests:Raises-v0' (row 0, episode seed 20011, step 3): "
+            "step() raised RuntimeError: the motor broke",
+        ),
+        (
+            "WrongShape",
+            "error: checked environment 'tests.envs_for_tests:WrongShape-v0' (row 0, episode seed 20011, step 3): "
+            "returned an observation of shape (5,), its space says (4,)",
+        ),
+        (
+            "DoubleObs",
+            "warning: Gymnasium's checker stopped: The first element returned by `env.reset()` is not within the "
+            "observation space.",
+        ),
+        (
+            "Random",
+            "warning: two environments with one seed and the same actions differ at step 1: "
+            "a killed run will not continue bit for bit",
+        ),
+        (
+            "HugeObs",
+            "warning: element 0 of an observation was inf, outside its declared bounds [0, 1]",
+        ),
+    ],
+)
+def test_a_fault_is_said_in_one_exact_sentence(name: str, sentence: str) -> None:
+    assert sentence in own(name)
+
+
+def test_dependence_on_the_episode_before_is_found() -> None:
+    [finding] = own("Remembers")
+    assert finding.startswith("warning: an episode depends on what its environment played before")
+
+
+def test_a_time_limit_that_calls_itself_a_termination_is_found() -> None:
+    [finding] = own("OwnLimit")
+    assert finding == (
+        "warning: each of 4 random episodes was terminated at step 5; "
+        "if this is a time limit, return truncated instead of terminated"
+    )
+
+
+def test_what_cannot_be_constructed_raises() -> None:
+    with pytest.raises(ParamsError, match="did you mean 'CartPole-v1'"):
+        check("CartPol-v1", {})
+    with pytest.raises(EnvironmentFailed, match="no display"):
+        own("RaisesInConstructor")

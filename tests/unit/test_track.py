@@ -1,0 +1,487 @@
+from __future__ import annotations
+
+import errno
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evopipe.errors import DataError
+from evopipe.track.base import (
+    End,
+    Event,
+    Generation,
+    MemberRow,
+    Message,
+    Progress,
+    Start,
+    Threaded,
+    Tracker,
+)
+from evopipe.track.console import PlainSink, WarningSink, console_sink, duration, number, score
+from evopipe.track.files import JsonlSink, read_events
+from evopipe.track.view import LiveSink, RunView
+
+START = Start("train", "LunarLander-v3", "dqn", 2, 200_000)
+PROGRESS = Progress(1, 5_000, 200_000, 10_000, 0, "learning", 6940.4, 125.0)
+END = End("target reached", 192.0, 832_000, 64_000)
+
+
+def member(slot: int, *, fitness: float = 1.0, healthy: bool = True, **changes: object) -> MemberRow:
+    fields: dict[str, object] = {
+        "slot": slot,
+        "id": slot + 10,
+        "parent": None,
+        "fitness": fitness if healthy else -math.inf,
+        "mutation": "rl_hp",
+        "change": "lr 3e-4 → 2.4e-4",
+        "architecture": "128 · 128",
+        "activation": "ReLU",
+        "hyper": {"lr": 2.4e-4, "batch_size": 64.0},
+        "healthy": healthy,
+        "loss": 0.5 if healthy else math.nan,
+    }
+    return MemberRow(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def generation(count: int = 2, number: int = 1) -> Generation:
+    rows = tuple(member(slot, fitness=10.0 * slot) for slot in range(count))
+    return Generation(number, 10_000 * number, 20_000, 3_000, 5.0, rows, 10.0 * (count - 1), 5.0, 214.31, 11)
+
+
+class Terminal(io.StringIO):
+    """A text stream that says it is a terminal."""
+
+    def __init__(self, encoding: str = "utf-8") -> None:
+        super().__init__()
+        self._encoding = encoding
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Keeper:
+    """A sink that keeps what it gets, or fails, or waits."""
+
+    def __init__(self, fails: bool = False, gate: threading.Event | None = None) -> None:
+        self.events: list[Event] = []
+        self.closed = 0
+        self._fails = fails
+        self._gate = gate
+
+    def emit(self, event: Event) -> None:
+        if self._gate is not None:
+            self._gate.wait()
+        if self._fails:
+            raise OSError("the server is away")
+        self.events.append(event)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    yield Terminal()
+
+
+# --- tracker ----------------------------------------------------------------------------------------------------------
+
+
+def test_tracker_drops_a_failing_sink_after_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = Keeper(), Keeper(fails=True)
+    with Tracker([bad, good]) as tracker:
+        tracker.emit(START)
+        tracker.emit(END)
+    assert good.events == [START, END]
+    assert (good.closed, bad.closed) == (1, 1)
+    assert capsys.readouterr().err == (
+        "warning: Keeper is off for the rest of this run (OSError: the server is away)\n"
+    )
+
+
+def test_tracker_lets_a_keyboard_interrupt_through() -> None:
+    class Impatient(Keeper):
+        def emit(self, event: Event) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Tracker([Impatient()]).emit(START)
+
+
+def test_tracker_survives_a_sink_that_cannot_close(capsys: pytest.CaptureFixture[str]) -> None:
+    class Stuck(Keeper):
+        def close(self) -> None:
+            raise RuntimeError("no")
+
+    last = Keeper()
+    Tracker([Stuck(), last]).close()
+    assert last.closed == 1
+    assert capsys.readouterr().err == "warning: Stuck could not be closed (RuntimeError: no)\n"
+
+
+def test_threaded_delivers_all_in_order_and_closes() -> None:
+    keeper = Keeper()
+    sink = Threaded(keeper, size=1_000)
+    events = [Message("info", str(index)) for index in range(500)]
+    for event in events:
+        sink.emit(event)
+    sink.close()
+    assert keeper.events == events
+    assert (keeper.closed, sink.dropped) == (1, 0)
+
+
+def test_threaded_drops_the_oldest_and_never_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    gate = threading.Event()
+    keeper = Keeper(gate=gate)
+    sink = Threaded(keeper, size=3)
+    sink.emit(Message("info", "held"))
+    while sink._queue:  # Until the thread holds the first one.
+        time.sleep(0.001)
+    begin = time.monotonic()
+    for index in range(10):
+        sink.emit(Message("info", str(index)))
+    assert time.monotonic() - begin < 0.5
+    gate.set()
+    sink.close()
+    assert [event.text for event in keeper.events if isinstance(event, Message)] == ["held", "7", "8", "9"]
+    assert sink.dropped == 7
+    assert capsys.readouterr().err == "warning: Keeper was too slow and missed 7 events\n"
+
+
+def test_threaded_closes_within_a_second_beside_a_stuck_sink(capsys: pytest.CaptureFixture[str]) -> None:
+    gate = threading.Event()
+    sink = Threaded(Keeper(gate=gate))
+    for _ in range(5):
+        sink.emit(START)
+    begin = time.monotonic()
+    sink.close()
+    assert time.monotonic() - begin < 1.5
+    assert "too slow and missed" in capsys.readouterr().err
+    gate.set()
+
+
+def test_threaded_forgets_events_after_its_sink_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    sink = Threaded(Keeper(fails=True), size=2)
+    sink.emit(START)
+    sink._thread.join(5)
+    for _ in range(5):
+        sink.emit(START)
+    sink.close()
+    assert capsys.readouterr().err.count("warning:") == 1
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_jsonl_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "log.jsonl"
+    sink = JsonlSink(path)
+    events = [START, PROGRESS, generation(), Message("warning", "ä\nb"), END]
+    for event in events:
+        sink.emit(event)
+    sink.close()
+    assert [event for _, event in read_events(path)] == events
+    assert all(abs(clock - time.time()) < 60 for clock, _ in read_events(path))
+
+
+def test_jsonl_is_strict_json_where_numbers_are_not_finite(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    sink = JsonlSink(path)
+    sink.emit(Generation(1, 1, 1, 1, 1.0, (member(0, healthy=False),), -math.inf, math.nan, 1.0, 1))
+    sink.close()
+    line = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert (line["best"], line["mean"], line["members"][0]["fitness"]) == (None, None, None)
+    ((_, event),) = read_events(path)
+    assert isinstance(event, Generation)
+    assert math.isnan(event.best)
+    assert event.members[0].parent is None
+
+
+def test_jsonl_thins_progress(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "log.jsonl", progress_seconds=3600)
+    for _ in range(100):
+        sink.emit(PROGRESS)
+    sink.emit(END)
+    sink.close()
+    assert [type(event).__name__ for _, event in read_events(tmp_path / "log.jsonl")] == ["Progress", "End"]
+
+
+def test_jsonl_begins_a_new_line_after_a_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"event": "sta')
+    sink = JsonlSink(path)
+    sink.emit(END)
+    sink.close()
+    assert [event for _, event in read_events(path)] == [END]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_jsonl_bears_a_full_disk(capsys: pytest.CaptureFixture[str]) -> None:
+    with Tracker([JsonlSink(Path("/dev/full"))]) as tracker:
+        tracker.emit(START)
+        tracker.emit(END)
+    assert capsys.readouterr().err == ""
+
+
+def test_jsonl_continues_when_there_is_space_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.FileIO):
+        free = 100_000
+
+        def write(self, data: bytes) -> int:  # type: ignore[override]
+            if self.free == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            taken, self.free = data[: self.free], self.free - len(data[: self.free])
+            return super().write(taken)
+
+    monkeypatch.setattr("evopipe.track.files.io.FileIO", Full)
+    path = tmp_path / "log.jsonl"
+    sink = JsonlSink(path)
+    sink.emit(START)
+    file = sink._file
+    assert isinstance(file, Full)
+    file.free = 10
+    sink.emit(PROGRESS)  # Torn after 10 bytes.
+    sink.emit(END)  # Does not fit at all.
+    file.free = 100_000
+    sink.emit(END)
+    sink.close()
+    assert [event for _, event in read_events(path)] == [START, END]
+
+
+def test_read_events_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"event": "start", "time": 1, "colour": 3}\n')
+    with pytest.raises(DataError, match=r"log\.jsonl:1: not a line of an evopipe log"):
+        list(read_events(path))
+
+
+# --- plain lines ------------------------------------------------------------------------------------------------------
+
+
+def test_plain_lines() -> None:
+    out = io.StringIO()
+    with Tracker([console_sink(stream=out)]) as tracker:
+        for event in (START, PROGRESS, generation(), Message("warning", "look\x1b[2J"), Message("info", "fine"), END):
+            tracker.emit(event)
+    assert out.getvalue().splitlines() == [
+        "train: LunarLander-v3, dqn, 2 members, 200,000 steps each",
+        "train: generation 1, step 10,000 of 200,000, best 10.0, mean 5.0, elite 214.3 (id 11), 6,940 steps/s, "
+        "2 min 05 s left",
+        "warning: look [2J",
+        "train: fine",
+        "train: finished: target reached, 3 min 12 s, 832,000 training and 64,000 evaluation steps",
+    ]
+
+
+def test_plain_start_of_a_resumed_run() -> None:
+    out = io.StringIO()
+    PlainSink(out).emit(Start("train", "CartPole-v1", "dqn", 1, 500, 120))
+    assert out.getvalue() == "train: CartPole-v1, dqn, 1 member, 500 steps each, goes on at step 120\n"
+
+
+def test_plain_lines_on_an_ascii_stream() -> None:
+    raw = io.BytesIO()
+    PlainSink(io.TextIOWrapper(raw, encoding="ascii")).emit(Message("info", "é → x"))
+    assert raw.getvalue() == b"run: ? ? x\n"
+
+
+def test_quiet_writes_warnings_only() -> None:
+    out = io.StringIO()
+    sink = console_sink(quiet=True, stream=out)
+    for event in (START, PROGRESS, generation(), Message("info", "fine"), Message("warning", "look"), END):
+        sink.emit(event)
+    assert out.getvalue() == "warning: look\n"
+
+
+def test_choice_of_sink(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = console_sink(stream=terminal)
+    assert isinstance(live, LiveSink)
+    live.close()
+    assert isinstance(console_sink(quiet=True, stream=terminal), WarningSink)
+    assert isinstance(console_sink(stream=io.StringIO()), PlainSink)
+    for name, value in (("CI", "true"), ("TERM", "dumb")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert isinstance(console_sink(stream=terminal), PlainSink)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(64.0, "64"), (0.99, "0.99"), (3.2e-4, "3.2e-4"), (1e-3, "1e-3"), (0.0064, "6.4e-3"), (math.nan, "-"), (0, "0")],
+)
+def test_number(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_score_and_duration() -> None:
+    assert [score(value) for value in (214.31, -1234.56, 12345.6, -math.inf)] == ["214.3", "-1234.6", "12346", "-"]
+    assert [duration(value) for value in (42, 185, 7620, math.inf)] == ["42 s", "3 min 05 s", "2 h 07 min", "-"]
+
+
+# --- live view --------------------------------------------------------------------------------------------------------
+
+
+def view(*events: Event) -> RunView:
+    shown = RunView()
+    for event in events:
+        shown.apply(event)
+    return shown
+
+
+def text(shown: RunView, width: int, height: int | None = None) -> list[str]:
+    return [line.plain for line in shown.lines(width, height)]
+
+
+@pytest.mark.parametrize("width", [30, 44, 80, 100, 160])
+@pytest.mark.parametrize("count", [1, 2, 20])
+def test_no_line_is_wider_than_the_terminal(width: int, count: int) -> None:
+    shown = view(START, PROGRESS, *(generation(count, index) for index in range(1, 30)), Message("warning", "x " * 200))
+    assert max(line.cell_len for line in shown.lines(width)) <= width
+
+
+def test_head_and_table_at_80_columns() -> None:
+    lines = text(view(START, PROGRESS, generation()), 80)
+    assert lines[1].split() == ["LunarLander-v3", "·", "dqn", "·", "2", "members", "generation", "1"]
+    assert lines[2].endswith("   5 %")
+    assert lines[3].strip().startswith("10,000 of 200,000 steps each · 6,940 steps/s · 2 min 05 s left")
+    assert lines[3].endswith("learning")
+    assert lines[4].startswith(" elite 214.3 (id 11) · best 10.0 · mean 5.0")
+    assert lines[6].split() == "slot fitness trend id network act lr batch what changed".split()
+    assert lines[7].split() == "0 0.0 ▁ 10 128 · 128 ReLU 2.4e-4 64 lr 3e-4 → 2.4e-4".split()
+    assert lines[8].split()[:5] == ["★", "1", "10.0", "█", "11"]
+
+
+def test_columns_go_one_by_one_where_it_is_narrow() -> None:
+    shown = view(START, generation())
+    titles = {width: text(shown, width)[5].split() for width in (20, 44, 120)}
+    assert titles[20] == ["slot", "fitness"]
+    assert titles[44] == ["slot", "fitness", "id", "what", "changed"]
+    assert titles[120] == "slot fitness trend id loss network act lr batch mutation what changed".split()
+
+
+def test_members_that_do_not_fit_are_summed_up() -> None:
+    lines = text(view(START, PROGRESS, generation(40)), 80, 23)
+    assert len(lines) == 23
+    assert lines[-1] == " … and 25 more, fitness 0.0 to 250.0"
+    assert any(line.startswith("  ★ 1 ") for line in lines)  # The elite stays, low as its fitness is here.
+    assert len(text(view(START, generation(40)), 80, 4)) <= 6  # No room for members: the head stays.
+
+
+def test_trend_follows_the_line_of_descent() -> None:
+    def later(step: int, parent: int, fitness: float) -> Generation:
+        row = member(0, id=10 + step, parent=parent, fitness=fitness)
+        return Generation(step, step, step, 0, 1.0, (row,), fitness, fitness, fitness, row.id)
+
+    lines = text(view(START, later(1, 5, 0.0), later(2, 11, 70.0), later(3, 12, 35.0)), 120)
+    assert "▁█▅" in lines[-1]
+    assert "←12" in lines[-1]
+
+
+def test_unhealthy_members_say_so() -> None:
+    rows = (member(0), member(1, healthy=False))
+    event = Generation(1, 1, 1, 1, 1.0, rows, 1.0, 1.0, 1.0, 10)
+    assert "diverged, will be replaced" in text(view(START, event), 120)[-1]
+
+
+def test_messages_are_wrapped_and_the_latest_three_stay() -> None:
+    lines = text(view(START, *(Message("info", f"note {index}") for index in range(5))), 80)
+    assert lines[-3:] == [" · note 2", " · note 3", " · note 4"]
+    lines = text(view(START, Message("warning", "word " * 100)), 80)
+    assert lines[-2].startswith(" ! word")
+    assert lines[-1].endswith("…")
+
+
+def test_end_replaces_the_pace() -> None:
+    lines = text(view(START, PROGRESS, generation(), END), 80)
+    assert lines[3].startswith(" finished: target reached, 3 min 12 s, 832,000 training")
+
+
+def test_live_view_leaves_a_clean_terminal(terminal: Terminal) -> None:
+    with Tracker([console_sink(stream=terminal)]) as tracker:
+        for event in (START, PROGRESS, generation(30), END):
+            tracker.emit(event)
+    out = terminal.getvalue()
+    assert out.count("\x1b[?25l") == out.count("\x1b[?25h") == 1
+    assert out.rindex("\x1b[?25h") > out.rindex("finished")
+    assert out.count("\x1b[?2026h") == out.count("\x1b[?2026l")
+    last = out[out.rindex("LunarLander-v3") :]
+    assert "more, fitness" not in last  # The last frame shows all members, however small the terminal.
+    assert "290.0" in last
+
+
+def test_live_view_draws_at_most_four_times_a_second(terminal: Terminal) -> None:
+    sink = LiveSink(terminal)
+    begin = time.perf_counter()
+    sink.emit(START)
+    frames = 0
+    while time.perf_counter() - begin < 0.6:
+        size = len(terminal.getvalue())
+        sink.emit(PROGRESS)
+        frames += len(terminal.getvalue()) != size
+    sink.close()
+    assert 1 <= frames <= 2
+
+
+def test_live_view_without_colour(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    sink = console_sink(stream=terminal)
+    sink.emit(START)
+    sink.emit(generation())
+    sink.close()
+    assert "\x1b[3" not in terminal.getvalue()
+    assert "LunarLander-v3" in terminal.getvalue()
+
+
+def test_live_view_in_ascii(monkeypatch: pytest.MonkeyPatch, terminal: Terminal) -> None:
+    stream = Terminal("ascii")
+    sink = console_sink(stream=stream)
+    sink.emit(START)
+    sink.emit(generation())
+    sink.close()
+    assert stream.getvalue().isascii()
+    assert "* 1" in stream.getvalue()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_terminal_is_clean_after_an_exit_without_close() -> None:
+    import pty
+
+    program = (
+        "from evopipe.track.base import Start\n"
+        "from evopipe.track.console import console_sink\n"
+        "sink = console_sink()\n"
+        "sink.emit(Start('train', 'LunarLander-v3', 'dqn', 2, 100))\n"
+        "raise KeyboardInterrupt\n"
+    )
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "CI": "", "COLUMNS": "80", "LINES": "24"}
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=theirs, env=env)
+    os.close(theirs)
+    out = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            out += chunk
+    except OSError:  # EIO: the other side is closed.
+        pass
+    os.close(ours)
+    process.wait(10)
+    assert b"LunarLander-v3" in out
+    assert out.rindex(b"\x1b[?25h") > out.rindex(b"\x1b[?25l")
