@@ -1,12 +1,12 @@
 """Small environments that behave well or badly on purpose; importing this module registers them.
 
-`gymnasium.make("tests.envs_for_tests:Chain-v0")`, or `env.id: tests.envs_for_tests:Chain-v0` in `params.yaml`.
+`gymnasium.make("envs_for_tests:Chain-v0")`, or `env.id: envs_for_tests:Chain-v0` in `params.yaml`.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -22,7 +22,7 @@ class Chain(gymnasium.Env[Any, Any]):
     thing at step `when` of an episode.
     """
 
-    metadata = {"render_modes": []}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
     def __init__(self, when: int = 3, offset: int = 0) -> None:
         self.observation_space: spaces.Space[Any] = spaces.Box(0.0, 1.0, (LENGTH,), np.float32)
@@ -244,12 +244,7 @@ class Continuous(Chain):
         self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
-ALL = (
-    (Chain, Raises, RaisesInConstructor, NanReward, NanObs, HugeObs, WrongShape, WrongDtype, DoubleObs)
-    + (NoReward, TextReward, VectorReward, NumpyReward, NumberEnded, OwnLimit, Random, RandomEnd, Remembers)
-    + (Masked, MaskedOut, MaskLost, MaskShape, Image, Continuous)
-)
+ALL = [kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, Chain)]
 for _env in ALL:
-    _id = f"{_env.__name__}-v0"
-    if _id not in gymnasium.registry:
-        gymnasium.register(_id, entry_point=_env, max_episode_steps=10)
+    if f"{_env.__name__}-v0" not in gymnasium.registry:
+        gymnasium.register(f"{_env.__name__}-v0", entry_point=_env, max_episode_steps=10)

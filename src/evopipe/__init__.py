@@ -1,3 +1,36 @@
-"""evopipe: train populations of reinforcement-learning agents that tune themselves while they learn."""
+"""evopipe: train populations of reinforcement-learning agents that tune themselves while they learn.
+
+`evopipe.train(...)` runs everything, `evopipe.load(...)` brings a trained policy back. Names are imported when first
+used, so that `import evopipe` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evopipe.api import Result
+    from evopipe.api import run as train
+    from evopipe.config import Params, load_params, parse_params
+    from evopipe.policy import Policy, load
 
 __version__ = "0.1.0"
+__all__ = ["Params", "Policy", "Result", "__version__", "load", "load_params", "parse_params", "train"]
+
+_HOMES = {
+    "Params": ("evopipe.config", "Params"),
+    "Policy": ("evopipe.policy", "Policy"),
+    "Result": ("evopipe.api", "Result"),
+    "load": ("evopipe.policy", "load"),
+    "load_params": ("evopipe.config", "load_params"),
+    "parse_params": ("evopipe.config", "parse_params"),
+    "train": ("evopipe.api", "run"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'evopipe' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    return getattr(import_module(module), attribute)

@@ -96,11 +96,13 @@ def _run_code_of_this_tree() -> None:
         return
     source = str((tree / "src").resolve())
     if os.environ.get(_REEXECUTED) == source:
-        raise EvopipeError(f"{source} holds the code of this stage, but {running} runs: put {source} first on PYTHONPATH")
+        raise EvopipeError(
+            f"{source} holds the code of this stage, but {running} runs: put {source} first on PYTHONPATH"
+        )
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(  # noqa: S606
+    os.execve(
         sys.executable,
         [sys.executable, *sys.orig_argv[1:]],
         {**os.environ, "PYTHONPATH": path, _REEXECUTED: source},

@@ -48,7 +48,9 @@ class CollectConfig(Schema):
             problems.append(Problem(("policies",), "all weights are 0: give at least one policy a positive weight"))
         if self.policies.get("policy", 0.0) > 0 and self.policy_path is None:
             problems.append(
-                Problem(("policy_path",), "the policy `policy` has a weight: name the exported folder it is loaded from")
+                Problem(
+                    ("policy_path",), "the policy `policy` has a weight: name the exported folder it is loaded from"
+                )
             )
         if problems:
             raise located(problems)
@@ -216,7 +218,7 @@ def _incomplete(data: Mapping[str, Any]) -> Iterable[Problem]:
 @cache
 def _algos_schema() -> type[Schema]:
     """A block for each algorithm, none of them required."""
-    absent = Field(None, json_schema_extra=lambda schema: schema.pop("default", None) and None)
+    absent = Field(None, json_schema_extra=_without_default)
     fields: dict[str, Any] = {name: (registry.get(name).Config, absent) for name in registry.names()}
     return create_model("Algos", __base__=Schema, __doc__="One block an algorithm.", **fields)
 
@@ -227,6 +229,11 @@ def _whole_schema() -> type[Schema]:
     fields: dict[str, Any] = {name: (field.annotation, field) for name, field in Params.model_fields.items()}
     fields["algos"] = (_algos_schema(), Field(description="one block an algorithm: its own `Config`"))
     return create_model("Params", __base__=Schema, __doc__=Params.__doc__, **fields)
+
+
+def _without_default(schema: dict[str, Any]) -> None:
+    """A block that is not given has no value, null included."""
+    schema.pop("default", None)
 
 
 def _not_evolvable(algo: str, config: Any) -> Iterable[Problem]:

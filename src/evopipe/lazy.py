@@ -19,7 +19,7 @@ class _Deferred(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         spec: ModuleSpec = self.__dict__["__spec__"]
-        self.__class__ = ModuleType
+        self.__class__ = ModuleType  # type: ignore[assignment]
         assert spec.loader is not None
         if spec.submodule_search_locations is not None:
             self.__path__ = spec.submodule_search_locations

@@ -65,7 +65,8 @@ def bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> t
     """
     base = _mix(keys + _signed(int(purpose) * _INIT))[:, None] + steps * _GOLDEN  # [P, U]
     position = torch.arange(1, n + 1, device=keys.device) * _GOLDEN  # [n]
-    return _mix(_mix(base)[:, :, None] + position)
+    drawn: torch.Tensor = _mix(_mix(base)[:, :, None] + position)
+    return drawn
 
 
 def uniform(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
@@ -76,7 +77,9 @@ def uniform(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -
 def member_keys(seed: int, slots: Any) -> np.ndarray:
     """Return the keys `[P]` int64 of these slots of the population seeded with `seed`."""
     slots = np.asarray(slots, dtype=np.int64)
-    return _mix(_mix(np.full_like(slots, _signed(seed * _INIT + int(Purpose.MEMBER)))) + (slots + 1) * _GOLDEN)
+    base = _mix(np.full_like(slots, _signed(seed * _INIT + int(Purpose.MEMBER))))
+    keys: np.ndarray = _mix(base + (slots + 1) * _GOLDEN)
+    return keys
 
 
 def seeds(keys: np.ndarray, purpose: Purpose, *counters: np.ndarray) -> np.ndarray:
@@ -84,7 +87,8 @@ def seeds(keys: np.ndarray, purpose: Purpose, *counters: np.ndarray) -> np.ndarr
     x = _mix(keys + np.int64(_signed(int(purpose) * _INIT)))
     for counter in counters:
         x = _mix(x + (np.asarray(counter, dtype=np.int64) + 1) * _GOLDEN)
-    return (x >> 33) & 0x7FFFFFFF
+    drawn: np.ndarray = (x >> 33) & 0x7FFFFFFF
+    return drawn
 
 
 def host(key: int, purpose: Purpose, step: int = 0) -> np.random.Generator:

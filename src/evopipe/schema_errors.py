@@ -210,7 +210,7 @@ def _got(value: Any) -> str:
         case Mapping():
             return "a block of keys"
         case _:
-            return f"a {type(value).__name__}"
+            return f"a value of type {type(value).__name__}"
 
 
 def _number(value: Any) -> str:

@@ -49,7 +49,7 @@ def hyper(default: Any, *, doc: str, unit: str = "", raising: str = "", evolvabl
         evolvable: whether the RL hyper-parameter mutation may change it. Such a value becomes a tensor `[P]`.
         **bounds: pydantic's `gt`, `ge`, `lt`, `le`.
     """
-    extra = {"unit": unit, "raising": raising, "evolvable": evolvable}
+    extra: dict[str, Any] = {"unit": unit, "raising": raising, "evolvable": evolvable}
     return Field(default, description=doc, json_schema_extra=extra, **bounds)
 
 

@@ -11,7 +11,7 @@ SERVED = "only vector observations (a 1-D Box) and Discrete actions are served y
 
 
 def own(name: str, **kwargs: object) -> list[str]:
-    return check(f"tests.envs_for_tests:{name}-v0", dict(kwargs))
+    return check(f"envs_for_tests:{name}-v0", dict(kwargs))
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "LunarLander-v3"])
@@ -35,12 +35,12 @@ def test_good_own_environments_have_no_findings(name: str) -> None:
         ("MaskedOut", "error: info['action_mask'] left no legal action in a running episode"),
         (
             "Raises",
-            "error: checked environment 'tests.envs_for_tests:Raises-v0' (row 0, episode seed 20011, step 3): "
+            "error: checked environment 'envs_for_tests:Raises-v0' (row 0, episode seed 20011, step 3): "
             "step() raised RuntimeError: the motor broke",
         ),
         (
             "WrongShape",
-            "error: checked environment 'tests.envs_for_tests:WrongShape-v0' (row 0, episode seed 20011, step 3): "
+            "error: checked environment 'envs_for_tests:WrongShape-v0' (row 0, episode seed 20011, step 3): "
             "returned an observation of shape (5,), its space says (4,)",
         ),
         (

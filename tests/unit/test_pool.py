@@ -8,11 +8,11 @@ import gymnasium
 import numpy as np
 import pytest
 
+from envs_for_tests import RandomEnd
 from evopipe.envs.heuristics import heuristic
 from evopipe.envs.make import EnvConfig, discrete_actions, make_env, vector_observation_size
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, ParamsError
-from tests.envs_for_tests import RandomEnd
 
 RIGHT, LEFT = 1, 0
 
@@ -22,7 +22,7 @@ def config(env_id: str, **kwargs: Any) -> EnvConfig:
 
 
 def chain(name: str = "Chain", **kwargs: Any) -> EnvConfig:
-    return config(f"tests.envs_for_tests:{name}-v0", **kwargs)
+    return config(f"envs_for_tests:{name}-v0", **kwargs)
 
 
 def started(cfg: EnvConfig, rows: int = 2) -> EnvPool:
@@ -168,7 +168,7 @@ def test_a_fault_names_environment_row_seed_and_step(name: str, text: str) -> No
     pool.step([LEFT, LEFT])
     with pytest.raises(EnvironmentFailed) as failed:
         pool.step([LEFT, LEFT])
-    where = f"evaluation environment 'tests.envs_for_tests:{name}-v0' (row 1, episode seed 12, step 3)"
+    where = f"evaluation environment 'envs_for_tests:{name}-v0' (row 1, episode seed 12, step 3)"
     assert str(failed.value) == f"{where}: {text}"
     assert failed.value.exit_code == 71
 
@@ -199,7 +199,7 @@ def test_a_mask_of_a_wrong_shape_is_refused_at_reset() -> None:
             ParamsError,
             "env.id: 'LunarLander-v2' is no longer offered: Environment version v2",
         ),
-        (chain("Chian"), ParamsError, "did you mean 'tests.envs_for_tests:Chain-v0'?"),
+        (chain("Chian"), ParamsError, "did you mean 'envs_for_tests:Chain-v0'?"),
         (config("no_such_module:A-v0"), ParamsError, "env.id: no module named 'no_such_module' in "),
         (config("a b:c"), ParamsError, "env.id: 'a b:c' is not of the form 'module:EnvId'"),
         (config("CartPole-v1", gravitas=3), ParamsError, "env.kwargs: 'CartPole-v1' does not take {'gravitas': 3}: "),

@@ -62,9 +62,11 @@ def get(name: str) -> Algorithm:
         ImportError: its file lacks a name that an algorithm must define.
     """
     if name not in names():
-        raise ParamsError(f"train.algo: no algorithm {name!r}{did_you_mean(name, names())} (there are: {', '.join(names())})")
+        raise ParamsError(
+            f"train.algo: no algorithm {name!r}{did_you_mean(name, names())} (there are: {', '.join(names())})"
+        )
     module = importlib.import_module(f"{__name__}.{name}")
     for needed, what in REQUIRED.items():
         if not hasattr(module, needed):
             raise ImportError(f"algos/{name}.py does not define {needed!r} ({what}): every algorithm must")
-    return module  # type: ignore[return-value]
+    return module

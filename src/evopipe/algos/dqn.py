@@ -1,8 +1,10 @@
 """Deep Q-network, double by default.
 
 Mnih et al., "Human-level control through deep reinforcement learning", Nature 2015; van Hasselt, Guez & Silver, "Deep
-reinforcement learning with double Q-learning", AAAI 2016. With y = r + γ (1 − terminated) Q⁻(s′, a*), where a* maximises
-Q (double) or Q⁻ (not), the loss of a member is the weighted mean over its batch of ℓ(Q(s, a) − y), ℓ Huber or ½ e².
+reinforcement learning with double Q-learning", AAAI 2016.
+
+With y = r + γ (1 − terminated) Q⁻(s′, a*), where a* maximises Q (double) or Q⁻ (not), the loss of a member is the
+weighted mean over its batch of ℓ(Q(s, a) − y), ℓ Huber or ½ e².
 """
 
 from __future__ import annotations
@@ -41,10 +43,14 @@ class Config(Schema):
     gamma: float = hyper(0.99, doc="discount", raising="looks further ahead", evolvable=True, ge=0, le=1)
     tau: float = hyper(5e-3, doc="soft target: share of the online network mixed in at each update", evolvable=True,
         raising="targets follow faster, less stable", ge=0, le=1)  # fmt: skip
-    grad_clip: float = hyper(10.0, doc="largest gradient norm", raising="larger steps let through", evolvable=True, gt=0)
+    grad_clip: float = hyper(
+        10.0, doc="largest gradient norm", raising="larger steps let through", evolvable=True, gt=0
+    )
     double: bool = hyper(True, doc="double Q-learning: the online network chooses the bootstrap action")
     loss: Literal["huber", "mse"] = hyper("huber", doc="regression loss of the temporal-difference error")
-    target: Literal["soft", "hard"] = hyper("soft", doc="soft: mix by `tau`; hard: copy every `target_interval` updates")
+    target: Literal["soft", "hard"] = hyper(
+        "soft", doc="soft: mix by `tau`; hard: copy every `target_interval` updates"
+    )
     target_interval: int = hyper(250, doc="updates between two hard copies", unit="updates", ge=1)
     eps_start: float = hyper(1.0, doc="exploration at the start", ge=0, le=1)
     eps_end: float = hyper(0.05, doc="exploration at the end", ge=0, le=1)

@@ -2,7 +2,7 @@
 
 A member's network is observation → encoder → latent → head → output, described by an `Arch`. The networks of several
 members with unlike architectures share one `Structure`: layers are padded to common widths, members that lack a layer
-pass it by. Parameters of all of them lie in one flat tensor `[P, N]` (`Net.values`); pads are exactly zero, and stay so.
+pass it by. Parameters of all of them lie in one flat tensor `[P, N]` (`Net.values`); pads are exactly zero and stay so.
 """
 
 from __future__ import annotations
@@ -193,7 +193,9 @@ class Structure:
         ]
         self.layout = layout(inputs, hidden, outputs, self.norm)
         self.masks = [self._mask(column, width) for column, (_, width, _) in zip(columns, hidden, strict=True)]
-        self.blends = [self._blend(column) if passes else None for column, (_, _, passes) in zip(columns, hidden, strict=True)]
+        self.blends = [
+            self._blend(column) if passes else None for column, (_, _, passes) in zip(columns, hidden, strict=True)
+        ]
         zero_stays = not any(arch.activation in NOT_ZERO_AT_ZERO for arch in archs)
         self.mask_after = [
             None if mask is None or (zero_stays and blend is None) else mask
@@ -338,7 +340,7 @@ def _mix(
 ) -> torch.Tensor:
     """(1 − α) x + α f, both widened to `width`. Written so that α = 1 gives f, and α = 0 gives x, to the bit."""
     fixed, learned = blend
-    a = fixed + learned * alpha
+    a = fixed if alpha is None else fixed + learned * alpha
     pad = torch.nn.functional.pad
     return (1 - a) * pad(x, (0, width - x.shape[-1])) + a * pad(f, (0, width - f.shape[-1]))
 
@@ -371,13 +373,16 @@ def _orthogonal(rows: int, columns: int, gain: float, rng: Any) -> torch.Tensor:
     tall = torch.from_numpy(rng.standard_normal((max(rows, columns), min(rows, columns))))
     q, r = torch.linalg.qr(tall)
     q = q * torch.sign(torch.diagonal(r))
-    return (gain * (q if rows >= columns else q.T)).float().reshape(-1)
+    flat: torch.Tensor = (gain * (q if rows >= columns else q.T)).float().reshape(-1)
+    return flat
 
 
-def named(arch: Arch, inputs: int, outputs: int, row: torch.Tensor) -> dict[str, torch.Tensor]:
+def named(arch: Arch, widths: tuple[int, int], row: torch.Tensor) -> dict[str, torch.Tensor]:
     """Split a member's own flat row into its named tensors (views): `encoder.0.weight` `[in, out]` and so on."""
-    parts = [part for layer in own_layout(arch, inputs, outputs).layers for part in layer[:5] if isinstance(part, Part)]
+    parts = [part for layer in own_layout(arch, *widths).layers for part in layer[:5] if isinstance(part, Part)]
     return {
-        p.name: row[p.start : p.start + p.rows * p.columns].view((p.rows, p.columns) if p.name.endswith("weight") else -1)
+        p.name: row[p.start : p.start + p.rows * p.columns].view(
+            (p.rows, p.columns) if p.name.endswith("weight") else -1
+        )
         for p in parts
     }

@@ -61,7 +61,7 @@ def clip_gradients(net: Net, limit: torch.Tensor) -> torch.Tensor:
 
     A global norm would spread one member's NaN to all: a row norm cannot.
     """
-    norms = net.grad.norm(dim=1)
+    norms: torch.Tensor = torch.linalg.vector_norm(net.grad, dim=1)
     net.grad.mul_((limit / (norms + 1e-6)).clamp(max=1.0)[:, None])
     return norms
 

@@ -225,9 +225,11 @@ def form(
     return [_form(tuple(g), state_type, widths, device) for g in group(members, mode, device.type)]
 
 
-def _form(members: tuple[Member, ...], state_type: type[Any], widths: Mapping[str, Widths], device: torch.device) -> Cohort:
+def _form(
+    members: tuple[Member, ...], state_type: type[Any], widths: Mapping[str, Widths], device: torch.device
+) -> Cohort:
     shapes = structures(members, widths, device)
-    fields = {}
+    fields: dict[str, Any] = {}
     for f in dataclasses.fields(state_type):
         kind = f.metadata["kind"]
         if kind == "row":

@@ -64,6 +64,7 @@ class EnvPool:
         masked: whether the environment gives masks; known after the first reset.
         episode_return: `[R]`, undiscounted return of the running episode.
         episode_length: `[R]`, steps of the running episode.
+        action_start: the environment's own action is this plus the index.
         reward_threshold: the return at which the environment counts as solved, where its spec names one.
 
     Raises:
@@ -91,7 +92,7 @@ class EnvPool:
         self.masked = False
         self.episode_return = np.zeros(rows, np.float64)
         self.episode_length: Ints = np.zeros(rows, np.int64)
-        self._start = int(getattr(self.action_space, "start", 0))
+        self.action_start = int(getattr(self.action_space, "start", 0))
         self._shape, self._dtype = (self.obs_size,), self.observation_space.dtype
         self._all = np.arange(rows)
         self._all_legal: Bools = np.ones((rows, self.num_actions), np.bool_)
@@ -143,7 +144,7 @@ class EnvPool:
         observations, rewards, terminations, truncations, masks = [], [], [], [], []
         row = -1
         try:
-            for row, chosen in zip(index.tolist(), (action + self._start).tolist(), strict=True):
+            for row, chosen in zip(index.tolist(), (action + self.action_start).tolist(), strict=True):
                 obs, reward, terminated, truncated, info = envs[row](chosen)
                 if not (
                     obs.__class__ is np.ndarray
@@ -278,10 +279,12 @@ class EnvPool:
 
     def _reward(self, row: int, reward: Any) -> float:
         plain = reward.item() if isinstance(reward, np.ndarray) and reward.size == 1 else reward
-        if not isinstance(plain, (str, bytes, bytearray, np.ndarray)):
-            with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):
-                return float(plain)
-        self._fail(row, f"step() returned reward = {_name(reward)}, which is not a number")
+        try:
+            if isinstance(plain, str | bytes | bytearray | np.ndarray):
+                raise TypeError("text and vectors are no reward, even where Python can read a number from them")
+            return float(plain)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            self._fail(row, f"step() returned reward = {_name(reward)}, which is not a number")
 
     def _legal(self, row: int, info: Any) -> Bools:
         """Read `info["action_mask"]` `[A]`."""

@@ -1,7 +1,7 @@
 """Mutation: what changes in a child. Pure functions: (member, generator) → (member, what changed).
 
-Of the kinds drawn by their relative probabilities, one that would change nothing (a bound is reached) is passed over for
-another, and never recorded as a mutation.
+Of the kinds drawn by their relative probabilities, one that would change nothing (a bound is reached) is passed over
+for another, and never recorded as a mutation.
 """
 
 from __future__ import annotations
@@ -168,7 +168,10 @@ def mutate_architecture(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
 ) -> tuple[Member, Mutation] | None:
     """Add or remove a layer, nodes or latent width; None where no change is possible."""
-    layers, nodes = list(_layer_changes(cfg.architecture, member.arch)), list(_node_changes(cfg.architecture, member.arch))
+    layers, nodes = (
+        list(_layer_changes(cfg.architecture, member.arch)),
+        list(_node_changes(cfg.architecture, member.arch)),
+    )
     groups = _in_random_order([layers, nodes], [cfg.new_layer_prob, 1 - cfg.new_layer_prob], rng)
     for group in groups:
         if group:
@@ -186,10 +189,10 @@ def _layer_changes(bounds: ArchitectureBounds, arch: Arch) -> Iterator[tuple[str
         blocks: tuple[Block, ...] = getattr(arch, part)
         if len(blocks) < bounds.max_layers:
             last = _effective(arch, part)
-            grown = replace(arch, **{part: (*blocks, Block(last, blend=True))})
+            grown = _with_blocks(arch, part, (*blocks, Block(last, blend=True)))
             yield f"{part}.add_layer", f"{part} layers", len(blocks), len(blocks) + 1, grown
         if len(blocks) > bounds.min_layers:
-            shrunk = replace(arch, **{part: blocks[:-1]})
+            shrunk = _with_blocks(arch, part, blocks[:-1])
             yield f"{part}.remove_layer", f"{part} layers", len(blocks), len(blocks) - 1, shrunk
 
 
@@ -210,7 +213,13 @@ def _node_changes(bounds: ArchitectureBounds, arch: Arch) -> Iterator[tuple[str,
             if block.width + n <= high and preserves_function(Change(arch, arch), i):
                 yield f"{part}.add_node", what, block.width, block.width + n, _with_width(arch, name, block.width + n)
             if block.width - n >= low:
-                yield f"{part}.remove_node", what, block.width, block.width - n, _with_width(arch, name, block.width - n)
+                yield (
+                    f"{part}.remove_node",
+                    what,
+                    block.width,
+                    block.width - n,
+                    _with_width(arch, name, block.width - n),
+                )
 
 
 def _with_width(arch: Arch, name: str, width: int) -> Arch:
@@ -219,7 +228,11 @@ def _with_width(arch: Arch, name: str, width: int) -> Arch:
         return replace(arch, latent=width)
     blocks = list(getattr(arch, part))
     blocks[int(index)] = blocks[int(index)]._replace(width=width)
-    return replace(arch, **{part: tuple(blocks)})
+    return _with_blocks(arch, part, tuple(blocks))
+
+
+def _with_blocks(arch: Arch, part: str, blocks: tuple[Block, ...]) -> Arch:
+    return replace(arch, encoder=blocks) if part == "encoder" else replace(arch, head=blocks)
 
 
 def _rebuild(traits: Traits, member: Member, arch: Arch, rng: np.random.Generator) -> Member:
@@ -255,7 +268,7 @@ def mutate_parameters(
     values = member.tensors[name].clone()
     matrices = [
         tensor
-        for part, tensor in named(member.arch, *traits.widths[traits.policy], values).items()
+        for part, tensor in named(member.arch, traits.widths[traits.policy], values).items()
         if part.endswith("weight")
     ]
     chosen = rng.permutation(len(matrices))[: int(rng.integers(1, len(matrices) + 1))]

@@ -13,17 +13,18 @@ import torch
 from pydantic import Field
 
 from evopipe import rng
-from evopipe.algos import Algorithm
 from evopipe.buffers.replay import Replay, ReplayConfig, RowLayout
 from evopipe.core import health, population
-from evopipe.core.population import Cohort, Member
-from evopipe.envs.make import EnvConfig
+from evopipe.core.networks import Arch
+from evopipe.core.population import Member
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.errors import DivergedError, EnvironmentFailed
-from evopipe.evolve.clone import clone
-from evopipe.evolve.mutate import NONE, Mutation, MutationConfig, Traits, mutate
-from evopipe.evolve.select import TournamentConfig, tournament, windowed
+from evopipe.evolve.mutate import NONE, Mutation
+from evopipe.evolve.select import windowed
+from evopipe.evolve.step import evolve
 from evopipe.loops.evaluate import Episodes, Stopped, evaluate
+from evopipe.loops.problem import Problem
+from evopipe.loops.steps import act, learn, updates_due
 from evopipe.ops.statistics import standard_error
 from evopipe.rng import Purpose
 from evopipe.storage import members as stored
@@ -33,7 +34,6 @@ from evopipe.types import Schema
 if TYPE_CHECKING:
     from evopipe.storage.dataset import Transitions
 
-UPDATES_PER_TICK = 1 << 13  # more than any member can take: keeps the replay draws of different ticks apart
 DIVERGED_IN_A_ROW = 3
 BROKEN_SHARE = 0.1
 
@@ -51,44 +51,28 @@ class TrainConfig(Schema):
     target: float | Literal["auto"] | None = Field(
         "auto", description="score that ends training early; `auto`: the environment's reward threshold; null: never"
     )
-    confirm_episodes: int = Field(100, ge=2, description="episodes that confirm a new best member")
+    confirm_episodes: int = Field(
+        100, ge=2, description="episodes that confirm a new best member that clears the target"
+    )
     target_sigmas: float = Field(2.0, ge=0.0, description="standard errors by which the confirmed mean must clear it")
     replay: ReplayConfig = Field(default_factory=ReplayConfig)
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What a run is about: configuration only, no state."""
-
-    seed: int
-    env: EnvConfig
-    train: TrainConfig
-    tournament: TournamentConfig
-    mutation: MutationConfig
-    algo: Algorithm
-    algo_config: Any
-    device: torch.device
-    cohorts: Literal["merged", "exact"] = "merged"
-
-    def traits(self, obs_size: int, num_actions: int) -> Traits:
-        """Return what mutation must know of the algorithm."""
-        fields = self.algo.Config.model_fields
-        return Traits(
-            widths=self.algo.networks(obs_size, num_actions),
-            policy=self.algo.POLICY,
-            kinds=population.tensor_kinds(self.algo.State),
-            evolve=self.algo_config.evolve,
-            whole=frozenset(name for name, field in fields.items() if field.annotation is int),
-        )
-
-
-@dataclass(frozen=True)
 class Champion:
-    """The best member so far: a snapshot, with the score that a second, longer evaluation confirmed."""
+    """The best member so far, a snapshot.
+
+    Attributes:
+        member: the member as it was then.
+        score: its mean return; `error` is its standard error.
+        confirmed: whether a second, longer evaluation gave the score.
+        generation: when.
+    """
 
     member: Member
     score: float
-    error: float  # standard error of the score
+    error: float
+    confirmed: bool
     generation: int
 
 
@@ -109,7 +93,6 @@ class Online:
         self.pool = EnvPool(problem.env, size * envs)
         episodes = problem.train.eval_episodes
         self.eval_pool = EnvPool(problem.env, size * min(episodes, max(8, 64 // size)), what="evaluation")
-        self.traits = problem.traits(self.pool.obs_size, self.pool.num_actions)
         self.keys = np.array([member.key for member in members])
         self.tick = self.generation = self.ticks_here = 0  # ticks_here: of this generation
         self.env_steps = self.eval_steps = self.broken_rows = self.broken_here = self.diverged = 0
@@ -143,9 +126,9 @@ class Online:
         self._form(members)
 
     def _form(self, members: Sequence[Member]) -> None:
-        p = self.problem
-        self.cohorts = population.form(members, p.algo.State, self.traits.widths, p.device, p.cohorts)
-        self.cohort_losses = [torch.full((len(c.members),), torch.nan, device=p.device) for c in self.cohorts]
+        self.cohorts = self.problem.form(members)
+        device = self.problem.device
+        self.cohort_losses = [torch.full((len(c.members),), torch.nan, device=device) for c in self.cohorts]
 
     def _reset_rows(self, rows: np.ndarray) -> None:
         """Begin new episodes; an episode's seed depends on the member's key, its environment and its number."""
@@ -164,9 +147,10 @@ class Online:
     def advance(self) -> None:
         """Take one step in every environment, store the transitions, learn what is due."""
         obs = self.pool.obs.copy()
-        actions = self._act()
-        step = self.pool.step(actions.reshape(-1))
-        self._store(obs, actions.reshape(-1), step)
+        epsilon = self.problem.algo.explore(self.problem.algo_config, self.step)
+        actions = act(self.problem, self.cohorts, self.pool.obs, self.pool.mask, epsilon, self.tick)
+        step = self.pool.step(actions)
+        self._store(obs, actions, step)
         over = np.flatnonzero(step.terminated | step.truncated | step.broken)
         if len(over):
             self._reset_rows(over)
@@ -176,22 +160,6 @@ class Online:
         self.ticks_here += 1
         if self.step > self.problem.train.learning_delay:
             self._learn(before)
-
-    def _act(self) -> np.ndarray:
-        """Choose all members' actions `[P, E]`."""
-        p, members, envs = self.problem, len(self.keys), self.problem.env.num_envs
-        epsilon = p.algo.explore(p.algo_config, self.step)
-        obs = torch.from_numpy(self.pool.obs).view(members, envs, -1).to(p.device)
-        legal = torch.from_numpy(self.pool.mask).view(members, envs, -1).to(p.device)
-        when = torch.tensor([self.tick], device=p.device)
-        actions = np.empty((members, envs), np.int64)
-        for cohort in self.cohorts:
-            slots = cohort.slots
-            u = rng.uniform(cohort.keys, Purpose.ACT, when, 2 * envs).view(-1, 2, envs)
-            # A frozen member's values mean nothing: its environments go on with random legal actions.
-            each = torch.where(cohort.healthy, epsilon, 1.0)
-            actions[slots] = p.algo.act(cohort.state, obs[slots], legal[slots], each, u).cpu().numpy()
-        return actions
 
     def _store(self, obs: np.ndarray, actions: np.ndarray, step: Step) -> None:
         layout, memories = self.replay.layout, self.replay.memories
@@ -211,22 +179,10 @@ class Online:
 
     def _learn(self, tick: int) -> None:
         """Update each cohort as often as its learn step says for this tick of the generation."""
-        p, envs = self.problem, self.problem.env.num_envs
         for i, cohort in enumerate(self.cohorts):
-            every = int(cohort.members[0].hyper.get("learn_step", 1))
-            due = (tick + 1) * envs // every - tick * envs // every
+            due = updates_due(cohort, tick, self.problem.env.num_envs)
             if due and int(self.replay.size.min()) >= cohort.batch:
-                when = self.tick * UPDATES_PER_TICK + torch.arange(due, device=p.device)
-                u = rng.uniform(cohort.keys, Purpose.REPLAY, when, cohort.batch)
-                self.cohorts[i], self.cohort_losses[i] = self._update(cohort, self.replay.sample(cohort.slots, u))
-
-    def _update(self, cohort: Cohort, rows: torch.Tensor) -> tuple[Cohort, torch.Tensor]:
-        """Take one update a batch in rows `[P, U, B, size]`."""
-        p, state, healthy = self.problem, cohort.state, cohort.healthy
-        for u in range(rows.shape[1]):
-            batch = self.replay.layout.unpack(rows[:, u], cohort.weight)
-            state, losses, healthy = p.algo.update(p.algo_config, state, cohort.hyper, batch, healthy)
-        return replace(cohort, state=state, healthy=healthy), losses
+                self.cohorts[i], self.cohort_losses[i] = learn(self.problem, cohort, self.replay, self.tick, due)
 
     # ------------------------------------------------------------------------------------------ a generation
 
@@ -249,13 +205,15 @@ class Online:
             DivergedError: no member is healthy, for the third generation in a row.
         """
         played, members = self._evaluate(stopped)
-        champion, confirm_steps = self._confirm(members, stopped)
+        champion, confirm_steps = self._crown(played, members, stopped)
         # From here on nothing can stop half-way: the state changes all at once.
         self.champion = champion
         self.eval_steps += played.steps + confirm_steps
         self.generation += 1
         self.losses = self._losses()
-        fitness = np.array([windowed(m.fitness, self.problem.tournament.window) if m.healthy else -np.inf for m in members])
+        fitness = np.array(
+            [windowed(m.fitness, self.problem.tournament.window) if m.healthy else -np.inf for m in members]
+        )
         self._record(members)
         if self._reached():
             self.reason = "target"
@@ -275,7 +233,7 @@ class Online:
         train = self.problem.train
         net = self.problem.algo.POLICY
         cohorts = [replace(c, healthy=c.healthy & health.of_parameters(getattr(c.state, net))) for c in self.cohorts]
-        seeds = self.run_seeds(Purpose.EVALUATE, train.eval_episodes)
+        seeds = self.problem.seeds(Purpose.EVALUATE, train.eval_episodes)
         played = evaluate(self.problem.algo, cohorts, self.eval_pool, seeds, train.eval_steps, stopped)
         members = []
         for member, returns in zip(population.dissolve(cohorts), played.returns, strict=True):
@@ -284,27 +242,33 @@ class Online:
             members.append(replace(member, healthy=healthy, fitness=(*member.fitness, mean if healthy else -math.inf)))
         return played, members
 
-    def _confirm(self, members: Sequence[Member], stopped: Callable[[], bool]) -> tuple[Champion | None, int]:
-        """Evaluate this generation's best member again, longer, where it seems to beat the champion.
+    def _crown(
+        self, played: Episodes, members: Sequence[Member], stopped: Callable[[], bool]
+    ) -> tuple[Champion | None, int]:
+        """Return the champion after this generation, and the steps that finding out cost.
 
-        The best of many noisy scores is biased upwards; a second, independent evaluation is not.
+        A new best that clears the target (any, where there is none) is evaluated again, longer: the best of many noisy
+        scores is biased upwards, a second, independent evaluation is not.
         """
-        train, best = self.problem.train, max(members, key=lambda m: (m.fitness[-1], -m.slot))
-        bar = self.champion.score if self.champion else -math.inf
-        if not best.healthy or not best.fitness[-1] > bar:
+        best = max(members, key=lambda m: (m.fitness[-1], -m.slot))
+        bar, fitness = self.champion.score if self.champion else -math.inf, best.fitness[-1]
+        if not fitness > bar:
             return self.champion, 0
-        cohorts = population.form([best], self.problem.algo.State, self.traits.widths, self.problem.device, "exact")
-        seeds = self.run_seeds(Purpose.CONFIRM, train.confirm_episodes)
-        played = evaluate(self.problem.algo, cohorts, self.eval_pool, seeds, train.eval_steps, stopped)
-        score = float(played.returns.mean())
-        if math.isfinite(score) and score > bar:
-            return Champion(best, score, standard_error(played.returns[0]), self.generation + 1), played.steps
-        return self.champion, played.steps
+        returns, steps = played.returns[best.slot], 0
+        confirm = self.target is None or fitness >= self.target
+        if confirm:
+            again = self._play_again(best, stopped)
+            returns, steps = again.returns[0], again.steps
+        score = float(returns.mean())
+        if not score > bar:
+            return self.champion, steps
+        return Champion(best, score, standard_error(returns), confirm, self.generation + 1), steps
 
-    def run_seeds(self, purpose: Purpose, n: int) -> np.ndarray:
-        """Return the run's `[n]` fixed episode seeds for a purpose, the same for all members."""
-        key = rng.member_keys(self.problem.seed, np.full(n, -1))
-        return rng.seeds(key, purpose, np.arange(n))
+    def _play_again(self, member: Member, stopped: Callable[[], bool]) -> Episodes:
+        """Evaluate one member on the run's confirmation seeds."""
+        p = self.problem
+        seeds = self.problem.seeds(Purpose.CONFIRM, p.train.confirm_episodes)
+        return evaluate(p.algo, p.form_alone(member), self.eval_pool, seeds, p.train.eval_steps, stopped)
 
     @property
     def target(self) -> float | None:
@@ -313,32 +277,21 @@ class Online:
         return self.pool.reward_threshold if target == "auto" else target
 
     def _reached(self) -> bool:
-        if self.champion is None or self.target is None:
+        if self.champion is None or self.target is None or not self.champion.confirmed:
             return False
         return self.champion.score - self.problem.train.target_sigmas * self.champion.error >= self.target
 
     def _evolve(self, members: Sequence[Member], fitness: np.ndarray) -> None:
         """Select, clone, mutate; the lineage records every child."""
         p = self.problem
-        chooser = rng.host(int(rng.member_keys(p.seed, [-1])[0]), Purpose.SELECT, self.generation)
-        selection = tournament(p.tournament, fitness, chooser)
-        children = clone(members, selection, p.tournament.elitism, self.next_id)
-        self.next_id += len(children)
-        born = [self._mutate(child) for child in children]
-        self.births = [mutation for _, mutation in born]
+        born = evolve(p.tournament, p.mutation, p.traits, members, fitness, p.seed, self.generation, self.next_id)
+        self.next_id += len(members)
+        self.births = list(born.mutations)
         self.lineage[-1]["children"] = [
-            {**stored.describe(child), "parent_slot": parent, "mutation": mutation.to_json()}
-            for (child, mutation), parent in zip(born, selection.parents, strict=True)
+            {**_ancestry(child), "parent_slot": parent, "mutation": mutation.to_json()}
+            for child, mutation, parent in zip(born.members, born.mutations, born.parents, strict=True)
         ]
-        for record in self.lineage[-1]["children"]:
-            del record["fitness"], record["healthy"], record["key"]
-        self._adopt([child for child, _ in born])
-
-    def _mutate(self, child: Member) -> tuple[Member, Mutation]:
-        p = self.problem
-        if p.tournament.elitism and child.slot == 0 and not p.mutation.mutate_elite:
-            return child, NONE
-        return mutate(p.mutation, self.traits, child, rng.host(child.key, Purpose.MUTATE, self.generation))
+        self._adopt(born.members)
 
     def _return_to_last_good(self) -> None:
         """Go back to the last healthy generation: all its members diverged."""
@@ -396,7 +349,7 @@ class Online:
                 fitness=-math.inf if m["fitness"] is None else m["fitness"],
                 mutation=mutation.kind,
                 change=mutation.describe() if mutation is not NONE else "",
-                architecture=population.Arch.from_json(m["arch"]).describe(),
+                architecture=Arch.from_json(m["arch"]).describe(),
                 activation=m["arch"]["activation"],
                 hyper={name: m["hyper"][name] for name in sorted(self.problem.algo_config.evolve)},
                 healthy=m["healthy"],
@@ -432,7 +385,7 @@ class Online:
         groups = {"members": self.members, "last_good": self.last_good}
         if self.champion:
             groups["champion"] = [self.champion.member]
-            meta["confirmed"] = {k: getattr(self.champion, k) for k in ("score", "error", "generation")}
+            meta["confirmed"] = {k: getattr(self.champion, k) for k in ("score", "error", "confirmed", "generation")}
         for name, group in groups.items():
             packed, meta[name] = stored.pack(group, name)
             tensors |= packed
@@ -476,6 +429,11 @@ class Online:
         self.eval_pool.close()
 
 
+def _ancestry(child: Member) -> dict[str, Any]:
+    """Return what the lineage says of a child."""
+    return {k: v for k, v in stored.describe(child).items() if k not in ("fitness", "healthy", "key")}
+
+
 _COUNTERS = (
     "tick", "generation", "ticks_here", "env_steps", "eval_steps", "broken_rows", "broken_here", "diverged", "next_id",
     "reason",
@@ -500,7 +458,7 @@ def run(
     while not loop.reason and not stop():
         closing = loop.generation_over
         if closing:
-            tracker.emit(clock.progress("evaluate"))
+            tracker.emit(clock.progress("evaluating"))
             births = loop.births
             broken = loop.broken_here
             try:
@@ -509,11 +467,11 @@ def run(
                 return
             if broken:
                 tracker.emit(Message("warning", f"{broken} broken transitions of the environment were left out"))
-            tracker.emit(loop.generation_event(clock.seconds, births))
+            tracker.emit(loop.generation_event(clock.lap(), births))
         else:
             loop.advance()
             if clock.due():
-                tracker.emit(clock.progress("train"))
+                tracker.emit(clock.progress("learning"))
         save(closing)
 
 
@@ -522,11 +480,18 @@ class _Clock:
 
     def __init__(self, loop: Online) -> None:
         self.loop, self.began, self.shown = loop, time.perf_counter(), 0.0
+        self.lapped = self.began
         self.first_step, self.first_steps = loop.step, loop.env_steps
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self.began
+
+    def lap(self) -> float:
+        """Return the seconds since the last call."""
+        now = time.perf_counter()
+        seconds, self.lapped = now - self.lapped, now
+        return seconds
 
     def due(self) -> bool:
         """Whether a quarter of a second has passed since progress was last shown."""

@@ -149,6 +149,34 @@ def pack(episodes: Sequence[Episode], action_start: int = 0) -> Transitions:
     )
 
 
+def check_spaces(dataset: Dataset, obs_size: int, num_actions: int, action_start: int) -> None:
+    """Compare what a dataset records and holds with an environment's spaces.
+
+    Raises:
+        DataError: they differ; the message says which and how.
+    """
+    remedy = "set `env` to the dataset's environment, or fetch another dataset"
+    recorded = (
+        ("observation space has", dataset.obs_size, "numbers", obs_size),
+        ("action space has", dataset.num_actions, "actions", num_actions),
+        ("action space starts at", dataset.action_start, "", action_start),
+    )
+    for what, has, unit, wanted in recorded:
+        if has not in (None, wanted):
+            raise DataError(f"{dataset.where}: its {what} {has} {unit}".rstrip() + f", env's {wanted}: {remedy}")
+    first, last = action_start, action_start + num_actions - 1
+    for number, episode in enumerate(dataset.episodes):
+        where = f"{dataset.where}: episode {number}"
+        if episode.obs.shape[1] != obs_size:
+            raise DataError(
+                f"{where} has observations of {episode.obs.shape[1]} numbers, env's have {obs_size}: {remedy}"
+            )
+        wrong = np.flatnonzero((episode.action < first) | (episode.action > last))
+        if wrong.size:
+            taken = episode.action[wrong[0]]
+            raise DataError(f"{where} took action {taken} at step {wrong[0]}, env has {first} to {last}: {remedy}")
+
+
 def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, Any]) -> None:
     """Write transitions and their statistics as one HDF5 file, atomically; equal content gives equal bytes.
 
@@ -222,7 +250,7 @@ def write_minari(
     safeio.make_folder(folder.parent)
     with (
         safeio.translating(folder),
-        tempfile.TemporaryDirectory(prefix=safeio.TEMPORARY, dir=folder.parent) as scratch,
+        tempfile.TemporaryDirectory(prefix=safeio.TEMPORARY, dir=folder.parent.resolve()) as scratch,
     ):
         storage = MinariStorage.new(
             scratch, observation_space, action_space, _plain_spec(env_spec), data_format="hdf5", jpeg_encoding=False
@@ -279,13 +307,11 @@ def read_minari(dataset: str | Path, *, reach_seconds: float = REACH_SECONDS) ->
         root = _remote(str(dataset), reach_seconds)
     files, where = _minari_files(root)
     metadata = _metadata(files["metadata.json"], f"{where}/metadata.json")
-    episodes = []
     with _opened(files["main_data.hdf5"], f"{where}/main_data.hdf5") as (file, name):
         _only_hard_links(file, name)
         if len(file) != metadata["total_episodes"]:
             raise DataError(f"{name}: holds {len(file)} episodes, its metadata says {metadata['total_episodes']}")
-        for number in range(len(file)):
-            episodes.append(_minari_episode(file, f"episode_{number}", name))
+        episodes = [_minari_episode(file, f"episode_{number}", name) for number in range(len(file))]
     return Dataset(episodes, where, *_recorded_spaces(metadata, f"{where}/metadata.json"))
 
 

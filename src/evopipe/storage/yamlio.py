@@ -85,7 +85,7 @@ def dump_yaml(data: Any) -> str:
     """Render plain data as YAML that `read_yaml` reads back to the same values."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.width = 4096
     out = StringIO()
     yaml.dump(data, out)
@@ -109,7 +109,7 @@ def _read_bytes(path: Path, name: str) -> bytes:
             return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise MissingInputError(
-            f"{name}: there is no such file in {Path.cwd()}: run from the folder that holds it, or name it with --params"
+            f"{name}: there is no such file (in {Path.cwd()}): run where it is, or name it with --params"
         ) from None
     except OSError as error:
         raise MissingInputError(f"{name}: cannot be read ({error.strerror}): check its path and permissions") from error

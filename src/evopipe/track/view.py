@@ -180,7 +180,7 @@ class RunView:
     def _columns(self, rows: Sequence[MemberRow]) -> list[_Column]:
         """All columns in order of display; `rank` says which stay where there is little room."""
         low, high = _range(value for line in self._lineage.values() for value in line)
-        trends = [_spark(self._lineage.get(row.id, ()), low, high) for row in rows]
+        trends = [_spark(self._lineage.get(row.id, ()), low, high).ljust(_TREND) for row in rows]
         names = list(dict.fromkeys(name for row in rows for name in row.hyper))
         short = _short(names)
         return [
@@ -193,7 +193,9 @@ class RunView:
             _Column("network", [(clean(row.architecture), "") for row in rows], rank=4, least=14),
             _Column("act", [(clean(row.activation), "") for row in rows], rank=7),
             *(
-                _Column(short[name], [_hyper(row, name) for row in rows], rank=6 if index == 0 else 7 + index, right=True)
+                _Column(
+                    short[name], [_hyper(row, name) for row in rows], rank=6 if index == 0 else 7 + index, right=True
+                )
                 for index, name in enumerate(names)
             ),
             _Column("mutation", [_mutation(row) for row in rows], rank=52),
@@ -358,7 +360,9 @@ class LiveSink:
     def __init__(self, stream: TextIO) -> None:
         self._view = RunView()
         self._due = -math.inf
-        self._console = Console(file=cast(IO[str], _Calm(stream)), force_terminal=True, highlight=False, markup=False, emoji=False)
+        self._console = Console(
+            file=cast(IO[str], _Calm(stream)), force_terminal=True, highlight=False, markup=False, emoji=False
+        )
         self._ascii = not (stream.encoding or "").lower().startswith("utf")
         own = stream is sys.stderr
         self._live = Live(

@@ -1,0 +1,59 @@
+# `make run` and `make test` are all one needs; the first of either sets up .venv, once.
+
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+ROOT := $(CURDIR)
+PYTEST := $(VENV)/bin/python -m pytest
+
+# The stages call `python -m evopipe`: PATH and PYTHONPATH make that this folder's python and this folder's code. The
+# path is relative so that DVC's experiments, which run in copies of the tree, run the copies' code.
+USER_PATH := $(PATH)
+export PATH := $(ROOT)/$(VENV)/bin:$(PATH)
+export PYTHONPATH := src
+
+# Two makes at once must not set up twice.
+FLOCK := $(shell command -v flock 2>/dev/null)
+LOCKED := $(if $(FLOCK),$(FLOCK) .venv.lock,)
+
+# An environment made elsewhere (a copied folder) points there: make it anew.
+ifneq ($(shell cat $(READY) 2>/dev/null),$(ROOT))
+$(shell rm -f $(READY))
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-slow check setup clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+run: setup ## set up, then run the pipeline (dvc repro)
+	dvc repro
+
+test: setup ## set up, then run the tests
+	$(PYTEST)
+
+test-slow: setup ## run the tests that take minutes too
+	$(PYTEST) --slow
+
+check: setup ## format, lint, types, import contract, tests
+	ruff format --check
+	ruff check
+	mypy
+	lint-imports
+	$(PYTEST)
+
+setup: $(READY) ## set up only
+	@# An unpacked archive has no git, and DVC must be told.
+	@if [ -e .git ]; then \
+	  ! grep -qs no_scm .dvc/config.local || dvc config --local --unset core.no_scm; \
+	else \
+	  grep -qs no_scm .dvc/config.local || { mkdir -p .dvc && dvc config --local core.no_scm true; }; \
+	fi
+
+$(READY): pyproject.toml constraints.txt
+	@PATH="$(USER_PATH)" $(LOCKED) sh .ci/setup "$(PYTHON)" "$(VENV)" "$(ROOT)"
+
+clean: ## remove the environment and caches; data, models and reports stay
+	rm -rf $(VENV) .venv.lock .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,70 @@
+"""The public functions: whole runs without DVC."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evopipe import policy
+from evopipe.config import Params, load_params, parse_params
+from evopipe.stages import buffer, evaluate, export, fetch, paths, population, train
+from evopipe.storage import safeio
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave.
+
+    Attributes:
+        policy: the elite.
+        evaluation: the content of `reports/evaluation.json`.
+        summary: the content of `reports/train.json`.
+        lineage: one record a generation, as in `reports/lineage.jsonl`.
+    """
+
+    policy: policy.Policy
+    evaluation: dict[str, Any]
+    summary: dict[str, Any]
+    lineage: list[dict[str, Any]]
+
+
+def run(
+    params: str | Path | Params | Mapping[str, Any], folder: str | Path | None = None, quiet: bool = True
+) -> Result:
+    """Run all stages in order: what `dvc repro` does, without its cache.
+
+    Args:
+        params: a params file, `Params`, or a mapping in the layout of `params.yaml` (missing keys take defaults).
+        folder: where data, models and reports go; None keeps nothing on disk.
+        quiet: show nothing but warnings.
+
+    Raises:
+        EvopipeError: anything that a stage raises.
+    """
+    settled = _params(params)
+    if folder is not None:
+        return _run(settled, Path(folder), quiet)
+    with tempfile.TemporaryDirectory(prefix="evopipe-") as temporary:
+        return _run(settled, Path(temporary), quiet)
+
+
+def _params(params: str | Path | Params | Mapping[str, Any]) -> Params:
+    if isinstance(params, Params):
+        return params
+    return parse_params(params) if isinstance(params, Mapping) else load_params(params)
+
+
+def _run(params: Params, folder: Path, quiet: bool) -> Result:
+    upstream = (fetch, buffer) if params.train.warm_start else ()
+    for stage in (*upstream, population, train, evaluate, export):
+        stage.run(params, quiet=quiet, folder=folder)
+    lines = safeio.read_bytes(folder / paths.LINEAGE).splitlines()
+    return Result(
+        policy=policy.load(folder / paths.ELITE),
+        evaluation=safeio.read_json(folder / paths.EVALUATION),
+        summary=safeio.read_json(folder / paths.TRAIN),
+        lineage=[safeio.parse_json(line, str(paths.LINEAGE)) for line in lines],
+    )

@@ -1,0 +1,59 @@
+"""One evolution step: select → clone → mutate. A pure function of members, fitness and the generation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evopipe import rng
+from evopipe.core.population import Member
+from evopipe.evolve.clone import clone
+from evopipe.evolve.mutate import NONE, Mutation, MutationConfig, Traits, mutate
+from evopipe.evolve.select import TournamentConfig, tournament
+from evopipe.rng import Purpose
+
+
+@dataclass(frozen=True)
+class Evolved:
+    """The next generation: in slot order its members, how each was mutated, and the slot of each one's parent."""
+
+    members: tuple[Member, ...]
+    mutations: tuple[Mutation, ...]
+    parents: tuple[int, ...]
+
+
+def evolve(
+    selection: TournamentConfig,
+    mutation: MutationConfig,
+    traits: Traits,
+    members: Sequence[Member],
+    fitness: np.ndarray,
+    seed: int,
+    generation: int,
+    next_id: int,
+) -> Evolved:
+    """Return the next generation.
+
+    Args:
+        selection: tournament settings.
+        mutation: mutation settings.
+        traits: what mutation must know of the algorithm.
+        members: this generation in slot order.
+        fitness: `[P]`; −∞ marks a member that must not be a parent.
+        seed: the run's seed.
+        generation: this generation's number; with the seed it fixes every draw.
+        next_id: first free member id; children take ids from there by slot.
+    """
+    chooser = rng.host(int(rng.member_keys(seed, [-1])[0]), Purpose.SELECT, generation)
+    selected = tournament(selection, fitness, chooser)
+    children = clone(members, selected, selection.elitism, next_id)
+    spared = 0 if selection.elitism and not mutation.mutate_elite else -1
+    born = [
+        (child, NONE)
+        if child.slot == spared
+        else mutate(mutation, traits, child, rng.host(child.key, Purpose.MUTATE, generation))
+        for child in children
+    ]
+    return Evolved(tuple(m for m, _ in born), tuple(change for _, change in born), selected.parents)

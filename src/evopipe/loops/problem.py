@@ -1,0 +1,119 @@
+"""What a run is about: configuration only, no state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from evopipe import rng
+from evopipe.algos import Algorithm
+from evopipe.core import population
+from evopipe.core.networks import Arch, initialise
+from evopipe.core.population import Cohort, Member, Widths
+from evopipe.envs.make import EnvConfig, discrete_actions, make_env, vector_observation_size
+from evopipe.evolve.mutate import NONE, Mutation, MutationConfig, Traits, mutate
+from evopipe.evolve.select import TournamentConfig
+from evopipe.rng import Purpose
+
+if TYPE_CHECKING:
+    from evopipe.loops.online import TrainConfig
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Environment, algorithm and evolution of a run.
+
+    Attributes:
+        observations: `O`, length of an observation.
+        actions: `A`, number of actions.
+    """
+
+    seed: int
+    env: EnvConfig
+    train: TrainConfig
+    tournament: TournamentConfig
+    mutation: MutationConfig
+    algo: Algorithm
+    algo_config: Any
+    observations: int
+    actions: int
+    device: torch.device
+    cohorts: Literal["merged", "exact"] = "merged"
+
+    @property
+    def widths(self) -> dict[str, Widths]:
+        """Input and output width of every network."""
+        return dict(self.algo.networks(self.observations, self.actions))
+
+    @property
+    def traits(self) -> Traits:
+        """What mutation must know of the algorithm."""
+        fields = self.algo.Config.model_fields
+        return Traits(
+            widths=self.widths,
+            policy=self.algo.POLICY,
+            kinds=population.tensor_kinds(self.algo.State),
+            evolve=self.algo_config.evolve,
+            whole=frozenset(name for name, field in fields.items() if field.annotation is int),
+        )
+
+    def form(self, members: Sequence[Member]) -> list[Cohort]:
+        """Form cohorts, in which members train."""
+        return population.form(members, self.algo.State, self.widths, self.device, self.cohorts)
+
+    def form_alone(self, member: Member) -> list[Cohort]:
+        """Form the cohort of one member, whatever its slot."""
+        return population.form([member], self.algo.State, self.widths, self.device, "exact")
+
+    def seeds(self, purpose: Purpose, n: int) -> np.ndarray:
+        """Return the run's `[n]` fixed episode seeds for a purpose, the same for all members."""
+        return rng.seeds(rng.member_keys(self.seed, np.full(n, -1)), purpose, np.arange(n))
+
+
+def space_sizes(env_config: EnvConfig) -> tuple[int, int]:
+    """Return the length of an observation and the number of actions, `(O, A)`.
+
+    Raises:
+        ParamsError: the environment is unknown, or its spaces are not served.
+    """
+    env = make_env(env_config)
+    try:
+        return vector_observation_size(env.observation_space), discrete_actions(env.action_space)
+    finally:
+        env.close()
+
+
+def first_members(problem: Problem, size: int) -> tuple[list[Member], list[Mutation]]:
+    """Make the initial population, mutated once where `evolution.mutation.before_training` says so.
+
+    Args:
+        problem: configuration.
+        size: members.
+
+    Returns:
+        Members, and what each one's mutation was.
+    """
+    keys = [int(key) for key in rng.member_keys(problem.seed, range(size))]
+    arch, hyper = Arch.start(problem.algo_config.network), _evolvable(problem.algo_config)
+    bare = [Member(slot, slot, None, key, arch, dict(hyper), {}) for slot, key in enumerate(keys)]
+    rows: dict[str, list[torch.Tensor]] = {}
+    for i, (network, widths) in enumerate(sorted(problem.widths.items())):
+        rows[network] = [initialise(arch, *widths, rng.host(key, Purpose.INIT, i)) for key in keys]
+    members = population.create(bare, problem.algo.init, rows, problem.widths)
+    if not problem.mutation.before_training:
+        return members, [NONE] * size
+    born = [
+        mutate(problem.mutation, problem.traits, member, rng.host(member.key, Purpose.MUTATE), allow_none=False)
+        for member in members
+    ]
+    return [member for member, _ in born], [mutation for _, mutation in born]
+
+
+def _evolvable(config: Any) -> dict[str, float]:
+    """Return the hyper-parameters that are tensors `[P]`, with the values members start from."""
+    fields = type(config).model_fields
+    return {n: getattr(config, n) for n, f in fields.items() if (f.json_schema_extra or {}).get("evolvable")}

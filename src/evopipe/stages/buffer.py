@@ -1,0 +1,75 @@
+"""Stage `buffer`: `data/dataset` into packed transitions with statistics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from evopipe.config import Params
+from evopipe.envs.pool import EnvPool
+from evopipe.errors import DataError, MissingInputError
+from evopipe.stages.paths import DATASET, REPORTS, TRANSITIONS
+from evopipe.storage import safeio
+from evopipe.storage.dataset import Transitions, check_spaces, pack, read_minari, write_transitions
+
+REPORT = REPORTS / "buffer.json"
+
+
+def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
+    """Write `data/transitions.h5` and `reports/buffer.json` below `folder`.
+
+    Raises:
+        MissingInputError: `data/dataset` is not there.
+        DataError: it is empty, damaged, or does not fit the environment.
+        DiskError: a file cannot be written.
+    """
+    source = folder / DATASET
+    if not source.exists():
+        raise MissingInputError(f"{source}: not there; run `evopipe fetch` or `dvc repro fetch` first")
+    pool = EnvPool(params.env, 1, what="described")
+    try:
+        dataset = read_minari(source)
+        if not sum(len(episode) for episode in dataset.episodes):
+            raise DataError(f"{source}: holds no step; run `evopipe fetch` with at least one episode")
+        check_spaces(dataset, pool.obs_size, pool.num_actions, pool.action_start)
+        transitions = pack(dataset.episodes, pool.action_start)
+        stats = statistics(transitions, pool.num_actions)
+    finally:
+        pool.close()
+    write_transitions(folder / TRANSITIONS, transitions, stats)
+    safeio.write_json(folder / REPORT, stats)
+    if not quiet:
+        print(
+            f"{TRANSITIONS}: {stats['transitions']} transitions of {stats['episodes']} episodes, "
+            f"{stats['terminations']} terminated, {stats['truncations']} truncated"
+        )
+
+
+def statistics(transitions: Transitions, num_actions: int) -> dict[str, Any]:
+    """Describe transitions as plain numbers.
+
+    Returns:
+        Counts, returns by episode, reward, each observation element, and how often each action was taken.
+    """
+    returns = np.bincount(transitions.episode, weights=transitions.reward.astype(np.float64))
+    lengths = np.bincount(transitions.episode).astype(np.float64)
+    played = lengths > 0
+    obs = transitions.obs.astype(np.float64)
+    return {
+        "transitions": len(transitions),
+        "episodes": int(played.sum()),
+        "terminations": int(transitions.terminated.sum()),
+        "truncations": int((transitions.truncated & ~transitions.terminated).sum()),
+        "return": _summary(returns[played]),
+        "length": _summary(lengths[played]),
+        "reward": _summary(transitions.reward.astype(np.float64)),
+        "obs": {name: getattr(obs, name)(axis=0).tolist() for name in ("mean", "std", "min", "max")},
+        "actions": np.bincount(transitions.action, minlength=num_actions).tolist(),
+    }
+
+
+def _summary(values: npt.NDArray[Any]) -> dict[str, float]:
+    return {name: float(getattr(values, name)()) for name in ("mean", "std", "min", "max")}

@@ -1,0 +1,86 @@
+"""Stage `evaluate`: score every member on held-out seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evopipe import rng, runtime
+from evopipe.config import Params
+from evopipe.envs.pool import EnvPool
+from evopipe.errors import EnvironmentFailed, Interrupted
+from evopipe.loops.evaluate import Stopped, evaluate
+from evopipe.ops.statistics import bootstrap_interval, interquartile_mean
+from evopipe.rng import Purpose
+from evopipe.stages import paths
+from evopipe.stages.setup import make_problem, read_members, with_slots
+from evopipe.storage import safeio
+
+ROWS = 128  # environments that evaluation steps at a time, where there are that many episodes
+
+
+def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
+    """Write `reports/evaluation.json` and `reports/episodes.csv` from `models/trained`.
+
+    Raises:
+        MissingInputError: `models/trained` is not there.
+        DataError: it is damaged.
+        EnvironmentFailed: the environment raised, or returned something that is not finite.
+        Interrupted: a signal came.
+    """
+    device = runtime.configure(params.runtime)
+    problem = make_problem(params, device)
+    stored, _ = read_members(folder / paths.TRAINED, problem, "train")
+    members = with_slots(stored)
+    names = [*(f"member_{i}" for i in range(len(members) - 1)), "elite"]
+    n = params.evaluate.episodes
+    pool = EnvPool(params.env, len(members) * min(n, max(1, ROWS // len(members))), what="evaluation")
+    seeds, cohorts = problem.seeds(Purpose.HELD_OUT, n), problem.form(members)
+    try:
+        with runtime.StopSignal() as stop, runtime.translate_failures():
+            stopped = lambda: stop.signum is not None  # noqa: E731
+            played = evaluate(problem.algo, cohorts, pool, seeds, params.evaluate.steps, stopped)
+    except Stopped:
+        raise Interrupted(stop.signum or 15, "evaluation stopped; nothing was written, run it again") from None
+    finally:
+        pool.close()
+    if not np.isfinite(played.returns).all():
+        raise EnvironmentFailed(
+            f"environment {params.env.id!r} returned non-finite observations or rewards in "
+            f"{int((~np.isfinite(played.returns)).sum())} evaluation episodes: mend it, then run this stage again"
+        )
+    summaries = {
+        name: _summary(returns, lengths, params, i)
+        for i, (name, returns, lengths) in enumerate(zip(names, played.returns, played.lengths, strict=True))
+    }
+    elite = summaries.pop("elite")
+    safeio.write_json(
+        folder / paths.EVALUATION,
+        {"elite": elite, "members": summaries, "episodes": n, "steps": played.steps, "env": params.env.id},
+    )
+    rows = [
+        [name, int(seeds[i]), float(played.returns[m, i]), int(played.lengths[m, i])]
+        for m, name in enumerate(names)
+        for i in range(n)
+    ]
+    safeio.write_csv(folder / paths.EPISODES, ["member", "seed", "return", "length"], rows)
+    if not quiet:
+        low, high = elite["interval"]
+        print(f"elite: mean {elite['mean']:.1f} over {n} held-out episodes, 95 % interval [{low:.1f}, {high:.1f}]")
+
+
+def _summary(returns: np.ndarray, lengths: np.ndarray, params: Params, index: int) -> dict[str, Any]:
+    """Summarise one member's episodes."""
+    chooser = rng.host(int(rng.member_keys(params.seed, [-1])[0]), Purpose.BOOTSTRAP, index)
+    return {
+        "mean": float(returns.mean()),
+        "std": float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,
+        "median": float(np.median(returns)),
+        "iqm": interquartile_mean(returns),
+        "interval": list(bootstrap_interval(returns, params.evaluate.bootstrap, chooser)),
+        "min": float(returns.min()),
+        "max": float(returns.max()),
+        "mean_length": float(lengths.mean()),
+    }

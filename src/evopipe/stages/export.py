@@ -1,0 +1,128 @@
+"""Stage `export`: the elite as files that run anywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from evopipe import __version__, policy, runtime
+from evopipe.config import Params
+from evopipe.core.population import Member
+from evopipe.envs.make import make_env
+from evopipe.errors import MissingInputError
+from evopipe.stages import paths
+from evopipe.stages.setup import make_problem, read_members
+from evopipe.storage import safeio
+
+
+def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
+    """Write `models/elite`: policy.safetensors, policy.json, policy.pt2 and a model card.
+
+    Raises:
+        MissingInputError: `models/trained` or `reports/evaluation.json` is not there.
+        DataError: one of them is damaged.
+    """
+    runtime.configure(params.runtime)
+    problem = make_problem(params)
+    members, trained = read_members(folder / paths.TRAINED, problem, "train")
+    if not (folder / paths.EVALUATION).exists():
+        raise MissingInputError(f"{paths.EVALUATION}: not there; run `evopipe evaluate` or `dvc repro evaluate` first")
+    score = safeio.read_json(folder / paths.EVALUATION)["elite"]
+    elite = members[-1]
+    about = {
+        "observations": trained["observations"],
+        "actions": trained["actions"],
+        "env": {"id": params.env.id, "kwargs": params.env.kwargs},
+        **_spaces(params),
+        "preprocessing": [],
+        "hyper": dict(elite.hyper),
+        "training": trained["elite"],
+        "evaluation": score,
+        "lineage": _ancestry(folder, elite.id),
+        "provenance": {
+            "evopipe": __version__,
+            "git_revision": runtime.git_revision(folder.absolute()),
+            "params_key": _params_key(params),
+            "fingerprint": runtime.fingerprint(),
+        },
+    }
+    card = _card(params, elite, about)
+    policy.save(folder / paths.ELITE, params.train.algo, elite, about, params.export.program, card)
+    if not quiet:
+        print(f"{paths.ELITE}: {elite.arch.describe()} {elite.arch.activation}, held-out mean {score['mean']:.1f}")
+
+
+def _params_key(params: Params) -> str:
+    """Return a key of all parameters that any result depends on."""
+    values = params.model_dump(mode="json", exclude={"algos": True, "runtime": {"checkpoint_seconds"}})
+    return runtime.content_key({**values, "algo": params.algo_config.model_dump(mode="json")})
+
+
+def _spaces(params: Params) -> dict[str, Any]:
+    env = make_env(params.env)
+    try:
+        start = int(getattr(env.action_space, "start", 0))
+        return {
+            "observation_space": str(env.observation_space),
+            "action_space": str(env.action_space),
+            "action_start": start,
+        }
+    finally:
+        env.close()
+
+
+def _ancestry(folder: Path, elite: int) -> list[dict[str, Any]]:
+    """Return the elite's line of descent, youngest first: id, parent, generation, mutation."""
+    text = safeio.read_bytes(folder / paths.LINEAGE).decode()
+    births: dict[int, dict[str, Any]] = {}
+    for record in map(json.loads, text.splitlines()):
+        for child in record["children"]:  # an elite that survives appears again: its first record is its birth
+            birth = {name: child[name] for name in ("id", "parent", "mutation")}
+            births.setdefault(child["id"], {**birth, "generation": record["generation"]})
+    line, current = [], elite
+    while current in births:
+        line.append(births[current])
+        current = births[current]["parent"]
+    return line
+
+
+def _card(params: Params, elite: Member, about: dict[str, Any]) -> str:
+    """Write the model card: what it is, how good, how to use it."""
+    score = about["evaluation"]
+    low, high = score["interval"]
+    scores = f"{score['mean']:.1f} | [{low:.1f}, {high:.1f}] | {score['std']:.1f} | {score['median']:.1f}"
+    scores += f" | {score['iqm']:.1f}"
+    hyper = "\n".join(f"| {name} | {value:g} |" for name, value in sorted(elite.hyper.items()))
+    return f"""---
+library_name: evopipe
+tags: [reinforcement-learning, {params.train.algo}, {params.env.id}]
+---
+
+# {params.train.algo.upper()} on {params.env.id}
+
+The elite of an evolved population: network {elite.arch.describe()} ({elite.arch.activation}).
+
+| held-out episodes | mean | 95 % interval | std | median | IQM |
+|---|---|---|---|---|---|
+| {params.evaluate.episodes} | {scores} |
+
+| hyper-parameter | value |
+|---|---|
+{hyper}
+
+## Use
+
+```python
+import evopipe
+
+policy = evopipe.load("models/elite")
+action = policy.act(obs)
+```
+
+Or with torch alone, for `obs` of shape `[B, {about["observations"]}]`:
+
+```python
+actions, values = torch.export.load("models/elite/policy.pt2").module()(obs)
+```
+"""

@@ -1,0 +1,224 @@
+"""Stage `fetch`: behaviour data into `data/dataset`, always a Minari dataset, whatever `fetch.source` is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evopipe import runtime
+from evopipe.config import CollectConfig, Params
+from evopipe.envs.heuristics import Heuristic, heuristic
+from evopipe.envs.pool import EnvPool, Step
+from evopipe.errors import DataError, EnvironmentFailed, ParamsError
+from evopipe.rng import Purpose, host
+from evopipe.stages.paths import DATASET, REPORTS
+from evopipe.storage import safeio
+from evopipe.storage.dataset import Dataset, Episode, check_spaces, read_d4rl, read_minari, write_minari
+
+REPORT = REPORTS / "fetch.json"
+
+Policy = Callable[[EnvPool, np.random.Generator], int]
+"""From a pool of one row and the episode's own generator to the index of an action."""
+
+
+def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
+    """Write `data/dataset` and `reports/fetch.json` below `folder`. Paths in `params` are the working folder's.
+
+    Raises:
+        ParamsError: a setting under `fetch` or `env` cannot be used.
+        MissingInputError: the source is not there or cannot be reached.
+        DataError: the source's content cannot be used, or does not fit the environment.
+        EnvironmentFailed: the environment raised or broke its contract.
+        DiskError: a file cannot be written.
+    """
+    pool = EnvPool(params.env, 1, what="behaviour")
+    try:
+        if params.fetch.source == "collect":
+            episodes, report = _collect(params, pool)
+        else:
+            episodes, report = _convert(params, pool)
+        write_minari(
+            folder / DATASET,
+            episodes,
+            dataset_id=f"evopipe/{_slug(params.env.id)}/{params.fetch.source}-v0",
+            observation_space=pool.observation_space,
+            action_space=pool.action_space,
+            env_spec=pool.env(0).spec,
+            algorithm=params.fetch.source,
+            description=f"{len(episodes)} episodes of {params.env.id}, fetch.source {params.fetch.source}",
+        )
+    finally:
+        pool.close()
+    safeio.write_json(
+        folder / REPORT, {"env": params.env.id, "source": params.fetch.source, **report, **_totals(episodes)}
+    )
+    if not quiet:
+        _tell(params, report, episodes)
+
+
+def _totals(episodes: Sequence[Episode]) -> dict[str, Any]:
+    return {
+        "episodes": len(episodes),
+        "transitions": sum(len(episode) for episode in episodes),
+        "return": _spread([episode.reward.sum(dtype=np.float64) for episode in episodes]),
+    }
+
+
+def _spread(returns: Sequence[float]) -> dict[str, float]:
+    return {"mean": float(np.mean(returns)), "std": float(np.std(returns))}
+
+
+def _tell(params: Params, report: dict[str, Any], episodes: Sequence[Episode]) -> None:
+    for note in report["notes"]:
+        print(f"{DATASET}: {note}")
+    total = _totals(episodes)
+    spread = total["return"]
+    print(
+        f"{DATASET}: {total['episodes']} episodes, {total['transitions']} transitions of {params.env.id} from "
+        f"{params.fetch.source}, return {spread['mean']:.1f} ± {spread['std']:.1f}"
+    )
+
+
+def _slug(env_id: str) -> str:
+    """An id that Minari accepts as a namespace."""
+    return "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_") else "_" for letter in env_id)
+
+
+# --- Foreign datasets -------------------------------------------------------------------------------------------------
+
+
+def _convert(params: Params, pool: EnvPool) -> tuple[list[Episode], dict[str, Any]]:
+    """Read another dataset; one that does not fit the environment is refused here rather than a stage later."""
+    if params.fetch.source == "minari":
+        dataset = read_minari(params.fetch.minari.dataset)
+    else:
+        dataset = read_d4rl(Path(params.fetch.hdf5.path))
+    if not sum(len(episode) for episode in dataset.episodes):
+        raise DataError(f"{dataset.where}: holds no step; give a dataset with at least one episode")
+    check_spaces(dataset, pool.obs_size, pool.num_actions, pool.action_start)
+    return dataset.episodes, {"notes": _dropped(dataset), "dropped_steps": dataset.dropped}
+
+
+def _dropped(dataset: Dataset) -> list[str]:
+    if not dataset.dropped:
+        return []
+    return [f"{dataset.dropped} last steps of cut episodes left out: the file has no next observation for them"]
+
+
+# --- Behaviour policies -----------------------------------------------------------------------------------------------
+
+
+def _collect(params: Params, pool: EnvPool) -> tuple[list[Episode], dict[str, Any]]:
+    cfg = params.fetch.collect
+    if cfg.policies.get("policy"):
+        runtime.configure(params.runtime)  # the number of threads decides a policy's last bits
+    policies, notes = _behaviour(cfg, pool, params.env.id)
+    names = sorted(policies)
+    weights = np.array([cfg.policies[name] for name in names], np.float64)
+    episodes: list[Episode] = []
+    played: list[str] = []
+    broken = 0
+    for number in range(cfg.episodes):
+        rng = host(params.seed, Purpose.BEHAVIOUR, number)
+        name = names[int(rng.choice(len(names), p=weights / weights.sum()))]
+        episode, cut = _roll(pool, policies[name], rng, cfg.max_steps)
+        broken += cut
+        if len(episode):
+            episodes.append(episode)
+            played.append(name)
+    if not episodes:
+        raise EnvironmentFailed(f"behaviour environment {params.env.id!r}: no episode gave a finite first step")
+    if broken:
+        notes.append(f"{broken} episodes cut where the environment gave a value that is not finite or no legal action")
+    return episodes, {"notes": notes, "broken_steps": broken, "policies": _by_policy(names, played, episodes)}
+
+
+def _by_policy(names: Sequence[str], played: Sequence[str], episodes: Sequence[Episode]) -> dict[str, Any]:
+    report = {}
+    for name in names:
+        own = [episode for episode, player in zip(episodes, played, strict=True) if player == name]
+        returns = [episode.reward.sum(dtype=np.float64) for episode in own]
+        count = {"episodes": len(own), "transitions": sum(len(episode) for episode in own)}
+        report[name] = {**count, "return": _spread(returns) if own else None}
+    return report
+
+
+def _roll(pool: EnvPool, policy: Policy, rng: np.random.Generator, max_steps: int | None) -> tuple[Episode, bool]:
+    """Play one episode in the pool's only row; True where a broken step cut it short (that step is left out)."""
+    seed = int(rng.integers(2**31))
+    pool.reset([0], [seed])
+    obs, actions, steps = [pool.obs[0].copy()], [], list[Step]()
+    while True:
+        action = policy(pool, rng)
+        step = pool.step([action])
+        if step.broken[0]:
+            break
+        obs.append(step.obs[0])
+        actions.append(action)
+        steps.append(step)
+        if step.terminated[0] or step.truncated[0] or len(steps) == max_steps:
+            break
+    terminated = np.array([bool(each.terminated[0]) for each in steps], np.bool_)
+    truncated = np.array([bool(each.truncated[0]) for each in steps], np.bool_)
+    truncated[-1:] |= ~terminated[-1:]  # a step cap, or a broken step behind it, cuts the episode
+    reward = np.array([each.reward[0] for each in steps], np.float32)
+    episode = Episode(
+        np.stack(obs), np.array(actions, np.int64) + pool.action_start, reward, terminated, truncated, seed
+    )
+    return episode, bool(step.broken[0])
+
+
+def _behaviour(cfg: CollectConfig, pool: EnvPool, env_id: str) -> tuple[dict[str, Policy], list[str]]:
+    """Return the policies that have a weight, and what there is to say about them."""
+    wanted = [name for name, weight in cfg.policies.items() if weight > 0.0]
+    rule = heuristic(env_id)
+    notes = []
+    if "heuristic" in wanted and rule is None:
+        wanted.remove("heuristic")
+        if not wanted:
+            raise ParamsError(
+                f"fetch.collect.policies: {env_id} has no heuristic; give `random` or `policy` a positive weight"
+            )
+        notes.append(f"{env_id} has no heuristic, its weight went to {', '.join(sorted(wanted))}")
+    policies: dict[str, Policy] = {}
+    for name in wanted:
+        if name == "heuristic" and rule is not None:
+            policies[name] = _ruled(rule)
+        else:
+            policies[name] = _random if name == "random" else _exported(cfg.policy_path, pool)
+    return policies, notes
+
+
+def _random(pool: EnvPool, rng: np.random.Generator) -> int:
+    """Uniform over the legal actions."""
+    legal = np.flatnonzero(pool.mask[0])
+    return int(legal[rng.integers(len(legal))])
+
+
+def _ruled(rule: Heuristic) -> Policy:
+    def act(pool: EnvPool, rng: np.random.Generator) -> int:
+        return rule(pool.env(0), pool.obs[0]) - pool.action_start
+
+    return act
+
+
+def _exported(path: str | None, pool: EnvPool) -> Policy:
+    from evopipe.policy import load
+
+    if path is None:
+        raise ParamsError("fetch.collect.policy_path: the weight `policy` needs an exported policy's folder")
+    policy = load(path)
+    if (policy.observations, policy.actions) != (pool.obs_size, pool.num_actions):
+        raise ParamsError(
+            f"fetch.collect.policy_path: {path} takes {policy.observations} observations and {policy.actions} actions, "
+            f"the environment has {pool.obs_size} and {pool.num_actions}"
+        )
+
+    def act(pool: EnvPool, rng: np.random.Generator) -> int:
+        chosen = int(policy.act(pool.obs[0], mask=pool.mask[0] if pool.masked else None))
+        return chosen - int(policy.about.get("action_start", 0))
+
+    return act

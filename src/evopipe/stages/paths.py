@@ -1,0 +1,17 @@
+"""Where stages read and write, below the folder that a pipeline runs in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DATASET = Path("data/dataset")
+TRANSITIONS = Path("data/transitions.h5")
+POPULATION = Path("models/population")
+TRAINED = Path("models/trained")
+ELITE = Path("models/elite")
+REPORTS = Path("reports")
+LINEAGE = REPORTS / "lineage.jsonl"
+FITNESS = REPORTS / "fitness.csv"
+TRAIN = REPORTS / "train.json"
+EVALUATION = REPORTS / "evaluation.json"
+EPISODES = REPORTS / "episodes.csv"

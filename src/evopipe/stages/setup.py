@@ -1,0 +1,75 @@
+"""From params to a problem and its first members: what several stages begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evopipe.algos import get
+from evopipe.config import Params
+from evopipe.core.population import Member
+from evopipe.errors import DataError, MissingInputError
+from evopipe.loops.problem import Problem, space_sizes
+from evopipe.storage import members as stored
+from evopipe.storage import safeio
+
+MEMBERS, TENSORS = "members.json", "members.safetensors"
+
+
+def make_problem(params: Params, device: torch.device | None = None) -> Problem:
+    """Bundle what a run is about.
+
+    Raises:
+        ParamsError: the environment is unknown, or the algorithm does not serve its spaces.
+    """
+    observations, actions = space_sizes(params.env)
+    return Problem(
+        seed=params.seed,
+        env=params.env,
+        train=params.train,
+        tournament=params.evolution.tournament,
+        mutation=params.evolution.mutation,
+        algo=get(params.train.algo),
+        algo_config=params.algo_config,
+        observations=observations,
+        actions=actions,
+        device=device or torch.device("cpu"),
+        cohorts=params.runtime.cohorts,
+    )
+
+
+def write_members(folder: Path, members: Sequence[Member], about: dict[str, Any]) -> None:
+    """Write members as a folder of safetensors and JSON, byte-deterministic, with checksums."""
+    tensors, described = stored.pack(members, "members")
+    data = safeio.dump_json({**about, "members": described}, str(folder / MEMBERS), indent=2)
+    safeio.write_folder(folder, {MEMBERS: data, TENSORS: safeio.dump_tensors(tensors)})
+
+
+def read_members(folder: Path, problem: Problem, stage: str) -> tuple[list[Member], dict[str, Any]]:
+    """Read what `write_members` wrote, on the problem's own terms.
+
+    Raises:
+        MissingInputError: the folder is not there.
+        DataError: it is damaged, or was written for another algorithm or environment.
+    """
+    if not folder.exists():
+        raise MissingInputError(f"{folder}: not there; run `evopipe {stage}` or `dvc repro {stage}` first")
+    files = safeio.read_folder(folder)
+    about = safeio.parse_json(files[MEMBERS], str(folder / MEMBERS))
+    members = stored.unpack(safeio.load_tensors(files[TENSORS], str(folder / TENSORS)), about["members"], "members")
+    wanted = {"algo": problem.train.algo, "env": problem.env.id}
+    for name, value in wanted.items():
+        if about[name] != value:
+            raise DataError(
+                f"{folder}: written for {name} {about[name]!r}, params.yaml says {value!r}; run `dvc repro {stage}`"
+            )
+    return members, about
+
+
+def with_slots(members: Sequence[Member]) -> list[Member]:
+    """Renumber slots, so that members of different populations can be evaluated side by side."""
+    return [replace(member, slot=slot) for slot, member in enumerate(members)]

@@ -1,0 +1,182 @@
+"""Stage `train`: evolve the population."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import evopipe
+from evopipe import runtime
+from evopipe.config import Params
+from evopipe.errors import DivergedError, EvopipeError, Interrupted
+from evopipe.loops.online import Online
+from evopipe.loops.online import run as run_loop
+from evopipe.stages import paths
+from evopipe.stages.setup import make_problem, read_members, write_members
+from evopipe.storage import safeio
+from evopipe.storage.checkpoint import CheckpointStore
+from evopipe.storage.dataset import Transitions, read_transitions
+from evopipe.storage.lock import RunLock
+from evopipe.track.base import End, Message, Start, Tracker
+from evopipe.track.console import console_sink
+from evopipe.track.files import JsonlSink
+
+SAVE_SHARE = 0.01  # of wall time that saving may take
+CURVE = ("generation", "step", "env_steps", "eval_steps", "best", "mean", "elite")
+
+
+def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
+    """Train from `models/population` (and `data/transitions.h5`, where warm-started) to `models/trained`.
+
+    A run that was stopped or killed goes on from its last checkpoint, bit for bit. Checkpoints are keyed by the content
+    of everything the run depends on, so that another run's state is never taken for it.
+
+    Raises:
+        MissingInputError: an upstream output is not there.
+        DataError: an upstream output is damaged, or every checkpoint is.
+        BusyError: another process trains the same run.
+        DivergedError: all members diverged, again and again.
+        EnvironmentFailed: the environment raised or broke its contract.
+        Interrupted: a signal came; the state was saved.
+    """
+    device = runtime.configure(params.runtime)
+    problem = make_problem(params, device)
+    members, _ = read_members(folder / paths.POPULATION, problem, "population")
+    warm = _warm_start(params, folder)
+    state = runtime.state_folder("train", _key(params, folder, warm is not None))
+    with (
+        RunLock(state.with_suffix(".lock")),
+        runtime.StopSignal() as stop,
+        runtime.translate_failures(),
+        Tracker([console_sink(quiet), JsonlSink(state / "events.jsonl")]) as tracker,
+    ):
+        store = CheckpointStore(state / "checkpoints")
+        loop = Online(problem, members, warm)
+        try:
+            _train(loop, params, store, stop, tracker)
+        finally:
+            loop.close()
+        _write_outputs(loop, params, folder)
+        store.clear()
+
+
+def _warm_start(params: Params, folder: Path) -> Transitions | None:
+    if not params.train.warm_start:
+        return None
+    return read_transitions(folder / paths.TRANSITIONS, params.train.warm_start)
+
+
+def _key(params: Params, folder: Path, warm: bool) -> str:
+    """Key of a run's checkpoints: the parameters, inputs and code that its outcome depends on."""
+    values = params.model_dump(
+        mode="json", include={"seed": True, "env": True, "train": True, "evolution": True, "runtime": True}
+    )
+    del values["runtime"]["checkpoint_seconds"]
+    values["algo"] = params.algo_config.model_dump(mode="json")
+    inputs = [folder / paths.POPULATION, *([folder / paths.TRANSITIONS] if warm else [])]
+    return runtime.content_key(values, [*inputs, Path(evopipe.__file__).parent])
+
+
+def _train(loop: Online, params: Params, store: CheckpointStore, stop: runtime.StopSignal, tracker: Tracker) -> None:
+    """Resume where there is a checkpoint, train to the end, save in between."""
+    began = time.perf_counter()
+    resumed = _resume(loop, store, tracker)
+    size = len(loop.keys)
+    tracker.emit(
+        Start("train", params.env.id, params.train.algo, size, loop.total_ticks * params.env.num_envs, resumed)
+    )
+    saver = _Saver(loop, store, params.runtime.checkpoint_seconds)
+    try:
+        run_loop(loop, tracker, lambda: stop.signum is not None, saver)
+    except EvopipeError as error:
+        if not isinstance(error, DivergedError):  # whose state would only diverge again
+            saver.save()
+        raise
+    if stop.signum is not None and not loop.reason:
+        saver.save()
+        raise Interrupted(
+            stop.signum, f"stopped at step {loop.step} of each member; saved, the same command continues from there"
+        )
+    if loop.champion is None:
+        raise DivergedError("no generation had a healthy member, so there is no elite: lower the learning rate")
+    tracker.emit(End(loop.reason, time.perf_counter() - began, loop.env_steps, loop.eval_steps))
+
+
+def _resume(loop: Online, store: CheckpointStore, tracker: Tracker) -> int | None:
+    loaded = store.load()
+    if loaded is None:
+        return None
+    for sentence in loaded.warnings:
+        tracker.emit(Message("warning", sentence))
+    lost = loop.restore(loaded.tensors, loaded.meta)
+    if lost:
+        tracker.emit(
+            Message(
+                "warning",
+                f"{lost} environments did not return to where they were: {loop.problem.env.id} is not a function of "
+                "its seed and actions. They begin new episodes; the run goes on, but not bit for bit",
+            )
+        )
+    return loop.step
+
+
+class _Saver:
+    """Saves every so many seconds, and never more often than a hundredth of wall time allows."""
+
+    def __init__(self, loop: Online, store: CheckpointStore, seconds: float) -> None:
+        self.loop, self.store, self.seconds = loop, store, seconds
+        self.last, self.cost = time.perf_counter(), 0.0
+
+    def __call__(self, generation_closed: bool) -> None:
+        """Save where it is time; a generation's end is no special moment."""
+        if time.perf_counter() - self.last >= max(self.seconds, self.cost / SAVE_SHARE):
+            self.save()
+
+    def save(self) -> None:
+        """Save now."""
+        began = time.perf_counter()
+        tensors, meta = self.loop.state()
+        self.store.save(self.loop.tick + self.loop.generation, tensors, meta)
+        self.last = time.perf_counter()
+        self.cost = self.last - began
+
+
+def _write_outputs(loop: Online, params: Params, folder: Path) -> None:
+    """Write `models/trained` and the reports; no clock in any of them, so that equal runs give equal bytes."""
+    champion = loop.champion
+    if champion is None:
+        raise DivergedError("no generation had a healthy member, so there is no elite")
+    about: dict[str, Any] = {
+        "algo": params.train.algo,
+        "env": params.env.id,
+        "observations": loop.pool.obs_size,
+        "actions": loop.pool.num_actions,
+        "elite": {
+            "id": champion.member.id,
+            "generation": champion.generation,
+            "score": champion.score,
+            "standard_error": champion.error,
+            "confirmed": champion.confirmed,
+        },
+    }
+    write_members(folder / paths.TRAINED, [*loop.members, champion.member], about)
+    lines = b"".join(safeio.dump_json(record, str(paths.LINEAGE)) for record in loop.lineage)
+    safeio.write_bytes(folder / paths.LINEAGE, lines)
+    safeio.write_csv(folder / paths.FITNESS, CURVE, [["" if x is None else x for x in row] for row in loop.curve])
+    summary = {
+        "reason": loop.reason,
+        "generations": loop.generation,
+        "steps": {
+            "each_member": loop.step,
+            "training": loop.env_steps,
+            "evaluation": loop.eval_steps,
+            "all": loop.env_steps + loop.eval_steps,
+        },
+        "broken_transitions": loop.broken_rows,
+        "elite": about["elite"],
+        "best_fitness": loop.curve[-1][4],
+        "mean_fitness": loop.curve[-1][5],
+        "warm_start": min(params.train.warm_start, params.train.replay.capacity),
+    }
+    safeio.write_json(folder / paths.TRAIN, summary)

@@ -1,0 +1,343 @@
+"""The command line: commands, exit codes, speed, and the code that runs under DVC."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import evopipe
+from evopipe.cli import globals_first
+from evopipe.storage.yamlio import parse_yaml
+
+ROOT = Path(__file__).parents[2]
+STAGES = ("fetch", "buffer", "population", "train", "evaluate", "export")
+
+
+def run(
+    *arguments: str, cwd: Path = ROOT, source: Path = ROOT / "src", flags: tuple[str, ...] = (), **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m evopipe` as a user would."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DVC_", "EVOPIPE_"))}
+    return subprocess.run(
+        [sys.executable, *flags, "-m", "evopipe", *arguments],
+        cwd=cwd,
+        env={**inherited, "PYTHONPATH": str(source), **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def outcome(result: subprocess.CompletedProcess[str]) -> tuple[int, str]:
+    assert result.stdout == ""
+    return result.returncode, result.stderr
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    return tmp_path
+
+
+# --- what the light commands print ------------------------------------------------------------------------------------
+
+
+def test_help_names_every_command() -> None:
+    result = run("--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    for command in (*STAGES, "params", "env", "algos"):
+        assert f"\n  {command} " in result.stdout
+    assert run().stdout == result.stdout
+    assert run("train", "-h").returncode == 0
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"evopipe {evopipe.__version__}\n"
+
+
+def test_params_check_says_ok(workspace: Path) -> None:
+    assert run("params", "check", cwd=workspace).stdout == "params.yaml: ok\n"
+    assert run("params", "check", "--quiet", cwd=workspace).stdout == ""
+    (workspace / "params.yaml").rename(workspace / "other.yaml")
+    assert run("--params", "other.yaml", "params", "check", cwd=workspace).stdout == "other.yaml: ok\n"
+    assert run("params", "check", "--params=other.yaml", cwd=workspace).stdout == "other.yaml: ok\n"
+
+
+def test_params_check_lists_every_problem_and_exits_65(workspace: Path) -> None:
+    path = workspace / "params.yaml"
+    path.write_text(path.read_text().replace("seed: 1", "seed: x").replace("  dqn:\n", "  dqn:\n    lrr: 1\n"))
+    code, message = outcome(run("params", "check", cwd=workspace))
+    assert code == 65
+    first, second = message.splitlines()
+    assert first.startswith("error: params.yaml:")
+    assert first.endswith(": seed: expected a whole number, got the text 'x'")
+    assert second.endswith(": algos.dqn.lrr: unknown key, did you mean 'lr'?")
+
+
+def test_params_show_prints_what_is_in_effect(workspace: Path) -> None:
+    shown = parse_yaml(run("params", "show", cwd=workspace).stdout, "shown").data
+    original = parse_yaml((workspace / "params.yaml").read_text(), "params.yaml").data
+    assert shown == original
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ("env.num_envs", "16"),
+        ("train.algo", "dqn"),
+        ("evaluate.steps", "null"),
+        ("export.program", "true"),
+        ("algos.dqn.network.encoder.0", "128"),
+        ("evolution.tournament", "size: 2\nelitism: true\nwindow: 1"),
+    ],
+)
+def test_params_show_one_value(workspace: Path, key: str, shown: str) -> None:
+    path = workspace / "params.yaml"
+    path.write_text(path.read_text().replace("encoder: [64]", "encoder: [128]"))
+    assert run("params", "show", key, cwd=workspace).stdout == f"{shown}\n"
+
+
+def test_params_show_of_an_unknown_key(workspace: Path) -> None:
+    assert outcome(run("params", "show", "train.algi", cwd=workspace)) == (
+        64,
+        "error: params show: no key 'algi' in train, did you mean 'algo'?\n",
+    )
+    assert outcome(run("params", "show", "seed.x", cwd=workspace)) == (
+        64,
+        "error: params show: no key 'x' in seed, it holds no keys\n",
+    )
+
+
+def test_params_schema_is_json() -> None:
+    assert "dqn" in json.loads(run("params", "schema").stdout)["$defs"]["Algos"]["properties"]
+
+
+def test_algos_lists_name_line_and_paper() -> None:
+    rows = run("algos").stdout.splitlines()
+    assert any(row.startswith("dqn ") and row.endswith("https://doi.org/10.1038/nature14236") for row in rows)
+
+
+def test_env_check() -> None:
+    result = run("env", "check", "CartPole-v1")
+    assert (result.returncode, result.stdout) == (0, "CartPole-v1: ok\n")
+    code, message = outcome(run("env", "check", "CartPol-v1"))
+    assert code == 65
+    assert message == "error: env.id: unknown environment 'CartPol-v1', did you mean 'CartPole-v1'?\n"
+
+
+def test_env_check_of_an_environment_that_cannot_be_used() -> None:
+    code, message = outcome(run("env", "check", "Pendulum-v1"))
+    assert code == 71
+    assert message.startswith("error: Pendulum-v1: ")
+
+
+@pytest.mark.parametrize(("kwargs", "what"), [("{", "not JSON ("), ("[1]", "must be a JSON object: write it like ")])
+def test_env_check_with_bad_arguments(kwargs: str, what: str) -> None:
+    code, message = outcome(run("env", "check", "CartPole-v1", "--kwargs", kwargs))
+    assert code == 64
+    assert message.startswith(f"error: --kwargs: {what}")
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "error: No such command 'trian'. Did you mean 'train'? (see evopipe --help)\n"),
+        (["train", "--foo"], "error: No such option: --foo (see evopipe train --help)\n"),
+        (["env", "check"], "error: Missing argument 'ID' (see evopipe env check --help)\n"),
+        (["params", "check", "--params"], "error: Option '--params' requires an argument (see evopipe --help)\n"),
+    ],
+)
+def test_wrong_usage_exits_64(arguments: list[str], message: str) -> None:
+    assert outcome(run(*arguments)) == (64, message)
+
+
+def test_a_group_without_command_shows_its_help_and_exits_64() -> None:
+    code, message = outcome(run("params"))
+    assert code == 64
+    assert message.startswith("Usage: evopipe params [OPTIONS] COMMAND [ARGS]...\n")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_without_params_file_exits_66(tmp_path: Path, stage: str) -> None:
+    assert outcome(run(stage, cwd=tmp_path)) == (
+        66,
+        f"error: params.yaml: there is no such file (in {tmp_path}): run where it is, or name it with --params\n",
+    )
+
+
+def raising(tmp_path: Path, statement: str, *arguments: str) -> tuple[int, str]:
+    """Run a stage whose code is replaced by one statement, in a copy of the tree."""
+    copy_tree(tmp_path)
+    (tmp_path / "src/evopipe/stages/fetch.py").write_text(
+        f"import errno, os, signal\nfrom evopipe import errors\n\ndef run(params, *, quiet):\n    {statement}\n"
+    )
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    return outcome(run("fetch", *arguments, cwd=tmp_path, source=tmp_path / "src"))
+
+
+def copy_tree(target: Path) -> None:
+    shutil.copytree(ROOT / "src", target / "src", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+@pytest.mark.parametrize(
+    ("statement", "code", "message"),
+    [
+        ("raise errors.BusyError('a: busy')", 75, "error: a: busy\n"),
+        ("raise errors.Interrupted(15, 'saved')", 143, "error: saved\n"),
+        ("raise MemoryError('no')", 72, "error: memory ran out (no); lower "),
+        ("raise OSError(errno.ENOSPC, 'full', 'x')", 74, "error: x: a file could not be written (full); free some "),
+        ("raise KeyboardInterrupt", 130, "error: interrupted\n"),
+        ("os.kill(os.getpid(), signal.SIGINT)", 130, "error: interrupted\n"),
+        (
+            "raise ValueError('odd\\nstate')",
+            1,
+            "error: internal error: ValueError: odd; this is a bug in evopipe: re-run with --debug and report it\n",
+        ),
+        ("raise KeyError", 1, "error: internal error: KeyError; this is a bug"),
+    ],
+)
+def test_failures_of_a_stage_become_a_sentence_and_an_exit_code(
+    tmp_path: Path, statement: str, code: int, message: str
+) -> None:
+    actual, text = raising(tmp_path, statement)
+    assert actual == code
+    assert text.startswith(message)
+    assert text.count("\n") == 1
+
+
+def test_debug_adds_the_traceback(tmp_path: Path) -> None:
+    code, text = raising(tmp_path, "raise ValueError('odd')", "--debug")
+    assert code == 1
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert "ValueError: odd\nerror: internal error: ValueError: odd; " in text
+
+
+def test_common_options_may_stand_after_the_command() -> None:
+    assert globals_first(["train", "--quiet", "--params", "x", "--debug"]) == [
+        "--quiet",
+        "--params",
+        "x",
+        "--debug",
+        "train",
+    ]
+    assert globals_first(["params", "show", "--params=x", "a"]) == ["--params=x", "params", "show", "a"]
+    assert globals_first(["params", "show", "--", "--quiet"]) == ["params", "show", "--", "--quiet"]
+    assert globals_first(["train", "--params"]) == ["--params", "train"]
+
+
+# --- speed ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("params", "check"), ("algos",)])
+def test_light_commands_answer_at_once(arguments: tuple[str, ...]) -> None:
+    # 0.4 s is the promise; twice that leaves room for a busy machine.
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        assert run(*arguments).returncode == 0
+        seconds.append(time.perf_counter() - start)
+    assert statistics.median(seconds) <= 0.8
+
+
+@pytest.mark.parametrize("arguments", [["params", "check"], ["params", "show"], ["params", "schema"], ["algos"]])
+def test_light_commands_load_no_heavy_package(arguments: list[str]) -> None:
+    program = f"""
+import sys
+from evopipe.__main__ import main
+sys.argv = ["evopipe", *{arguments!r}]
+code = main()
+from evopipe.cli import HEAVY
+from evopipe.lazy import is_deferred
+loaded = [name for name in HEAVY if name in sys.modules and not is_deferred(name)]
+sys.exit(f"loaded: {{loaded}}" if loaded or not is_deferred("torch") else code)
+"""
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False,
+                            env={**os.environ, "PYTHONPATH": str(ROOT / "src")})  # fmt: skip
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_deferred_package_works_when_it_is_used_after_all() -> None:
+    program = """
+from evopipe.lazy import defer, is_deferred
+defer("torch", "numpy", "no_such_package", "json")
+import torch, numpy
+import torch as again
+assert again is torch and is_deferred("torch") and is_deferred("numpy")
+import torch.nn.functional as functional
+assert not is_deferred("torch")
+assert functional.relu(torch.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0]
+assert numpy.zeros(2).sum() == 0 and type(numpy).__name__ == "module"
+try:
+    import no_such_package
+except ModuleNotFoundError:
+    print("ok")
+"""
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False,
+                            env={**os.environ, "PYTHONPATH": str(ROOT / "src")})  # fmt: skip
+    assert (result.stdout, result.stderr) == ("ok\n", "")
+
+
+# --- the right code ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other_tree(tmp_path: Path) -> Path:
+    """A copy of the tree, as a queued experiment's folder holds one, with a version of its own."""
+    copy_tree(tmp_path)
+    init = tmp_path / "src/evopipe/__init__.py"
+    init.write_text(init.read_text().replace(evopipe.__version__, "9.9.9"))
+    return tmp_path
+
+
+def test_under_dvc_the_code_of_the_tree_runs(other_tree: Path) -> None:
+    below = other_tree / "pipelines/small"
+    below.mkdir(parents=True)
+    for folder in (other_tree, below):
+        assert run("--version", cwd=folder, DVC_STAGE="train").stdout == "evopipe 9.9.9\n"
+
+
+def test_under_dvc_exit_codes_and_arguments_pass_through(other_tree: Path) -> None:
+    code, message = outcome(run("params", "check", "--params", "no.yaml", cwd=other_tree, DVC_STAGE="train"))
+    assert code == 66
+    assert message.startswith("error: no.yaml: there is no such file ")
+
+
+def test_a_stage_inside_a_stage_of_another_tree_runs_its_own_code(other_tree: Path) -> None:
+    result = run("--version", cwd=other_tree, DVC_STAGE="train", EVOPIPE_REEXECUTED=str(ROOT / "src"))
+    assert result.stdout == "evopipe 9.9.9\n"
+
+
+def test_without_dvc_the_installed_code_runs(other_tree: Path) -> None:
+    assert run("--version", cwd=other_tree).stdout == f"evopipe {evopipe.__version__}\n"
+
+
+def test_under_dvc_a_project_without_the_source_uses_the_installed_code(tmp_path: Path) -> None:
+    assert run("--version", cwd=tmp_path, DVC_STAGE="train").stdout == f"evopipe {evopipe.__version__}\n"
+
+
+def test_the_tree_reached_by_a_link_is_the_same_tree(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(ROOT)
+    result = run("--version", cwd=tmp_path / "link", DVC_STAGE="train", EVOPIPE_REEXECUTED=str(ROOT / "src"))
+    assert result.stdout == f"evopipe {evopipe.__version__}\n"
+
+
+def test_where_the_trees_code_cannot_run_the_stage_stops(other_tree: Path) -> None:
+    source = other_tree / "src"
+    code, message = outcome(run("--version", cwd=other_tree, DVC_STAGE="train", EVOPIPE_REEXECUTED=str(source)))
+    assert code == 1
+    assert message == (
+        f"error: {source} holds the code of this stage, but {ROOT / 'src/evopipe'} runs: "
+        f"put {source} first on PYTHONPATH\n"
+    )

@@ -1,0 +1,292 @@
+"""`config.py`: what a params file may say, and the sentence for everything else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evopipe import algos
+from evopipe.config import MAX_PROBLEMS, Params, json_schema, load_params, parse_params
+from evopipe.errors import MissingInputError, ParamsError
+
+ROOT = Path(__file__).parents[2]
+ROOT_TEXT = (ROOT / "params.yaml").read_text()
+Edit = Callable[..., str]
+
+
+@pytest.fixture
+def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Edit:
+    """Loads the root params.yaml after replacements, and returns the error's message."""
+
+    def load(*replacements: tuple[str, str]) -> str:
+        monkeypatch.chdir(tmp_path)
+        text = ROOT_TEXT
+        for old, new in replacements:
+            assert re.search(old, text, flags=re.MULTILINE), old
+            text = re.sub(old, new, text, count=1, flags=re.MULTILINE)
+        (tmp_path / "params.yaml").write_text(text)
+        with pytest.raises(ParamsError) as caught:
+            load_params()
+        assert caught.value.exit_code == 65
+        return str(caught.value)
+
+    return load
+
+
+def refusal(data: dict[str, Any]) -> str:
+    with pytest.raises(ParamsError) as caught:
+        parse_params(data)
+    return str(caught.value)
+
+
+def line_of(pattern: str, text: str = ROOT_TEXT) -> int:
+    """Line (from 1) of the first line that matches."""
+    return next(number for number, line in enumerate(text.splitlines(), 1) if re.match(pattern, line))
+
+
+def test_the_root_params_file_is_complete_and_valid() -> None:
+    params = load_params(ROOT / "params.yaml")
+    assert params.algo_config is params.algos[params.train.algo]
+    assert isinstance(params.algo_config, algos.get(params.train.algo).Config)
+
+
+def test_a_mapping_takes_defaults_for_what_it_does_not_give() -> None:
+    params = parse_params({"seed": 7, "algos": {"dqn": {"lr": 0.01}}})
+    assert params.seed == 7
+    assert params.population.size == Params.model_fields["population"].get_default(call_default_factory=True).size
+    assert params.algo_config.lr == 0.01
+    assert parse_params({}).algo_config == algos.get("dqn").Config()
+
+
+def test_params_can_be_made_from_parsed_blocks() -> None:
+    config = algos.get("dqn").Config(gamma=0.5)
+    assert Params(algos={"dqn": config}).algo_config is config
+    assert parse_params(Params(seed=3).model_dump()) == Params(seed=3)
+    assert parse_params(Params().model_dump(mode="json")) == Params()
+
+
+def test_an_unknown_key_of_an_algorithm(edited: Edit) -> None:
+    message = edited(("^    gamma: 0.99", "    gamma: 0.99\n    lrr: 0.1"))
+    line = line_of("    gamma:") + 1
+    assert message == f"params.yaml:{line}:5: algos.dqn.lrr: unknown key, did you mean 'lr'?"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "sentence"),
+    [
+        ("^seed: .*", "seed: abc", "seed:", "seed: expected a whole number, got the text 'abc'"),
+        ("^seed: .*", "seed: 1.5", "seed:", "seed: expected a whole number, got 1.5"),
+        ("^seed: .*", "seed: -1", "seed:", "seed: must be at least 0, got -1"),
+        ("^seed: .*", "seed: true", "seed:", "seed: expected a whole number, got true"),
+        ("^seed: .*", "seed: [1]", "seed:", "seed: expected a whole number, got a list"),
+        ("^seed: .*", "seed:", "seed:", "seed: expected a whole number, got nothing"),
+        (
+            "max_steps: 2\\d*",
+            "max_steps: 1e5",
+            "  max_steps:",
+            "train.max_steps: expected a whole number, got 100000.0: ",
+        ),
+        ("  size: .*  # members$", "  size: 0", "  size:", "population.size: must be at least 1, got 0"),
+        ("  target: auto", "  target: atuo", "  target:", "train.target: expected a number or 'auto' or null, got "),
+        (
+            "  device: auto",
+            "  device: gpu",
+            "  device:",
+            "runtime.device: expected 'auto', 'cpu' or 'cuda', got the text",
+        ),
+        ("  source: collect", "  source: colect", "  source:", "fetch.source: expected 'collect', 'minari' or 'hdf5'"),
+        (
+            "activation: ReLU",
+            "activation: relu",
+            "      activation:",
+            "algos.dqn.network.activation: expected 'ReLU', ",
+        ),
+        ("    gamma: .*", "    gamma: 1.5", "    gamma:", "algos.dqn.gamma: must be at most 1, got 1.5"),
+        ("    lr: .*", "    lr: 0", "    lr:", "algos.dqn.lr: must be above 0, got 0"),
+        ("encoder: .*", "encoder: [64, 0]", "      encoder:", "algos.dqn.network.encoder.1: must be at least 1, got 0"),
+        ("encoder: .*", "encoder: 64", "      encoder:", "algos.dqn.network.encoder: expected a list, got 64"),
+        ("node_steps: .*", "node_steps: []", "      node_steps:", "evolution.mutation.architecture.node_steps: must "),
+        ("^export:\n.*", "export: [1]", "export:", "export: expected a block of keys, got a list"),
+        ("  id: LunarLander-v3", "  id: ''", "  id:", "env.id: must have 1 or more characters, got the text ''"),
+        ("algo: dqn", "algo: dqm", "  algo:", "train.algo: unknown algorithm 'dqm', did you mean 'dqn'?"),
+        ("algo: dqn", "algo: zzz", "  algo:", "train.algo: unknown algorithm 'zzz', known are: dqn"),
+        ("evo_steps: .*", "evo_steps: 15", "  evo_steps:", "train.evo_steps: must be at least env.num_envs (16), for "),
+        ("min_layers: 1", "min_layers: 4", "    architecture:", "evolution.mutation.architecture: min_layers (4) is "),
+        ("lr: {min: [^,]*", "lr: {min: 1.0", "      lr:", "algos.dqn.evolve.lr: min (1.0) is above max (0.01)"),
+        (
+            "      lr: {",
+            "      lrr: {",
+            "      lr:",
+            "algos.dqn.evolve.lrr: no hyper-parameter of that name can evolve, ",
+        ),
+    ],
+)
+def test_a_wrong_value_names_its_place_and_what_is_allowed(
+    edited: Edit, old: str, new: str, place: str, sentence: str
+) -> None:
+    message = edited((old, new))
+    line, column, text = re.fullmatch(r"params\.yaml:(\d+):(\d+): (.*)", message).groups()  # type: ignore[union-attr]
+    assert text.startswith(sentence)
+    # The list item's column is its own; keys stand at their indent.
+    assert int(line) in {number for number, row in enumerate(ROOT_TEXT.splitlines(), 1) if re.match(place, row)}
+    assert int(column) >= len(place) - len(place.lstrip()) + 1
+
+
+def test_nulls_are_offered_where_they_are_allowed(edited: Edit) -> None:
+    message = edited(("  eval_steps: null", "  eval_steps: many"))
+    assert message.endswith("train.eval_steps: expected a whole number or null, got the text 'many'")
+    message = edited(("  target: auto", "  target: .5e"))
+    assert message.endswith("train.target: expected a number or 'auto' or null, got the text '.5e'")
+
+
+def test_suggestions_for_values(edited: Edit) -> None:
+    assert edited(("activation: ReLU", "activation: relu")).endswith("got the text 'relu', did you mean 'ReLU'?")
+    assert edited(("  source: collect", "  source: colect")).endswith("got the text 'colect', did you mean 'collect'?")
+    assert edited(("max_steps: 2\\d*", "max_steps: 1e5")).endswith("got 100000.0: write 100000")
+
+
+def test_an_unknown_key_without_a_near_one_lists_the_known(edited: Edit) -> None:
+    message = edited(("^  backend:", "  zzz: 1\n  backend:"))
+    assert message.endswith(": env.zzz: unknown key: delete it, known here: id, kwargs, num_envs, backend")
+
+
+def test_a_missing_key_names_its_default(edited: Edit) -> None:
+    line = line_of("train:")
+    assert (
+        edited(("^  evo_steps:.*\n", ""))
+        == f"params.yaml:{line}:1: train.evo_steps: missing key (default 10000): add it"
+    )
+    message = edited(("^  target: auto.*\n", ""))
+    assert message == f"params.yaml:{line}:1: train.target: missing key (default auto): add it"
+    message = edited(("^    lr: .*\n", ""))
+    assert message == f"params.yaml:{line_of('  dqn:')}:3: algos.dqn.lr: missing key (default 0.00063): add it"
+
+
+def test_a_missing_key_inside_a_free_mapping_of_blocks(edited: Edit) -> None:
+    line = line_of("      lr: {")
+    assert edited(("      lr: {min: [^,]*, ", "      lr: {")) == (
+        f"params.yaml:{line}:7: algos.dqn.evolve.lr.min: missing key: add it"
+    )
+    assert edited((", grow: 1.2", "")).endswith(".evolve.lr.grow: missing key (default 1.2): add it")
+
+
+def test_a_missing_block_shows_its_defaults(edited: Edit) -> None:
+    message = edited(("^export:\n.*\n", ""))
+    assert message == 'params.yaml:1:1: export: missing block: add it, the defaults are {"program": true}'
+
+
+def test_the_chosen_algorithms_block_must_be_there(edited: Edit) -> None:
+    message = edited(("^algos:\n(.*\n)*", "algos: {}\n"))
+    assert message.startswith(
+        f"params.yaml:{line_of('algos:')}:1: algos.dqn: missing block: add it, the defaults are {{"
+    )
+    message = edited(("^algos:\n(.*\n)*", ""))
+    assert message.startswith("params.yaml:1:1: algos.dqn: missing block: add it, the defaults are {")
+    message = edited(("^  dqn:\n(.*\n)*", "  dqn:\n"))
+    assert message.endswith(": algos.dqn: expected a block of keys, got nothing")
+
+
+def test_all_problems_are_listed_by_line(edited: Edit) -> None:
+    message = edited(
+        ("^seed: .*", "seed: abc"),
+        ("    lr: .*", "    lr: 0"),
+        ("  evo_steps: .*", "  evo_steps: 1"),
+        ("  algo: dqn", "  algo: dqn\n  alog: x"),
+        ("^  backend: .*\n", ""),
+    )
+    lines = [int(row.split(":")[1]) for row in message.splitlines()]
+    assert lines == sorted(lines)
+    assert [row.split(": ")[1] for row in message.splitlines()] == [
+        "seed",
+        "env.backend",
+        "train.alog",
+        "algos.dqn.lr",
+    ]
+
+
+def test_a_broken_file_lists_a_bounded_number_of_problems() -> None:
+    rows = refusal({f"x{number}": 1 for number in range(500)}).splitlines()
+    assert len(rows) == MAX_PROBLEMS + 1
+    assert rows[-1] == "… and 450 more"
+
+
+def test_behaviour_policies() -> None:
+    def collect(**block: Any) -> str:
+        return refusal({"fetch": {"collect": block}})
+
+    assert collect(policies={"heuristc": 1.0}) == (
+        "fetch.collect.policies.heuristc: unknown policy, did you mean 'heuristic'?"
+    )
+    assert collect(policies={"zzz": 1.0}).endswith("unknown policy, known are: heuristic, random, policy")
+    assert collect(policies={"random": 0.0}) == (
+        "fetch.collect.policies: all weights are 0: give at least one policy a positive weight"
+    )
+    assert collect(policies={"random": -1.0}) == "fetch.collect.policies.random: must be at least 0, got -1.0"
+    assert collect(policies={"policy": 1.0}) == (
+        "fetch.collect.policy_path: the policy `policy` has a weight: name the exported folder it is loaded from"
+    )
+    given = {"fetch": {"collect": {"policies": {"policy": 1.0}, "policy_path": "models/elite"}}}
+    assert parse_params(given).fetch.collect.policy_path == "models/elite"
+
+
+def test_policies_in_a_file_have_their_line(edited: Edit) -> None:
+    message = edited(("^      random: 0.5", "      randm: 0.5"))
+    assert message == (
+        f"params.yaml:{line_of('      random:')}:7: fetch.collect.policies.randm: unknown policy, did you mean 'random'?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"train": {"evo_steps": 0}}, "train.evo_steps: must be at least 1, got 0"),
+        ({"train": {"target": float("nan")}}, "train.target: must be a finite number, got nan"),
+        (
+            {"train": {"target": "x" * 99}},
+            f"train.target: expected a number or 'auto' or null, got the text '{'x' * 40}…'",
+        ),
+        ({"seed": 10**5000}, "seed: must be at most 2147483647, got a number of over 40 digits"),
+        ({"algos": 3}, "algos: expected a block of keys, got 3"),
+        ({"algos": {"dqm": {}}}, "algos.dqm: unknown key, did you mean 'dqn'?"),
+        ({"train": {"algo": "ppo"}, "algos": {"ppo": {}}}, None),
+        ({"env": {"kwargs": {1: 2}}}, "env.kwargs.1: expected a text, got 1"),
+        ({"env": {"num_envs": 20}, "train": {"evo_steps": 19}}, None),
+        ({"seed": object()}, "seed: expected a whole number, got a value of type object"),
+    ],
+)
+def test_mappings_get_the_same_sentences_without_lines(data: dict[str, Any], message: str | None) -> None:
+    text = refusal(data)
+    assert not text.startswith("params.yaml")
+    if message is not None:
+        assert text == message
+
+
+def test_every_problem_of_an_unknown_algorithm_is_named() -> None:
+    assert refusal({"train": {"algo": "ppo"}, "algos": {"ppo": {}}}).splitlines() == [
+        "train.algo: unknown algorithm 'ppo', known are: dqn",
+        "algos.ppo: unknown key: delete it, known here: dqn",
+    ]
+
+
+def test_a_missing_file_and_a_broken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MissingInputError, match=r"^params\.yaml: there is no such file \("):
+        load_params()
+    (tmp_path / "params.yaml").write_text("seed: 1\nseed: 2\n")
+    with pytest.raises(ParamsError, match=r"^params\.yaml:2:1: seed: key given twice, first on line 1"):
+        load_params()
+
+
+def test_the_json_schema_has_every_algorithms_block() -> None:
+    schema = json_schema()
+    assert set(schema["properties"]) == set(Params.model_fields)
+    blocks = schema["$defs"]["Algos"]["properties"]
+    assert set(blocks) == set(algos.names())
+    assert all("default" not in block for block in blocks.values())
+    config = schema["$defs"][blocks["dqn"]["$ref"].rpartition("/")[2]]
+    assert config["properties"]["lr"]["exclusiveMinimum"] == 0
+    assert config["additionalProperties"] is False

@@ -1,0 +1,497 @@
+"""Datasets on disk: exact round trips, equal bytes, and content that must be refused with its place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import h5py
+import numpy as np
+import pytest
+from minari import MinariDataset
+
+from evopipe.errors import DataError, EvopipeError, MissingInputError
+from evopipe.storage.dataset import (
+    Episode,
+    Transitions,
+    check_spaces,
+    pack,
+    read_d4rl,
+    read_minari,
+    read_transitions,
+    write_minari,
+    write_transitions,
+)
+
+OBS, ACTIONS = 3, 4
+FIELDS = ("obs", "action", "reward", "terminated", "truncated", "next_obs", "episode")
+
+
+def episode(steps: int, *, ends: str = "terminated", seed: int = 0, start: int = 0) -> Episode:
+    rng = np.random.default_rng(seed)
+    terminated, truncated = np.zeros(steps, bool), np.zeros(steps, bool)
+    (terminated if ends == "terminated" else truncated)[-1:] = True
+    obs = rng.normal(size=(steps + 1, OBS)).astype(np.float32)
+    reward = rng.normal(size=steps).astype(np.float32)
+    return Episode(obs, rng.integers(ACTIONS, size=steps) + start, reward, terminated, truncated, seed)
+
+
+def some() -> list[Episode]:
+    return [episode(5), episode(1, ends="truncated", seed=1), episode(9, ends="truncated", seed=2)]
+
+
+def minari(folder: Path, episodes: list[Episode], start: int = 0) -> Path:
+    write_minari(
+        folder,
+        episodes,
+        dataset_id="evopipe/Test-v0/collect-v0",
+        observation_space=gymnasium.spaces.Box(-np.inf, np.inf, (OBS,), np.float32),
+        action_space=gymnasium.spaces.Discrete(ACTIONS, start=start),
+        env_spec=None,
+        algorithm="test",
+        description="a test",
+    )
+    return folder
+
+
+def foreign(folder: Path) -> tuple[Path, Path]:
+    """A dataset without evopipe's manifest: the folder and its HDF5 file."""
+    minari(folder, some())
+    (folder / "manifest.json").unlink()
+    return folder, folder / "data" / "main_data.hdf5"
+
+
+def transitions_file(folder: Path) -> Path:
+    path = folder / "transitions.h5"
+    write_transitions(path, pack(some()), {"mean": 0.5})
+    return path
+
+
+def same(a: Transitions, b: Transitions) -> bool:
+    return all(getattr(a, name).tobytes() == getattr(b, name).tobytes() for name in FIELDS)
+
+
+def refused(read: Callable[[], object], *parts: str, kind: type[EvopipeError] = DataError) -> None:
+    with pytest.raises(kind) as failed:
+        read()
+    text = str(failed.value)
+    assert "\n" not in text
+    for part in parts:
+        assert part in text
+
+
+def outcome(read: Callable[[], Any]) -> Any:
+    """What was read, or the sentence that refused it."""
+    try:
+        return read()
+    except DataError as error:
+        return str(error)
+
+
+# --- Packing and transitions ------------------------------------------------------------------------------------------
+
+
+def test_packing_keeps_ends_apart_and_never_bridges_episodes() -> None:
+    episodes = some()
+    packed = pack(episodes)
+    assert len(packed) == 15
+    assert packed.episode.tolist() == [0] * 5 + [1] + [2] * 9
+    assert np.flatnonzero(packed.terminated).tolist() == [4]
+    assert np.flatnonzero(packed.truncated).tolist() == [5, 14]
+    np.testing.assert_array_equal(packed.next_obs[4], episodes[0].obs[5])
+    np.testing.assert_array_equal(packed.next_obs[14], episodes[2].obs[9])
+    np.testing.assert_array_equal(packed.obs[1:5], packed.next_obs[:4])
+    assert {name: getattr(packed, name).dtype.name for name in FIELDS} == {
+        "obs": "float32",
+        "action": "int64",
+        "reward": "float32",
+        "terminated": "bool",
+        "truncated": "bool",
+        "next_obs": "float32",
+        "episode": "int64",
+    }
+
+
+def test_packing_counts_actions_from_zero() -> None:
+    np.testing.assert_array_equal(pack([episode(6, start=5)], 5).action, pack([episode(6)]).action)
+
+
+def test_packing_nothing_is_refused() -> None:
+    refused(lambda: pack([]), "holds no step")
+
+
+def test_transitions_come_back_bit_for_bit(tmp_path: Path) -> None:
+    path = transitions_file(tmp_path)
+    assert same(read_transitions(path), pack(some()))
+    assert len(read_transitions(path, limit=7)) == 7
+    assert len(read_transitions(path, limit=0)) == 0
+    assert len(read_transitions(path, limit=1000)) == 15
+
+
+def test_transitions_of_another_kind_are_refused(tmp_path: Path) -> None:
+    refused(lambda: read_transitions(tmp_path / "none.h5"), "is not there", kind=MissingInputError)
+    refused(lambda: read_transitions(tmp_path), "is not a regular file")
+    (tmp_path / "text.h5").write_text("hello")
+    refused(lambda: read_transitions(tmp_path / "text.h5"), "text.h5: is truncated, damaged or not HDF5")
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["obs"] = np.zeros(3)
+    refused(lambda: read_transitions(tmp_path / "other.h5"), "not a transitions file of format 1")
+
+
+def replaced(path: Path, name: str, data: Any) -> Path:
+    with h5py.File(path, "a") as file:
+        del file[name]
+        if data is not None:
+            file[name] = data
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "text"),
+    [
+        ("obs", np.zeros((15, OBS)), "dataset 'obs' has dtype float64, expected float32"),
+        ("action", np.zeros(14, np.int64), "ragged, dataset 'action' has 14 rows and 'obs' 15"),
+        ("reward", np.full(15, np.nan, np.float32), "dataset 'reward' holds nan at index [0], not a finite float32"),
+        ("next_obs", np.zeros((15, 2), np.float32), "'obs' (15, 3) and 'next_obs' (15, 2) differ"),
+        ("action", np.full(15, -1), "dataset 'action' holds -1 at index 0, expected 0 or more"),
+        ("reward", np.zeros((15, 1), np.float32), "dataset 'reward' has shape (15, 1), expected 1 dimension(s)"),
+        ("episode", None, "has no dataset 'episode'"),
+        ("reward", ["a"] * 15, "dataset 'reward' has dtype object, expected bool or integer or float"),
+    ],
+)
+def test_unusable_transitions_name_dataset_and_index(name: str, data: Any, text: str, tmp_path: Path) -> None:
+    path = replaced(transitions_file(tmp_path), name, data)
+    refused(lambda: read_transitions(path), str(path), text)
+
+
+def test_a_single_bad_value_is_found_at_its_index(tmp_path: Path) -> None:
+    path = transitions_file(tmp_path)
+    with h5py.File(path, "a") as file:
+        file["next_obs"][11, 2] = np.inf
+    refused(lambda: read_transitions(path), "dataset 'next_obs' holds inf at index [11, 2]")
+    assert len(read_transitions(path, limit=11)) == 11
+
+
+def test_truncated_and_flipped_transitions_never_pass_as_others(tmp_path: Path) -> None:
+    path = transitions_file(tmp_path)
+    whole, good = path.read_bytes(), pack(some())
+    rng = np.random.default_rng(0)
+    for size in rng.integers(len(whole), size=60).tolist():
+        path.write_bytes(whole[:size])
+        refused(lambda: read_transitions(path), str(path))
+    silent = 0
+    for place in rng.integers(len(whole), size=200).tolist():
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << (place % 8))]) + whole[place + 1 :])
+        result = outcome(lambda: read_transitions(path))
+        silent += str(path) not in result if isinstance(result, str) else not same(result, good)
+    assert silent == 0
+
+
+# --- Minari -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inner", ["", "data"])
+def test_a_minari_dataset_comes_back_bit_for_bit(inner: str, tmp_path: Path) -> None:
+    dataset = read_minari(minari(tmp_path / "set", some(), start=2) / inner)
+    assert (dataset.obs_size, dataset.num_actions, dataset.action_start) == (OBS, ACTIONS, 2)
+    assert [each.seed for each in dataset.episodes] == [0, 1, 2]
+    assert same(pack(dataset.episodes), pack(some()))
+
+
+def test_minari_itself_reads_what_we_write(tmp_path: Path) -> None:
+    dataset = MinariDataset(str(minari(tmp_path / "set", some()) / "data"))
+    assert (dataset.total_episodes, dataset.total_steps) == (3, 15)
+    np.testing.assert_array_equal(dataset[2].observations, some()[2].obs)
+    np.testing.assert_array_equal(dataset[0].terminations, some()[0].terminated)
+
+
+def test_equal_data_gives_equal_bytes_in_another_process(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; import tests.unit.test_dataset as t; out = Path(sys.argv[1]);"
+        "t.minari(out / 'set', t.some()); t.transitions_file(out)"
+    )
+    sums = []
+    for name, hashseed in (("a", "1"), ("b", "2")):
+        folder = tmp_path / name
+        folder.mkdir()
+        root = str(Path(__file__).parents[2])
+        env = {**os.environ, "PYTHONHASHSEED": hashseed, "PYTHONPATH": os.pathsep.join([root, f"{root}/src"])}
+        subprocess.run([sys.executable, "-c", script, str(folder)], check=True, env=env)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        sums.append([(str(p.relative_to(folder)), hashlib.sha256(p.read_bytes()).hexdigest()) for p in files])
+    assert sums[0] == sums[1]
+    assert len(sums[0]) == 4
+
+
+def test_a_damaged_own_dataset_is_noticed_by_its_manifest(tmp_path: Path) -> None:
+    folder = minari(tmp_path / "set", some())
+    file = folder / "data" / "main_data.hdf5"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    refused(lambda: read_minari(folder), "main_data.hdf5", "checksum")
+
+
+def test_truncated_and_flipped_foreign_datasets_end_in_one_sentence(tmp_path: Path) -> None:
+    folder, file = foreign(tmp_path / "set")
+    whole = file.read_bytes()
+    rng = np.random.default_rng(0)
+    for size in rng.integers(len(whole), size=30).tolist():
+        file.write_bytes(whole[:size])
+        refused(lambda: read_minari(folder), "main_data.hdf5")
+    for place in rng.integers(len(whole), size=100).tolist():
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << (place % 8))]) + whole[place + 1 :])
+        result = outcome(lambda: read_minari(folder))
+        assert not isinstance(result, str) or "main_data.hdf5" in result
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "text"),
+    [
+        ("observations", np.zeros((5, OBS), np.float32), "'episode_0/observations' has 5 rows for 5 steps, expected 6"),
+        ("rewards", np.zeros(4), "ragged, dataset 'episode_0/rewards' has 4 rows and 'episode_0/actions' 5"),
+        ("rewards", np.array([0, 1, np.nan, 0, 0]), "dataset 'episode_0/rewards' holds nan at index [2]"),
+        ("observations", np.full((6, OBS), 1e300), "dataset 'episode_0/observations' holds inf at index [0, 0]"),
+        ("actions", np.zeros(5), "dataset 'episode_0/actions' has dtype float64, expected integer"),
+        ("actions", np.zeros((5, 2), int), "only Discrete actions are served yet"),
+        ("terminations", np.array([1, 0, 0, 0, 0], bool), "'episode_0' ends at step 0 and goes on"),
+        ("truncations", np.array([0, 0, 0, 0, 7]), "dataset 'episode_0/truncations' holds 7 at index 4, expected 0 or"),
+        ("rewards", ["a"] * 5, "dataset 'episode_0/rewards' has dtype object"),
+        ("rewards", None, "has no dataset 'episode_0/rewards'"),
+    ],
+)
+def test_unusable_minari_content_names_dataset_and_index(name: str, data: Any, text: str, tmp_path: Path) -> None:
+    folder, file = foreign(tmp_path / "set")
+    replaced(file, f"episode_0/{name}", data)
+    refused(lambda: read_minari(folder), str(file), text)
+
+
+def test_an_episode_whose_recording_stopped_counts_as_truncated(tmp_path: Path) -> None:
+    folder, file = foreign(tmp_path / "set")
+    replaced(file, "episode_0/terminations", np.zeros(5, bool))
+    first = read_minari(folder).episodes[0]
+    assert first.truncated.tolist() == [False] * 4 + [True]
+
+
+def metadata(folder: Path, **changes: Any) -> None:
+    path = folder / "data" / "metadata.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"total_episodes": 4}, "holds 3 episodes, its metadata says 4"),
+        ({"total_episodes": None}, "not the metadata of a Minari dataset"),
+        ({"data_format": "arrow"}, "data format 'arrow' is not served; store the dataset as hdf5"),
+        ({"observation_space": '{"type": "Dict"}'}, 'observation space {"type": "Dict"} is not served'),
+        ({"observation_space": '{"type": "Box", "shape": [8, 8]}'}, "only a 1-D Box is yet"),
+        ({"action_space": '{"type": "Box", "shape": [2]}'}, "is not served, only Discrete is yet"),
+        ({"action_space": "{"}, "action_space is not valid JSON"),
+        ({"action_space": "3"}, "action_space is no description of a space"),
+    ],
+)
+def test_unusable_metadata_is_named(changes: dict[str, Any], text: str, tmp_path: Path) -> None:
+    folder, _ = foreign(tmp_path / "set")
+    metadata(folder, **changes)
+    refused(lambda: read_minari(folder), str(folder), text)
+
+
+def test_metadata_never_builds_an_environment(tmp_path: Path) -> None:
+    """Minari's own loader makes the environment of `env_spec` where the spaces are missing: a way to run any code."""
+    folder, _ = foreign(tmp_path / "set")
+    trap = tmp_path / "ran"
+    spec = {"id": "X-v0", "entry_point": "pathlib:Path.touch", "kwargs": {"self": str(trap)}, "additional_wrappers": []}
+    metadata(folder, env_spec=json.dumps(spec), observation_space=None, action_space=None)
+    dataset = read_minari(folder)
+    assert (dataset.obs_size, dataset.num_actions) == (None, None)
+    assert not trap.exists()
+
+
+def test_no_dataset_is_missing_input(tmp_path: Path) -> None:
+    refused(lambda: read_minari(tmp_path), "holds no Minari dataset", kind=MissingInputError)
+    refused(lambda: read_minari("data/typo"), "is no folder here and no remote id", kind=MissingInputError)
+    refused(lambda: read_minari("../up-v0"), "is no folder here and no remote id", kind=MissingInputError)
+
+
+def test_a_silent_remote_ends_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    refused(
+        lambda: read_minari("nobody/nothing-v0", reach_seconds=0.01),
+        "the remote of 'nobody/nothing-v0' did not answer within 0.01 s; check the network, or give a local folder",
+        kind=MissingInputError,
+    )
+
+
+def test_a_failing_remote_ends_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    monkeypatch.setenv("MINARI_REMOTE", "ftp://nowhere")
+    refused(lambda: read_minari("nobody/nothing-v0"), "cannot be used (KeyError: 'ftp')", kind=MissingInputError)
+
+
+def test_a_remote_id_in_the_cache_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    minari(tmp_path / "name" / "set-v3", some())
+    assert same(pack(read_minari("name/set-v3").episodes), pack(some()))
+
+
+# --- HDF5 that reaches outside ----------------------------------------------------------------------------------------
+
+
+def d4rl(path: Path, steps: int = 10, *, following: bool = False, **changes: Any) -> Path:
+    """Three stretches: terminal at 3, timeout at 6, and cut by the file's end at 9."""
+    rng = np.random.default_rng(0)
+    walk = rng.normal(size=(steps + 1, OBS)).astype(np.float32)
+    content: dict[str, Any] = {
+        "observations": walk[:-1],
+        "actions": rng.integers(ACTIONS, size=steps),
+        "rewards": np.arange(steps, dtype=np.float32),
+        "terminals": np.arange(steps) == 3,
+        "timeouts": np.arange(steps) == 6,
+    }
+    if following:
+        content["next_observations"] = walk[1:].copy()
+        content["next_observations"][[3, 6]] += 100.0
+    with h5py.File(path, "w") as file:
+        for name, data in {**content, **changes}.items():
+            if data is not None:
+                file[name] = data
+    return path
+
+
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret.h5"
+    with h5py.File(path, "w") as file:
+        file["rewards"] = np.zeros(10, np.float32)
+    return path
+
+
+def test_an_external_link_is_refused(tmp_path: Path) -> None:
+    path = d4rl(tmp_path / "d.hdf5", rewards=h5py.ExternalLink(str(secret(tmp_path)), "rewards"))
+    refused(lambda: read_d4rl(path), str(path), "'rewards' is a link to", "links are not followed")
+
+
+def test_a_soft_link_is_refused(tmp_path: Path) -> None:
+    path = d4rl(tmp_path / "d.hdf5", rewards=h5py.SoftLink("/observations"))
+    refused(lambda: read_d4rl(path), "'rewards' is a link to")
+
+
+def test_an_external_link_in_a_minari_episode_is_refused(tmp_path: Path) -> None:
+    folder, file = foreign(tmp_path / "set")
+    replaced(file, "episode_1/rewards", h5py.ExternalLink(str(secret(tmp_path)), "rewards"))
+    refused(lambda: read_minari(folder), "'episode_1/rewards' is a link to")
+    replaced(file, "episode_0", h5py.ExternalLink(str(secret(tmp_path)), "/"))
+    refused(lambda: read_minari(folder), "'episode_0' is a link to")
+
+
+def test_external_storage_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "passwords").write_bytes(bytes(40))
+    path = d4rl(tmp_path / "d.hdf5", rewards=None)
+    with h5py.File(path, "a") as file:
+        file.create_dataset("rewards", (10,), np.float32, external=[(str(tmp_path / "passwords"), 0, 40)])
+    refused(lambda: read_d4rl(path), "dataset 'rewards' keeps its values in other files")
+
+
+def test_a_virtual_dataset_is_refused(tmp_path: Path) -> None:
+    path = d4rl(tmp_path / "d.hdf5", rewards=None)
+    layout = h5py.VirtualLayout((10,), np.float32)
+    layout[:] = h5py.VirtualSource(str(secret(tmp_path)), "rewards", (10,))
+    with h5py.File(path, "a") as file:
+        file.create_virtual_dataset("rewards", layout)
+    refused(lambda: read_d4rl(path), "dataset 'rewards' keeps its values in other files")
+
+
+def test_a_dataset_that_declares_more_than_it_holds_is_refused(tmp_path: Path) -> None:
+    path = d4rl(tmp_path / "d.hdf5", rewards=None)
+    with h5py.File(path, "a") as file:
+        file.create_dataset("rewards", (10**12,), np.float32, chunks=(1024,))
+    refused(lambda: read_d4rl(path), "dataset 'rewards' declares 4000000000000 bytes and holds 0")
+
+
+# --- D4RL -------------------------------------------------------------------------------------------------------------
+
+
+def test_d4rl_without_next_observations_drops_what_is_not_known(tmp_path: Path) -> None:
+    dataset = read_d4rl(d4rl(tmp_path / "d.hdf5"))
+    assert [len(each) for each in dataset.episodes] == [4, 2, 2]
+    assert dataset.dropped == 2
+    packed = pack(dataset.episodes)
+    assert packed.reward.tolist() == [0, 1, 2, 3, 4, 5, 7, 8]
+    assert np.flatnonzero(packed.terminated).tolist() == [3]
+    assert np.flatnonzero(packed.truncated).tolist() == [5, 7]
+    inside = ~(packed.terminated | packed.truncated)
+    np.testing.assert_array_equal(packed.next_obs[:-1][inside[:-1]], packed.obs[1:][inside[:-1]])
+
+
+def test_d4rl_with_next_observations_keeps_every_step(tmp_path: Path) -> None:
+    path = d4rl(tmp_path / "d.hdf5", following=True)
+    dataset = read_d4rl(path)
+    assert ([len(each) for each in dataset.episodes], dataset.dropped) == ([4, 3, 3], 0)
+    packed = pack(dataset.episodes)
+    with h5py.File(path) as file:
+        np.testing.assert_array_equal(packed.next_obs, file["next_observations"][:])
+    assert np.flatnonzero(packed.terminated).tolist() == [3]
+    assert np.flatnonzero(packed.truncated).tolist() == [6, 9]
+
+
+def test_d4rl_rows_that_do_not_follow_are_not_bridged(tmp_path: Path) -> None:
+    path = d4rl(tmp_path / "d.hdf5", following=True, terminals=np.zeros(10, bool), timeouts=np.zeros(10, bool))
+    assert [len(each) for each in read_d4rl(path).episodes] == [4, 3, 3]
+
+
+def test_d4rl_scalars_may_be_columns(tmp_path: Path) -> None:
+    path = d4rl(tmp_path / "d.hdf5", actions=np.ones((10, 1), np.int32), rewards=np.ones((10, 1)))
+    assert [len(each) for each in read_d4rl(path).episodes] == [4, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"timeouts": None}, "has no dataset 'timeouts'"),
+        ({"rewards": np.zeros(9)}, "ragged, dataset 'rewards' has 9 rows and 'actions' 10"),
+        ({"observations": np.full((10, OBS), np.nan)}, "dataset 'observations' holds nan at index [0, 0]"),
+        ({"actions": np.zeros((10, 2), np.float32)}, "dataset 'actions' has dtype float32, expected integer"),
+        ({"terminals": np.full(10, 2)}, "dataset 'terminals' holds 2 at index 0, expected 0 or 1"),
+        ({"observations": np.zeros(10)}, "dataset 'observations' has shape (10,), expected 2 dimension(s)"),
+    ],
+)
+def test_unusable_d4rl_content_names_dataset_and_index(changes: dict[str, Any], text: str, tmp_path: Path) -> None:
+    path = d4rl(tmp_path / "d.hdf5", **changes)
+    refused(lambda: read_d4rl(path), str(path), text)
+
+
+def test_a_truncated_or_missing_d4rl_file(tmp_path: Path) -> None:
+    path = d4rl(tmp_path / "d.hdf5")
+    path.write_bytes(path.read_bytes()[:-100])
+    refused(lambda: read_d4rl(path), "is truncated, damaged or not HDF5")
+    refused(lambda: read_d4rl(tmp_path / "no.hdf5"), "is not there", kind=MissingInputError)
+
+
+# --- Fit --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spaces", "text"),
+    [
+        ((8, ACTIONS, 0), "its observation space has 3 numbers, env's 8"),
+        ((OBS, 2, 0), "its action space has 4 actions, env's 2"),
+        ((OBS, ACTIONS, 1), "its action space starts at 0, env's 1"),
+    ],
+)
+def test_spaces_that_differ_are_named(spaces: tuple[int, int, int], text: str, tmp_path: Path) -> None:
+    dataset = read_minari(minari(tmp_path / "set", some()))
+    check_spaces(dataset, OBS, ACTIONS, 0)
+    refused(lambda: check_spaces(dataset, *spaces), text)
+
+
+def test_content_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    dataset = read_d4rl(d4rl(tmp_path / "d.hdf5", actions=np.arange(10)))
+    refused(lambda: check_spaces(dataset, OBS, ACTIONS, 0), "episode 1 took action 4 at step 0, env has 0 to 3")
+    refused(lambda: check_spaces(dataset, 5, ACTIONS, 0), "episode 0 has observations of 3 numbers, env's have 5")

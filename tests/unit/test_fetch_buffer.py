@@ -1,0 +1,271 @@
+"""The stages `fetch` and `buffer`, run as the pipeline runs them: in a working folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from minari import MinariDataset
+
+from evopipe import policy
+from evopipe.config import Params
+from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, ParamsError
+from evopipe.stages import buffer, fetch, population
+from evopipe.stages.paths import POPULATION
+from evopipe.stages.setup import make_problem, read_members
+from evopipe.storage.dataset import read_minari, read_transitions
+
+CART = {"id": "CartPole-v1", "kwargs": {}}
+
+
+@pytest.fixture(autouse=True)
+def _working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def params(env: str = "CartPole-v1", seed: int = 1, source: str = "collect", **parts: Any) -> Params:
+    """Params with a small collection; `collect`, `minari`, `hdf5` and `kwargs` replace parts."""
+    collect = {"episodes": 6, "policies": {"random": 1.0}, **parts.get("collect", {})}
+    settings = {"source": source, "collect": collect}
+    settings.update({name: parts[name] for name in ("minari", "hdf5") if name in parts})
+    return Params.model_validate(
+        {"seed": seed, "env": {"id": env, "kwargs": parts.get("kwargs", {})}, "fetch": settings}
+    )
+
+
+def own(name: str) -> str:
+    return f"envs_for_tests:{name}-v0"
+
+
+def report(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(Path(f"reports/{name}.json").read_text())
+    return content
+
+
+def sums() -> dict[str, str]:
+    files = sorted(path for path in Path.cwd().rglob("*") if path.is_file())
+    return {str(path.relative_to(Path.cwd())): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def refused(run: Any, settings: Params, kind: type[EvopipeError], *parts: str) -> None:
+    with pytest.raises(kind) as failed:
+        run(settings, quiet=True)
+    for part in parts:
+        assert part in str(failed.value)
+
+
+def test_collect_then_buffer(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = params(collect={"episodes": 12, "policies": {"heuristic": 1.0, "random": 2.0}})
+    fetch.run(settings)
+    buffer.run(settings)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("data/dataset: 12 episodes, ")
+    assert lines[1].startswith("data/transitions.h5: ")
+
+    fetched, buffered = report("fetch"), report("buffer")
+    transitions = read_transitions(Path("data/transitions.h5"))
+    assert fetched["transitions"] == buffered["transitions"] == len(transitions)
+    assert fetched["policies"]["heuristic"]["return"]["mean"] == 500.0
+    assert fetched["policies"]["random"]["return"]["mean"] < 60.0
+    assert fetched["policies"]["heuristic"]["episodes"] == buffered["truncations"]
+    assert fetched["policies"]["random"]["episodes"] == buffered["terminations"]
+    assert buffered["return"]["max"] == 500.0
+    assert sum(buffered["actions"]) == len(transitions)
+    np.testing.assert_allclose(buffered["obs"]["mean"], transitions.obs.mean(axis=0, dtype=np.float64))
+    inside = ~(transitions.terminated | transitions.truncated)[:-1]
+    np.testing.assert_array_equal(transitions.next_obs[:-1][inside], transitions.obs[1:][inside])
+    assert MinariDataset("data/dataset/data").total_episodes == 12
+
+
+def test_outs_are_equal_to_the_byte_and_follow_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        settings = params(seed=seed)
+        fetch.run(settings, quiet=True)
+        buffer.run(settings, quiet=True)
+        seen.append(sums())
+    assert seen[0] == seen[1]
+    assert sorted(seen[0]) == [
+        "data/dataset/data/main_data.hdf5",
+        "data/dataset/data/metadata.json",
+        "data/dataset/manifest.json",
+        "data/transitions.h5",
+        "reports/buffer.json",
+        "reports/fetch.json",
+    ]
+    assert seen[0]["data/transitions.h5"] != seen[2]["data/transitions.h5"]
+
+
+def test_outs_may_go_to_another_folder() -> None:
+    fetch.run(params(), quiet=True, folder=Path("elsewhere"))
+    buffer.run(params(), quiet=True, folder=Path("elsewhere"))
+    assert len(sums()) == 6
+    assert all(name.startswith("elsewhere/") for name in sums())
+
+
+def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = params()
+    fetch.run(settings, quiet=True)
+    buffer.run(settings, quiet=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_missing_heuristic_gives_its_weight_to_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    fetch.run(params("Acrobot-v1", collect={"episodes": 1, "policies": {"heuristic": 0.5, "random": 0.5}}))
+    note = "Acrobot-v1 has no heuristic, its weight went to random"
+    assert report("fetch")["notes"] == [note]
+    assert capsys.readouterr().out.splitlines()[0] == f"data/dataset: {note}"
+
+
+@pytest.mark.parametrize(
+    ("env", "collect", "text"),
+    [
+        ("Acrobot-v1", {"policies": {"heuristic": 1.0}}, "Acrobot-v1 has no heuristic; give `random` or `policy`"),
+    ],
+)
+def test_unusable_mixes_are_refused(env: str, collect: dict[str, Any], text: str) -> None:
+    refused(fetch.run, params(env, collect=collect), ParamsError, text)
+    assert not Path("data/dataset").exists()
+
+
+def exported(folder: Path, settings: Params) -> policy.Policy:
+    """A policy that was never trained."""
+    population.run(settings, quiet=True, folder=Path("aside"))
+    members, about = read_members(Path("aside") / POPULATION, make_problem(settings), "population")
+    spaces = {name: about[name] for name in ("observations", "actions")}
+    start = settings.env.kwargs.get("offset", 0)
+    policy.save(folder, settings.train.algo, members[0], {**spaces, "action_start": start}, False, "a test")
+    return policy.load(folder)
+
+
+@pytest.mark.parametrize(("env", "kwargs"), [("CartPole-v1", {}), (own("Masked"), {"offset": 3})])
+def test_an_exported_policy_is_a_behaviour(env: str, kwargs: dict[str, Any]) -> None:
+    chosen = exported(Path("elite"), params(env, kwargs=kwargs))
+    mix = {"policies": {"policy": 1.0}, "policy_path": "elite"}
+    settings = params(env, kwargs=kwargs, collect=mix)
+    fetch.run(settings, quiet=True)
+    assert report("fetch")["policies"]["policy"]["episodes"] == 6
+    first = read_minari("data/dataset").episodes[0]
+    if env == "CartPole-v1":
+        np.testing.assert_array_equal(first.action, chosen.act(first.obs[:-1]))
+    else:
+        assert set(first.action.tolist()) <= {3, 4}
+
+
+def test_a_policy_of_another_environment_is_refused() -> None:
+    exported(Path("elite"), params())
+    settings = params("Acrobot-v1", collect={"policies": {"policy": 1.0}, "policy_path": "elite"})
+    text = "fetch.collect.policy_path: elite takes 4 observations and 2 actions, the environment has 6 and 3"
+    refused(fetch.run, settings, ParamsError, text)
+
+
+def test_a_policy_that_is_not_there() -> None:
+    settings = params(collect={"policies": {"policy": 1.0}, "policy_path": "elite"})
+    refused(fetch.run, settings, MissingInputError, "elite")
+
+
+def test_a_step_cap_truncates() -> None:
+    settings = params(collect={"episodes": 3, "max_steps": 5})
+    fetch.run(settings, quiet=True)
+    buffer.run(settings, quiet=True)
+    assert (report("buffer")["transitions"], report("buffer")["truncations"]) == (15, 3)
+
+
+def test_masks_and_action_offsets_are_kept() -> None:
+    settings = params(own("Masked"), kwargs={"offset": 4})
+    fetch.run(settings, quiet=True)
+    buffer.run(settings, quiet=True)
+    raw = np.concatenate([episode.action for episode in read_minari("data/dataset").episodes])
+    transitions = read_transitions(Path("data/transitions.h5"))
+    assert set(raw.tolist()) <= {4, 5}
+    np.testing.assert_array_equal(transitions.action, raw - 4)
+    assert not ((transitions.obs[:, 0] == 1.0) & (transitions.action == 0)).any()
+
+
+@pytest.mark.parametrize("name", ["NanReward", "NanObs", "MaskedOut"])
+def test_broken_steps_are_left_out_and_counted(name: str) -> None:
+    settings = params(own(name))
+    fetch.run(settings, quiet=True)
+    buffer.run(settings, quiet=True)
+    fetched, transitions = report("fetch"), read_transitions(Path("data/transitions.h5"))
+    assert fetched["broken_steps"] > 0
+    [note] = fetched["notes"]
+    assert note.startswith(f"{fetched['broken_steps']} episodes cut where the environment gave a value that is not")
+    assert np.bincount(transitions.episode).max() <= 3
+    assert report("buffer")["truncations"] >= fetched["broken_steps"]
+
+
+def test_an_environment_that_only_breaks_is_refused() -> None:
+    refused(
+        fetch.run, params(own("NanReward"), kwargs={"when": 1}), EnvironmentFailed, "no episode gave a finite first"
+    )
+
+
+def test_an_environment_that_raises_is_named() -> None:
+    refused(fetch.run, params(own("Raises")), EnvironmentFailed, "behaviour environment", "the motor broke", "step 3")
+
+
+def test_buffer_without_fetch() -> None:
+    refused(buffer.run, params(), MissingInputError, "data/dataset: not there; run `evopipe fetch`")
+
+
+def test_a_minari_folder_is_a_source(tmp_path: Path) -> None:
+    fetch.run(params(), quiet=True)
+    before = read_minari("data/dataset")
+    Path("data/dataset").rename("mine")
+    settings = params(source="minari", minari={"dataset": "mine/data"})
+    fetch.run(settings, quiet=True)
+    buffer.run(settings, quiet=True)
+    after = read_minari("data/dataset")
+    assert all(a.obs.tobytes() == b.obs.tobytes() for a, b in zip(before.episodes, after.episodes, strict=True))
+    assert report("fetch")["source"] == "minari"
+
+
+def test_a_d4rl_file_is_a_source(capsys: pytest.CaptureFixture[str]) -> None:
+    with h5py.File("d.hdf5", "w") as file:
+        file["observations"] = np.random.default_rng(0).normal(size=(8, 4))
+        file["actions"] = np.array([0, 1] * 4)
+        file["rewards"] = np.ones(8)
+        file["terminals"] = np.arange(8) == 2
+        file["timeouts"] = np.arange(8) == 5
+    settings = params(source="hdf5", hdf5={"path": "d.hdf5"})
+    fetch.run(settings)
+    buffer.run(settings)
+    fetched, buffered = report("fetch"), report("buffer")
+    assert (fetched["dropped_steps"], fetched["transitions"], fetched["episodes"]) == (2, 6, 3)
+    assert (buffered["terminations"], buffered["truncations"]) == (1, 2)
+    assert capsys.readouterr().out.startswith("data/dataset: 2 last steps of cut episodes left out")
+
+
+def test_a_dataset_of_another_environment_is_refused_by_both_stages() -> None:
+    fetch.run(params(), quiet=True)
+    other = params("Acrobot-v1", source="minari", minari={"dataset": "data/dataset"})
+    text = "its observation space has 4 numbers, env's 6"
+    refused(fetch.run, other, DataError, text)
+    refused(buffer.run, other, DataError, text)
+
+
+def test_an_empty_dataset_is_refused() -> None:
+    fetch.run(params(), quiet=True)
+    Path("data/dataset/manifest.json").unlink()
+    with h5py.File("data/dataset/data/main_data.hdf5", "w"):
+        pass
+    metadata = Path("data/dataset/data/metadata.json")
+    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "total_episodes": 0}))
+    refused(buffer.run, params(), DataError, "holds no step")
+    settings = params(source="minari", minari={"dataset": "data/dataset"})
+    refused(fetch.run, settings, DataError, "holds no step")
+
+
+def test_a_source_that_is_not_there_is_named() -> None:
+    refused(
+        fetch.run, params(source="minari", minari={"dataset": "nowhere"}), MissingInputError, "'nowhere' is no folder"
+    )
+    refused(fetch.run, params(source="hdf5", hdf5={"path": "no.hdf5"}), MissingInputError, "no.hdf5: is not there")
