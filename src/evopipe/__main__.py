@@ -24,17 +24,18 @@ def main() -> int:
             import traceback
 
             traceback.print_exc()
-        return _report(error)
+        return report(error)
 
 
 def _run(arguments: list[str]) -> int:
     from evopipe.cli import app, globals_first
 
     code = app(args=globals_first(arguments), prog_name="evopipe", standalone_mode=False)
-    return code if isinstance(code, int) else 0
+    # Typer turns KeyboardInterrupt into this code, and says nothing.
+    return _complain("interrupted", 130) if code == 130 else code or 0
 
 
-def _report(error: Exception) -> int:
+def report(error: Exception) -> int:
     """Print what went wrong and return the exit code."""
     if not isinstance(error, EvopipeError):
         import typer

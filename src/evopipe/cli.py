@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -46,7 +45,11 @@ class Options:
 
 
 def globals_first(arguments: list[str]) -> list[str]:
-    """Move the options that every command takes to the front, so that they may stand after the command too."""
+    """Move the options that every command takes to the front, so that they may stand after the command too.
+
+    Raises:
+        UsageError: `--params` is the last word.
+    """
     front: list[str] = []
     rest: list[str] = []
     words = iter(arguments)
@@ -56,7 +59,10 @@ def globals_first(arguments: list[str]) -> list[str]:
         elif word in FLAGS or word.startswith("--params="):
             front.append(word)
         elif word == "--params":
-            front.extend((word, *islice(words, 1)))
+            value = next(words, None)
+            if value is None:
+                raise UsageError("--params needs the name of a file: --params FILE")
+            front.extend((word, value))
         else:
             rest.append(word)
     return front + rest

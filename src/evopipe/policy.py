@@ -46,7 +46,7 @@ class Policy:
 
         Args:
             obs: `[O]` or `[B, O]`, NumPy or torch.
-            mask: legal actions, `[A]` or `[B, A]`; None where all are.
+            mask: legal actions, `[A]` (the same for all observations) or `[B, A]`; None where all are.
             epsilon: chance of a random legal action.
             seed: seed of those random actions.
 
@@ -54,7 +54,7 @@ class Policy:
             int64 `[]` or `[B]`, of the kind that `obs` was (a NumPy scalar for one observation, ready for `env.step`).
 
         Raises:
-            UsageError: a shape does not fit.
+            UsageError: a shape does not fit, no action is legal, or a value is no number.
         """
         batch = self._batch(obs)
         legal = self._legal(mask, batch.shape[1])
@@ -68,13 +68,13 @@ class Policy:
         """Return action values `[A]` or `[B, A]`, of the kind that `obs` was.
 
         Raises:
-            UsageError: a shape does not fit.
+            UsageError: the shape does not fit, or a value is no number.
         """
         return self._like(obs, self._algo.values(self._cohort.state, self._batch(obs))[0])
 
     def _batch(self, obs: Any) -> torch.Tensor:
         """`[1, B, O]` float32."""
-        x = torch.as_tensor(obs).detach().to("cpu", torch.float32)
+        x = _tensor(obs, "obs").float()
         if x.ndim not in (1, 2) or x.shape[-1] != self.observations:
             raise UsageError(
                 f"obs has shape {tuple(x.shape)}; expected [{self.observations}] or [B, {self.observations}]"
@@ -84,14 +84,14 @@ class Policy:
     def _legal(self, mask: Any, batch: int) -> torch.Tensor:
         if mask is None:
             return torch.ones(1, batch, self.actions, dtype=torch.bool)
-        legal = torch.as_tensor(mask).to("cpu").bool()
-        if legal.numel() != batch * self.actions:
+        legal = _tensor(mask, "mask").bool()
+        if legal.shape not in ((self.actions,), (batch, self.actions)):
             raise UsageError(
-                f"mask has shape {tuple(legal.shape)}; expected one flag for each of {self.actions} actions"
+                f"mask has shape {tuple(legal.shape)}; expected [{self.actions}] or [{batch}, {self.actions}]"
             )
-        if not legal.reshape(-1, self.actions).any(dim=1).all():
-            raise UsageError("mask leaves no legal action")
-        return legal.reshape(1, batch, self.actions)
+        if not legal.any(dim=-1).all():
+            raise UsageError("mask leaves no legal action: allow at least one for every observation")
+        return legal.expand(1, batch, self.actions)
 
     @staticmethod
     def _like(obs: Any, result: torch.Tensor) -> Any:
@@ -103,6 +103,14 @@ class Policy:
     def module(self) -> torch.nn.Module:
         """Return the greedy policy as a plain module: obs `[B, O]` → (actions `[B]`, values `[B, A]`)."""
         return _Greedy(self._algo, self._cohort.state, int(self.about.get("action_start", 0)))
+
+
+def _tensor(value: Any, name: str) -> torch.Tensor:
+    """Return numbers of any kind as a tensor on the CPU."""
+    try:
+        return torch.as_tensor(value).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{name} is not an array of numbers ({error}); pass NumPy or torch") from error
 
 
 class _Greedy(torch.nn.Module):

@@ -277,30 +277,30 @@ def _lives(process: _Process) -> bool:
 # --- folders and keys -------------------------------------------------------------------------------------------------
 
 
-def dvc_root() -> Path:
-    """Return the root of the DVC repository, an absolute path.
+def dvc_root(folder: Path = Path()) -> Path:
+    """Return the root of the DVC repository that a folder belongs to, an absolute path.
 
-    It is `DVC_ROOT` where DVC set it (the main repository even in queued and temporary runs), else the nearest folder
-    upwards that holds `.dvc`, else the working folder.
+    For the working folder it is `DVC_ROOT` where DVC set it (the main repository even in queued and temporary runs),
+    else the nearest folder upwards that holds `.dvc`, else the folder itself.
     """
-    named = os.environ.get("DVC_ROOT")
-    if named:
+    named, here = os.environ.get("DVC_ROOT"), folder.absolute()
+    if named and here == Path.cwd():
         return Path(named).absolute()
-    here = Path.cwd()
     return next((folder for folder in (here, *here.parents) if (folder / ".dvc").is_dir()), here)
 
 
-def state_folder(stage: str, key: str) -> Path:
+def state_folder(stage: str, key: str, where: Path = Path()) -> Path:
     """Return `<dvc_root>/.evopipe/<stage>/<key>`, made where it is missing, and kept out of git.
 
     Args:
         stage: a stage's name.
         key: what the state depends on, see `content_key`.
+        where: the folder that the stage works in.
 
     Raises:
         DiskError: the folder cannot be made.
     """
-    home = dvc_root() / ".evopipe"
+    home = dvc_root(where) / ".evopipe"
     folder = home / stage / key
     try:
         folder.mkdir(parents=True, exist_ok=True)

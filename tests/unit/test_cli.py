@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,12 +10,15 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import evopipe
+from evopipe.__main__ import main, report
 from evopipe.cli import globals_first
+from evopipe.errors import BusyError, Interrupted, ParamsError
 from evopipe.storage.yamlio import parse_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +141,8 @@ def test_env_check() -> None:
 def test_env_check_of_an_environment_that_cannot_be_used() -> None:
     code, message = outcome(run("env", "check", "Pendulum-v1"))
     assert code == 71
-    assert message.startswith("error: Pendulum-v1: ")
+    assert message.splitlines()[-1].startswith("error: Pendulum-v1: ")
+    assert "is not served" in message
 
 
 @pytest.mark.parametrize(("kwargs", "what"), [("{", "not JSON ("), ("[1]", "must be a JSON object: write it like ")])
@@ -156,7 +161,7 @@ def test_env_check_with_bad_arguments(kwargs: str, what: str) -> None:
         (["trian"], "error: No such command 'trian'. Did you mean 'train'? (see evopipe --help)\n"),
         (["train", "--foo"], "error: No such option: --foo (see evopipe train --help)\n"),
         (["env", "check"], "error: Missing argument 'ID' (see evopipe env check --help)\n"),
-        (["params", "check", "--params"], "error: Option '--params' requires an argument (see evopipe --help)\n"),
+        (["params", "check", "--params"], "error: --params needs the name of a file: --params FILE\n"),
     ],
 )
 def test_wrong_usage_exits_64(arguments: list[str], message: str) -> None:
@@ -170,55 +175,73 @@ def test_a_group_without_command_shows_its_help_and_exits_64() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_without_params_file_exits_66(tmp_path: Path, stage: str) -> None:
-    assert outcome(run(stage, cwd=tmp_path)) == (
-        66,
+def test_a_stage_without_params_file_exits_66(
+    tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["evopipe", stage])
+    assert main() == 66
+    assert capsys.readouterr() == (
+        "",
         f"error: params.yaml: there is no such file (in {tmp_path}): run where it is, or name it with --params\n",
     )
 
 
-def raising(tmp_path: Path, statement: str, *arguments: str) -> tuple[int, str]:
-    """Run a stage whose code is replaced by one statement, in a copy of the tree."""
-    copy_tree(tmp_path)
-    (tmp_path / "src/evopipe/stages/fetch.py").write_text(
-        f"import errno, os, signal\nfrom evopipe import errors\n\ndef run(params, *, quiet):\n    {statement}\n"
-    )
-    shutil.copy(ROOT / "params.yaml", tmp_path)
-    return outcome(run("fetch", *arguments, cwd=tmp_path, source=tmp_path / "src"))
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (BusyError("a: busy"), 75, "error: a: busy\n"),
+        (ParamsError("a: wrong\nb: wrong"), 65, "error: a: wrong\nerror: b: wrong\n"),
+        (Interrupted(15, "saved"), 143, "error: saved\n"),
+        (MemoryError("no"), 72, "error: memory ran out (no); lower "),
+        (OSError(errno.ENOSPC, "full", "x"), 74, "error: x: a file could not be written (full); free some space "),
+        (ValueError("odd\nstate"), 1, "error: internal error: ValueError: odd; this is a bug in evopipe: re-run with "),
+        (
+            KeyError(),
+            1,
+            "error: internal error: KeyError; this is a bug in evopipe: re-run with --debug and report it\n",
+        ),
+    ],
+)
+def test_every_failure_becomes_a_sentence_and_an_exit_code(
+    error: Exception, code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(error) == code
+    assert capsys.readouterr().err.startswith(message)
 
 
 def copy_tree(target: Path) -> None:
     shutil.copytree(ROOT / "src", target / "src", ignore=shutil.ignore_patterns("__pycache__"))
 
 
-@pytest.mark.parametrize(
-    ("statement", "code", "message"),
-    [
-        ("raise errors.BusyError('a: busy')", 75, "error: a: busy\n"),
-        ("raise errors.Interrupted(15, 'saved')", 143, "error: saved\n"),
-        ("raise MemoryError('no')", 72, "error: memory ran out (no); lower "),
-        ("raise OSError(errno.ENOSPC, 'full', 'x')", 74, "error: x: a file could not be written (full); free some "),
-        ("raise KeyboardInterrupt", 130, "error: interrupted\n"),
-        ("os.kill(os.getpid(), signal.SIGINT)", 130, "error: interrupted\n"),
-        (
-            "raise ValueError('odd\\nstate')",
-            1,
-            "error: internal error: ValueError: odd; this is a bug in evopipe: re-run with --debug and report it\n",
-        ),
-        ("raise KeyError", 1, "error: internal error: KeyError; this is a bug"),
-    ],
-)
-def test_failures_of_a_stage_become_a_sentence_and_an_exit_code(
-    tmp_path: Path, statement: str, code: int, message: str
-) -> None:
-    actual, text = raising(tmp_path, statement)
-    assert actual == code
-    assert text.startswith(message)
-    assert text.count("\n") == 1
+@pytest.fixture
+def failing_stage(workspace: Path) -> Callable[..., tuple[int, str]]:
+    """Runs `fetch` in a copy of the tree where that stage is one statement."""
+
+    def fail(statement: str, *arguments: str) -> tuple[int, str]:
+        copy_tree(workspace)
+        (workspace / "src/evopipe/stages/fetch.py").write_text(
+            f"import os, signal\n\ndef run(params, *, quiet):\n    {statement}\n"
+        )
+        return outcome(run("fetch", *arguments, cwd=workspace, source=workspace / "src"))
+
+    return fail
 
 
-def test_debug_adds_the_traceback(tmp_path: Path) -> None:
-    code, text = raising(tmp_path, "raise ValueError('odd')", "--debug")
+def test_an_interrupted_stage_exits_130(failing_stage: Callable[..., tuple[int, str]]) -> None:
+    assert failing_stage("os.kill(os.getpid(), signal.SIGINT)") == (130, "error: interrupted\n")
+
+
+def test_a_bug_shows_one_sentence(failing_stage: Callable[..., tuple[int, str]]) -> None:
+    code, text = failing_stage("raise ValueError('odd')")
+    assert code == 1
+    assert text == (
+        "error: internal error: ValueError: odd; this is a bug in evopipe: re-run with --debug and report it\n"
+    )
+
+
+def test_debug_adds_the_traceback(failing_stage: Callable[..., tuple[int, str]]) -> None:
+    code, text = failing_stage("raise ValueError('odd')", "--debug")
     assert code == 1
     assert text.startswith("Traceback (most recent call last):\n")
     assert "ValueError: odd\nerror: internal error: ValueError: odd; " in text
@@ -234,7 +257,6 @@ def test_common_options_may_stand_after_the_command() -> None:
     ]
     assert globals_first(["params", "show", "--params=x", "a"]) == ["--params=x", "params", "show", "a"]
     assert globals_first(["params", "show", "--", "--quiet"]) == ["params", "show", "--", "--quiet"]
-    assert globals_first(["train", "--params"]) == ["--params", "train"]
 
 
 # --- speed ------------------------------------------------------------------------------------------------------------

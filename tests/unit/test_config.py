@@ -236,7 +236,8 @@ def test_behaviour_policies() -> None:
 def test_policies_in_a_file_have_their_line(edited: Edit) -> None:
     message = edited(("^      random: 0.5", "      randm: 0.5"))
     assert message == (
-        f"params.yaml:{line_of('      random:')}:7: fetch.collect.policies.randm: unknown policy, did you mean 'random'?"
+        f"params.yaml:{line_of('      random:')}:7: "
+        "fetch.collect.policies.randm: unknown policy, did you mean 'random'?"
     )
 
 

@@ -22,7 +22,7 @@ def refusal(text: str) -> str:
 def test_values_read_as_dvc_reads_them() -> None:
     from dvc.utils.serialize import parse_yaml as dvc_parse
 
-    text = "a: 1e-3\nb: [1, 2.5, {c: x}]\nd: yes\ne: ~\nf:\ng: 0o17\nh: 1_000\ni: -.5\nj: true\nk: 012\nl: '1'\nm: |\n  t\n"
+    text = "a: 1e-3\nb: [1, 2.5, {c: x}]\nd: yes\ne: ~\nf:\ng: 0o17\nh: 1_000\ni: -.5\nj: true\nk: 012\nl: '1'\n"
     data = parse_yaml(text, "p.yaml").data
     assert data == dvc_parse(text, "p.yaml")
     assert data["a"] == 0.001
@@ -147,13 +147,13 @@ def test_a_path_through_a_file_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ParamsError, match="this is a folder: give the path of a YAML file$"):
+    with pytest.raises(ParamsError, match=r"this is a folder: give the path of a YAML file$"):
         read_yaml(tmp_path)
 
 
 def test_a_pipe_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ParamsError, match="this is not a regular file: give the path of a YAML file$"):
+    with pytest.raises(ParamsError, match=r"this is not a regular file: give the path of a YAML file$"):
         read_yaml(tmp_path / "pipe")
 
 

@@ -104,7 +104,8 @@ class Replay:
         """
         kept = keep & np.isfinite(rows).all(axis=2)
         if kept.shape[1] > self.capacity:  # only the last ones would survive
-            rows, kept = rows[:, -self.capacity :], kept[:, -self.capacity :]
+            rank = kept.cumsum(axis=1)
+            kept &= rank > rank[:, -1:] - self.capacity
         if kept.all():
             offset = np.broadcast_to(np.arange(kept.shape[1]), kept.shape)
             chosen = rows.reshape(-1, self.layout.size)
@@ -135,12 +136,12 @@ class Replay:
         return self._flat.index_select(0, index.view(-1)).view(*u.shape, self.layout.size)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return everything: filled rows of every memory (unfilled ones left out), positions, sizes."""
+        """Return a copy of everything: rows of every memory as far as any is filled, positions, sizes."""
         filled = int(self.size.max(initial=0))
         return {
-            "rows": self.rows[:, :filled].cpu(),
-            "position": torch.from_numpy(self.position),
-            "size": torch.from_numpy(self.size),
+            "rows": self.rows[:, :filled].to("cpu", copy=True),
+            "position": torch.from_numpy(self.position.copy()),
+            "size": torch.from_numpy(self.size.copy()),
         }
 
     def restore(self, state: dict[str, torch.Tensor]) -> None:

@@ -43,7 +43,8 @@ def layer_norm(x: torch.Tensor, gain: torch.Tensor, bias: torch.Tensor, mask: to
         x: `[P, B, H]`.
         gain: `[P, 1, H]`, zero on pads.
         bias: `[P, 1, H]`, zero on pads.
-        mask: `[P, 1, H]` 1 on a member's own units, 0 on pads; None where no member has pads.
+        mask: `[P, 1, H]` 1 on a member's own units, 0 on pads (all 0 where it lacks the layer); None where no member
+            has pads.
 
     Returns:
         `[P, B, H]`, zero on pads. Sums run as products with the mask: a plain `x.sum(-1)` passes a forward test and
@@ -51,7 +52,8 @@ def layer_norm(x: torch.Tensor, gain: torch.Tensor, bias: torch.Tensor, mask: to
     """
     if mask is None:
         return torch.addcmul(bias, torch.nn.functional.layer_norm(x, x.shape[-1:], eps=EPS), gain)
-    column = mask.transpose(1, 2) / mask.sum(dim=2, keepdim=True)  # [P, H, 1], the mean's weights
+    own = mask.sum(dim=2, keepdim=True).clamp(min=1.0)  # a member without this layer has no unit to divide by
+    column = mask.transpose(1, 2) / own  # [P, H, 1], the mean's weights
     centred = x - torch.bmm(x, column)
     variance = torch.bmm(centred * centred, column)  # [P, B, 1]
     return torch.addcmul(bias, centred * torch.rsqrt(variance + EPS), gain)

@@ -3,9 +3,11 @@
 Surviving weights keep their values, surviving Adam moments too. What is added leaves the function unchanged:
 
 * nodes under layer normalisation: new units get the *mean* of the layer's incoming weights and bias, so each equals the
-  mean, normalises to 0, and leaves the others' normalised values proportional; old gains shrink by √(H / (H + n)), new
+  mean and normalises to 0. That would shrink the variance by H / (H + n): all incoming weights and biases grow by
+  √((H + n) / H) to make up for it (so that the normalisation's ε weighs as before), old gains shrink by as much, new
   shifts are 0;
-* nodes without it: fresh incoming, zero outgoing weights;
+* nodes without it: fresh incoming, zero outgoing weights; where units pass by a blended layer, so that their readers
+  are in use already, zero incoming weights;
 * layers: blended in with α = 0.
 """
 
@@ -17,7 +19,7 @@ from typing import Any
 import torch
 
 from evopipe.core.layers import NOT_ZERO_AT_ZERO
-from evopipe.core.networks import Arch, LayerLayout, Part, initialise, layer_names, own_layout
+from evopipe.core.networks import Arch, LayerLayout, Layout, Part, initialise, layer_names, own_layout
 from evopipe.core.population import Widths
 
 
@@ -55,15 +57,27 @@ def resize_parameters(change: Change, widths: Widths, row: torch.Tensor, rng: An
     """
     before, after = (own_layout(arch, *widths) for arch in (change.old, change.new))
     fresh = initialise(change.new, *widths, rng)
-    pairs = [(before.hidden[old] if old is not None else None, after.hidden[new]) for old, new in change.pairs()]
-    for old, new in [*pairs, (before.output, after.output)]:
-        if old is not None:
-            _copy_overlap(old, new, row, fresh)
-            if not _arrives_as_zero(change):
-                _view(fresh, new.weight)[old.weight.rows :] = 0.0
-            if new.weight.columns > old.weight.columns:
-                _grow(old, new, row, fresh)
+    pairs = [
+        (before.layers[old], after.layers[new], _in_use(before, old)) for old, new in change.pairs() if old is not None
+    ]
+    for old, new, in_use in [*pairs, (before.output, after.output, 0)]:
+        _copy_overlap(old, new, row, fresh)
+        if not _arrives_as_zero(change):
+            _view(fresh, new.weight)[old.weight.rows :] = 0.0
+        if new.weight.columns > old.weight.columns:
+            _grow(old, new, in_use, fresh)
     return fresh
+
+
+def _in_use(before: Layout, layer: int) -> int:
+    """Return how many places of a hidden layer's output have readers: also those that pass this layer by, and those
+    that its new units would reach by passing later layers by."""
+    width = before.hidden[layer].out
+    for reader in before.hidden[layer + 1 :]:
+        if reader.alpha is None:
+            break
+        width = reader.out
+    return width
 
 
 def _arrives_as_zero(change: Change) -> bool:
@@ -79,18 +93,20 @@ def _copy_overlap(old: LayerLayout, new: LayerLayout, source: torch.Tensor, targ
             _view(target, b)[:rows, :columns] = _view(source, a)[:rows, :columns]
 
 
-def _grow(old: LayerLayout, new: LayerLayout, row: torch.Tensor, fresh: torch.Tensor) -> None:
+def _grow(old: LayerLayout, new: LayerLayout, in_use: int, fresh: torch.Tensor) -> None:
     """Initialise the units that a layer gained so that they contribute nothing yet."""
     had, has = old.weight.columns, new.weight.columns
     weight, bias = _view(fresh, new.weight), _view(fresh, new.bias)
-    if new.gain is not None and old.gain is not None:
-        weight[: old.weight.rows, had:] = _view(row, old.weight).mean(dim=1, keepdim=True)
-        bias[:, had:] = _view(row, old.bias).mean()
-        _view(fresh, new.gain)[:, :had] *= (had / has) ** 0.5
-    elif old.out > had:  # units land on ones that pass by, whose readers are in use: they must put out 0 themselves
-        overlap = min(has, old.out)
-        weight[:, had:overlap] = 0.0
-        bias[:, had:overlap] = 0.0
+    if new.gain is not None:
+        weight[:, had:] = weight[:, :had].mean(dim=1, keepdim=True)
+        bias[:, had:] = bias[:, :had].mean()
+        scale = (has / had) ** 0.5
+        weight *= scale
+        bias *= scale
+        _view(fresh, new.gain)[:, :had] /= scale
+    elif in_use > had:  # units land on ones whose readers are in use: they must put out 0 themselves
+        weight[:, had:in_use] = 0.0
+        bias[:, had:in_use] = 0.0
 
 
 def resize_moments(change: Change, widths: Widths, row: torch.Tensor) -> torch.Tensor:
@@ -104,15 +120,12 @@ def resize_moments(change: Change, widths: Widths, row: torch.Tensor) -> torch.T
     return out
 
 
-def preserves_function(change: Change, layer: int) -> bool:
-    """Whether nodes can be added to hidden layer `layer` (index before) without changing the function.
+def preserves_function(arch: Arch, widths: Widths, layer: int) -> bool:
+    """Whether nodes can be added to a hidden layer, by its index, without changing the function.
 
-    They cannot where they would land on units that pass by a blended layer while the activation is not 0 at 0.
+    They cannot where they would land on units in use (see `_in_use`) while the activation is not 0 at 0.
     """
-    if change.old.activation not in NOT_ZERO_AT_ZERO:
+    if arch.activation not in NOT_ZERO_AT_ZERO:
         return True
-    passing = 0
-    for block in change.old.hidden[:layer]:
-        passing = max(passing, block.width) if block.blend else block.width
-    block = change.old.hidden[layer]
-    return not (block.blend and block.width < passing)
+    before = own_layout(arch, *widths)
+    return _in_use(before, layer) == before.hidden[layer].weight.columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -11,9 +12,6 @@ import torch
 from evopipe.core.networks import Net, Structure
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
-
-# torch would like a gradient to have its parameter's strides, to steal it; ours are preset views that it adds to.
-warnings.filterwarnings("ignore", message="grad and param do not obey the gradient layout contract")
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,21 @@ class Adam:
 
 def backward(losses: torch.Tensor, *nets: Net) -> None:
     """Fill `net.grad` of each network from losses `[P]`: summed once, here, so that no gradient crosses members."""
+    _take_layout_warning()
     for net in nets:
         net.grad.zero_()
     losses.sum().backward()
+
+
+@lru_cache(maxsize=1)
+def _take_layout_warning() -> None:
+    """Let torch say here, unheard, what it says once a process: that it would like gradients contiguous, to steal them.
+    Ours are preset views that it adds to. Unlike a filter this changes nothing for anyone else."""
+    leaf = torch.zeros(2, 2)[:, :1].requires_grad_(True)
+    leaf.grad = torch.zeros(2, 2)[:, :1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        leaf.sum().backward()
 
 
 def clip_gradients(net: Net, limit: torch.Tensor) -> torch.Tensor:
@@ -89,8 +99,9 @@ def _plain_step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) ->
     adam.mean.lerp_(grad, (1 - BETA1) * on)
     adam.square.lerp_(grad * grad, (1 - BETA2) * on)
     count = adam.steps.clamp(min=1.0)[:, None]
-    denominator = (adam.square / (1 - BETA2**count)).sqrt_().add_(EPS)
-    net.values.sub_(lr[:, None] * on * (adam.mean / (1 - BETA1**count)) / denominator)
+    unbias1, unbias2 = (-torch.expm1(count * math.log(beta)) for beta in (BETA1, BETA2))  # 1 − βⁿ cancels in float32
+    denominator = (adam.square / unbias2).sqrt_().add_(EPS)
+    net.values.sub_(lr[:, None] * on * (adam.mean / unbias1) / denominator)
 
 
 def _fused_step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
@@ -132,7 +143,7 @@ def fused_is_sound() -> bool:
     grad = torch.tensor([[0.5, -0.25, 0.0, 3.0]])
     try:
         scratch, mean, square, count = torch.zeros(4), torch.zeros(4), torch.zeros(4), torch.ones(())
-        arguments = dict(lr=1.0, beta1=BETA1, beta2=BETA2, weight_decay=0.0, eps=EPS)
+        arguments = {"lr": 1.0, "beta1": BETA1, "beta2": BETA2, "weight_decay": 0.0, "eps": EPS}
         torch._fused_adam_(
             [scratch], [grad[0]], [mean], [square], [], [count],
             **arguments, amsgrad=False, maximize=False, grad_scale=None, found_inf=None,

@@ -130,7 +130,7 @@ class Signature(NamedTuple):
     encoder: tuple[tuple[int, bool], ...]
     latent: int
     head: tuple[tuple[int, bool], ...]
-    full: bool  # no pads: the unmasked normalisation runs
+    full: tuple[bool, ...]  # hidden layers without pads, where the unmasked normalisation runs
     batch: int
     learn_step: int
 
@@ -143,7 +143,7 @@ def signature(member: Member) -> Signature:
     """Return a member's signature: widths and batch size rounded up, depth, blends, activation, learn step."""
     arch = member.arch
     encoder, head = (tuple((_up(b.width, WIDTH_MULTIPLE), b.blend) for b in part) for part in (arch.encoder, arch.head))
-    full = all(block.width % WIDTH_MULTIPLE == 0 for block in arch.hidden)
+    full = tuple(block.width % WIDTH_MULTIPLE == 0 for block in arch.hidden)
     batch = _up(member.hyper.get("batch_size", BATCH_MULTIPLE), BATCH_MULTIPLE)
     latent = _up(arch.latent, WIDTH_MULTIPLE)
     return Signature(arch.activation, encoder, latent, head, full, batch, int(member.hyper.get("learn_step", 1)))

@@ -10,22 +10,34 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import cache
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import gymnasium
 import numpy as np
-import numpy.typing as npt
 
 from evopipe.envs.make import EnvConfig, discrete_actions, make_env, vector_observation_size
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError
 
-_BOOLS = frozenset((bool, np.bool_))
-_NUMBERS = frozenset((float, int, np.float64, np.float32))
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 _FIRST_LOG = 256
 
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
+# In quotes, and the classes below in functions: checking a params file imports this module and must not load NumPy.
+Bools: TypeAlias = "npt.NDArray[np.bool_]"
+Floats: TypeAlias = "npt.NDArray[np.float32]"
+Ints: TypeAlias = "npt.NDArray[np.int64]"
+
+
+@cache
+def _bools() -> frozenset[type]:
+    return frozenset((bool, np.bool_))
+
+
+@cache
+def _numbers() -> frozenset[type]:
+    return frozenset((float, int, np.float64, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +153,7 @@ class EnvPool:
         index = self._all if rows is None else np.asarray(rows, np.int64)
         action = np.asarray(actions, np.int64)
         shape, dtype, masked, envs = self._shape, self._dtype, self.masked, self._steps
+        bools, numbers = _bools(), _numbers()
         observations, rewards, terminations, truncations, masks = [], [], [], [], []
         row = -1
         try:
@@ -150,9 +163,9 @@ class EnvPool:
                     obs.__class__ is np.ndarray
                     and obs.shape == shape
                     and obs.dtype is dtype
-                    and reward.__class__ in _NUMBERS
-                    and terminated.__class__ in _BOOLS
-                    and truncated.__class__ in _BOOLS
+                    and reward.__class__ in numbers
+                    and terminated.__class__ in bools
+                    and truncated.__class__ in bools
                 ):
                     obs, reward = self._coerce(row, obs, reward, terminated, truncated)
                 if masked or "action_mask" in info:
@@ -261,7 +274,7 @@ class EnvPool:
     def _coerce(self, row: int, obs: Any, reward: Any, terminated: Any, truncated: Any) -> tuple[Floats, float]:
         """The slow path of a step: types that differ from the declared ones but carry the same meaning."""
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if flag.__class__ not in _BOOLS:
+            if flag.__class__ not in _bools():
                 self._fail(row, f"step() returned {name} = {_name(flag)}, which is not a bool")
         return self._observation(row, obs), self._reward(row, reward)
 

@@ -170,7 +170,7 @@ def mutate_architecture(
     """Add or remove a layer, nodes or latent width; None where no change is possible."""
     layers, nodes = (
         list(_layer_changes(cfg.architecture, member.arch)),
-        list(_node_changes(cfg.architecture, member.arch)),
+        list(_node_changes(cfg.architecture, member.arch, list(traits.widths.values()))),
     )
     groups = _in_random_order([layers, nodes], [cfg.new_layer_prob, 1 - cfg.new_layer_prob], rng)
     for group in groups:
@@ -202,15 +202,18 @@ def _effective(arch: Arch, part: str) -> int:
     return blocks[-1].width if blocks else arch.latent
 
 
-def _node_changes(bounds: ArchitectureBounds, arch: Arch) -> Iterator[tuple[str, str, int, int, Arch]]:
+def _node_changes(
+    bounds: ArchitectureBounds, arch: Arch, widths: Sequence[Widths]
+) -> Iterator[tuple[str, str, int, int, Arch]]:
     """(method, what, width before, width after, architecture) of every possible width change."""
     for i, (name, block) in enumerate(zip(layer_names(len(arch.encoder), len(arch.head)), arch.hidden, strict=True)):
         latent = name == "latent"
         low, high = (bounds.min_latent, bounds.max_latent) if latent else (bounds.min_nodes, bounds.max_nodes)
         part = name.partition(".")[0]
         what = f"{name} width"
+        may_grow = all(preserves_function(arch, w, i) for w in widths)
         for n in bounds.latent_steps if latent else bounds.node_steps:
-            if block.width + n <= high and preserves_function(Change(arch, arch), i):
+            if block.width + n <= high and may_grow:
                 yield f"{part}.add_node", what, block.width, block.width + n, _with_width(arch, name, block.width + n)
             if block.width - n >= low:
                 yield (
@@ -320,10 +323,11 @@ def mutate_hyper(
 
 def _scaled(old: float, evolve: Evolve, up: bool, whole: bool) -> float:
     """Multiply by grow or shrink and clip; a whole number moves by at least 1."""
-    new = old * (evolve.grow if up else evolve.shrink)
+    new, low, high = old * (evolve.grow if up else evolve.shrink), evolve.min, evolve.max
     if whole:
         new = max(round(new), old + 1) if up else min(round(new), old - 1)
-    new = min(max(new, evolve.min), evolve.max)
+        low, high = math.ceil(low), math.floor(high)
+    new = min(max(new, low), high)
     # A value outside its range (set by hand) must not jump against the drawn direction.
     if (new < old) if up else (new > old):
         return old

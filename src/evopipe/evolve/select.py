@@ -48,7 +48,7 @@ def tournament(cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Genera
 
     Args:
         cfg: tournament size and elitism.
-        fitness: `[P]`; −∞ marks a member that must not be a parent. NaN counts as −∞.
+        fitness: `[P]`; −∞ marks a member that must not be a parent. NaN and ∞ count as −∞.
         rng: the generator of this generation's selection.
 
     Returns:
@@ -57,7 +57,7 @@ def tournament(cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Genera
     """
     import numpy as np
 
-    score = np.where(np.isnan(fitness), -np.inf, fitness)
+    score = np.where(np.isfinite(fitness), fitness, -np.inf)
     if not np.isfinite(score.max()):
         return Selection(tuple(range(len(score))), None)
     elite = int(score.argmax())

@@ -25,7 +25,7 @@ from evopipe.evolve.step import evolve
 from evopipe.loops.evaluate import Episodes, Stopped, evaluate
 from evopipe.loops.problem import Problem
 from evopipe.loops.steps import act, learn, updates_due
-from evopipe.ops.statistics import standard_error
+from evopipe.ops.statistics import mean_of_finite, standard_error
 from evopipe.rng import Purpose
 from evopipe.storage import members as stored
 from evopipe.track.base import Generation, MemberRow, Message, Progress, Tracker
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from evopipe.storage.dataset import Transitions
 
 DIVERGED_IN_A_ROW = 3
-BROKEN_SHARE = 0.1
+BROKEN_SHARE, BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may be broken, and at least so many ticks'
 
 
 class TrainConfig(Schema):
@@ -102,6 +102,7 @@ class Online:
         self.lineage: list[dict[str, Any]] = []
         self.curve: list[list[float | int | None]] = []
         self.reason = ""
+        self.whole = True  # between two ticks, where `state()` is one moment's
         self.births: list[Mutation] = [NONE] * size
         self.losses = [float("nan")] * size
         self._reset_rows(np.arange(size * envs))
@@ -117,8 +118,7 @@ class Online:
         self.replay = Replay(layout, memories, cfg.capacity, self.problem.device)
         if warm is not None and len(warm.obs):
             rows = layout.pack(warm.obs, warm.action, warm.reward, warm.terminated, warm.next_obs)
-            tiled = np.broadcast_to(rows, (memories, *rows.shape))
-            self.replay.add(tiled, np.ones(tiled.shape[:2], bool))
+            self.replay.add(np.repeat(rows[None], memories, axis=0), np.ones((memories, len(rows)), bool))
 
     def _adopt(self, members: Sequence[Member]) -> None:
         """Take a population over: form cohorts, remember it as the one to return to."""
@@ -150,6 +150,7 @@ class Online:
         epsilon = self.problem.algo.explore(self.problem.algo_config, self.step)
         actions = act(self.problem, self.cohorts, self.pool.obs, self.pool.mask, epsilon, self.tick)
         step = self.pool.step(actions)
+        self.whole = False
         self._store(obs, actions, step)
         over = np.flatnonzero(step.terminated | step.truncated | step.broken)
         if len(over):
@@ -160,6 +161,8 @@ class Online:
         self.ticks_here += 1
         if self.step > self.problem.train.learning_delay:
             self._learn(before)
+        self.whole = True
+        self._refuse_broken_environment()
 
     def _store(self, obs: np.ndarray, actions: np.ndarray, step: Step) -> None:
         layout, memories = self.replay.layout, self.replay.memories
@@ -167,15 +170,17 @@ class Online:
         keep = ~step.broken & np.isfinite(obs).all(axis=1)
         self.replay.add(rows.reshape(memories, -1, layout.size), keep.reshape(memories, -1))
         broken = int(step.broken.sum())
-        if broken:
-            self.broken_rows += broken
-            self.broken_here += broken
-            if self.broken_here > max(BROKEN_SHARE * (self.ticks_here + 1), 10) * len(obs):
-                raise EnvironmentFailed(
-                    f"environment {self.problem.env.id!r} returned non-finite observations or rewards (or no legal "
-                    f"action) in {self.broken_here} of its last {(self.ticks_here + 1) * len(obs)} steps: mend it; "
-                    f"`evopipe env check {self.problem.env.id}` may show where"
-                )
+        self.broken_rows += broken
+        self.broken_here += broken
+
+    def _refuse_broken_environment(self) -> None:
+        steps = self.ticks_here * self.pool.rows
+        if self.broken_here > max(BROKEN_SHARE * steps, BROKEN_TICKS * self.pool.rows):
+            raise EnvironmentFailed(
+                f"environment {self.problem.env.id!r} returned non-finite observations or rewards (or no legal action) "
+                f"in {self.broken_here} of its last {steps} steps: mend it; `evopipe env check "
+                f"{self.problem.env.id}` may show where"
+            )
 
     def _learn(self, tick: int) -> None:
         """Update each cohort as often as its learn step says for this tick of the generation."""
@@ -235,9 +240,14 @@ class Online:
         cohorts = [replace(c, healthy=c.healthy & health.of_parameters(getattr(c.state, net))) for c in self.cohorts]
         seeds = self.problem.seeds(Purpose.EVALUATE, train.eval_episodes)
         played = evaluate(self.problem.algo, cohorts, self.eval_pool, seeds, train.eval_steps, stopped)
+        if not np.isfinite(played.returns).any():
+            raise EnvironmentFailed(
+                f"environment {self.problem.env.id!r} returned non-finite observations or rewards in every evaluation "
+                f"episode: mend it; `evopipe env check {self.problem.env.id}` may show where"
+            )
         members = []
         for member, returns in zip(population.dissolve(cohorts), played.returns, strict=True):
-            mean = float(returns.mean())
+            mean = mean_of_finite(returns)
             healthy = member.healthy and math.isfinite(mean)
             members.append(replace(member, healthy=healthy, fitness=(*member.fitness, mean if healthy else -math.inf)))
         return played, members
@@ -259,10 +269,11 @@ class Online:
         if confirm:
             again = self._play_again(best, stopped)
             returns, steps = again.returns[0], again.steps
-        score = float(returns.mean())
+        score = mean_of_finite(returns)
         if not score > bar:
             return self.champion, steps
-        return Champion(best, score, standard_error(returns), confirm, self.generation + 1), steps
+        error = standard_error(returns[np.isfinite(returns)])
+        return Champion(best, score, error, confirm, self.generation + 1), steps
 
     def _play_again(self, member: Member, stopped: Callable[[], bool]) -> Episodes:
         """Evaluate one member on the run's confirmation seeds."""
@@ -435,8 +446,7 @@ def _ancestry(child: Member) -> dict[str, Any]:
 
 
 _COUNTERS = (
-    "tick", "generation", "ticks_here", "env_steps", "eval_steps", "broken_rows", "broken_here", "diverged", "next_id",
-    "reason",
+    "tick", "generation", "ticks_here", "env_steps", "eval_steps", "broken_rows", "diverged", "next_id", "reason",
 )  # fmt: skip
 
 

@@ -31,6 +31,12 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+def mean_of_finite(x: NDArray[np.float64]) -> float:
+    """Return the mean of the finite values of `x` `[n]`; NaN where there is none."""
+    finite = x[np.isfinite(x)]
+    return float(finite.mean()) if len(finite) else float("nan")
+
+
 def standard_error(x: NDArray[np.float64]) -> float:
     """Return the standard error of the mean of `x` `[n]`; 0 for one value."""
     return float(x.std(ddof=1) / np.sqrt(len(x))) if len(x) > 1 else 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from evopipe.stages import paths
 from evopipe.stages.setup import make_problem, read_members, with_slots
 from evopipe.storage import safeio
 
+BROKEN_SHARE = 0.1  # of a member's episodes that may be broken
 ROWS = 128  # environments that evaluation steps at a time, where there are that many episodes
 
 
@@ -27,7 +30,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     Raises:
         MissingInputError: `models/trained` is not there.
         DataError: it is damaged.
-        EnvironmentFailed: the environment raised, or returned something that is not finite.
+        EnvironmentFailed: the environment raised, or returned something that is not finite too often.
         Interrupted: a signal came.
     """
     device = runtime.configure(params.runtime)
@@ -43,17 +46,18 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
             stopped = lambda: stop.signum is not None  # noqa: E731
             played = evaluate(problem.algo, cohorts, pool, seeds, params.evaluate.steps, stopped)
     except Stopped:
-        raise Interrupted(stop.signum or 15, "evaluation stopped; nothing was written, run it again") from None
+        raise Interrupted(
+            stop.signum or signal.SIGTERM, "evaluation stopped, nothing was written; the same command begins it again"
+        ) from None
     finally:
         pool.close()
-    if not np.isfinite(played.returns).all():
-        raise EnvironmentFailed(
-            f"environment {params.env.id!r} returned non-finite observations or rewards in "
-            f"{int((~np.isfinite(played.returns)).sum())} evaluation episodes: mend it, then run this stage again"
-        )
+    whole = np.isfinite(played.returns)
+    _refuse_or_warn(whole, params.env.id)
     summaries = {
-        name: _summary(returns, lengths, params, i)
-        for i, (name, returns, lengths) in enumerate(zip(names, played.returns, played.lengths, strict=True))
+        name: _summary(returns[kept], lengths[kept], params, i)
+        for i, (name, returns, lengths, kept) in enumerate(
+            zip(names, played.returns, played.lengths, whole, strict=True)
+        )
     }
     elite = summaries.pop("elite")
     safeio.write_json(
@@ -64,11 +68,23 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         [name, int(seeds[i]), float(played.returns[m, i]), int(played.lengths[m, i])]
         for m, name in enumerate(names)
         for i in range(n)
+        if whole[m, i]
     ]
     safeio.write_csv(folder / paths.EPISODES, ["member", "seed", "return", "length"], rows)
     if not quiet:
         low, high = elite["interval"]
         print(f"elite: mean {elite['mean']:.1f} over {n} held-out episodes, 95 % interval [{low:.1f}, {high:.1f}]")
+
+
+def _refuse_or_warn(whole: np.ndarray, env_id: str) -> None:
+    """Leave a few broken episodes out, with a warning; more of them would make the scores a guess."""
+    broken = int((~whole).sum())
+    if not broken:
+        return
+    text = f"environment {env_id!r} returned non-finite observations or rewards in {broken} of {whole.size} episodes"
+    if (~whole).mean(axis=1).max() > BROKEN_SHARE:
+        raise EnvironmentFailed(f"{text}: mend it, then run `evopipe evaluate` or `dvc repro` again")
+    print(f"warning: {text}; they are left out of the scores", file=sys.stderr)
 
 
 def _summary(returns: np.ndarray, lengths: np.ndarray, params: Params, index: int) -> dict[str, Any]:

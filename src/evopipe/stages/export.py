@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from evopipe import __version__, policy, runtime
 from evopipe.config import Params
 from evopipe.core.population import Member
 from evopipe.envs.make import make_env
-from evopipe.errors import MissingInputError
+from evopipe.errors import DataError, MissingInputError
 from evopipe.stages import paths
 from evopipe.stages.setup import make_problem, read_members
 from evopipe.storage import safeio
@@ -26,9 +25,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     runtime.configure(params.runtime)
     problem = make_problem(params)
     members, trained = read_members(folder / paths.TRAINED, problem, "train")
-    if not (folder / paths.EVALUATION).exists():
-        raise MissingInputError(f"{paths.EVALUATION}: not there; run `evopipe evaluate` or `dvc repro evaluate` first")
-    score = safeio.read_json(folder / paths.EVALUATION)["elite"]
+    score = _score(folder / paths.EVALUATION)
     elite = members[-1]
     about = {
         "observations": trained["observations"],
@@ -53,6 +50,17 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         print(f"{paths.ELITE}: {elite.arch.describe()} {elite.arch.activation}, held-out mean {score['mean']:.1f}")
 
 
+def _score(path: Path) -> dict[str, float]:
+    """Return the elite's scores on held-out seeds."""
+    if not path.exists():
+        raise MissingInputError(f"{path}: not there; run `evopipe evaluate` or `dvc repro evaluate` first")
+    report = safeio.read_json(path)
+    score = report.get("elite") if isinstance(report, dict) else None
+    if not isinstance(score, dict) or not score.keys() >= {"mean", "interval", "std", "median", "iqm"}:
+        raise DataError(f"{path}: has no scores of the elite; run `evopipe evaluate` or `dvc repro evaluate` again")
+    return score
+
+
 def _params_key(params: Params) -> str:
     """Return a key of all parameters that any result depends on."""
     values = params.model_dump(mode="json", exclude={"algos": True, "runtime": {"checkpoint_seconds"}})
@@ -74,12 +82,16 @@ def _spaces(params: Params) -> dict[str, Any]:
 
 def _ancestry(folder: Path, elite: int) -> list[dict[str, Any]]:
     """Return the elite's line of descent, youngest first: id, parent, generation, mutation."""
-    text = safeio.read_bytes(folder / paths.LINEAGE).decode()
+    path = folder / paths.LINEAGE
     births: dict[int, dict[str, Any]] = {}
-    for record in map(json.loads, text.splitlines()):
-        for child in record["children"]:  # an elite that survives appears again: its first record is its birth
-            birth = {name: child[name] for name in ("id", "parent", "mutation")}
-            births.setdefault(child["id"], {**birth, "generation": record["generation"]})
+    for line in safeio.read_bytes(path).splitlines():
+        record = safeio.parse_json(line, str(path))
+        try:
+            for child in record["children"]:  # an elite that survives appears again: its first record is its birth
+                birth = {name: child[name] for name in ("id", "parent", "mutation")}
+                births.setdefault(child["id"], {**birth, "generation": record["generation"]})
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{path}: is not a lineage ({error!r}); run `dvc repro train` again") from error
     line, current = [], elite
     while current in births:
         line.append(births[current])

@@ -58,16 +58,22 @@ def read_members(folder: Path, problem: Problem, stage: str) -> tuple[list[Membe
     """
     if not folder.exists():
         raise MissingInputError(f"{folder}: not there; run `evopipe {stage}` or `dvc repro {stage}` first")
-    files = safeio.read_folder(folder)
+    files = safeio.read_folder(folder, only=(MEMBERS, TENSORS))
     about = safeio.parse_json(files[MEMBERS], str(folder / MEMBERS))
-    members = stored.unpack(safeio.load_tensors(files[TENSORS], str(folder / TENSORS)), about["members"], "members")
-    wanted = {"algo": problem.train.algo, "env": problem.env.id}
+    wanted = {
+        "algo": problem.train.algo,
+        "env": problem.env.id,
+        "observations": problem.observations,
+        "actions": problem.actions,
+    }
     for name, value in wanted.items():
-        if about[name] != value:
+        if about.get(name) != value:
             raise DataError(
-                f"{folder}: written for {name} {about[name]!r}, params.yaml says {value!r}; run `dvc repro {stage}`"
+                f"{folder}: written for {name} {about.get(name)!r}, params.yaml says {value!r}; "
+                f"run `evopipe {stage}` or `dvc repro {stage}` again"
             )
-    return members, about
+    tensors = safeio.load_tensors(files[TENSORS], str(folder / TENSORS))
+    return stored.unpack(tensors, about["members"], "members"), about
 
 
 def with_slots(members: Sequence[Member]) -> list[Member]:

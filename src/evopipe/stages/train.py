@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import evopipe
 from evopipe import runtime
 from evopipe.config import Params
-from evopipe.errors import DivergedError, EvopipeError, Interrupted
+from evopipe.errors import DiskError, DivergedError, EnvironmentFailed, Interrupted
 from evopipe.loops.online import Online
 from evopipe.loops.online import run as run_loop
 from evopipe.stages import paths
@@ -44,7 +45,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     problem = make_problem(params, device)
     members, _ = read_members(folder / paths.POPULATION, problem, "population")
     warm = _warm_start(params, folder)
-    state = runtime.state_folder("train", _key(params, folder, warm is not None))
+    state = runtime.state_folder("train", _key(params, folder, warm is not None), folder)
     with (
         RunLock(state.with_suffix(".lock")),
         runtime.StopSignal() as stop,
@@ -89,9 +90,10 @@ def _train(loop: Online, params: Params, store: CheckpointStore, stop: runtime.S
     saver = _Saver(loop, store, params.runtime.checkpoint_seconds)
     try:
         run_loop(loop, tracker, lambda: stop.signum is not None, saver)
-    except EvopipeError as error:
-        if not isinstance(error, DivergedError):  # whose state would only diverge again
-            saver.save()
+    except EnvironmentFailed:
+        if loop.whole:
+            with contextlib.suppress(DiskError):  # the environment's failure is the news
+                saver.save()
         raise
     if stop.signum is not None and not loop.reason:
         saver.save()
@@ -100,6 +102,7 @@ def _train(loop: Online, params: Params, store: CheckpointStore, stop: runtime.S
         )
     if loop.champion is None:
         raise DivergedError("no generation had a healthy member, so there is no elite: lower the learning rate")
+    saver.save()  # whatever happens while the outs are written, training is not lost
     tracker.emit(End(loop.reason, time.perf_counter() - began, loop.env_steps, loop.eval_steps))
 
 

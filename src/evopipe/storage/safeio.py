@@ -365,6 +365,8 @@ def _tensor_piece(name: str, tensor: torch.Tensor) -> tuple[str, memoryview]:
         raise DataError(
             f"tensor {name!r}: {tensor.dtype} with layout {tensor.layout} cannot be saved: make it dense and real first"
         )
+    if tensor.numel() == 0:  # has no stride to view as bytes
+        return dtype, memoryview(b"")
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return dtype, flat.view(torch.uint8).numpy().data
 

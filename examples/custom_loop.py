@@ -1,0 +1,38 @@
+"""A loop of one's own: a population of DQN agents learns CartPole and evolves."""
+
+import numpy as np
+
+from evopipe import parse_params, parts
+from evopipe.rng import Purpose
+
+params = parse_params({"env": {"id": "CartPole-v1", "num_envs": 8}, "runtime": {"device": "cpu"}})
+problem, size, envs = parts.make_problem(params), 4, 8
+pool, eval_pool = parts.EnvPool(params.env, size * envs), parts.EnvPool(params.env, size * 8, what="evaluation")
+members, _ = parts.first_members(problem, size)
+layout = parts.RowLayout(problem.observations, problem.actions, masked=False)
+replay = parts.Replay(layout, memories=1, capacity=50_000, device=problem.device)
+rows, tick, seeds = np.arange(size * envs), 0, np.random.default_rng(1)
+pool.reset(rows, seeds.integers(2**31, size=len(rows)))
+
+for generation in range(1, 7):
+    cohorts = problem.form(members)
+    for tick_here in range(300):
+        obs = pool.obs.copy()
+        epsilon = max(0.05, 1.0 - tick / 500)
+        actions = parts.act(problem, cohorts, obs, pool.mask, epsilon, tick)
+        step = pool.step(actions)
+        packed = layout.pack(obs, actions, step.reward, step.terminated, step.obs)
+        replay.add(packed[None], ~step.broken[None])
+        over = rows[step.terminated | step.truncated | step.broken]
+        pool.reset(over, seeds.integers(2**31, size=len(over)))
+        if tick > 20:
+            for i, cohort in enumerate(cohorts):
+                due = parts.updates_due(cohort, tick_here, envs)
+                cohorts[i] = parts.learn(problem, cohort, replay, tick, due)[0] if due else cohort
+        tick += 1
+    played = parts.evaluate(problem.algo, cohorts, eval_pool, problem.seeds(Purpose.EVALUATE, 8))
+    fitness = played.returns.mean(axis=1)
+    print(f"generation {generation}: fitness {np.round(fitness)}")
+    members = parts.dissolve(cohorts)
+    born = parts.evolve(problem.tournament, problem.mutation, problem.traits, members, fitness, 1, generation, 4 * generation)
+    members = list(born.members)

@@ -1,0 +1,46 @@
+"""The parts that the library's own loops are made of, for people who write their own; see `examples/custom_loop.py`."""
+
+from __future__ import annotations
+
+from evopipe.buffers.replay import Replay, RowLayout
+from evopipe.core.population import Cohort, Member, dissolve, form
+from evopipe.envs.make import EnvConfig, make_env
+from evopipe.envs.pool import EnvPool, Step
+from evopipe.evolve.mutate import Mutation, MutationConfig, mutate
+from evopipe.evolve.select import Selection, TournamentConfig, tournament
+from evopipe.evolve.step import Evolved, evolve
+from evopipe.loops.evaluate import Episodes, evaluate
+from evopipe.loops.online import Online
+from evopipe.loops.problem import Problem, first_members
+from evopipe.loops.steps import act, learn, updates_due
+from evopipe.stages.setup import make_problem
+
+__all__ = [
+    "Cohort",
+    "EnvConfig",
+    "EnvPool",
+    "Episodes",
+    "Evolved",
+    "Member",
+    "Mutation",
+    "MutationConfig",
+    "Online",
+    "Problem",
+    "Replay",
+    "RowLayout",
+    "Selection",
+    "Step",
+    "TournamentConfig",
+    "act",
+    "dissolve",
+    "evaluate",
+    "evolve",
+    "first_members",
+    "form",
+    "learn",
+    "make_env",
+    "make_problem",
+    "mutate",
+    "tournament",
+    "updates_due",
+]

@@ -1,0 +1,307 @@
+"""A run that is killed, asked to stop or damaged ends, once it is started again, as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evopipe import config
+from evopipe.loops.online import Online
+from evopipe.stages.setup import make_problem, read_members
+from evopipe.storage.checkpoint import CheckpointStore
+from tiny import TRAINED, Run, Starter, call, checkpoints, digests, evopipe, starter, wait_for, write_params
+
+# torch says so once a process; evopipe.core.optim hushes it, and pytest undoes that for every test.
+pytestmark = pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
+
+FAST = {"runtime.checkpoint_seconds": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Starter]:
+    with starter() as made:
+        yield made
+
+
+def prepared(folder: Path, overrides: dict[str, Any] | None = None) -> Path:
+    """A folder that is ready to train in."""
+    write_params(folder, FAST | (overrides or {}))
+    assert call(folder, "population").code == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the uninterrupted run writes."""
+    folder = prepared(tmp_path_factory.mktemp("uninterrupted"))
+    assert evopipe(folder, "train").returncode == 0
+    return digests(folder)
+
+
+def trains(run: Run) -> bool:
+    return "train:" in run.log
+
+
+# --- killed -----------------------------------------------------------------------------------------------------------
+
+
+def kill(run: Run, folder: Path, draw: random.Random, inside_a_save: bool) -> str:
+    """Kill a run at a random instant, or while its n-th save is being written; tell how it went."""
+    if inside_a_save:
+        wanted = draw.randrange(1, 3)
+        seen: set[str] = set()
+        while len(seen) < wanted and os.path.exists(f"/proc/{run.pid}"):
+            seen.update(path.name for path in folder.glob(".evopipe/train/*/checkpoints/.tmp-*"))
+    else:
+        time.sleep(draw.uniform(0.0, 0.9))
+    run.send(signal.SIGKILL)
+    if run.wait() == 0:
+        return "finished"
+    left = list(folder.glob(".evopipe/train/*/checkpoints/.tmp-*"))
+    return "in a save" if left else "killed"
+
+
+def kill_again_and_again(
+    start: Starter, folder: Path, kills: int, saves: int, expected: dict[str, str], seed: int
+) -> None:
+    """Kill so often, so many times inside a save; every run that gets to its end must have the expected outs."""
+    draw, done, inside, finished = random.Random(seed), 0, 0, 0
+    while done < kills or inside < saves:
+        how = kill(start.start(folder, "train"), folder, draw, inside_a_save=inside < saves and done % 2 == 1)
+        done += how != "finished"
+        inside += how == "in a save"
+        if how == "finished":
+            finished += 1
+            assert digests(folder) == expected
+            assert not checkpoints(folder)
+            for out in TRAINED:
+                shutil.rmtree(folder / out) if (folder / out).is_dir() else (folder / out).unlink()
+    run = start.start(folder, "train")
+    assert run.wait() == 0, run.log
+    assert digests(folder) == expected
+    print(f"seed {seed}: {done} kills, {inside} of them inside a save, {finished + 1} runs came to their end")
+
+
+def test_killed_now_and_then(start: Starter, tmp_path: Path, expected: dict[str, str]) -> None:
+    kill_again_and_again(start, prepared(tmp_path), kills=6, saves=2, expected=expected, seed=1)
+
+
+@pytest.mark.slow
+def test_killed_fifty_times(start: Starter, tmp_path: Path, expected: dict[str, str]) -> None:
+    kill_again_and_again(start, prepared(tmp_path), kills=50, saves=10, expected=expected, seed=2)
+
+
+@pytest.mark.parametrize("sharing", ["shared", "own"])
+def test_every_bit_of_the_state_comes_back(tmp_path: Path, sharing: str) -> None:
+    """Replay, moments, environments, counters: the whole state, saved and loaded at random ticks."""
+    folder = prepared(tmp_path, {"train.replay.sharing": sharing, "train.max_steps": 1000})
+    params = config.load_params(folder / "params.yaml")
+    problem = make_problem(params)
+    members, _ = read_members(folder / "models/population", problem, "population")
+
+    def step(loop: Online) -> None:
+        if loop.generation_over:
+            loop.close_generation(lambda: False)
+        else:
+            loop.advance()
+
+    straight = Online(problem, members)
+    while not straight.reason:
+        step(straight)
+    store, draw = CheckpointStore(tmp_path / "store"), random.Random(3)
+    loop, count = Online(problem, members), 0
+    while not loop.reason:
+        step(loop)
+        if draw.random() < 0.05:
+            store.save(count, *loop.state())
+            loop.close()
+            loop, loaded, count = Online(problem, members), store.load(), count + 1
+            assert loaded is not None
+            assert loop.restore(loaded.tensors, loaded.meta) == 0
+    assert count > 5
+    (tensors, meta), (other, other_meta) = straight.state(), loop.state()
+    assert other_meta == meta
+    assert other.keys() == tensors.keys()
+    same = [name for name in tensors if torch.equal(tensors[name].view(-1), other[name].view(-1))]
+    nan = [n for n in tensors if n not in same and torch.allclose(tensors[n], other[n], 0.0, 0.0, equal_nan=True)]
+    assert sorted([*same, *nan]) == sorted(tensors)
+    assert any(name.startswith("replay.") for name in tensors)
+    straight.close()
+    loop.close()
+
+
+# --- asked to stop ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_asked_to_stop(
+    start: Starter, tmp_path: Path, expected: dict[str, str], signum: signal.Signals, code: int
+) -> None:
+    folder = prepared(tmp_path)
+    run = start.start(folder, "train")
+    assert wait_for(lambda: trains(run))
+    time.sleep(0.3)
+    asked = time.monotonic()
+    run.send(signum)
+    assert run.wait() == code, run.log
+    assert time.monotonic() - asked < 10
+    step = int(run.log.rsplit("stopped at step ", 1)[1].split()[0])
+    assert 0 < step < 2000
+    assert run.log.endswith(
+        f"error: stopped at step {step} of each member; saved, the same command continues from there\n"
+    )
+    again = start.start(folder, "train")
+    assert again.wait() == 0, again.log
+    assert f"goes on at step {step:,}\n" in again.log
+    assert digests(folder) == expected
+
+
+def test_asked_to_stop_in_the_middle_of_an_evaluation(start: Starter, tmp_path: Path) -> None:
+    long = {"train.max_steps": 400, "train.eval_episodes": 1500}
+    folder, other = prepared(tmp_path / "a", long), prepared(tmp_path / "b", long)
+    run = start.start(folder, "train")
+    assert wait_for(lambda: trains(run))
+    time.sleep(0.8)
+    asked = time.monotonic()
+    run.send(signal.SIGTERM)
+    assert run.wait() == 143, run.log
+    assert time.monotonic() - asked < 10
+    assert "stopped at step 400 of each member; saved" in run.log
+    assert "generation 1" not in run.log
+    for place in (folder, other):
+        last = start.start(place, "train")
+        assert last.wait() == 0, last.log
+    assert digests(folder) == digests(other)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_stage_evaluate_asked_to_stop(start: Starter, tmp_path: Path, signum: signal.Signals, code: int) -> None:
+    folder = prepared(tmp_path, {"train.max_steps": 400, "evaluate.episodes": 20_000})
+    assert start.start(folder, "train").wait() == 0
+    run = start.start(folder, "evaluate")
+    time.sleep(1.0)
+    asked = time.monotonic()
+    run.send(signum)
+    assert run.wait() == code, run.log
+    assert time.monotonic() - asked < 10
+    assert run.log == "error: evaluation stopped, nothing was written; the same command begins it again\n"
+    assert not (folder / "reports/evaluation.json").exists()
+
+
+# --- two at once ------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_run_leaves_at_once(start: Starter, tmp_path: Path, expected: dict[str, str]) -> None:
+    folder = prepared(tmp_path)
+    run = start.start(folder, "train")
+    assert wait_for(lambda: trains(run))
+    answer = call(folder, "train")
+    assert answer.code == 75
+    assert f"this run is being worked on by process {run.pid} (since " in answer.err
+    assert answer.err.endswith("): wait for it, or stop it\n")
+    assert run.wait() == 0, run.log
+    assert digests(folder) == expected
+
+
+# --- other and damaged checkpoints ------------------------------------------------------------------------------------
+
+
+def interrupted(start: Starter, folder: Path, times: int = 1) -> Path:
+    """Stop a run so often; return its newest checkpoint."""
+    for count in range(times):
+        run = start.start(folder, "train")
+        assert wait_for(lambda run=run: trains(run))
+        time.sleep(0.15 * (count + 1))
+        run.send(signal.SIGTERM)
+        assert run.wait() == 143, run.log
+    return checkpoints(folder)[-1]
+
+
+def test_a_checkpoint_of_other_params_is_never_taken(start: Starter, tmp_path: Path) -> None:
+    folder, other = prepared(tmp_path / "a"), prepared(tmp_path / "b", {"train.learning_delay": 60})
+    interrupted(start, folder)
+    write_params(folder, FAST | {"train.learning_delay": 60})
+    for place in (folder, other):
+        run = start.start(place, "train")
+        assert run.wait() == 0, run.log
+        assert "goes on at step" not in run.log
+    assert digests(folder) == digests(other)
+
+
+def test_how_often_to_save_is_no_other_run(start: Starter, tmp_path: Path, expected: dict[str, str]) -> None:
+    folder = prepared(tmp_path)
+    interrupted(start, folder)
+    write_params(folder, {"runtime.checkpoint_seconds": 5.0})
+    run = start.start(folder, "train")
+    assert run.wait() == 0, run.log
+    assert "goes on at step" in run.log
+    assert digests(folder) == expected
+
+
+def flip(path: Path) -> Path:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def test_the_newest_checkpoint_is_damaged(start: Starter, tmp_path: Path, expected: dict[str, str]) -> None:
+    folder = prepared(tmp_path)
+    damaged = flip(interrupted(start, folder, times=2) / "state.safetensors")
+    run = start.start(folder, "train")
+    assert run.wait() == 0, run.log
+    assert f"warning: {damaged}: is damaged, its checksum does not match" in run.log
+    assert "goes on at step" in run.log
+    assert digests(folder) == expected
+
+
+def test_all_checkpoints_are_damaged(start: Starter, tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    interrupted(start, folder, times=2)
+    damaged = [flip(path / "state.safetensors") for path in checkpoints(folder)]
+    answer = call(folder, "train")
+    assert answer.code == 65
+    assert "checkpoints is intact" in answer.err
+    assert answer.err.endswith("): delete the folder to start over\n")
+    assert all(str(path) in answer.err for path in damaged)
+    assert not (folder / "models/trained").exists()
+
+
+# --- what it costs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_saving_takes_little_of_the_time(tmp_path: Path) -> None:
+    """At the default interval, with a replay memory that is full: at most 2 % of wall time."""
+    folder = prepared(
+        tmp_path,
+        {"train.max_steps": 40_000, "train.evo_steps": 10_000, "train.replay.capacity": 100_000, "train.warm_start": 0},
+    )
+    params = config.load_params(folder / "params.yaml")
+    problem = make_problem(params)
+    members, _ = read_members(folder / "models/population", problem, "population")
+    loop = Online(problem, members)
+    while not loop.reason:
+        if loop.generation_over:
+            loop.close_generation(lambda: False)
+        else:
+            loop.advance()
+    store, costs = CheckpointStore(tmp_path / "store"), []
+    for step in range(5):
+        began = time.perf_counter()
+        store.save(step, *loop.state())
+        costs.append(time.perf_counter() - began)
+    loop.close()
+    seconds = config.Params().runtime.checkpoint_seconds
+    share = sorted(costs)[2] / seconds
+    print(f"a save takes {sorted(costs)[2] * 1000:.0f} ms, {100 * share:.2f} % of {seconds:.0f} s")
+    assert share <= 0.02

@@ -1,0 +1,238 @@
+"""Architecture changes: what is added leaves the function unchanged, what survives keeps its values and moments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import reference
+from evopipe.core.layers import ACTIVATIONS, NOT_ZERO_AT_ZERO
+from evopipe.core.morph import Change, preserves_function, resize_moments, resize_parameters
+from evopipe.core.networks import Arch, Block, Net, Structure, forward, named, own_layout
+from evopipe.core.population import Widths
+from evopipe.evolve.mutate import ArchitectureBounds, _layer_changes, _node_changes
+
+WIDTHS = Widths(5, 3)
+BOUNDS = ArchitectureBounds(
+    min_layers=0, max_layers=3, min_nodes=3, max_nodes=40, min_latent=3, max_latent=40, node_steps=(1, 8, 16),
+    latent_steps=(1, 8, 16),
+)  # fmt: skip
+EVERY = [(name, norm) for name in sorted(ACTIVATIONS) for norm in (False, True)]
+
+everywhere = pytest.mark.parametrize(("activation", "norm"), EVERY)
+
+
+def inputs(scale: float = 1.0) -> torch.Tensor:
+    return scale * torch.randn(9, WIDTHS.inputs, generator=torch.Generator().manual_seed(0))
+
+
+def changes(arch: Arch) -> Iterator[tuple[str, int, int, Arch]]:
+    """(what, before, after, architecture) of every possible change."""
+    for _, what, before, after, new in (*_layer_changes(BOUNDS, arch), *_node_changes(BOUNDS, arch, [WIDTHS])):
+        yield what, before, after, new
+
+
+def generators(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def error(old: torch.Tensor, new: torch.Tensor) -> float:
+    """Largest difference relative to the largest value."""
+    return float((old - new).abs().max() / old.abs().max())
+
+
+def widened(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(old, (0, new.shape[1] - old.shape[1]))
+
+
+@everywhere
+@pytest.mark.parametrize("seed", range(4))
+def test_every_addition_leaves_the_function_unchanged(activation: str, norm: bool, seed: int) -> None:
+    """On trained weights, with layers already blended, at every place and by every step.
+
+    Layers of 8 units at least: normalising two or three is so ill-conditioned that rounding alone exceeds the bound.
+    """
+    rng = generators(seed)
+    arch = reference.random_arch(rng, activation, norm, narrowest=8, widest=30)
+    row = reference.random_row(arch, WIDTHS, rng)
+    tried = 0
+    for what, before, after, new in changes(arch):
+        if after > before:
+            grown = resize_parameters(Change(arch, new), WIDTHS, row, generators(tried))
+            y, z = (reference.function(a, WIDTHS, r, inputs()) for a, r in ((arch, row), (new, grown)))
+            assert error(y, z) < 1e-5, (arch, what, after)
+            tried += 1
+    assert tried >= 1
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("scale", [1e-3, 1e-1, 10.0, 1e3])
+def test_additions_keep_the_function_for_small_and_large_observations(norm: bool, scale: float) -> None:
+    """The normalisation's ε must weigh as much after as before: observations near 0 show it."""
+    rng = generators(1)
+    arch = Arch((Block(32), Block(24, True)), 32, (Block(16),), "ReLU", norm)
+    row = reference.random_row(arch, WIDTHS, rng)
+    for name, part in named(arch, WIDTHS, row).items():
+        if name.endswith("bias"):
+            part.zero_()
+    for what, before, after, new in changes(arch):
+        if after > before:
+            grown = resize_parameters(Change(arch, new), WIDTHS, row, generators(0))
+            y, z = (reference.function(a, WIDTHS, r, inputs(scale)) for a, r in ((arch, row), (new, grown)))
+            assert error(y, z) < 1e-5, what
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_nodes_before_a_wider_blended_layer(norm: bool) -> None:
+    """The new units pass the blended layer by, to places that others already fill and somebody reads."""
+    old, new = (Arch((Block(w), Block(30, True)), 16, (), "Tanh", norm) for w in (16, 24))
+    row = reference.random_row(old, WIDTHS, generators(0))
+    grown = resize_parameters(Change(old, new), WIDTHS, row, generators(1))
+    y, z = (reference.function(a, WIDTHS, r, inputs()) for a, r in ((old, row), (new, grown)))
+    assert error(y, z) < 1e-5
+
+
+@pytest.mark.parametrize("activation", sorted(NOT_ZERO_AT_ZERO))
+def test_nodes_that_cannot_arrive_unnoticed_are_not_offered(activation: str) -> None:
+    def offered(arch: Arch) -> list[bool]:
+        return [preserves_function(arch, WIDTHS, i) for i in range(len(arch.hidden))]
+
+    assert offered(Arch((Block(16), Block(16)), 8, (), activation, True)) == [True, True, True]
+    assert offered(Arch((Block(16), Block(8, True)), 8, (), activation, True)) == [True, False, True]
+    assert offered(Arch((Block(16), Block(30, True)), 8, (), activation, False)) == [False, True, True]
+    assert offered(Arch((Block(3, True),), 8, (), activation, False)) == [False, True]  # the observation passes by
+    assert offered(Arch((Block(3, True),), 8, (), "ReLU", False)) == [True, True]
+
+
+@everywhere
+def test_additions_keep_the_function_inside_a_padded_cohort(activation: str, norm: bool) -> None:
+    rng = generators(5)
+    arch = Arch((Block(21), Block(12, True)), 17, (), activation, norm)
+    neighbour = Arch((Block(40), Block(33), Block(5, True)), 8, (Block(50),), activation, norm)
+    rows = [reference.random_row(a, WIDTHS, rng) for a in (arch, neighbour)]
+    x = inputs().expand(2, -1, -1)
+
+    def outputs(archs: Sequence[Arch], flat: Sequence[torch.Tensor]) -> torch.Tensor:
+        structure = Structure(archs, *WIDTHS, torch.device("cpu"))
+        return forward(Net(structure, structure.pack(flat)), x)
+
+    before = outputs([arch, neighbour], rows)
+    for what, old, new_width, new in changes(arch):
+        if new_width > old:
+            grown = resize_parameters(Change(arch, new), WIDTHS, rows[0], generators(0))
+            after = outputs([new, neighbour], [grown, rows[1]])
+            assert error(before[0], after[0]) < 1e-5, what
+            assert error(before[1], after[1]) < 1e-6
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_surviving_weights_and_moments_sit_at_their_place(norm: bool, seed: int) -> None:
+    rng = generators(seed)
+    arch = reference.random_arch(rng, "ReLU", norm, narrowest=8, widest=30)
+    row = reference.random_row(arch, WIDTHS, rng)
+    moments = torch.from_numpy(rng.standard_normal(len(row))).float()
+    for what, before, after, new in changes(arch):
+        change = Change(arch, new)
+        resized = resize_parameters(change, WIDTHS, row, generators(0))
+        moved = resize_moments(change, WIDTHS, moments)
+        assert len(resized) == len(moved) == own_layout(new, *WIDTHS).size
+        old_parts, new_parts = named(arch, WIDTHS, row), named(new, WIDTHS, resized)
+        old_moments, new_moments = named(arch, WIDTHS, moments), named(new, WIDTHS, moved)
+        grown = what.split()[0] if after > before else ""
+        for name, part in new_parts.items():
+            if name not in old_parts:
+                assert not new_moments[name].any(), (what, name)
+                continue
+            corner = tuple(slice(min(a, b)) for a, b in zip(part.shape, old_parts[name].shape, strict=True))
+            assert torch.equal(new_moments[name][corner], old_moments[name][corner]), (what, name)
+            rest = new_moments[name].clone()
+            rest[corner] = 0.0
+            assert not rest.any(), (what, name)
+            scaled = norm and name.startswith(f"{grown}.") if grown else False
+            if not scaled or name.endswith(("shift", "alpha")):
+                assert torch.equal(part[corner], old_parts[name][corner]), (what, name)
+
+
+def test_normalised_layers_trade_weight_scale_for_gain() -> None:
+    old, new = (Arch((), w, (), "ReLU", True) for w in (16, 36))
+    row = reference.random_row(old, WIDTHS, generators(0))
+    before, after = (
+        named(old, WIDTHS, row),
+        named(new, WIDTHS, resize_parameters(Change(old, new), WIDTHS, row, generators(1))),
+    )
+    scale = (36 / 16) ** 0.5
+    torch.testing.assert_close(after["latent.weight"][:, :16], scale * before["latent.weight"])
+    torch.testing.assert_close(after["latent.gain"][:16], before["latent.gain"] / scale)
+    mean = scale * before["latent.weight"].mean(dim=1, keepdim=True)
+    torch.testing.assert_close(after["latent.weight"][:, 16:], mean.expand(-1, 20))
+    assert after["latent.gain"][16:].eq(1).all()
+    assert not after["latent.shift"][16:].any()
+    assert after["output.weight"][16:].abs().sum() > 0  # fresh: what the new units will say is learned at once
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_new_units_learn(norm: bool) -> None:
+    """Zero outgoing weights have a gradient, fresh ones pass it to the units they read."""
+    old, new = (Arch((), w, (), "Tanh", norm) for w in (16, 24))
+    row = reference.random_row(old, WIDTHS, generators(0))
+    grown = resize_parameters(Change(old, new), WIDTHS, row, generators(1)).requires_grad_(True)
+    y = reference.function(new, WIDTHS, grown, inputs())
+    (grad,) = torch.autograd.grad(y.square().sum(), grown)
+    parts = named(new, WIDTHS, grad)
+    assert parts["output.weight" if not norm else "latent.shift"][16:].abs().min() > 0
+
+
+def test_equal_generators_give_both_networks_the_same_new_weights() -> None:
+    old, new = Arch((Block(16),), 16, (), "ReLU", False), Arch((Block(16), Block(16, True)), 16, (), "ReLU", False)
+    online, target = (reference.random_row(old, WIDTHS, generators(s)) for s in (0, 1))
+    grown = [resize_parameters(Change(old, new), WIDTHS, row, generators(7)) for row in (online, target)]
+    added = [{n: p for n, p in named(new, WIDTHS, row).items() if n.startswith("encoder.1")} for row in grown]
+    assert all(torch.equal(added[0][name], added[1][name]) for name in added[0])
+
+
+@pytest.mark.parametrize(
+    ("activation", "norm"), [("ReLU", False), ("GELU", True), ("Sigmoid", True), ("Softplus", False)]
+)
+def test_a_chain_of_200_mutations_stays_consistent(activation: str, norm: bool) -> None:
+    rng = generators(3)
+    arch = Arch((Block(16),), 16, (), activation, norm)
+    row = reference.random_row(arch, WIDTHS, rng)
+    moments, x, added = torch.ones(len(row)), inputs(), 0
+    for i in range(200):
+        options = list(changes(arch))
+        what, before, after, new = options[int(rng.integers(len(options)))]
+        change = Change(arch, new)
+        old_y = reference.function(arch, WIDTHS, row, x)
+        row, moments = resize_parameters(change, WIDTHS, row, generators(i)), resize_moments(change, WIDTHS, moments)
+        arch = new
+        y = reference.function(arch, WIDTHS, row, x)
+        if after > before:
+            added += 1
+            assert error(old_y, y) < 1e-5, (i, what, arch)
+        assert torch.isfinite(y).all()
+        assert len(row) == len(moments) == own_layout(arch, *WIDTHS).size
+        assert all(len(part) <= 3 for part in (arch.encoder, arch.head))
+        assert all(3 <= block.width <= 40 for block in arch.hidden)
+        assert moments.ge(0).all()
+        # As training would: weights move, so that no zero of an earlier addition is left.
+        row = row + 0.03 * torch.from_numpy(rng.standard_normal(len(row))).float()
+    assert added > 50
+
+
+def test_the_order_of_layers_survives_a_removal() -> None:
+    """Removing the last encoder layer keeps the first encoder layer, the latent and the head."""
+    old = Arch((Block(8), Block(12)), 10, (Block(6),), "ReLU", False)
+    new = replace(old, encoder=old.encoder[:1])
+    row = reference.random_row(old, WIDTHS, generators(0))
+    before, after = (
+        named(old, WIDTHS, row),
+        named(new, WIDTHS, resize_parameters(Change(old, new), WIDTHS, row, generators(1))),
+    )
+    for name in ("encoder.0.weight", "latent.bias", "head.0.weight", "output.weight"):
+        assert torch.equal(before[name], after[name])
+    assert torch.equal(before["latent.weight"][:8], after["latent.weight"])

@@ -1,0 +1,186 @@
+"""Padded, masked, merged networks compute what each unpadded network computes: values and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+import reference
+from evopipe.core import optim
+from evopipe.core.layers import ACTIVATIONS
+from evopipe.core.networks import Arch, Block, Net, Structure, forward, initialise, named, own_layout
+
+CPU = torch.device("cpu")
+WIDTHS = (5, 3)
+BATCH = 7
+
+
+def unlike(norm: bool, seed: int) -> tuple[list[Arch], list[torch.Tensor]]:
+    """One member of every activation, and their random parameters; rows are ordered by activation."""
+    rng = np.random.default_rng(seed)
+    archs = [reference.random_arch(rng, name, norm) for name in sorted(ACTIVATIONS) for _ in range(2)]
+    return archs, [reference.random_row(arch, WIDTHS, rng) for arch in archs]
+
+
+def net_of(archs: Sequence[Arch], rows: Sequence[torch.Tensor], dtype: torch.dtype = torch.float32) -> Net:
+    structure = Structure(archs, *WIDTHS, CPU)
+    structure.masks = [None if mask is None else mask.to(dtype) for mask in structure.masks]
+    return Net(structure, structure.pack(rows).to(dtype), trainable=True)
+
+
+def gradients(net: Net, x: torch.Tensor, seeds: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Outputs, and the gradient of the outputs times `seeds` in every member's own flat row."""
+    y = forward(net, x)
+    optim.backward((y * seeds).sum(dim=(1, 2)), net)
+    return y.detach(), net.structure.unpack(net.grad)
+
+
+def reference_gradients(
+    arch: Arch, row: torch.Tensor, x: torch.Tensor, seeds: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    row = row.to(x.dtype).requires_grad_(True)
+    y = reference.function(arch, WIDTHS, row, x)
+    (grad,) = torch.autograd.grad((y * seeds).sum(), row)
+    return y.detach(), grad
+
+
+def close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
+    """Whether the largest difference is below a share of the largest value."""
+    return float((a - b).abs().max()) <= tolerance * max(1.0, float(b.abs().max()))
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float64, 1e-11)])
+def test_a_padded_member_computes_what_its_own_network_computes(
+    norm: bool, seed: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    archs, rows = unlike(norm, seed)
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(len(archs), BATCH, WIDTHS[0], generator=g).to(dtype)
+    seeds = torch.randn(len(archs), BATCH, WIDTHS[1], generator=g).to(dtype)
+    net = net_of(archs, rows, dtype)
+    y, grads = gradients(net, x, seeds)
+    for i, (arch, row) in enumerate(zip(archs, rows, strict=True)):
+        expected_y, expected_grad = reference_gradients(arch, row, x[i], seeds[i])
+        assert close(y[i], expected_y, tolerance), arch
+        assert close(grads[i], expected_grad, tolerance), arch
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_member_without_a_layer_that_a_neighbour_has(norm: bool) -> None:
+    """The mean over no unit at all must not be 0 / 0."""
+    archs = [Arch((), 64, (), "ReLU", norm), Arch((Block(64), Block(32)), 64, (Block(16, True),), "ReLU", norm)]
+    rng = np.random.default_rng(0)
+    rows = [reference.random_row(arch, WIDTHS, rng) for arch in archs]
+    x = torch.randn(2, BATCH, WIDTHS[0], generator=torch.Generator().manual_seed(0))
+    y, grads = gradients(net_of(archs, rows), x, torch.ones(2, BATCH, WIDTHS[1]))
+    for i in range(2):
+        expected_y, expected_grad = reference_gradients(archs[i], rows[i], x[i], torch.ones(BATCH, WIDTHS[1]))
+        assert close(y[i], expected_y, 2e-6)
+        assert close(grads[i], expected_grad, 2e-6)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_pads_stay_exactly_zero_over_fifty_updates(norm: bool, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optim, "fused_is_sound", lambda: fused)
+    archs, rows = unlike(norm, 11)
+    net = net_of(archs, rows)
+    adam = optim.Adam.start(net)
+    pads = torch.ones_like(net.values, dtype=torch.bool)
+    for pad, index in zip(pads, net.structure.index, strict=True):
+        pad[index] = False
+    assert pads.any(dim=1).all()
+    members = len(archs)
+    g = torch.Generator().manual_seed(0)
+    lr = torch.full((members,), 1e-2)
+    for _ in range(50):
+        x = torch.randn(members, BATCH, WIDTHS[0], generator=g)
+        losses = (forward(net, x) - torch.randn(members, BATCH, WIDTHS[1], generator=g)).square().sum(dim=(1, 2))
+        optim.backward(losses, net)
+        assert not net.grad[pads].any()
+        optim.clip_gradients(net, torch.full((members,), 10.0))
+        optim.step(net, adam, lr, torch.ones(members, dtype=torch.bool))
+    for tensor in (net.values, net.grad, adam.mean, adam.square):
+        assert torch.isfinite(tensor).all()
+        assert tensor[~pads].any()
+        assert not tensor[pads].any()
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_pack_and_unpack_are_inverse_to_the_bit(norm: bool) -> None:
+    archs, rows = unlike(norm, 5)
+    structure = Structure(archs, *WIDTHS, CPU)
+    for before, after in zip(rows, structure.unpack(structure.pack(rows)), strict=True):
+        assert torch.equal(before.view(torch.int32), after.view(torch.int32))
+    for index, arch in zip(structure.index, archs, strict=True):
+        assert len(index.unique()) == len(index) == own_layout(arch, *WIDTHS).size
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+def test_blends_of_0_and_1_are_exact_to_the_bit(norm: bool, activation: str) -> None:
+    """α = 0 passes the input on, α = 1 is the plain layer, also beside a neighbour."""
+    rng = np.random.default_rng(2)
+    plain = Arch((Block(24), Block(24)), 16, (), activation, norm)
+    shorter = Arch((Block(24),), 16, (), activation, norm)
+    blended = Arch((Block(24), Block(24, True)), 16, (), activation, norm)
+    parts = named(blended, WIDTHS, reference.random_row(blended, WIDTHS, rng))
+
+    def row(arch: Arch, alpha: float) -> torch.Tensor:
+        flat = torch.zeros(own_layout(arch, *WIDTHS).size)
+        for name, part in named(arch, WIDTHS, flat).items():
+            part.copy_(torch.tensor([alpha]) if name.endswith("alpha") else parts[name])
+        return flat
+
+    x = torch.randn(1, BATCH, WIDTHS[0], generator=torch.Generator().manual_seed(0))
+    archs = [plain, shorter, blended, blended]
+    rows = [row(plain, 0), row(shorter, 0), row(blended, 1.0), row(blended, 0.0)]
+    y = forward(net_of(archs, rows), x.expand(4, -1, -1))
+    assert torch.equal(y[2], y[0])
+    assert torch.equal(y[3], y[1])
+
+
+def test_a_neighbours_nan_stays_with_the_neighbour() -> None:
+    archs, rows = unlike(True, 3)
+    x = torch.randn(len(archs), BATCH, WIDTHS[0], generator=torch.Generator().manual_seed(0))
+    seeds = torch.ones(len(archs), BATCH, WIDTHS[1])
+    y, grads = gradients(net_of(archs, rows), x, seeds)
+    rows[4][0] = torch.nan
+    spoilt_y, spoilt_grads = gradients(net_of(archs, rows), x, seeds)
+    for i in range(len(archs)):
+        if i != 4:
+            assert torch.equal(y[i], spoilt_y[i])
+            assert torch.equal(grads[i], spoilt_grads[i])
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(4, 128), (128, 4), (16, 16)])
+def test_initial_weights_are_orthogonal(rows: int, columns: int) -> None:
+    arch = Arch((), columns, (), "ReLU", True)
+    parts = named(arch, (rows, 2), initialise(arch, rows, 2, np.random.default_rng(0)))
+    weight = parts["latent.weight"]
+    gram = weight @ weight.T if rows <= columns else weight.T @ weight
+    torch.testing.assert_close(gram, 2.0 * torch.eye(min(rows, columns)), atol=1e-5, rtol=0)
+    output = parts["output.weight"]
+    torch.testing.assert_close(output.T @ output, 0.01 * torch.eye(2), atol=1e-6, rtol=0)
+    assert parts["latent.gain"].eq(1).all()
+    for name in ("latent.bias", "latent.shift", "output.bias"):
+        assert not parts[name].any()
+
+
+def test_an_architecture_survives_json() -> None:
+    arch = Arch((Block(64), Block(32, True)), 48, (Block(8),), "GELU", True)
+    assert Arch.from_json(arch.to_json()) == arch
+    assert arch.describe() == "64+32~|48|8"
+
+
+def test_names_cover_a_row_without_overlap() -> None:
+    arch = Arch((Block(6), Block(9, True)), 4, (Block(3, True),), "ReLU", True)
+    row = torch.zeros(own_layout(arch, *WIDTHS).size)
+    for part in named(arch, WIDTHS, row).values():
+        part += 1
+    assert row.eq(1).all()

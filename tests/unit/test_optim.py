@@ -1,0 +1,152 @@
+"""Per-member Adam, clipping and Polyak averaging over flat rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evopipe.core import optim
+from evopipe.core.networks import Arch, Net, Structure
+from evopipe.core.optim import Adam
+
+MEMBERS = 5
+LR = torch.tensor([1e-4, 1e-3, 3e-3, 1e-2, 0.0])
+ALL = torch.ones(MEMBERS, dtype=torch.bool)
+
+both_paths = pytest.mark.parametrize("take", [optim._plain_step, optim._fused_step])
+
+
+def random(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def started(seed: int = 0) -> tuple[Net, Adam]:
+    structure = Structure([Arch((), 16, (), "ReLU", False)] * MEMBERS, 4, 2, torch.device("cpu"))
+    net = Net(structure, random(seed, MEMBERS, structure.layout.size), trainable=True)
+    return net, Adam.start(net)
+
+
+def gradient(net: Net, seed: int) -> torch.Tensor:
+    scale = torch.tensor([1e-3, 0.1, 1.0, 10.0, 100.0])[:, None]
+    net.grad.copy_(scale * random(seed, *net.values.shape))
+    return net.grad
+
+
+def test_this_torch_has_the_fused_kernel() -> None:
+    assert optim.fused_is_sound()
+
+
+@both_paths
+def test_adam_equals_torchs_own_for_each_member(take: object) -> None:
+    net, adam = started()
+    twins = [torch.nn.Parameter(row.clone()) for row in net.values]
+    optimisers = [torch.optim.Adam([twin], lr=float(rate)) for twin, rate in zip(twins, LR, strict=True)]
+    for i in range(100):
+        grad = gradient(net, i)
+        for twin, row, optimiser in zip(twins, grad, optimisers, strict=True):
+            twin.grad = row.clone()
+            optimiser.step()
+        take(net, adam, LR, ALL)  # type: ignore[operator]
+        expected = torch.stack([twin.detach() for twin in twins])
+        assert float((net.values - expected).abs().max()) <= 1e-6
+    assert adam.steps.tolist() == [100.0] * MEMBERS
+
+
+def test_the_plain_and_the_fused_path_agree() -> None:
+    (plain, plain_adam), (fused, fused_adam) = started(), started()
+    for i in range(60):
+        active = torch.arange(MEMBERS) % 3 != i % 3
+        gradient(plain, i), gradient(fused, i)
+        optim._plain_step(plain, plain_adam, LR, active)
+        optim._fused_step(fused, fused_adam, LR, active)
+    assert float((plain.values - fused.values).abs().max()) <= 2e-6
+    torch.testing.assert_close(plain_adam.mean, fused_adam.mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(plain_adam.square, fused_adam.square, rtol=1e-5, atol=1e-6)
+    assert torch.equal(plain_adam.steps, fused_adam.steps)
+
+
+@both_paths
+@pytest.mark.parametrize("poison", [0.0, float("nan"), float("inf")])
+def test_a_skipped_member_keeps_everything_to_the_bit(take: object, poison: float) -> None:
+    net, adam = started()
+    gradient(net, 0)
+    take(net, adam, LR, ALL)  # type: ignore[operator]
+    before = [tensor.clone() for tensor in (net.values, adam.mean, adam.square, adam.steps)]
+    gradient(net, 1)[2] += poison
+    active = torch.tensor([True, True, False, True, True])
+    take(net, adam, LR, active)  # type: ignore[operator]
+    for old, new in zip(before, (net.values, adam.mean, adam.square, adam.steps), strict=True):
+        assert torch.equal(old[2], new[2])
+        assert torch.isfinite(new).all()
+        assert not torch.equal(old[3], new[3])
+
+
+@both_paths
+def test_nobody_active_changes_nothing(take: object) -> None:
+    net, adam = started()
+    before = net.values.clone()
+    gradient(net, 0)
+    take(net, adam, LR, ~ALL)  # type: ignore[operator]
+    assert torch.equal(before, net.values)
+    assert not adam.steps.any()
+
+
+@both_paths
+def test_a_members_step_does_not_depend_on_its_neighbours(take: object) -> None:
+    net, adam = started()
+    for i in range(5):
+        gradient(net, i)
+        take(net, adam, LR, ALL)  # type: ignore[operator]
+    alone, alone_adam = started()
+    for i in range(5):
+        gradient(alone, i)
+        alone.grad[torch.arange(MEMBERS) != 3] = float("nan")
+        take(alone, alone_adam, LR, torch.arange(MEMBERS) == 3)  # type: ignore[operator]
+    assert torch.equal(alone.values[3], net.values[3])
+    assert torch.equal(alone_adam.square[3], adam.square[3])
+
+
+def test_gradients_are_clipped_per_member_as_torch_clips_one() -> None:
+    net, _ = started()
+    limit = torch.tensor([0.5, 0.5, 100.0, 1.0, 3.0])
+    gradient(net, 0)
+    twins = [torch.nn.Parameter(row.clone()) for row in net.values]
+    for twin, row in zip(twins, net.grad, strict=True):
+        twin.grad = row.clone()
+    expected = [torch.nn.utils.clip_grad_norm_([t], float(c)) for t, c in zip(twins, limit, strict=True)]
+    norms = optim.clip_gradients(net, limit)
+    torch.testing.assert_close(norms, torch.stack(expected))
+    torch.testing.assert_close(net.grad, torch.stack([twin.grad for twin in twins if twin.grad is not None]))
+
+
+def test_a_nan_gradient_is_clipped_without_touching_neighbours() -> None:
+    """Peer fault: a global norm spread one diverged member to all."""
+    net, _ = started()
+    clean = gradient(net, 0).clone()
+    net.grad[1, 7] = float("nan")
+    norms = optim.clip_gradients(net, torch.full((MEMBERS,), 1e6))
+    assert torch.isnan(norms).tolist() == [False, True, False, False, False]
+    kept = torch.arange(MEMBERS) != 1
+    assert torch.equal(net.grad[kept], clean[kept])
+
+
+def test_polyak_of_0_leaves_and_of_1_copies_to_the_bit() -> None:
+    online, _ = started(1)
+    target = started(2)[0].copy()
+    before = target.values.clone()
+    optim.polyak(target, online, torch.tensor([0.0, 1.0, 0.25, 1.0, 0.0]))
+    for row in (0, 4):
+        assert torch.equal(target.values[row].view(torch.int32), before[row].view(torch.int32))
+    for row in (1, 3):
+        assert torch.equal(target.values[row].view(torch.int32), online.values[row].view(torch.int32))
+    torch.testing.assert_close(target.values[2], 0.75 * before[2] + 0.25 * online.values[2])
+
+
+def test_backward_fills_afresh_and_sums_once() -> None:
+    net, _ = started()
+    for _ in range(2):  # a second call replaces, it does not add
+        weight = net.views[-1].bias  # [P, 1, 2]
+        optim.backward((weight * 3.0).sum(dim=(1, 2)), net)
+        part = net.structure.layout.output.bias
+        assert net.grad[:, part.start : part.start + 2].eq(3.0).all()
+        assert float(net.grad.sum()) == 3.0 * 2 * MEMBERS
