@@ -5,8 +5,8 @@ import numpy as np
 from evopipe import parse_params, parts
 from evopipe.rng import Purpose
 
-params = parse_params({"env": {"id": "CartPole-v1", "num_envs": 8}, "runtime": {"device": "cpu"}})
-problem, size, envs = parts.make_problem(params), 4, 8
+params = parse_params({"env": {"id": "CartPole-v1", "num_envs": 8}, "runtime": {"device": "cpu", "threads": 1}})
+problem, size, envs = parts.make_problem(params, parts.configure(params.runtime)), 4, 8
 pool, eval_pool = parts.EnvPool(params.env, size * envs), parts.EnvPool(params.env, size * 8, what="evaluation")
 members, _ = parts.first_members(problem, size)
 layout = parts.RowLayout(problem.observations, problem.actions, masked=False)
@@ -34,5 +34,6 @@ for generation in range(1, 7):
     fitness = played.returns.mean(axis=1)
     print(f"generation {generation}: fitness {np.round(fitness)}")
     members = parts.dissolve(cohorts)
-    born = parts.evolve(problem.tournament, problem.mutation, problem.traits, members, fitness, 1, generation, 4 * generation)
+    settings = problem.tournament, problem.mutation, problem.traits
+    born = parts.evolve(*settings, members, fitness, params.seed, generation, next_id=size * generation)
     members = list(born.members)

@@ -164,6 +164,26 @@ class OwnLimit(Chain):
         return self.steps >= 5
 
 
+class Endless(Chain):
+    """Pays 1 a step and never ends by itself: the time limit cuts every episode, and each cut must bootstrap."""
+
+    def reward(self, value: float) -> Any:
+        return 1.0
+
+    def ended(self, end: bool) -> Any:
+        return False
+
+
+class OneStep(Chain):
+    """Ends with its first step, which pays half a point a cell."""
+
+    def reward(self, value: float) -> Any:
+        return self.cell / 2
+
+    def ended(self, end: bool) -> Any:
+        return True
+
+
 class Random(Chain):
     """Its observations hold noise that no seed governs."""
 

@@ -34,6 +34,8 @@ TINY: dict[str, Any] = {
     "train.confirm_episodes": 4,
     "train.target": None,
     "train.replay.capacity": 4000,
+    "evolution.tournament.size": 2,
+    "evolution.tournament.window": 1,
     "evolution.mutation.architecture.min_nodes": 8,
     "evolution.mutation.architecture.max_nodes": 64,
     "evolution.mutation.architecture.max_latent": 64,

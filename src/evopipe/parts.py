@@ -13,6 +13,7 @@ from evopipe.loops.evaluate import Episodes, evaluate
 from evopipe.loops.online import Online
 from evopipe.loops.problem import Problem, first_members
 from evopipe.loops.steps import act, learn, updates_due
+from evopipe.runtime import configure
 from evopipe.stages.setup import make_problem
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Step",
     "TournamentConfig",
     "act",
+    "configure",
     "dissolve",
     "evaluate",
     "evolve",

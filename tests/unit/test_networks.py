@@ -18,10 +18,12 @@ WIDTHS = (5, 3)
 BATCH = 7
 
 
-def unlike(norm: bool, seed: int) -> tuple[list[Arch], list[torch.Tensor]]:
-    """One member of every activation, and their random parameters; rows are ordered by activation."""
+def unlike(
+    norm: bool, seed: int, activations: Sequence[str] = tuple(sorted(ACTIVATIONS))
+) -> tuple[list[Arch], list[torch.Tensor]]:
+    """Two members of every activation, and their random parameters; rows are ordered by activation."""
     rng = np.random.default_rng(seed)
-    archs = [reference.random_arch(rng, name, norm) for name in sorted(ACTIVATIONS) for _ in range(2)]
+    archs = [reference.random_arch(rng, name, norm) for name in activations for _ in range(2)]
     return archs, [reference.random_row(arch, WIDTHS, rng) for arch in archs]
 
 
@@ -71,6 +73,47 @@ def test_a_padded_member_computes_what_its_own_network_computes(
 
 
 @pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+def test_unlike_members_of_one_activation(norm: bool, activation: str) -> None:
+    """Where every activation is 0 at 0, fewer masks are applied: no gradient may reach a pad all the same."""
+    rng = np.random.default_rng(4)
+    archs = [reference.random_arch(rng, activation, norm, narrowest=4) for _ in range(6)]
+    rows = [reference.random_row(arch, WIDTHS, rng) for arch in archs]
+    g = torch.Generator().manual_seed(4)
+    x = torch.randn(6, BATCH, WIDTHS[0], generator=g).double()
+    seeds = torch.randn(6, BATCH, WIDTHS[1], generator=g).double()
+    net = net_of(archs, rows, torch.float64)
+    y, grads = gradients(net, x, seeds)
+    own = torch.zeros_like(net.grad, dtype=torch.bool)
+    for i in range(6):
+        expected_y, expected_grad = reference_gradients(archs[i], rows[i], x[i], seeds[i])
+        assert close(y[i], expected_y, 1e-11)
+        assert close(grads[i], expected_grad, 1e-11)
+        own[i, net.structure.index[i]] = True
+    assert not net.grad[~own].any()
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(
+    ("own", "neighbour"),
+    [
+        ((Block(50), Block(20, True)), (Block(50), Block(40, True))),  # pads of the blended layer beside passing units
+        ((Block(20), Block(50, True)), (Block(40), Block(50, True))),  # pads that pass by beside the blended units
+        ((Block(20), Block(50, True), Block(60, True)), (Block(40), Block(50, True))),
+    ],
+)
+def test_pads_that_share_places_with_units_in_use_get_no_gradient(
+    own: tuple[Block, ...], neighbour: tuple[Block, ...], norm: bool
+) -> None:
+    archs = [Arch(part, 16, (), "ELU", norm) for part in (own, neighbour)]
+    net = net_of(archs, [reference.random_row(arch, WIDTHS, np.random.default_rng(0)) for arch in archs])
+    gradients(net, torch.ones(2, BATCH, WIDTHS[0]), torch.ones(2, BATCH, WIDTHS[1]))
+    for grad, index in zip(net.grad, net.structure.index, strict=True):
+        grad[index] = 0.0
+    assert not net.grad.any()
+
+
+@pytest.mark.parametrize("norm", [False, True])
 def test_a_member_without_a_layer_that_a_neighbour_has(norm: bool) -> None:
     """The mean over no unit at all must not be 0 / 0."""
     archs = [Arch((), 64, (), "ReLU", norm), Arch((Block(64), Block(32)), 64, (Block(16, True),), "ReLU", norm)]
@@ -86,9 +129,12 @@ def test_a_member_without_a_layer_that_a_neighbour_has(norm: bool) -> None:
 
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
-def test_pads_stay_exactly_zero_over_fifty_updates(norm: bool, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("activations", [("ELU", "GELU", "Tanh"), tuple(sorted(ACTIVATIONS))])
+def test_pads_stay_exactly_zero_over_fifty_updates(
+    norm: bool, fused: bool, activations: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(optim, "fused_is_sound", lambda: fused)
-    archs, rows = unlike(norm, 11)
+    archs, rows = unlike(norm, 11, activations)
     net = net_of(archs, rows)
     adam = optim.Adam.start(net)
     pads = torch.ones_like(net.values, dtype=torch.bool)

@@ -32,16 +32,16 @@ ACTIONS = "discrete"
 class Config(Schema):
     """Hyper-parameters of DQN."""
 
-    lr: float = hyper(6.3e-4, doc="learning rate of Adam", raising="faster, less stable", evolvable=True, gt=0, le=1)
+    lr: float = hyper(5e-4, doc="learning rate of Adam", raising="faster, less stable", evolvable=True, gt=0, le=1)
     batch_size: int = hyper(
         128, doc="transitions an update", raising="steadier gradients, slower updates", evolvable=True, ge=1, le=65536
     )
     learn_step: int = hyper(
-        4, doc="steps of the member between two updates", unit="environment steps", raising="fewer updates, faster",
+        1, doc="steps of the member between two updates", unit="environment steps", raising="fewer updates, faster",
         evolvable=True, ge=1, le=65536,
     )  # fmt: skip
     gamma: float = hyper(0.99, doc="discount", raising="looks further ahead", evolvable=True, ge=0, le=1)
-    tau: float = hyper(5e-3, doc="soft target: share of the online network mixed in at each update", evolvable=True,
+    tau: float = hyper(1e-2, doc="soft target: share of the online network mixed in at each update", evolvable=True,
         raising="targets follow faster, less stable", ge=0, le=1)  # fmt: skip
     grad_clip: float = hyper(
         10.0, doc="largest gradient norm", raising="larger steps let through", evolvable=True, gt=0
@@ -55,13 +55,13 @@ class Config(Schema):
     eps_start: float = hyper(1.0, doc="exploration at the start", ge=0, le=1)
     eps_end: float = hyper(0.05, doc="exploration at the end", ge=0, le=1)
     eps_schedule: Literal["linear", "exponential"] = hyper("linear", doc="how ε goes from start to end")
-    eps_steps: int = hyper(20_000, doc="steps of the member until ε reaches its end", unit="environment steps", ge=1)
+    eps_steps: int = hyper(10_000, doc="steps of the member until ε reaches its end", unit="environment steps", ge=1)
     network: NetworkConfig = Field(default_factory=NetworkConfig, description="architecture that members start from")
     evolve: dict[str, Evolve] = Field(
         default_factory=lambda: {
             "lr": Evolve(min=6.25e-5, max=1e-2),
             "batch_size": Evolve(min=32, max=512),
-            "learn_step": Evolve(min=1, max=10),
+            "learn_step": Evolve(min=1, max=8),
         },
         description="which hyper-parameters the `rl_hp` mutation may change, and how far",
     )

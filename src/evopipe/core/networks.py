@@ -197,9 +197,11 @@ class Structure:
             self._blend(column) if passes else None for column, (_, _, passes) in zip(columns, hidden, strict=True)
         ]
         zero_stays = not any(arch.activation in NOT_ZERO_AT_ZERO for arch in archs)
+        # Pads are 0 by themselves, and nobody reads them; but where a layer is blended, or the next one is, its pads
+        # share places with units that are read, and a gradient would come back.
         self.mask_after = [
-            None if mask is None or (zero_stays and blend is None) else mask
-            for mask, blend in zip(self.masks, self.blends, strict=True)
+            None if mask is None or (zero_stays and blend is None and next_blend is None) else mask
+            for mask, blend, next_blend in zip(self.masks, self.blends, [*self.blends[1:], None], strict=True)
         ]
         self.index = [self._scatter_index(row) for row in range(len(archs))]
 

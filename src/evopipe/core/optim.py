@@ -155,5 +155,8 @@ def fused_is_sound() -> bool:
 
 
 def polyak(target: Net, online: Net, weight: torch.Tensor) -> None:
-    """target ← target + weight · (online − target) in place, `weight` `[P]`; 1 copies, 0 leaves, both to the bit."""
+    """target ← target + weight · (online − target) in place, `weight` `[P]`.
+
+    1 copies and 0 leaves, both to the bit; but where online is not finite, neither is the result, whatever the weight.
+    """
     target.values.lerp_(online.values, weight[:, None])

@@ -42,8 +42,8 @@ class TrainConfig(Schema):
     """The training run. Steps are environment steps of *each member*."""
 
     algo: str = Field("dqn", description="which algorithm: a block of `algos`")
-    max_steps: int = Field(200_000, ge=1, description="environment steps of each member")
-    evo_steps: int = Field(10_000, ge=1, description="environment steps of each member between evolutions")
+    max_steps: int = Field(100_000, ge=1, description="environment steps of each member")
+    evo_steps: int = Field(5_000, ge=1, description="environment steps of each member between evolutions")
     learning_delay: int = Field(1_000, ge=0, description="environment steps of each member before it learns")
     warm_start: int = Field(20_000, ge=0, description="dataset transitions put into the replay first; 0: pure online")
     eval_episodes: int = Field(16, ge=1, description="evaluation episodes of each member per generation")
@@ -186,7 +186,7 @@ class Online:
         """Update each cohort as often as its learn step says for this tick of the generation."""
         for i, cohort in enumerate(self.cohorts):
             due = updates_due(cohort, tick, self.problem.env.num_envs)
-            if due and int(self.replay.size.min()) >= cohort.batch:
+            if due and self.replay.size.min() > 0:  # not a batch full: a neighbour's broken rows would delay all
                 self.cohorts[i], self.cohort_losses[i] = learn(self.problem, cohort, self.replay, self.tick, due)
 
     # ------------------------------------------------------------------------------------------ a generation

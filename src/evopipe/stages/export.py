@@ -84,8 +84,8 @@ def _ancestry(folder: Path, elite: int) -> list[dict[str, Any]]:
     """Return the elite's line of descent, youngest first: id, parent, generation, mutation."""
     path = folder / paths.LINEAGE
     births: dict[int, dict[str, Any]] = {}
-    for line in safeio.read_bytes(path).splitlines():
-        record = safeio.parse_json(line, str(path))
+    for text in safeio.read_bytes(path).splitlines():
+        record = safeio.parse_json(text, str(path))
         try:
             for child in record["children"]:  # an elite that survives appears again: its first record is its birth
                 birth = {name: child[name] for name in ("id", "parent", "mutation")}

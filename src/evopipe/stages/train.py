@@ -10,9 +10,10 @@ from typing import Any
 import evopipe
 from evopipe import runtime
 from evopipe.config import Params
-from evopipe.errors import DiskError, DivergedError, EnvironmentFailed, Interrupted
+from evopipe.errors import DataError, DiskError, DivergedError, EnvironmentFailed, Interrupted, MissingInputError
 from evopipe.loops.online import Online
 from evopipe.loops.online import run as run_loop
+from evopipe.loops.problem import Problem
 from evopipe.stages import paths
 from evopipe.stages.setup import make_problem, read_members, write_members
 from evopipe.storage import safeio
@@ -44,7 +45,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     device = runtime.configure(params.runtime)
     problem = make_problem(params, device)
     members, _ = read_members(folder / paths.POPULATION, problem, "population")
-    warm = _warm_start(params, folder)
+    warm = _warm_start(params, problem, folder)
     state = runtime.state_folder("train", _key(params, folder, warm is not None), folder)
     with (
         RunLock(state.with_suffix(".lock")),
@@ -62,10 +63,21 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         store.clear()
 
 
-def _warm_start(params: Params, folder: Path) -> Transitions | None:
+def _warm_start(params: Params, problem: Problem, folder: Path) -> Transitions | None:
+    """Read the transitions that fill the replay first; refuse those of another environment."""
     if not params.train.warm_start:
         return None
-    return read_transitions(folder / paths.TRANSITIONS, params.train.warm_start)
+    path = folder / paths.TRANSITIONS
+    if not path.exists():
+        raise MissingInputError(f"{path}: not there; run `evopipe buffer` or `dvc repro buffer` first")
+    warm = read_transitions(path, params.train.warm_start)
+    observations, actions = warm.obs.shape[1], int(warm.action.max(initial=0)) + 1
+    if observations != problem.observations or actions > problem.actions:
+        raise DataError(
+            f"{path}: holds observations of length {observations} and {actions} actions, {problem.env.id} has "
+            f"{problem.observations} and {problem.actions}; run `dvc repro fetch buffer` again"
+        )
+    return warm
 
 
 def _key(params: Params, folder: Path, warm: bool) -> str:

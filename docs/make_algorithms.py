@@ -1,0 +1,90 @@
+"""Write `docs/algorithms/` from the algorithms' files: `python docs/make_algorithms.py`; `--check` compares."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+from make_parameters import publish, rows, table
+
+from evopipe import algos
+from evopipe.evolve.mutate import MutationConfig
+
+FOLDER = Path(__file__).parent / "algorithms"
+OBSERVATIONS, ACTIONS = 1009, 911  # primes that no network has by chance: they stand for O and A
+
+
+def render(name: str) -> str:
+    """Return the page of one algorithm."""
+    algo = algos.get(name)
+    title, _, text = (algo.__doc__ or "").strip().partition("\n\n")
+    parts = [
+        f"# {title.rstrip('.')}",
+        "<!-- Made by docs/make_algorithms.py: do not edit. -->",
+        f"`train.algo: {name}`. Paper: <{algo.PAPER}>. Serves: vector observations, {algo.ACTIONS} actions. "
+        f"All of it is in one file: [src/evopipe/algos/{name}.py](../../src/evopipe/algos/{name}.py).",
+        text,
+        "## Hyper-parameters\n\nKeys of `algos." + name + "`. The network's own keys are in "
+        f"[parameters.md](../parameters.md#algos{name}network).",
+        table([row for row in rows(algo.Config, f"algos.{name}") if not row.name.endswith(".evolve`")]),
+        "## Networks\n\nEach is observation → encoder → latent → head → output.",
+        _networks(algo),
+        "## State\n\nEverything that learns, one row a member. All of it is checkpointed, cloned and mutated together.",
+        _state(algo),
+        "## What evolves",
+        _evolution(algo, name),
+    ]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _networks(algo: algos.Algorithm) -> str:
+    letters = {OBSERVATIONS: "O (length of an observation)", ACTIONS: "A (number of actions)"}
+    lines = ["| Network | Input width | Output width | Acts |", "| --- | --- | --- | --- |"]
+    for name, widths in algo.networks(OBSERVATIONS, ACTIONS).items():
+        inputs, outputs = (letters.get(width, str(width)) for width in widths)
+        lines.append(f"| `{name}` | {inputs} | {outputs} | {'yes' if name == algo.POLICY else 'no'} |")
+    return "\n".join(lines)
+
+
+def _state(algo: algos.Algorithm) -> str:
+    lines = ["| Part | What it is |", "| --- | --- |"]
+    for field in dataclasses.fields(algo.State):
+        kind, network = field.metadata["kind"], field.metadata.get("network")
+        what = {
+            "parameters": f"weights of `{network}`" + ("" if field.metadata.get("trainable") else ", not trained"),
+            "moments": f"Adam moments and step counts of `{network}`",
+            "row": "a number for each member",
+        }[kind]
+        lines.append(f"| `{field.name}` | {what} |")
+    return "\n".join(lines)
+
+
+def _evolution(algo: algos.Algorithm, name: str) -> str:
+    config: Any = algo.Config()
+    fields = algo.Config.model_fields
+    may = [n for n, f in fields.items() if isinstance(f.json_schema_extra, dict) and f.json_schema_extra["evolvable"]]
+    lines = ["| Hyper-parameter | Evolves by default | Range | Grows by | Shrinks by |", f"|{' --- |' * 5}"]
+    for hyper in may:
+        how = config.evolve.get(hyper)
+        cells = ("yes", f"{how.min:g} to {how.max:g}", how.grow, how.shrink) if how else ("no", "", "", "")
+        lines.append(f"| `{hyper}` | {' | '.join(map(str, cells))} |")
+    choices = ", ".join(MutationConfig().activations)
+    return (
+        f"Add a block to `algos.{name}.evolve` to let another hyper-parameter of this table evolve, remove one to hold "
+        "it fixed. Every member has its own value.\n\n"
+        + "\n".join(lines)
+        + f"\n\nArchitecture (layers, widths, latent) and activation (by default one of {choices}) evolve for all of a "
+        f"member's networks alike. Parameter noise goes to `{algo.POLICY}` only. See [evolution.md](../evolution.md)."
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check the pages."""
+    pages = {FOLDER / f"{name}.md": render(name) for name in algos.names()}
+    return publish(pages, "Write docs/algorithms/ from the algorithms' files.", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,272 @@
+"""Write `docs/parameters.md` from the schema: `python docs/make_parameters.py`; with `--check` say whether it is fresh.
+
+Types, ranges, defaults and descriptions come from the schema. Units and the effect of raising a value come from there
+too for an algorithm's hyper-parameters; for the rest they stand below, and a number without an entry is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from evopipe import algos
+from evopipe.config import Params
+from evopipe.types import Evolve
+
+PAGE = Path(__file__).parent / "parameters.md"
+
+# Unit and what raising does, of the numbers whose schema does not say.
+NOTES: dict[str, tuple[str, str]] = {
+    "seed": ("", "nothing but another run"),
+    "env.num_envs": ("environments", "faster stepping; experience comes from more episodes at once"),
+    "fetch.collect.episodes": ("episodes", "more data, longer stage"),
+    "fetch.collect.max_steps": ("environment steps", "longer episodes"),
+    "population.size": ("members", "wider search; time and evaluation grow with it"),
+    "train.max_steps": ("environment steps of each member", "longer training"),
+    "train.evo_steps": ("environment steps of each member", "fewer generations, each with more learning"),
+    "train.learning_delay": ("environment steps of each member", "learning starts later, from more varied data"),
+    "train.warm_start": ("transitions", "more of the dataset in the replay at the start"),
+    "train.eval_episodes": ("episodes", "less noise in the fitness, more evaluation steps"),
+    "train.eval_steps": ("environment steps", "longer evaluation episodes"),
+    "train.target": ("return", "training ends later or never"),
+    "train.confirm_episodes": ("episodes", "a surer score of the elite, more evaluation steps"),
+    "train.target_sigmas": ("standard errors", "surer that the target is really reached, ends later"),
+    "train.replay.capacity": ("transitions", "older experience kept, more memory"),
+    "evolution.tournament.size": ("members", "stronger selection, less variety"),
+    "evolution.tournament.window": ("evaluations", "steadier fitness that reacts later"),
+    "evolution.mutation.probabilities.none": ("weight", "fewer mutations"),
+    "evolution.mutation.probabilities.architecture": ("weight", "more changes of layers and widths"),
+    "evolution.mutation.probabilities.parameters": ("weight", "more noise on weights"),
+    "evolution.mutation.probabilities.activation": ("weight", "more changes of activation"),
+    "evolution.mutation.probabilities.rl_hp": ("weight", "more changes of hyper-parameters"),
+    "evolution.mutation.new_layer_prob": ("share", "depth changes more often, width less"),
+    "evolution.mutation.sd": ("share of the weight", "stronger parameter noise; 0 turns it off"),
+    "evolution.mutation.architecture.min_layers": ("layers", "no part becomes as shallow"),
+    "evolution.mutation.architecture.max_layers": ("layers", "deeper networks may appear, slower updates"),
+    "evolution.mutation.architecture.min_nodes": ("units", "no layer becomes as narrow"),
+    "evolution.mutation.architecture.max_nodes": ("units", "wider networks may appear, slower updates"),
+    "evolution.mutation.architecture.min_latent": ("units", "the latent stays wider"),
+    "evolution.mutation.architecture.max_latent": ("units", "the latent may become wider"),
+    "evaluate.episodes": ("episodes", "narrower interval, longer stage"),
+    "evaluate.steps": ("environment steps", "longer episodes"),
+    "evaluate.bootstrap": ("resamples", "a smoother interval"),
+    "runtime.threads": ("threads", "faster on idle machines with large networks, slower on busy ones; other last bits"),
+    "runtime.checkpoint_seconds": ("seconds", "less time spent saving, more lost by a kill"),
+    "<algo>.target_interval": ("updates", "targets follow later, more stable"),
+    "<algo>.eps_start": ("chance", "more random actions early"),
+    "<algo>.eps_end": ("chance", "more random actions for the rest of the run"),
+    "<algo>.eps_steps": ("environment steps", "explores for longer"),
+    "<algo>.network.latent": ("units", "more capacity, slower updates"),
+    "<evolve>.min": ("of the value", "small values are out of reach"),
+    "<evolve>.max": ("of the value", "larger values come into reach"),
+    "<evolve>.grow": ("factor", "larger steps upwards"),
+    "<evolve>.shrink": ("factor", "smaller steps downwards"),
+}
+
+HEAD = """# Parameters
+
+<!-- Made by docs/make_parameters.py: do not edit. -->
+
+Every key of `params.yaml`. The file is complete: DVC does not see defaults that live in code, so a key that is missing
+is an error, and the message names its default. Unknown keys are errors too. `evopipe params check` says what is wrong
+and where, `evopipe params show` prints what is in effect, `evopipe params schema` prints the JSON schema.
+
+From Python (`evopipe.train({...})`) keys that are not given take the defaults below.
+
+Two rules hold between keys: `train.evo_steps` is at least `env.num_envs`, and `train.algo` names a block of `algos`.
+"""
+
+
+class Row(NamedTuple):
+    """One key: the last part of its name, and the cells of its line."""
+
+    name: str
+    kind: str
+    default: str
+    unit: str
+    doc: str
+    raising: str
+
+
+def render() -> str:
+    """Return the page."""
+    parts = [HEAD, *_sections(Params, "")]
+    for name in algos.names():
+        config = algos.get(name).Config
+        link = f"[algorithms/{name}.md](algorithms/{name}.md)"
+        parts.append(f"## `algos.{name}`\n\n{_summary(config)} What it computes: {link}.\n")
+        parts.append(table(rows(config, f"algos.{name}")))
+        parts += _sections(config, f"algos.{name}")
+    parts.append(
+        "## `algos.<name>.evolve.<hyper-parameter>`\n\nOne block for each hyper-parameter that the `rl_hp` mutation "
+        "may change. A hyper-parameter without a block never mutates. What the drawn direction gives is clipped to "
+        "the range; whole numbers move by at least 1.\n"
+    )
+    parts.append(table(rows(Evolve, "<evolve>")))
+    return "\n".join(parts)
+
+
+def _sections(model: type[BaseModel], path: str) -> Iterator[str]:
+    """One section a block, parents before children."""
+    if not path:
+        yield "## Top level\n"
+        yield table(rows(model, path))
+    for name, field in model.model_fields.items():
+        block, here = _block(field.annotation), f"{path}.{name}".lstrip(".")
+        if block is not None:
+            lines = rows(block, here)
+            if lines:
+                yield f"## `{here}`\n\n{_summary(block)}\n"
+                yield table(lines)
+            yield from _sections(block, here)
+
+
+def _summary(model: type[BaseModel]) -> str:
+    return " ".join((model.__doc__ or "").partition("\n\n")[0].split())
+
+
+def rows(model: type[BaseModel], path: str) -> list[Row]:
+    """Return the keys of a block that hold values, not blocks."""
+    found = []
+    for name, field in model.model_fields.items():
+        if _block(field.annotation) is None and f"{path}.{name}" != ".algos":
+            key = f"{path}.{name}".lstrip(".")
+            shown = key if not key.startswith("<") else name
+            unit, raising = _notes(field, key)
+            found.append(Row(f"`{shown}`", kind_of(field), default_of(field), unit, field.description or "", raising))
+    return found
+
+
+def _notes(field: FieldInfo, path: str) -> tuple[str, str]:
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and extra.get("raising"):
+        return str(extra["unit"]), str(extra["raising"])
+    for name in algos.names():
+        path = path.replace(f"algos.{name}.", "<algo>.")
+    numeric = any(part in (int, float) for part in (field.annotation, *get_args(field.annotation)))
+    if numeric and path not in NOTES:
+        raise SystemExit(f"docs/make_parameters.py: NOTES has no unit and effect of {path!r}: add them")
+    return NOTES.get(path, ("", ""))
+
+
+def table(lines: list[Row]) -> str:
+    """Return a table of keys, without the columns that are empty throughout."""
+    if not lines:
+        return ""
+    heads = ("Key", "Type, range", "Default", "Unit", "What it does", "Raising it")
+    used = [i for i in range(len(heads)) if any(line[i] for line in lines)]
+    grid = [[heads[i] for i in used], ["---"] * len(used), *([line[i] for i in used] for line in lines)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in grid)
+
+
+# --- one field --------------------------------------------------------------------------------------------------------
+
+_WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null", Any: "anything"}
+
+
+def kind_of(field: FieldInfo) -> str:
+    """Say a field's type and range in words."""
+    return _kind(field.annotation, field.metadata)
+
+
+def _kind(annotation: Any, metadata: list[Any]) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        inner, *more = arguments
+        return _kind(inner, [m for one in more for m in (one.metadata if isinstance(one, FieldInfo) else [one])])
+    if origin is Literal:
+        return _either([f"`{value}`" for value in arguments])
+    if origin in (Union, types.UnionType):
+        return _either([_kind(argument, metadata if argument in (int, float) else []) for argument in arguments])
+    if origin is tuple:
+        return f"list{_items(metadata)}, each {_kind(arguments[0], [])}"
+    if origin is dict:
+        return f"mapping from {_kind(arguments[0], [])} to {_kind(arguments[1], [])}"
+    if _is_model(annotation):
+        return "a block, see below"
+    if annotation is str:
+        return "text, not empty" if _bounds(metadata) else "text"
+    return f"{_WORDS[annotation]}{_range(metadata)}"
+
+
+def _either(kinds: list[str]) -> str:
+    return kinds[0] if len(kinds) == 1 else f"{', '.join(kinds[:-1])} or {kinds[-1]}"
+
+
+def _bounds(metadata: list[Any]) -> dict[str, Any]:
+    names = ("gt", "ge", "lt", "le", "min_length", "max_length")
+    return {name: getattr(m, name) for m in metadata for name in names if getattr(m, name, None) is not None}
+
+
+def _range(metadata: list[Any]) -> str:
+    """A range in words: ` ≥ 1`, ` in (0, 1]`."""
+    bounds = _bounds(metadata)
+    low, high = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
+    if low is None or high is None:
+        return f" {'≥' if 'ge' in bounds else '>'} {low:.10g}" if low is not None else ""
+    return f" in {'[' if 'ge' in bounds else '('}{low:.10g}, {high:.10g}{']' if 'le' in bounds else ')'}"
+
+
+def _items(metadata: list[Any]) -> str:
+    bounds = _bounds(metadata)
+    parts = [f"at least {bounds['min_length']}"] if "min_length" in bounds else []
+    parts += [f"at most {bounds['max_length']}"] if "max_length" in bounds else []
+    return f" of {' and '.join(parts)}" if parts else ""
+
+
+def default_of(field: FieldInfo) -> str:
+    """Return a field's default as one may write it in YAML."""
+    if field.is_required():
+        return "(none)"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, dict):
+        value = {key: one.model_dump() if isinstance(one, BaseModel) else one for key, one in value.items()}
+    if isinstance(value, str):
+        return f"`{value}`"
+    if isinstance(value, dict) and any(isinstance(one, dict) for one in value.values()):
+        return ", ".join(f"`{key}`: {one['min']:g} to {one['max']:g}" for key, one in value.items())
+    return f"`{json.dumps(value)}`".replace('"', "")
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and not get_origin(annotation) and issubclass(annotation, BaseModel)
+
+
+def _block(annotation: Any) -> type[BaseModel] | None:
+    return annotation if _is_model(annotation) else None
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def publish(pages: dict[Path, str], description: str, arguments: list[str] | None = None) -> int:
+    """Write pages, or with `--check` compare them; return the exit code."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page is stale")
+    check = parser.parse_args(arguments).check
+    stale = [path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    if check:
+        for path in stale:
+            print(f"{path}: stale, run `python {Path(sys.argv[0]).as_posix()}`", file=sys.stderr)
+        return 1 if stale else 0
+    for path in stale:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(pages[path], encoding="utf-8")
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check `docs/parameters.md`."""
+    return publish({PAGE: render()}, "Write docs/parameters.md from the schema.", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""`evopipe.train`: a whole run from Python, with and without a folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+import evopipe
+from evopipe.config import load_params
+from evopipe.errors import MissingInputError, ParamsError
+from tiny import digests, params, write_params
+
+# torch says so once a process; evopipe.core.optim hushes it, and pytest undoes that for every test.
+pytestmark = pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
+
+SHORT = {"train.max_steps": 800}
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test works in a folder of its own."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_whole_run_from_a_mapping(working_folder: Path) -> None:
+    result = evopipe.train(params(SHORT))
+    assert list(working_folder.iterdir()) == [], "nothing stays where no folder was given"
+    assert result.evaluation["episodes"] == 4
+    assert set(result.evaluation["members"]) == {"member_0", "member_1", "member_2"}
+    assert math.isfinite(result.evaluation["elite"]["mean"])
+    assert result.summary["reason"] == "max_steps"
+    assert [record["generation"] for record in result.lineage] == [1, 2]
+    env = gymnasium.make("CartPole-v1")
+    obs, _ = env.reset(seed=0)
+    action = result.policy.act(obs)
+    assert env.action_space.contains(action)
+    env.step(action)
+    assert result.policy.q_values(np.stack([obs, obs])).shape == (2, 2)
+    env.close()
+
+
+def test_a_dataset_comes_first_where_training_starts_from_one() -> None:
+    result = evopipe.train(params(SHORT | {"train.warm_start": 30}), folder="out")
+    assert result.summary["warm_start"] == 30
+    assert Path("out/data/transitions.h5").is_file()
+
+
+def test_equal_params_in_any_form_give_equal_files(tmp_path: Path, working_folder: Path) -> None:
+    file = write_params(tmp_path, SHORT)
+    forms: list[Any] = [params(SHORT), file, str(file), load_params(file)]
+    for number, form in enumerate(forms):
+        evopipe.train(form, folder=tmp_path / f"{number}")
+    first, *others = (digests(tmp_path / str(number), ("models", "reports")) for number in range(4))
+    assert others == [first, first, first]
+    assert list(working_folder.iterdir()) == []
+
+
+def test_a_folder_keeps_everything(tmp_path: Path, working_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = evopipe.train(params(SHORT), folder=tmp_path / "out")
+    assert capsys.readouterr() == ("", ""), "quiet by default"
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"models", "reports", ".evopipe"}
+    loaded = evopipe.load(tmp_path / "out/models/elite")
+    obs = np.random.default_rng(0).normal(size=(20, 4))
+    assert (loaded.act(obs) == result.policy.act(obs)).all()
+    assert json.loads((tmp_path / "out/reports/evaluation.json").read_text()) == result.evaluation
+    assert list(working_folder.iterdir()) == []
+
+
+def test_told_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    evopipe.train(params(SHORT), quiet=False)
+    said = capsys.readouterr()
+    assert "generation 2" in said.err
+    assert "elite: mean" in said.out
+
+
+def test_a_folder_inside_a_dvc_repository_shares_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But DVC's own variables, set where a stage calls `evopipe.train`, do not pull other folders' state there."""
+    (tmp_path / "repository/.dvc").mkdir(parents=True)
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path / "elsewhere"))
+    evopipe.train(params(SHORT), folder=tmp_path / "repository/runs/one")
+    assert (tmp_path / "repository/.evopipe/train").is_dir()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_outside_the_main_thread() -> None:
+    """Where no signal can be caught, a run works all the same."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(evopipe.train(params(SHORT))))
+    thread.start()
+    thread.join(60)
+    assert results[0].summary["generations"] == 2
+
+
+def test_bad_params() -> None:
+    wrong = params(SHORT)
+    wrong["train"]["max_stepz"] = 3
+    with pytest.raises(ParamsError, match="max_stepz: unknown key, did you mean 'max_steps'"):
+        evopipe.train(wrong)
+    with pytest.raises(MissingInputError):
+        evopipe.train("nowhere.yaml")

@@ -1,0 +1,249 @@
+"""What each stage says where its inputs are missing, damaged or of another run."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evopipe import policy
+from evopipe.errors import DataError
+from tiny import call, digests, write_params
+
+# torch says so once a process; evopipe.core.optim hushes it, and pytest undoes that for every test.
+pytestmark = pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
+
+STAGES = ("fetch", "buffer", "population", "train", "evaluate", "export")
+WARM = {"train.max_steps": 400, "train.warm_start": 50}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which every stage ran."""
+    folder = tmp_path_factory.mktemp("whole")
+    write_params(folder, WARM)
+    for stage in STAGES:
+        answer = call(folder, stage)
+        assert answer.code == 0, answer.err
+    return folder
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+# --- missing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stage", "out", "upstream"),
+    [
+        ("buffer", "data/dataset", "fetch"),
+        ("train", "models/population", "population"),
+        ("train", "data/transitions.h5", "buffer"),
+        ("evaluate", "models/trained", "train"),
+        ("export", "models/trained", "train"),
+        ("export", "reports/evaluation.json", "evaluate"),
+    ],
+)
+def test_an_upstream_out_is_missing(folder: Path, stage: str, out: str, upstream: str) -> None:
+    shutil.rmtree(folder / out) if (folder / out).is_dir() else (folder / out).unlink()
+    answer = call(folder, stage)
+    assert answer.code == 66
+    assert answer.err.startswith(f"error: {out}: ")
+    assert f"run `evopipe {upstream}` or `dvc repro {upstream}`" in answer.err
+
+
+def test_nothing_was_ever_run(tmp_path: Path) -> None:
+    write_params(tmp_path, WARM)
+    for stage in ("buffer", "train", "evaluate", "export"):
+        assert call(tmp_path, stage).code == 66
+    assert {path.name for path in tmp_path.iterdir()} == {"params.yaml"}
+
+
+# --- damaged ----------------------------------------------------------------------------------------------------------
+
+
+def flip(path: Path, draw: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    path.write_bytes(data)
+
+
+def cut(path: Path, draw: random.Random) -> None:
+    path.write_bytes(path.read_bytes()[: draw.randrange(path.stat().st_size)])
+
+
+@pytest.mark.parametrize("damage", [flip, cut])
+@pytest.mark.parametrize(
+    ("stage", "path"),
+    [
+        ("train", "models/population/members.safetensors"),
+        ("train", "models/population/members.json"),
+        ("train", "models/population/manifest.json"),
+        ("train", "data/transitions.h5"),
+        ("evaluate", "models/trained/members.safetensors"),
+        ("export", "models/trained/members.json"),
+    ],
+)
+def test_an_upstream_out_is_damaged(
+    whole: Path, folder: Path, stage: str, path: str, damage: Callable[[Path, random.Random], None]
+) -> None:
+    draw, intact = random.Random(f"{stage} {path}"), (folder / path).read_bytes()
+    for _ in range(8):
+        damage(folder / path, draw)
+        answer = call(folder, stage)
+        if answer.code == 0 and path.endswith(".h5") and damage is flip:  # HDF5 has bytes that carry nothing
+            assert digests(folder) == digests(whole)
+            continue
+        assert answer.code == 65
+        assert answer.err.startswith(f"error: {path}: ")
+        assert "Traceback" not in answer.err
+        (folder / path).write_bytes(intact)
+
+
+@pytest.mark.parametrize("damage", [flip, cut])
+def test_the_elite_is_damaged(folder: Path, damage: Callable[[Path, random.Random], None]) -> None:
+    draw, elite = random.Random(4), folder / "models/elite"
+    for name in ("policy.json", "policy.safetensors", "manifest.json"):
+        intact = (elite / name).read_bytes()
+        for _ in range(10):
+            damage(elite / name, draw)
+            with pytest.raises(DataError) as caught:
+                policy.load(elite)
+            assert str(caught.value).startswith(f"{elite / name}: ")
+            (elite / name).write_bytes(intact)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"elite": {"mean": 3}}', '{"elite": NaN}'])
+def test_the_evaluation_is_damaged(folder: Path, text: str) -> None:
+    (folder / "reports/evaluation.json").write_text(text)
+    answer = call(folder, "export")
+    assert answer.code == 65
+    assert answer.err.startswith("error: reports/evaluation.json: ")
+
+
+@pytest.mark.parametrize("text", ["{", "3\n", '{"children": [3]}\n', "[]\n"])
+def test_the_lineage_is_damaged(folder: Path, text: str) -> None:
+    (folder / "reports/lineage.jsonl").write_text(text)
+    answer = call(folder, "export")
+    assert answer.code == 65
+    assert answer.err.startswith("error: reports/lineage.jsonl: ")
+
+
+# --- of another run ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stage", "upstream", "out"), [
+    ("train", "population", "models/population"),
+    ("evaluate", "train", "models/trained"),
+    ("export", "train", "models/trained"),
+])  # fmt: skip
+def test_made_for_another_environment(folder: Path, stage: str, upstream: str, out: str) -> None:
+    write_params(folder, {"env.id": "Acrobot-v1"})
+    answer = call(folder, stage)
+    assert (answer.code, answer.err) == (
+        65,
+        f"error: {out}: written for env 'CartPole-v1', params.yaml says 'Acrobot-v1'; "
+        f"run `evopipe {upstream}` or `dvc repro {upstream}` again\n",
+    )
+
+
+def test_transitions_of_another_environment(folder: Path) -> None:
+    write_params(folder, WARM | {"env.id": "Acrobot-v1"})
+    assert call(folder, "population").code == 0
+    answer = call(folder, "train")
+    assert (answer.code, answer.err) == (
+        65,
+        "error: data/transitions.h5: holds observations of length 4 and 2 actions, Acrobot-v1 has 6 and 3; "
+        "run `dvc repro fetch buffer` again\n",
+    )
+
+
+def test_made_for_another_algorithm(folder: Path) -> None:
+    from evopipe.config import load_params
+    from evopipe.stages.setup import make_problem, read_members, write_members
+
+    problem = make_problem(load_params(folder / "params.yaml"))
+    members, about = read_members(folder / "models/population", problem, "population")
+    write_members(folder / "models/population", members, about | {"algo": "ppo"})
+    answer = call(folder, "train")
+    assert (answer.code, answer.err) == (
+        65,
+        "error: models/population: written for algo 'ppo', params.yaml says 'dqn'; "
+        "run `evopipe population` or `dvc repro population` again\n",
+    )
+
+
+def test_a_folder_of_another_kind_in_its_place(folder: Path) -> None:
+    shutil.rmtree(folder / "models/population")
+    shutil.copytree(folder / "models/elite", folder / "models/population")
+    answer = call(folder, "train")
+    assert answer.code == 66
+    assert answer.err.startswith("error: models/population/members.json: ")
+
+
+# --- environments that no stage can serve -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ("CartPoll-v1", "CartPole-v1"),
+        ("nowhere:CartPole-v1", "nowhere"),
+        ("Pendulum-v1", "Box"),
+        ("FrozenLake-v1", "Discrete"),
+        ("Blackjack-v1", "Tuple"),
+        ("envs_for_tests:Image-v0", "(8, 8, 3)"),
+        ("envs_for_tests:Continuous-v0", "Box"),
+    ],
+)
+def test_an_environment_that_cannot_be_used(folder: Path, env: str, words: str) -> None:
+    write_params(folder, WARM | {"env.id": env, "fetch.collect.policies": {"heuristic": 0, "random": 1, "policy": 0}})
+    before = digests(folder, ("data", "models", "reports"))
+    said = set()
+    for stage in STAGES:
+        answer = call(folder, stage)
+        assert answer.code == 65, (stage, answer.err)
+        assert words in answer.err
+        assert "Traceback" not in answer.err
+        said.add(answer.err)
+    assert len(said) == 1, "one fault, one sentence"
+    assert digests(folder, ("data", "models", "reports")) == before
+
+
+# --- outs -------------------------------------------------------------------------------------------------------------
+
+
+def test_equal_runs_write_equal_bytes(whole: Path, tmp_path: Path) -> None:
+    write_params(tmp_path, WARM)
+    for stage in STAGES:
+        assert call(tmp_path, stage).code == 0
+    outs = ("data", "models", "reports")
+    assert digests(tmp_path, outs) == digests(whole, outs)
+    assert len(digests(whole, outs)) > 15
+
+
+def test_a_finished_run_leaves_no_state(whole: Path) -> None:
+    left: list[Any] = [path.name for path in whole.rglob(".evopipe/**/*") if path.is_file()]
+    assert sorted(left) == [".gitignore", "events.jsonl"]
+
+
+def test_the_reports_say_what_was_done(whole: Path) -> None:
+    train = json.loads((whole / "reports/train.json").read_text())
+    assert train["reason"] == "max_steps"
+    assert train["generations"] == 1
+    assert train["warm_start"] == 50
+    steps = train["steps"]
+    assert (steps["each_member"], steps["training"]) == (400, 1200)
+    assert steps["all"] == steps["training"] + steps["evaluation"]
+    about = json.loads((whole / "models/elite/policy.json").read_text())
+    assert about["env"] == {"id": "CartPole-v1", "kwargs": {}}
+    assert about["provenance"]["fingerprint"]["threads"] == 1
+    assert about["evaluation"] == json.loads((whole / "reports/evaluation.json").read_text())["elite"]

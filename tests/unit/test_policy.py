@@ -1,0 +1,282 @@
+"""Exported policies: actions and values for one observation or many, from a folder, without pickle."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from evopipe import policy, rng
+from evopipe.algos import get
+from evopipe.core import population
+from evopipe.core.networks import Arch, Block, initialise
+from evopipe.core.population import Member
+from evopipe.errors import DataError, MissingInputError, UsageError
+from evopipe.policy import Policy
+from evopipe.rng import Purpose
+from evopipe.storage import safeio
+
+OBS, ACTIONS = 5, 3
+ABOUT: dict[str, Any] = {"observations": OBS, "actions": ACTIONS, "action_start": 0}
+ARCHS = {
+    "plain": Arch((Block(24),), 16, (), "ReLU", False),
+    "deep": Arch((Block(20), Block(33)), 17, (Block(9),), "GELU", True),
+}
+
+
+def member(arch: Arch, seed: int = 7) -> Member:
+    algo = get("dqn")
+    widths = algo.networks(OBS, ACTIONS)
+    rows = {name: [initialise(arch, *w, rng.host(seed, Purpose.INIT, 0))] for name, w in widths.items()}
+    bare = Member(0, 0, None, seed, arch, {"lr": 1e-3}, {})
+    return population.create([bare], algo.init, rows, widths)[0]
+
+
+@pytest.fixture(params=sorted(ARCHS))
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "elite"
+    policy.save(path, "dqn", member(ARCHS[request.param]), ABOUT, program=False, card="# card\n")
+    return path
+
+
+@pytest.fixture
+def loaded(folder: Path) -> Policy:
+    return policy.load(folder)
+
+
+def batch(n: int = 6) -> np.ndarray:
+    return np.random.default_rng(1).normal(size=(n, OBS)).astype(np.float32)
+
+
+# --- kinds and shapes -------------------------------------------------------------------------------------------------
+
+
+def test_numpy_in_numpy_out(loaded: Policy) -> None:
+    obs = batch()
+    actions, values = loaded.act(obs), loaded.q_values(obs)
+    assert isinstance(actions, np.ndarray)
+    assert (actions.shape, actions.dtype) == ((6,), np.int64)
+    assert isinstance(values, np.ndarray)
+    assert (values.shape, values.dtype) == ((6, ACTIONS), np.float32)
+    assert (actions == values.argmax(axis=1)).all()
+
+
+def test_torch_in_torch_out(loaded: Policy) -> None:
+    obs = torch.from_numpy(batch())
+    actions, values = loaded.act(obs), loaded.q_values(obs)
+    assert isinstance(actions, torch.Tensor)
+    assert (actions.shape, actions.dtype) == ((6,), torch.int64)
+    assert torch.equal(actions, values.argmax(dim=1))
+    assert not values.requires_grad
+    assert loaded.q_values(obs.double().requires_grad_()).dtype == torch.float32
+
+
+def test_one_observation(loaded: Policy) -> None:
+    obs = batch(1)[0]
+    action, values = loaded.act(obs), loaded.q_values(obs)
+    assert isinstance(action, np.int64)
+    assert values.shape == (ACTIONS,)
+    assert action == loaded.act(obs[None])[0] == loaded.act(obs.tolist())
+    tensor = loaded.act(torch.from_numpy(obs))
+    assert (tensor.shape, int(tensor)) == ((), int(action))
+
+
+def test_an_empty_batch(loaded: Policy) -> None:
+    assert loaded.act(np.zeros((0, OBS))).shape == (0,)
+    assert loaded.q_values(np.zeros((0, OBS))).shape == (0, ACTIONS)
+
+
+def test_other_number_types(loaded: Policy) -> None:
+    obs = np.arange(2 * OBS).reshape(2, OBS)
+    expected = loaded.q_values(obs.astype(np.float32))
+    for kind in (np.float64, np.int64, np.uint8, np.float16):
+        assert (loaded.q_values(obs.astype(kind)) == expected).all()
+    assert (loaded.q_values(obs.astype(np.float32)[:, ::-1][:, ::-1]) == expected).all()
+
+
+def test_first_action_of_the_space(tmp_path: Path) -> None:
+    policy.save(tmp_path / "a", "dqn", member(ARCHS["plain"]), ABOUT | {"action_start": -2}, False, "")
+    policy.save(tmp_path / "b", "dqn", member(ARCHS["plain"]), ABOUT, False, "")
+    assert (policy.load(tmp_path / "a").act(batch()) == policy.load(tmp_path / "b").act(batch()) - 2).all()
+
+
+# --- choice -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_greedy_policy_is_deterministic(folder: Path) -> None:
+    first, second = policy.load(folder), policy.load(folder)
+    assert (first.q_values(batch()) == second.q_values(batch())).all()
+    assert all((first.act(batch(), seed=seed) == first.act(batch())).all() for seed in range(5))
+
+
+def test_masks(loaded: Policy) -> None:
+    obs = batch(64)
+    values = loaded.q_values(obs)
+    mask = np.random.default_rng(2).random((64, ACTIONS)) < 0.5
+    mask[~mask.any(axis=1), 0] = True
+    expected = np.where(mask, values, -np.inf).argmax(axis=1)
+    assert (loaded.act(obs, mask) == expected).all()
+    assert (loaded.act(obs, torch.from_numpy(mask.astype(np.int8))) == expected).all()
+    assert (loaded.act(obs, [False, True, False]) == 1).all()
+    assert loaded.act(obs[0], mask[0]) == expected[0]
+    explored = np.stack([loaded.act(obs, mask, epsilon=1.0, seed=seed) for seed in range(10)])
+    assert mask[np.arange(64), explored].all()
+    assert len({tuple(actions) for actions in explored.tolist()}) > 1
+
+
+def test_exploration(loaded: Policy) -> None:
+    obs = np.tile(batch(1), (3000, 1))
+    actions = loaded.act(obs, epsilon=0.3, seed=1)
+    greedy = loaded.act(obs[0])
+    assert np.mean(actions != greedy) == pytest.approx(0.3 * (1 - 1 / ACTIONS), abs=0.03)
+    assert (actions == loaded.act(obs, epsilon=0.3, seed=1)).all()
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "obs", [np.zeros(4), np.zeros((2, 6)), np.zeros((2, 2, OBS)), np.zeros(()), torch.zeros(0), [[0.0]]]
+)
+def test_wrong_observations(loaded: Policy, obs: Any) -> None:
+    shape = tuple(np.shape(obs))
+    for call in (loaded.act, loaded.q_values):
+        with pytest.raises(UsageError) as caught:
+            call(obs)
+        assert str(caught.value) == f"obs has shape {shape}; expected [5] or [B, 5]"
+        assert caught.value.exit_code == 64
+
+
+@pytest.mark.parametrize("obs", ["text", None, [[0.0] * OBS, [0.0]], np.array(["a"] * OBS), {"obs": 1}])
+def test_observations_that_are_no_numbers(loaded: Policy, obs: Any) -> None:
+    with pytest.raises(UsageError, match=r"obs is not an array of numbers \(.*\); pass NumPy or torch"):
+        loaded.act(obs)
+
+
+@pytest.mark.parametrize("mask", [[True], np.ones((2, ACTIONS)), np.ones((ACTIONS, 4)), np.ones(4 * ACTIONS)])
+def test_wrong_masks(loaded: Policy, mask: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        loaded.act(batch(4), mask)
+    assert str(caught.value) == f"mask has shape {tuple(np.shape(mask))}; expected [3] or [4, 3]"
+
+
+def test_nothing_legal(loaded: Policy) -> None:
+    mask = np.ones((4, ACTIONS), bool)
+    mask[2] = False
+    with pytest.raises(UsageError, match="mask leaves no legal action: allow at least one for every observation"):
+        loaded.act(batch(4), mask)
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_equal_policies_are_equal_bytes(tmp_path: Path) -> None:
+    for name in "ab":
+        policy.save(tmp_path / name, "dqn", member(ARCHS["deep"]), ABOUT, program=True, card="card")
+    first, second = files(tmp_path / "a"), files(tmp_path / "b")
+    assert first.keys() == {"README.md", "manifest.json", "policy.json", "policy.pt2", "policy.safetensors"}
+    assert first == second
+
+
+def test_tensors_are_named_and_shaped(folder: Path) -> None:
+    tensors = safeio.load_tensors((folder / "policy.safetensors").read_bytes())
+    assert tensors["encoder.0.weight"].shape[0] == OBS
+    assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
+
+
+def test_loading_needs_no_pickle(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("pickle was called")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    assert policy.load(folder).act(batch()).shape == (6,)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(MissingInputError) as caught:
+        policy.load(tmp_path / "none")
+    assert str(caught.value).startswith(f"{tmp_path / 'none'}")
+
+
+def rewritten(folder: Path, change: Mapping[str, Any], tensors: Mapping[str, torch.Tensor] | None = None) -> Path:
+    """Write the policy anew, intact but with another content."""
+    about = safeio.read_json(folder / "policy.json") | change
+    data = (folder / "policy.safetensors").read_bytes() if tensors is None else safeio.dump_tensors(tensors)
+    safeio.write_folder(folder, {"policy.json": safeio.dump_json(about, "policy"), "policy.safetensors": data})
+    return folder
+
+
+def test_a_newer_format(folder: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        policy.load(rewritten(folder, {"format": 2}))
+    assert str(caught.value) == f"{folder / 'policy.json'}: format 2 is not known to this version of evopipe"
+
+
+@pytest.mark.parametrize("change", [{"observations": 6}, {"actions": "many"}, {"arch": {}}, {"observations": None}])
+def test_a_description_that_does_not_fit(folder: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"tensors and description do not fit: .*; export it again"):
+        policy.load(rewritten(folder, change))
+
+
+def test_tensors_that_do_not_fit(folder: Path) -> None:
+    for tensors in ({}, {"encoder.0.weight": torch.zeros(2, 2)}):
+        with pytest.raises(DataError, match=r"tensors and description do not fit: .*; export it again"):
+            policy.load(rewritten(folder, {}, tensors))
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+TORCH_ALONE = """
+import sys
+sys.path = [path for path in sys.path if not path.endswith("src")]
+class Guard:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] in ("evopipe", "gymnasium", "safetensors", "pydantic"):
+            raise ImportError(f"{name} must not be needed")
+sys.meta_path.insert(0, Guard())
+import torch
+torch.set_num_threads(1)
+obs = torch.tensor(eval(sys.stdin.read()))
+program = torch.export.load(sys.argv[1]).module()
+for rows in (obs, obs[:1], obs[:3]):
+    actions, values = program(rows)
+    assert actions.shape == (len(rows),) and values.shape[0] == len(rows)
+actions, values = program(obs)
+assert "evopipe" not in sys.modules
+print([actions.tolist(), values.tolist()])
+"""
+
+
+@pytest.mark.parametrize("name", sorted(ARCHS))
+def test_the_program_runs_with_torch_alone(tmp_path: Path, name: str) -> None:
+    about = ABOUT | {"action_start": 1}
+    policy.save(tmp_path / "elite", "dqn", member(ARCHS[name]), about, program=True, card="")
+    obs = batch(40)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TORCH_ALONE, str(tmp_path / "elite/policy.pt2")],
+        input=str(obs.tolist()),
+        env={"PATH": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    actions, values = eval(done.stdout)
+    loaded = policy.load(tmp_path / "elite")
+    assert actions == loaded.act(obs).tolist()
+    np.testing.assert_allclose(values, loaded.q_values(obs), rtol=0, atol=1e-6)
