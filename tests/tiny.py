@@ -46,6 +46,7 @@ TINY: dict[str, Any] = {
     "evaluate.bootstrap": 100,
     "export.program": False,
     "algos.dqn.batch_size": 32,
+    "algos.dqn.learn_step": 4,
     "algos.dqn.eps_steps": 1000,
     "algos.dqn.network.encoder": [16],
     "algos.dqn.network.latent": 16,

@@ -20,13 +20,15 @@ class Result:
 
     Attributes:
         policy: the elite.
-        evaluation: the content of `reports/evaluation.json`.
+        evaluation: the content of `reports/evaluation.json`: the elite's held-out scores.
+        members: the content of `reports/members.json`: every member's.
         summary: the content of `reports/train.json`.
         lineage: one record a generation, as in `reports/lineage.jsonl`.
     """
 
     policy: policy.Policy
     evaluation: dict[str, Any]
+    members: dict[str, Any]
     summary: dict[str, Any]
     lineage: list[dict[str, Any]]
 
@@ -65,6 +67,7 @@ def _run(params: Params, folder: Path, quiet: bool) -> Result:
     return Result(
         policy=policy.load(folder / paths.ELITE),
         evaluation=safeio.read_json(folder / paths.EVALUATION),
+        members=safeio.read_json(folder / paths.MEMBERS),
         summary=safeio.read_json(folder / paths.TRAIN),
         lineage=[safeio.parse_json(line, str(paths.LINEAGE)) for line in lines],
     )

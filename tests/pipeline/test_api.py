@@ -36,7 +36,7 @@ def test_a_whole_run_from_a_mapping(working_folder: Path) -> None:
     result = evopipe.train(params(SHORT))
     assert list(working_folder.iterdir()) == [], "nothing stays where no folder was given"
     assert result.evaluation["episodes"] == 4
-    assert set(result.evaluation["members"]) == {"member_0", "member_1", "member_2"}
+    assert set(result.members) == {"member_0", "member_1", "member_2"}
     assert math.isfinite(result.evaluation["elite"]["mean"])
     assert result.summary["reason"] == "max_steps"
     assert [record["generation"] for record in result.lineage] == [1, 2]

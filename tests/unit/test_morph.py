@@ -105,7 +105,15 @@ def test_nodes_that_cannot_arrive_unnoticed_are_not_offered(activation: str) -> 
     assert offered(Arch((Block(16), Block(8, True)), 8, (), activation, True)) == [True, False, True]
     assert offered(Arch((Block(16), Block(30, True)), 8, (), activation, False)) == [False, True, True]
     assert offered(Arch((Block(3, True),), 8, (), activation, False)) == [False, True]  # the observation passes by
-    assert offered(Arch((Block(3, True),), 8, (), "ReLU", False)) == [True, True]
+    assert offered(Arch((Block(3, True),), 8, (), "Tanh", False)) == [True, True]
+
+
+def test_units_that_could_never_learn_are_not_offered() -> None:
+    """On places in use a unit starts with zero weights, where a ReLU's gradient is zero for ever."""
+    blended = (Block(16), Block(8, True))
+    assert not preserves_function(Arch(blended, 8, (), "ReLU", False), WIDTHS, 1)
+    assert preserves_function(Arch(blended, 8, (), "ReLU", True), WIDTHS, 1)
+    assert preserves_function(Arch(blended, 8, (), "GELU", False), WIDTHS, 1)
 
 
 @everywhere

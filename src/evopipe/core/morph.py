@@ -66,6 +66,9 @@ def resize_parameters(change: Change, widths: Widths, row: torch.Tensor, rng: An
             _view(fresh, new.weight)[old.weight.rows :] = 0.0
         if new.weight.columns > old.weight.columns:
             _grow(old, new, in_use, fresh)
+            if new.shift is not None and not _arrives_as_zero(change):  # nobody reads them yet, so they may differ
+                had, has = old.weight.columns, new.weight.columns
+                _view(fresh, new.shift)[0, had:] = torch.from_numpy(0.1 * rng.standard_normal(has - had)).float()
     return fresh
 
 
@@ -121,11 +124,12 @@ def resize_moments(change: Change, widths: Widths, row: torch.Tensor) -> torch.T
 
 
 def preserves_function(arch: Arch, widths: Widths, layer: int) -> bool:
-    """Whether nodes can be added to a hidden layer, by its index, without changing the function.
+    """Whether nodes can be added to a hidden layer, by its index, without changing the function, and learn from there.
 
-    They cannot where they would land on units in use (see `_in_use`) while the activation is not 0 at 0.
+    Where they would land on units in use (see `_in_use`) they cannot if the activation is not 0 at 0, and would never
+    learn if it is a ReLU without normalisation: their weights start at 0, where its gradient is 0.
     """
-    if arch.activation not in NOT_ZERO_AT_ZERO:
-        return True
     before = own_layout(arch, *widths)
-    return _in_use(before, layer) == before.hidden[layer].weight.columns
+    if _in_use(before, layer) == before.hidden[layer].weight.columns:
+        return True
+    return arch.activation not in NOT_ZERO_AT_ZERO and (arch.layer_norm or arch.activation != "ReLU")

@@ -25,7 +25,7 @@ ROWS = 128  # environments that evaluation steps at a time, where there are that
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `reports/evaluation.json` and `reports/episodes.csv` from `models/trained`.
+    """Write the elite's scores, every member's, and every episode (`reports/`) from `models/trained`.
 
     Raises:
         MissingInputError: `models/trained` is not there.
@@ -60,10 +60,9 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         )
     }
     elite = summaries.pop("elite")
-    safeio.write_json(
-        folder / paths.EVALUATION,
-        {"elite": elite, "members": summaries, "episodes": n, "steps": played.steps, "env": params.env.id},
-    )
+    about = {"episodes": n, "steps": played.steps, "env": params.env.id}
+    safeio.write_json(folder / paths.EVALUATION, {"elite": elite, **about})
+    safeio.write_json(folder / paths.MEMBERS, summaries)
     rows = [
         [name, int(seeds[i]), float(played.returns[m, i]), int(played.lengths[m, i])]
         for m, name in enumerate(names)
