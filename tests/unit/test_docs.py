@@ -1,0 +1,230 @@
+"""The documentation says what is: generated pages are fresh, links resolve, keys and tests exist, examples run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import pytest
+
+from evopipe.config import Params, parse_params
+from evopipe.envs.check import check
+from evopipe.storage.yamlio import parse_yaml
+from tiny import ROOT, write_params
+
+DOCS = ROOT / "docs"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+
+TRAIN_OFF_POLICY = (
+    "env", "env_name", "algo", "pop", "memory", "INIT_HP", "MUT_P", "swap_channels", "max_steps", "evo_steps",
+    "eval_steps", "eval_loop", "learning_delay", "eps_start", "eps_end", "eps_decay", "target", "n_step", "per",
+    "n_step_memory", "tournament", "mutation", "checkpoint", "checkpoint_path", "overwrite_checkpoints", "save_elite",
+    "elite_path", "wb", "verbose", "accelerator", "wandb_api_key", "wandb_kwargs",
+)  # fmt: skip
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced code blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def prose(page: Path) -> str:
+    """A page without its fenced code blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+# --- generated pages --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    monkeypatch.syspath_prepend(str(DOCS))
+    import make_algorithms
+    import make_parameters
+
+    return [make_parameters, make_algorithms]
+
+
+def test_generated_pages_are_fresh(scripts: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    stale = [script.__name__ for script in scripts if script.main(["--check"])]
+    assert not stale, f"run `python docs/<name>.py`: {capsys.readouterr().err}"
+
+
+def test_a_stale_page_is_told_and_made_anew(
+    scripts: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "folder/page.md"
+    publish = scripts[0].publish
+    assert publish({page: "new"}, "", ["--check"]) == 1
+    assert f"{page}: stale" in capsys.readouterr().err
+    assert publish({page: "new"}, "", []) == 0
+    assert page.read_text() == "new"
+    assert publish({page: "new"}, "", ["--check"]) == 0
+
+
+# --- what pages refer to ----------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that a renderer makes of headings."""
+    heads = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_resolve(name: str) -> None:
+    page = ROOT / name
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if link.startswith(("http://", "https://", "mailto:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def known(key: str) -> bool:
+    """Whether a dotted key names a parameter or a block."""
+    here: Any = Params
+    for number, step in enumerate(steps := key.split(".")):
+        if get_origin(here) is dict:  # names are free: policies, hyper-parameters that evolve
+            here = get_args(here)[1]
+        elif step in getattr(here, "model_fields", {}):
+            here = here.model_fields[step].annotation
+        else:
+            return False
+        if steps[: number + 1] == ["algos"] and number + 1 < len(steps):
+            from evopipe import algos
+
+            name = steps[1]
+            return name in algos.names() and (len(steps) == 2 or _below(algos.get(name).Config, steps[2:]))
+    return True
+
+
+def _below(config: Any, steps: list[str]) -> bool:
+    here: Any = config
+    for step in steps:
+        if get_origin(here) is dict:
+            here = get_args(here)[1]
+        elif step in getattr(here, "model_fields", {}):
+            here = here.model_fields[step].annotation
+        else:
+            return False
+    return True
+
+
+def keys(page: Path) -> Iterator[str]:
+    """Dotted words in backticks whose first part is a block of `params.yaml`; `: value` and `=value` are cut off."""
+    for code in re.findall(r"`([^`\n]+)`", prose(page)):
+        word = re.match(r"[a-z_]+(\.[a-z_0-9]+)+(?=$|:|=)", code)
+        if word and word[0].partition(".")[0] in Params.model_fields:
+            yield word[0]
+
+
+def test_what_counts_as_a_known_key() -> None:
+    good = "train.replay.capacity", "algos.dqn.network.encoder", "algos.dqn.evolve.lr.max", "fetch.collect", "env.id"
+    bad = "train.replay.size", "algos.foo", "algos.dqn.lrr", "algos.dqn.evolve.lr.step", "env.idd", "train.algo.x"
+    assert [known(key) for key in good + bad] == [True] * len(good) + [False] * len(bad)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_exist(name: str) -> None:
+    assert [key for key in keys(ROOT / name) if not known(key)] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_named_tests_exist(name: str) -> None:
+    for file, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", prose(ROOT / name)):
+        tree = ast.parse((ROOT / file).read_text())
+        assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, f"{file}::{test}"
+
+
+def test_every_key_has_its_line() -> None:
+    page = (DOCS / "parameters.md").read_text()
+
+    def leaves(model: Any, path: str) -> Iterator[str]:
+        for name, field in model.model_fields.items():
+            if hasattr(field.annotation, "model_fields"):
+                yield from leaves(field.annotation, f"{path}{name}.")
+            elif path + name != "algos":
+                yield path + name
+
+    algo = type(parse_params({}).algo_config)
+    for key in (*leaves(Params, ""), *leaves(algo, "algos.dqn.")):
+        assert f"| `{key}` |" in page, key
+
+
+# --- the page for newcomers from AgileRL ------------------------------------------------------------------------------
+
+NEWCOMERS = DOCS / "coming-from-agilerl.md"
+
+
+def test_every_argument_of_train_off_policy_has_its_line() -> None:
+    section = NEWCOMERS.read_text().partition("## `train_off_policy`")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", section, re.MULTILINE)
+    assert [argument for argument, _ in rows] == list(TRAIN_OFF_POLICY)
+    for argument, home in rows:
+        assert "`" in home or home.startswith("not yet: comes with "), argument
+
+
+def test_the_whole_example_is_valid() -> None:
+    (example,) = blocks(NEWCOMERS, "yaml")
+    params = parse_params(parse_yaml(example, "example").data)
+    assert params.train.max_steps == 200_000
+    assert params.algo_config.network.encoder == (32,)
+
+
+def test_the_exponential_schedule_is_the_one_of_the_formula() -> None:
+    """ε after k steps of E environments, multiplied by the decay at every step."""
+    from evopipe.algos import dqn
+
+    cfg = dqn.Config(eps_start=1.0, eps_end=0.1, eps_schedule="exponential", eps_steps=7350)
+    for k in (0, 1, 100, 459):
+        assert dqn.explore(cfg, 16 * k) == pytest.approx(0.995**k, rel=1e-3)
+    assert dqn.explore(cfg, 16 * 460) == pytest.approx(0.1)
+
+
+# --- examples run -----------------------------------------------------------------------------------------------------
+
+
+def in_order(page: Path) -> str:
+    """All Python blocks of a page as one program whose line numbers are the page's."""
+    lines, inside = [], False
+    for line in page.read_text().splitlines():
+        if line.startswith("```"):
+            inside = line == "```python"
+            lines.append("")
+        else:
+            lines.append(line if inside else "")
+    return "\n".join(lines)
+
+
+# torch says so once a process; evopipe.core.optim hushes it, and pytest undoes that for every test.
+@pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
+def test_the_python_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_params(tmp_path, {"train.max_steps": 800, "export.program": True})
+    monkeypatch.chdir(tmp_path)
+    page = DOCS / "python.md"
+    names: dict[str, Any] = {"__name__": "python_page"}
+    exec(compile(in_order(page), str(page), "exec"), names)
+    assert "2 generations" in capsys.readouterr().out
+    assert names["chosen"].tolist() == [names["action"]], "torch alone chooses as the policy does"
+    assert names["fitness"].shape == (2,)
+    assert len(names["born"].members) == 2
+
+
+def test_the_environment_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = DOCS / "environments.md"
+    (module,) = blocks(page, "python")
+    (tmp_path / "corridor.py").write_text(module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    env = parse_params(parse_yaml(blocks(page, "yaml")[0], "example").data).env
+    assert env.id == "corridor:Corridor-v0"
+    assert check(env.id, env.kwargs) == []
