@@ -85,8 +85,8 @@ def test_an_unknown_key_of_an_algorithm(edited: Edit) -> None:
         ("^seed: .*", "seed: [1]", "seed:", "seed: expected a whole number, got a list"),
         ("^seed: .*", "seed:", "seed:", "seed: expected a whole number, got nothing"),
         (
-            "max_steps: 2\\d*",
-            "max_steps: 1e5",
+            "max_steps: 1\\d*  # env",
+            "max_steps: 1e5  # env",
             "  max_steps:",
             "train.max_steps: expected a whole number, got 100000.0: ",
         ),
@@ -146,7 +146,7 @@ def test_nulls_are_offered_where_they_are_allowed(edited: Edit) -> None:
 def test_suggestions_for_values(edited: Edit) -> None:
     assert edited(("activation: ReLU", "activation: relu")).endswith("got the text 'relu', did you mean 'ReLU'?")
     assert edited(("  source: collect", "  source: colect")).endswith("got the text 'colect', did you mean 'collect'?")
-    assert edited(("max_steps: 2\\d*", "max_steps: 1e5")).endswith("got 100000.0: write 100000")
+    assert edited(("max_steps: 1\\d*  # env", "max_steps: 1e5  # env")).endswith("got 100000.0: write 100000")
 
 
 def test_an_unknown_key_without_a_near_one_lists_the_known(edited: Edit) -> None:
@@ -158,7 +158,7 @@ def test_a_missing_key_names_its_default(edited: Edit) -> None:
     line = line_of("train:")
     assert (
         edited(("^  evo_steps:.*\n", ""))
-        == f"params.yaml:{line}:1: train.evo_steps: missing key (default 10000): add it"
+        == f"params.yaml:{line}:1: train.evo_steps: missing key (default 5000): add it"
     )
     message = edited(("^  target: auto.*\n", ""))
     assert message == f"params.yaml:{line}:1: train.target: missing key (default auto): add it"

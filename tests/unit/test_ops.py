@@ -48,14 +48,14 @@ def test_where_no_action_is_legal_the_target_stays_finite() -> None:
     [(0.0, 0.0, 0.0), (0.5, 0.125, 0.125), (-1.0, 0.5, 0.5), (3.0, 2.5, 4.5), (-3.0, 2.5, 4.5)],
 )
 def test_losses_by_hand(error: float, huber: float, mse: float) -> None:
-    assert float(regression_loss(torch.tensor(error), huber=True)) == huber
-    assert float(regression_loss(torch.tensor(error), huber=False)) == mse
+    assert float(regression_loss(torch.tensor(error + 2), torch.tensor(2.0), huber=True)) == huber
+    assert float(regression_loss(torch.tensor(error + 2), torch.tensor(2.0), huber=False)) == mse
 
 
 def test_losses_pull_towards_zero_error() -> None:
     for huber, slope in ((True, 1.0), (False, 3.0)):
         error = torch.tensor(3.0, requires_grad=True)
-        regression_loss(error, huber).backward()
+        regression_loss(error, torch.tensor(0.0), huber).backward()
         assert error.grad is not None
         assert float(error.grad) == slope
 

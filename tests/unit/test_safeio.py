@@ -422,7 +422,7 @@ def forge(folder: Path, content: dict[str, object]) -> None:
     "name", ["../secret", "/etc/passwd", "a/../../secret", "a\\b", "", "manifest.json", "./a", "a\0"]
 )
 def test_names_that_leave_the_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="use a plain relative name other than 'manifest.json'"):
+    with pytest.raises(UsageError, match=r"use a plain relative name other than 'manifest\.json'"):
         safeio.write_folder(tmp_path / "new", {name: b"x"})
     assert list(tmp_path.iterdir()) == []
     safeio.write_folder(tmp_path / "out", FILES)

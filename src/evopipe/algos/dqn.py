@@ -51,11 +51,16 @@ class Config(Schema):
     target: Literal["soft", "hard"] = hyper(
         "soft", doc="soft: mix by `tau`; hard: copy every `target_interval` updates"
     )
-    target_interval: int = hyper(250, doc="updates between two hard copies", unit="updates", ge=1)
-    eps_start: float = hyper(1.0, doc="exploration at the start", ge=0, le=1)
-    eps_end: float = hyper(0.05, doc="exploration at the end", ge=0, le=1)
+    target_interval: int = hyper(
+        250, doc="updates between two hard copies", unit="updates", raising="targets follow later, more stable", ge=1
+    )
+    eps_start: float = hyper(1.0, doc="exploration at the start", raising="more random actions early", ge=0, le=1)
+    eps_end: float = hyper(0.05, doc="exploration at the end", raising="more random actions later", ge=0, le=1)
     eps_schedule: Literal["linear", "exponential"] = hyper("linear", doc="how ε goes from start to end")
-    eps_steps: int = hyper(10_000, doc="steps of the member until ε reaches its end", unit="environment steps", ge=1)
+    eps_steps: int = hyper(
+        10_000, doc="steps of the member until ε reaches its end", unit="environment steps", raising="explores longer",
+        ge=1,
+    )  # fmt: skip
     network: NetworkConfig = Field(default_factory=NetworkConfig, description="architecture that members start from")
     evolve: dict[str, Evolve] = Field(
         default_factory=lambda: {
@@ -120,7 +125,7 @@ def loss(cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch
         discount_t = hp["gamma"][:, None] * (1 - batch.terminated)
         y = q_target(batch.reward, discount_t, target_t, selector_t, batch.next_legal)  # [P, B]
     q_tm1 = pick(forward(state.q, batch.obs), batch.action)
-    return (batch.weight * regression_loss(q_tm1 - y, cfg.loss == "huber")).sum(dim=1)
+    return (batch.weight * regression_loss(q_tm1, y, cfg.loss == "huber")).sum(dim=1)
 
 
 def update(

@@ -9,7 +9,7 @@ from evopipe.core.networks import Net
 
 def after_backward(healthy: torch.Tensor, losses: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
     """Return which members `[P]` may take the step: healthy before, with finite loss `[P]` and gradient norm `[P]`."""
-    return healthy & torch.isfinite(losses) & torch.isfinite(norms)
+    return healthy & ((losses + norms).abs() < torch.inf)
 
 
 def of_parameters(net: Net) -> torch.Tensor:

@@ -20,6 +20,7 @@ from evopipe.types import Schema
 
 Activation = Literal["ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity"]
 Width = Annotated[int, Field(ge=1, le=4096)]
+LINE = 16  # float32 numbers in a cache line
 
 
 class NetworkConfig(Schema):
@@ -191,7 +192,9 @@ class Structure:
             )
             for name, column in zip(layer_names(encoder, head), columns, strict=True)
         ]
-        self.layout = layout(inputs, hidden, outputs, self.norm)
+        fitted = layout(inputs, hidden, outputs, self.norm)
+        # Rows of whole cache lines, so that a kernel over many rows treats each as it would alone.
+        self.layout = replace(fitted, size=_round(fitted.size, LINE))
         self.masks = [self._mask(column, width) for column, (_, width, _) in zip(columns, hidden, strict=True)]
         self.blends = [
             self._blend(column) if passes else None for column, (_, _, passes) in zip(columns, hidden, strict=True)
@@ -295,11 +298,6 @@ class Net:
     def grad(self) -> torch.Tensor:
         """`[P, N]` gradients, filled by backward."""
         return torch.zeros_like(self.values)
-
-    @cached_property
-    def grad_rows(self) -> tuple[torch.Tensor, ...]:
-        """One view `[N]` a member into `grad`."""
-        return self.grad.unbind(0)
 
     @cached_property
     def views(self) -> tuple[Views, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pydantic import Field
@@ -56,6 +57,18 @@ def make_env(cfg: EnvConfig) -> gymnasium.Env[Any, Any]:
         raise
     except Exception as error:
         _explain(error, cfg)
+
+
+def source_of(cfg: EnvConfig) -> list[Path]:
+    """Return the file, or the package's folder, of the module in `module:EnvId`; nothing for a registered id.
+
+    The module must have been imported, as `make_env` does.
+    """
+    module = sys.modules.get(cfg.id.partition(":")[0]) if ":" in cfg.id else None
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return []
+    return [Path(file).parent if hasattr(module, "__path__") else Path(file)]
 
 
 def vector_observation_size(space: object) -> int:

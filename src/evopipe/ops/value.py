@@ -34,11 +34,16 @@ def q_target(
         q_selector_t: values `[…, A]` that choose the action.
         legal_t: legal actions in s′ `[…, A]`, or None where all are.
     """
-    return r_t + discount_t * pick(q_target_t, masked_argmax(q_selector_t, legal_t))
+    return torch.addcmul(r_t, discount_t, pick(q_target_t, masked_argmax(q_selector_t, legal_t)))
 
 
-def regression_loss(error: torch.Tensor, huber: bool) -> torch.Tensor:
-    """Return ½ e² (MSE), or the Huber loss with threshold 1: ½ e² where |e| ≤ 1, |e| − ½ beyond."""
-    if huber:
-        return torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
+def regression_loss(value: torch.Tensor, target: torch.Tensor, huber: bool) -> torch.Tensor:
+    """Return ½ e² of e = value − target (MSE), or the Huber loss with threshold 1: ½ e² where |e| ≤ 1, |e| − ½ beyond.
+
+    Nothing is reduced: shapes are equal, and so is the result's.
+    """
+    if huber:  # as an operator: the function in `torch.nn` spends longer on broadcasting than on the loss
+        loss: torch.Tensor = torch.ops.aten.huber_loss.default(value, target, 0)
+        return loss
+    error = value - target
     return 0.5 * error * error

@@ -89,7 +89,9 @@ def _ancestry(folder: Path, elite: int) -> list[dict[str, Any]]:
         try:
             for child in record["children"]:  # an elite that survives appears again: its first record is its birth
                 birth = {name: child[name] for name in ("id", "parent", "mutation")}
-                births.setdefault(child["id"], {**birth, "generation": record["generation"]})
+                births.setdefault(
+                    child["id"], {**birth, "generation": 0 if child["parent"] is None else record["generation"]}
+                )
         except (KeyError, TypeError) as error:
             raise DataError(f"{path}: is not a lineage ({error!r}); run `dvc repro train` again") from error
     line, current = [], elite

@@ -10,6 +10,7 @@ from typing import Any
 import evopipe
 from evopipe import runtime
 from evopipe.config import Params
+from evopipe.envs.make import source_of
 from evopipe.errors import DataError, DiskError, DivergedError, EnvironmentFailed, Interrupted, MissingInputError
 from evopipe.loops.online import Online
 from evopipe.loops.online import run as run_loop
@@ -88,7 +89,8 @@ def _key(params: Params, folder: Path, warm: bool) -> str:
     del values["runtime"]["checkpoint_seconds"]
     values["algo"] = params.algo_config.model_dump(mode="json")
     inputs = [folder / paths.POPULATION, *([folder / paths.TRANSITIONS] if warm else [])]
-    return runtime.content_key(values, [*inputs, Path(evopipe.__file__).parent])
+    code = [Path(evopipe.__file__).parent, *source_of(params.env)]
+    return runtime.content_key(values, [*inputs, *code])
 
 
 def _train(loop: Online, params: Params, store: CheckpointStore, stop: runtime.StopSignal, tracker: Tracker) -> None:
