@@ -163,7 +163,7 @@ def test_a_missing_key_names_its_default(edited: Edit) -> None:
     message = edited(("^  target: auto.*\n", ""))
     assert message == f"params.yaml:{line}:1: train.target: missing key (default auto): add it"
     message = edited(("^    lr: .*\n", ""))
-    assert message == f"params.yaml:{line_of('  dqn:')}:3: algos.dqn.lr: missing key (default 0.00063): add it"
+    assert message == f"params.yaml:{line_of('  dqn:')}:3: algos.dqn.lr: missing key (default 0.0005): add it"
 
 
 def test_a_missing_key_inside_a_free_mapping_of_blocks(edited: Edit) -> None:
