@@ -116,7 +116,7 @@ class Mutation:
     def describe(self) -> str:
         """Return a short text for people."""
         if self.before is None:
-            return f"{self.kind} {self.what}".strip()
+            return self.what or self.kind
         values = (f"{v:.3g}" if isinstance(v, float) else str(v) for v in (self.before, self.after))
         return f"{self.what} {' → '.join(values)}"
 

@@ -116,7 +116,8 @@ class Online:
         layout = RowLayout(self.pool.obs_size, self.pool.num_actions, self.pool.masked)
         memories = len(self.keys) if cfg.sharing == "own" else 1
         self.replay = Replay(layout, memories, cfg.capacity, self.problem.device)
-        if warm is not None and len(warm.obs):
+        self.warm = min(0 if warm is None else len(warm), cfg.capacity)  # transitions that were there from the start
+        if warm is not None and self.warm:
             rows = layout.pack(warm.obs, warm.action, warm.reward, warm.terminated, warm.next_obs)
             self.replay.add(np.repeat(rows[None], memories, axis=0), np.ones((memories, len(rows)), bool))
 

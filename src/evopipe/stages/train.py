@@ -26,6 +26,7 @@ from evopipe.track.console import console_sink
 from evopipe.track.files import JsonlSink
 
 SAVE_SHARE = 0.01  # of wall time that saving may take
+ENDINGS = {"target": "target reached", "max_steps": "all steps taken"}
 CURVE = ("generation", "step", "env_steps", "eval_steps", "best", "mean", "elite")
 
 
@@ -117,7 +118,7 @@ def _train(loop: Online, params: Params, store: CheckpointStore, stop: runtime.S
     if loop.champion is None:
         raise DivergedError("no generation had a healthy member, so there is no elite: lower the learning rate")
     saver.save()  # whatever happens while the outs are written, training is not lost
-    tracker.emit(End(loop.reason, time.perf_counter() - began, loop.env_steps, loop.eval_steps))
+    tracker.emit(End(ENDINGS[loop.reason], time.perf_counter() - began, loop.env_steps, loop.eval_steps))
 
 
 def _resume(loop: Online, store: CheckpointStore, tracker: Tracker) -> int | None:
@@ -194,6 +195,6 @@ def _write_outputs(loop: Online, params: Params, folder: Path) -> None:
         "elite": about["elite"],
         "best_fitness": loop.curve[-1][4],
         "mean_fitness": loop.curve[-1][5],
-        "warm_start": min(params.train.warm_start, params.train.replay.capacity),
+        "warm_start": loop.warm,
     }
     safeio.write_json(folder / paths.TRAIN, summary)
