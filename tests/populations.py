@@ -13,7 +13,8 @@ from evopipe.core.population import Cohort, Member
 from evopipe.envs.make import EnvConfig
 from evopipe.evolve.mutate import MutationConfig
 from evopipe.evolve.select import TournamentConfig
-from evopipe.loops.online import Online, TrainConfig
+from evopipe.loops.config import TrainConfig
+from evopipe.loops.online import Online
 from evopipe.loops.problem import Problem, first_members, space_sizes
 
 CPU = torch.device("cpu")

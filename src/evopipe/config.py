@@ -14,7 +14,7 @@ from evopipe.envs.make import EnvConfig
 from evopipe.errors import ParamsError, did_you_mean
 from evopipe.evolve.mutate import MutationConfig
 from evopipe.evolve.select import TournamentConfig
-from evopipe.loops.online import TrainConfig
+from evopipe.loops.config import TrainConfig
 from evopipe.runtime import RuntimeConfig
 from evopipe.schema_errors import Problem, explain, located, missing_block_sentence, missing_keys
 from evopipe.storage.yamlio import read_yaml

@@ -25,9 +25,10 @@ from evopipe.track.base import (
     Threaded,
     Tracker,
 )
-from evopipe.track.console import PlainSink, WarningSink, console_sink, duration, number, score
+from evopipe.track.console import PlainSink, WarningSink, console_sink
 from evopipe.track.files import JsonlSink, read_events
 from evopipe.track.view import LiveSink, RunView
+from evopipe.track.words import duration, number, score
 
 START = Start("train", "LunarLander-v3", "dqn", 2, 200_000)
 PROGRESS = Progress(1, 5_000, 200_000, 10_000, 0, "learning", 6940.4, 125.0)

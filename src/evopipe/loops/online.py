@@ -3,59 +3,34 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from evopipe import rng
-from evopipe.buffers.replay import Replay, ReplayConfig, RowLayout
+from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core import health, population
-from evopipe.core.networks import Arch
 from evopipe.core.population import Member
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.errors import DivergedError, EnvironmentFailed
 from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.evolve.select import windowed
 from evopipe.evolve.step import evolve
-from evopipe.loops.evaluate import Episodes, Stopped, evaluate
+from evopipe.loops.evaluate import Episodes, evaluate
 from evopipe.loops.problem import Problem
 from evopipe.loops.steps import act, learn, updates_due
 from evopipe.ops.statistics import mean_of_finite, standard_error
 from evopipe.rng import Purpose
 from evopipe.storage import members as stored
-from evopipe.track.base import Generation, MemberRow, Message, Progress, Tracker
-from evopipe.types import Schema
 
 if TYPE_CHECKING:
     from evopipe.storage.dataset import Transitions
 
 DIVERGED_IN_A_ROW = 3
 BROKEN_SHARE, BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may be broken, and at least so many ticks'
-
-
-class TrainConfig(Schema):
-    """The training run. Steps are environment steps of *each member*."""
-
-    algo: str = Field("dqn", description="which algorithm: a block of `algos`")
-    max_steps: int = Field(100_000, ge=1, description="environment steps of each member")
-    evo_steps: int = Field(5_000, ge=1, description="environment steps of each member between evolutions")
-    learning_delay: int = Field(1_000, ge=0, description="environment steps of each member before it learns")
-    warm_start: int = Field(20_000, ge=0, description="dataset transitions put into the replay first; 0: pure online")
-    eval_episodes: int = Field(16, ge=1, description="evaluation episodes of each member per generation")
-    eval_steps: int | None = Field(None, ge=1, description="step cap of an evaluation episode; null: until it ends")
-    target: float | Literal["auto"] | None = Field(
-        "auto", description="score that ends training early; `auto`: the environment's reward threshold; null: never"
-    )
-    confirm_episodes: int = Field(
-        100, ge=2, description="episodes that confirm a new best member that clears the target"
-    )
-    target_sigmas: float = Field(2.0, ge=0.0, description="standard errors by which the confirmed mean must clear it")
-    replay: ReplayConfig = Field(default_factory=ReplayConfig)
 
 
 @dataclass(frozen=True)
@@ -350,39 +325,6 @@ class Online:
             }
         )
 
-    def generation_event(self, seconds: float, members_before: Sequence[Mutation]) -> Generation:
-        """Describe the generation that was just closed, for people and trackers."""
-        row, record = self.curve[-1], self.lineage[-1]
-        rows = tuple(
-            MemberRow(
-                slot=m["slot"],
-                id=m["id"],
-                parent=m["parent"],
-                fitness=-math.inf if m["fitness"] is None else m["fitness"],
-                mutation=mutation.kind,
-                change=mutation.describe() if mutation is not NONE else "",
-                architecture=Arch.from_json(m["arch"]).describe(),
-                activation=m["arch"]["activation"],
-                hyper={name: m["hyper"][name] for name in sorted(self.problem.algo_config.evolve)},
-                healthy=m["healthy"],
-                loss=loss,
-            )
-            for m, mutation, loss in zip(record["members"], members_before, self.losses, strict=True)
-        )
-        champion = self.champion
-        return Generation(
-            generation=self.generation,
-            step=self.step,
-            env_steps=self.env_steps,
-            eval_steps=self.eval_steps,
-            seconds=seconds,
-            members=rows,
-            best=float("nan") if row[4] is None else float(row[4]),
-            mean=float("nan") if row[5] is None else float(row[5]),
-            elite=champion.score if champion else float("nan"),
-            elite_id=champion.member.id if champion else -1,
-        )
-
     @property
     def members(self) -> list[Member]:
         """The population as it stands."""
@@ -449,80 +391,3 @@ def _ancestry(child: Member) -> dict[str, Any]:
 _COUNTERS = (
     "tick", "generation", "ticks_here", "env_steps", "eval_steps", "broken_rows", "diverged", "next_id", "reason",
 )  # fmt: skip
-
-
-def run(
-    loop: Online,
-    tracker: Tracker,
-    stop: Callable[[], bool],
-    save: Callable[[bool], None],
-) -> None:
-    """Advance a run until it ends or a signal stops it.
-
-    Args:
-        loop: the run.
-        tracker: where events go.
-        stop: whether a signal asked to stop; the caller then saves.
-        save: called between ticks; its argument says that a generation was just closed.
-    """
-    clock = _Clock(loop)
-    while not loop.reason and not stop():
-        closing = loop.generation_over
-        if closing:
-            tracker.emit(clock.progress("evaluating"))
-            births = loop.births
-            broken = loop.broken_here
-            try:
-                loop.close_generation(stop)
-            except Stopped:
-                return
-            if broken:
-                tracker.emit(Message("warning", f"{broken} broken transitions of the environment were left out"))
-            tracker.emit(loop.generation_event(clock.lap(), births))
-        else:
-            loop.advance()
-            if clock.due():
-                tracker.emit(clock.progress("learning"))
-        save(closing)
-
-
-class _Clock:
-    """Wall time for people; no state of the run depends on it."""
-
-    def __init__(self, loop: Online) -> None:
-        self.loop, self.began, self.shown = loop, time.perf_counter(), 0.0
-        self.lapped = self.began
-        self.first_step, self.first_steps = loop.step, loop.env_steps
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self.began
-
-    def lap(self) -> float:
-        """Return the seconds since the last call."""
-        now = time.perf_counter()
-        seconds, self.lapped = now - self.lapped, now
-        return seconds
-
-    def due(self) -> bool:
-        """Whether a quarter of a second has passed since progress was last shown."""
-        now = time.perf_counter()
-        if now - self.shown < 0.25:
-            return False
-        self.shown = now
-        return True
-
-    def progress(self, phase: str) -> Progress:
-        loop, seconds = self.loop, max(self.seconds, 1e-9)
-        done, total = loop.step - self.first_step, loop.total_ticks * loop.problem.env.num_envs
-        left = (total - loop.step) * seconds / done if done else None
-        return Progress(
-            generation=loop.generation,
-            step=loop.step,
-            max_steps=total,
-            env_steps=loop.env_steps,
-            eval_steps=loop.eval_steps,
-            phase=phase,
-            steps_per_second=(loop.env_steps - self.first_steps) / seconds,
-            seconds_left=left,
-        )

@@ -20,7 +20,7 @@ from evopipe.evolve.select import TournamentConfig
 from evopipe.rng import Purpose
 
 if TYPE_CHECKING:
-    from evopipe.loops.online import TrainConfig
+    from evopipe.loops.config import TrainConfig
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from evopipe.config import Params
 from evopipe.envs.make import source_of
 from evopipe.errors import DataError, DiskError, DivergedError, EnvironmentFailed, Interrupted, MissingInputError
 from evopipe.loops.online import Online
-from evopipe.loops.online import run as run_loop
 from evopipe.loops.problem import Problem
+from evopipe.loops.run import run as run_loop
 from evopipe.stages import paths
 from evopipe.stages.setup import make_problem, read_members, write_members
 from evopipe.storage import safeio

@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.text import Text
 
 from evopipe.track.base import End, Event, Generation, MemberRow, Message, Progress, Start
-from evopipe.track.console import clean, duration, ending, members, number, score
+from evopipe.track.words import clean, duration, ending, members, number, score
 
 # At most four frames a second, and at most this share of the wall-clock time spent on them.
 _FRAME_SECONDS = 0.25
