@@ -40,7 +40,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         "provenance": {
             "evopipe": __version__,
             "git_revision": runtime.git_revision(folder.absolute()),
-            "params_key": _params_key(params),
+            "params_hash": _params_hash(params),
             "fingerprint": runtime.fingerprint(),
         },
     }
@@ -61,8 +61,8 @@ def _score(path: Path) -> dict[str, float]:
     return score
 
 
-def _params_key(params: Params) -> str:
-    """Return a key of all parameters that any result depends on."""
+def _params_hash(params: Params) -> str:
+    """Return a hash of all parameters that any result depends on."""
     values = params.model_dump(mode="json", exclude={"algos": True, "runtime": {"checkpoint_seconds"}})
     return runtime.content_key({**values, "algo": params.algo_config.model_dump(mode="json")})
 
