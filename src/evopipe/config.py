@@ -21,6 +21,7 @@ from evopipe.storage.yamlio import read_yaml
 from evopipe.types import Schema
 
 MAX_PROBLEMS = 50
+MAX_ENVIRONMENTS = 65_536
 
 
 POLICIES = ("heuristic", "random", "policy")
@@ -29,7 +30,7 @@ POLICIES = ("heuristic", "random", "policy")
 class CollectConfig(Schema):
     """`fetch.source: collect`: roll behaviour policies in the environment."""
 
-    episodes: int = Field(60, ge=1, description="episodes to roll")
+    episodes: int = Field(60, ge=1, le=10**6, description="episodes to roll")
     policies: dict[str, Annotated[float, Field(ge=0.0)]] = Field(
         default_factory=lambda: {"heuristic": 0.5, "random": 0.5},
         description="weights of `heuristic`, `random` and `policy`; an episode follows one of them",
@@ -94,9 +95,9 @@ class EvolutionConfig(Schema):
 class EvaluateConfig(Schema):
     """The held-out evaluation."""
 
-    episodes: int = Field(100, ge=1, description="episodes of each member, on seeds no training run uses")
+    episodes: int = Field(100, ge=1, le=10**6, description="episodes of each member, on seeds no training run uses")
     steps: int | None = Field(None, ge=1, description="step cap of an episode; null: until it ends")
-    bootstrap: int = Field(2_000, ge=100, description="resamples of the bootstrap interval")
+    bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
 
 
 class ExportConfig(Schema):
@@ -125,6 +126,22 @@ class Params(Schema):
     def algo_config(self) -> Any:
         """The chosen algorithm's `Config`."""
         return self.algos[self.train.algo]
+
+    @field_validator("population")
+    @classmethod
+    def _population_fits(cls, population: PopulationConfig, info: ValidationInfo) -> PopulationConfig:
+        env = info.data.get("env")
+        if env is not None and population.size * env.num_envs > MAX_ENVIRONMENTS:
+            raise located(
+                [
+                    Problem(
+                        ("size",),
+                        f"{population.size} members with {env.num_envs} environments each (env.num_envs) are "
+                        f"{population.size * env.num_envs} environments, at most {MAX_ENVIRONMENTS} are possible",
+                    )
+                ]
+            )
+        return population
 
     @field_validator("train")
     @classmethod
@@ -244,6 +261,23 @@ def _not_evolvable(algo: str, config: Any) -> Iterable[Problem]:
         if name not in evolvable:
             guess = did_you_mean(name, evolvable) or _known(evolvable)
             yield Problem((algo, "evolve", name), f"no hyper-parameter of that name can evolve{guess}")
+        else:
+            yield from _out_of_bounds(algo, config, name)
+
+
+def _out_of_bounds(algo: str, config: Any, name: str) -> Iterable[Problem]:
+    """Ends of a hyper-parameter's range that it could not be set to by hand."""
+    whole = type(config).model_fields[name].annotation is int
+    for end in ("min", "max"):
+        value = getattr(config.evolve[name], end)
+        path = (algo, "evolve", name, end)
+        if whole and not float(value).is_integer():
+            yield Problem(path, f"{name} is a whole number, got {value}")
+            continue
+        try:
+            type(config).model_validate({**config.model_dump(), name: int(value) if whole else value})
+        except ValidationError as error:
+            yield Problem(path, f"{name} cannot be {value:g}: {error.errors()[0]['msg'].lower()}")
 
 
 def _known(words: Iterable[str]) -> str:

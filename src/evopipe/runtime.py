@@ -420,7 +420,7 @@ def _cpu_model() -> str:
 def git_revision(folder: Path) -> str | None:
     """Return the commit (40 or 64 hex digits) that is checked out in a folder's repository, None without one.
 
-    Uncommitted changes are not told: what counts of them is in the params and the data, which are hashed apart.
+    Uncommitted changes are not told; hash the code beside it (`content_key`) to notice them.
     """
     start = Path(folder).absolute()
     dot_git = next((place / ".git" for place in (start, *start.parents) if (place / ".git").exists()), None)

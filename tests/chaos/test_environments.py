@@ -119,8 +119,8 @@ def test_all_members_diverge(tmp_path: Path) -> None:
     answer = call(folder, "train")
     assert answer.code == 70
     assert answer.err.endswith(
-        "error: every member diverged in 3 generations in a row (generation 3, step 1200): lower algos.dqn.lr, tighten "
-        "grad_clip, or narrow evolve.lr.max\n"
+        "error: every member diverged in 3 generations in a row (generation 3, step 1200), no elite was written: lower "
+        "algos.dqn.lr, tighten grad_clip, or narrow evolve.lr.max\n"
     )
     assert not (folder / "models/trained").exists()
     assert call(folder, "export").code == 66

@@ -18,10 +18,13 @@ from evopipe import algos, rng
 from evopipe.core import population
 from evopipe.core.population import Cohort, Member
 from evopipe.errors import ParamsError
+from evopipe.evolve.mutate import MutationConfig
+from evopipe.evolve.step import evolve
 from evopipe.loops.online import Online
 from evopipe.loops.problem import Problem, first_members
 from evopipe.loops.steps import act, learn, updates_due
 from evopipe.rng import Purpose
+from evopipe.storage.dataset import Transitions
 from evopipe.types import Batch
 from populations import advance, close_generation, equal, equal_states, finish, of_slot, same, started
 
@@ -262,8 +265,10 @@ def test_a_frozen_member_explores_at_random(algo: str, run: Callable[..., Online
 def test_the_lineage_says_who_came_from_whom_and_what_changed(algo: str, run: Callable[..., Online]) -> None:
     loop = run(unlike(algo), 4)
     finish(loop)
-    assert [record["generation"] for record in loop.lineage] == [1, 2, 3]
-    assert [record["step"] for record in loop.lineage] == [200, 400, 600]
+    assert [record["generation"] for record in loop.lineage] == [0, 1, 2, 3]
+    assert [record["step"] for record in loop.lineage] == [0, 200, 400, 600]
+    assert [(child["id"], child["parent"]) for child in loop.lineage[0]["children"]] == [(i, None) for i in range(4)]
+    del loop.lineage[0]  # whom nobody evaluated
     for record, after in zip(loop.lineage, [*loop.lineage[1:], None], strict=True):
         ids = {m["id"]: m["slot"] for m in record["members"]}
         assert all(isinstance(m["fitness"], float) for m in record["members"])
@@ -480,3 +485,33 @@ def test_an_algorithm_that_lacks_a_name_is_refused_with_a_sentence(
             algos.get("laking")
     finally:
         algos.names.cache_clear()
+
+
+ALWAYS_HYPER = {"none": 0.0, "architecture": 0.0, "parameters": 0.0, "activation": 0.0, "rl_hp": 1.0}
+
+
+def test_a_mutated_elite_is_another_individual(algo: str) -> None:
+    """Ids are unique over a run: only an elite that survives unchanged keeps its own."""
+    p = populations.problem(algo=algo, mutation={"mutate_elite": True, "probabilities": ALWAYS_HYPER})
+    members, _ = first_members(p, 3)
+    born = evolve(p.tournament, p.mutation, p.traits, members, np.array([1.0, 3.0, 2.0]), p.seed, 1, 10)
+    assert (born.members[0].id, born.members[0].parent) == (10, 1)
+    spared = replace(p, mutation=MutationConfig.model_validate({"probabilities": ALWAYS_HYPER}))
+    born = evolve(spared.tournament, spared.mutation, p.traits, members, np.array([1.0, 3.0, 2.0]), p.seed, 1, 10)
+    assert (born.members[0].id, born.members[0].parent) == (1, None)
+
+
+def test_masks_and_a_warm_start_without_them_do_not_go_together(algo: str) -> None:
+    p = populations.problem("envs_for_tests:Masked-v0", algo=algo)
+    row, flag = np.zeros((1, p.observations), np.float32), np.zeros(1, bool)
+    warm = Transitions(row, np.zeros(1, np.int64), np.zeros(1, np.float32), flag, flag, row, np.zeros(1, np.int64))
+    with pytest.raises(ParamsError, match=r"train\.warm_start: the environment masks actions"):
+        Online(p, first_members(p, 2)[0], warm)
+
+
+def test_mutations_before_training_are_in_the_lineage(algo: str) -> None:
+    p = populations.problem(algo=algo, mutation={"before_training": True, "probabilities": ALWAYS_HYPER})
+    members, births = first_members(p, 2)
+    loop = Online(p, members, None, births)
+    assert [child["mutation"]["kind"] for child in loop.lineage[0]["children"]] == ["rl_hp", "rl_hp"]
+    loop.close()

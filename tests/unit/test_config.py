@@ -291,3 +291,40 @@ def test_the_json_schema_has_every_algorithms_block() -> None:
     config = schema["$defs"][blocks["dqn"]["$ref"].rpartition("/")[2]]
     assert config["properties"]["lr"]["exclusiveMinimum"] == 0
     assert config["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "ends", "said"),
+    [
+        (
+            "learn_step",
+            "{min: 0, max: 8, grow: 1.2, shrink: 0.8}",
+            "evolve.learn_step.min: learn_step cannot",
+        ),
+        ("batch_size", "{min: 32.5, max: 64, grow: 1.2, shrink: 0.8}", "batch_size.min: batch_size is a whole number"),
+        ("lr", "{min: 1.0e-4, max: 50, grow: 1.2, shrink: 0.8}", "algos.dqn.evolve.lr.max: lr cannot be 50"),
+    ],
+)
+def test_a_range_stays_within_what_could_be_set_by_hand(
+    edited: Callable[..., str], name: str, ends: str, said: str
+) -> None:
+    assert said in edited((f"^      {name}: .*", f"      {name}: {ends}"))
+
+
+def test_arguments_that_dvc_would_overlook_are_refused() -> None:
+    for name in ("size", "nfiles"):
+        with pytest.raises(ParamsError, match="run cache overlooks"):
+            parse_params({"env": {"kwargs": {"map": [{name: 5}]}}})
+
+
+def test_numbers_out_of_all_proportion() -> None:
+    for data in (
+        {"population": {"size": 4096}, "env": {"num_envs": 4096}},
+        {"train": {"replay": {"capacity": 10**18}}},
+        {"train": {"eval_episodes": 10**30}},
+        {"algos": {"dqn": {"target_interval": 10**30}}},
+        {"evolution": {"tournament": {"size": 10**12}}},
+        {"evolution": {"mutation": {"activations": ["ReLU", "ReLU"]}}},
+    ):
+        with pytest.raises(ParamsError):
+            parse_params(data)

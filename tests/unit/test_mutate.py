@@ -314,7 +314,7 @@ def test_whole_numbers_stay_inside_bounds_that_are_none() -> None:
 def test_hyper_parameters_are_never_shared_between_members() -> None:
     """Peer fault: clones shared one object, so that mutating one member changed its siblings."""
     members, traits = world(size=3)
-    children = clone(members, Selection((1, 1, 1), 1), elitism=True, next_id=10)
+    children = clone(members, Selection((1, 1, 1), 1), next_id=10)
     assert len({id(m.hyper) for m in (*members, *children)}) == 6
     before = [dict(m.hyper) for m in children]
     rng = generator()

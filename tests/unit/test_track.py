@@ -490,3 +490,9 @@ def test_terminal_is_clean_after_an_exit_without_close() -> None:
     process.wait(10)
     assert b"LunarLander-v3" in out
     assert out.rindex(b"\x1b[?25h") > out.rindex(b"\x1b[?25l")
+
+
+def test_without_a_stderr_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with Tracker([console_sink()]) as tracker:
+        tracker.emit(Message("warning", "unheard"))

@@ -52,14 +52,19 @@ class Config(Schema):
         "soft", doc="soft: mix by `tau`; hard: copy every `target_interval` updates"
     )
     target_interval: int = hyper(
-        250, doc="updates between two hard copies", unit="updates", raising="targets follow later, more stable", ge=1
+        250,
+        doc="updates between two hard copies",
+        unit="updates",
+        raising="targets follow later, more stable",
+        ge=1,
+        le=10**9,
     )
     eps_start: float = hyper(1.0, doc="exploration at the start", raising="more random actions early", ge=0, le=1)
     eps_end: float = hyper(0.05, doc="exploration at the end", raising="more random actions later", ge=0, le=1)
     eps_schedule: Literal["linear", "exponential"] = hyper("linear", doc="how ε goes from start to end")
     eps_steps: int = hyper(
         10_000, doc="steps of the member until ε reaches its end", unit="environment steps", raising="explores longer",
-        ge=1,
+        ge=1, le=10**12,
     )  # fmt: skip
     network: NetworkConfig = Field(default_factory=NetworkConfig, description="architecture that members start from")
     evolve: dict[str, Evolve] = Field(

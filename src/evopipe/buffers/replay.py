@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ReplayConfig(Schema):
     """Uniform experience replay (Lin, 1992)."""
 
-    capacity: int = Field(100_000, ge=1, description="transitions kept (per member where sharing is `own`)")
+    capacity: int = Field(100_000, ge=1, le=10**9, description="transitions kept (per member where sharing is `own`)")
     sharing: Literal["shared", "own"] = Field(
         "shared", description="`shared`: one memory that all members fill and sample; `own`: one memory a member"
     )

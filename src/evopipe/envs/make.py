@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean
 from evopipe.types import Schema
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import gymnasium
 
 _SERVED = "only vector observations (a 1-D Box) and Discrete actions are served yet"
-_RESERVED = ("id", "disable_env_checker")
+_RESERVED = ("id", "disable_env_checker", "render_mode")
+_OVERLOOKED = ("size", "nfiles")
 _BAD_KWARGS = re.compile(r"unexpected keyword argument|missing \d+ required|multiple values for (keyword )?argument")
 
 
@@ -28,6 +29,24 @@ class EnvConfig(Schema):
     kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of `gymnasium.make`")
     num_envs: int = Field(16, ge=1, le=4096, description="environments of each member")
     backend: Literal["sync"] = Field("sync", description="how environments are stepped: `sync`, in this process")
+
+    @field_validator("kwargs")
+    @classmethod
+    def _all_tracked(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+        for name in _OVERLOOKED:
+            if _names(kwargs, name):
+                raise ValueError(
+                    f"DVC's run cache overlooks keys named {name!r} inside a mapping, so that a change could go "
+                    f"unnoticed; register the environment under an id of its own with it, and use 'module:EnvId'"
+                )
+        return kwargs
+
+
+def _names(value: Any, name: str) -> bool:
+    """Whether a key of this name stands anywhere in nested mappings and lists."""
+    if isinstance(value, dict):
+        return name in value or any(_names(inner, name) for inner in value.values())
+    return isinstance(value, list) and any(_names(inner, name) for inner in value)
 
 
 def make_env(cfg: EnvConfig) -> gymnasium.Env[Any, Any]:
@@ -52,11 +71,16 @@ def make_env(cfg: EnvConfig) -> gymnasium.Env[Any, Any]:
             # Box2D's extension crashes the interpreter where a warning of its import is turned into an error.
             warnings.simplefilter("ignore", DeprecationWarning)
             _import_module(cfg.id)
-            return gymnasium.make(cfg.id, disable_env_checker=True, **cfg.kwargs)
+            env = gymnasium.make(cfg.id, disable_env_checker=True, **cfg.kwargs)
     except EvopipeError:
         raise
     except Exception as error:
         _explain(error, cfg)
+    exact = env.spec.id if env.spec else cfg.id
+    if exact != cfg.id.rpartition(":")[2]:  # Gymnasium took the newest version, which another install may not have
+        env.close()
+        raise ParamsError(f"env.id: {cfg.id!r} names no version; write {exact!r}")
+    return env
 
 
 def source_of(cfg: EnvConfig) -> list[Path]:

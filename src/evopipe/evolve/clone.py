@@ -9,28 +9,22 @@ from evopipe.core.population import Member
 from evopipe.evolve.select import Selection
 
 
-def clone(members: Sequence[Member], selection: Selection, elitism: bool, next_id: int) -> list[Member]:
+def clone(members: Sequence[Member], selection: Selection, next_id: int) -> list[Member]:
     """Fill every slot with a clone of its parent.
 
     Args:
         members: the population in slot order.
         selection: parents.
-        elitism: whether slot 0 receives the elite itself, which then keeps its id.
         next_id: first free id.
 
     Returns:
         Children in slot order, each with its slot's own key. Nothing is shared with a parent.
     """
-    children = []
-    for slot, parent in enumerate(selection.parents):
-        survivor = members[parent]
-        child = survivor.clone(slot, next_id + slot, members[slot].key)
-        if elitism and slot == 0 and parent == selection.elite:
-            child = keep_identity(child, survivor)
-        children.append(child)
-    return children
+    return [
+        members[parent].clone(slot, next_id + slot, members[slot].key) for slot, parent in enumerate(selection.parents)
+    ]
 
 
 def keep_identity(child: Member, survivor: Member) -> Member:
-    """Return the elite's copy under the elite's own id and ancestry."""
+    """Return a surviving elite's copy under the elite's own id and ancestry."""
     return replace(child, id=survivor.id, parent=survivor.parent)

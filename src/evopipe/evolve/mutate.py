@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from evopipe.core.morph import Change, preserves_function, resize_moments, resize_parameters
 from evopipe.core.networks import Activation, Arch, Block, layer_names, named
@@ -47,7 +47,7 @@ class Probabilities(Schema):
 class ArchitectureBounds(Schema):
     """How far, and in which steps, architectures may wander."""
 
-    min_layers: int = Field(1, ge=0, le=8, description="fewest hidden layers of encoder and of head")
+    min_layers: int = Field(1, ge=0, le=8, description="fewest hidden layers of the encoder; the head may have none")
     max_layers: int = Field(3, ge=1, le=8, description="most hidden layers of encoder and of head")
     min_nodes: int = Field(32, ge=1, le=4096, description="fewest units of a hidden layer")
     max_nodes: int = Field(256, ge=1, le=4096, description="most units of a hidden layer")
@@ -72,13 +72,20 @@ class MutationConfig(Schema):
 
     probabilities: Probabilities = Field(default_factory=Probabilities)
     new_layer_prob: float = Field(0.2, ge=0.0, le=1.0, description="share of layer changes in architecture mutations")
-    sd: float = Field(0.1, ge=0.0, description="standard deviation of parameter noise, relative to the weight")
+    sd: float = Field(0.1, ge=0.0, le=10.0, description="standard deviation of parameter noise, relative to the weight")
     activations: tuple[Activation, ...] = Field(
         ("ReLU", "ELU", "GELU"), min_length=1, strict=False, description="what the activation mutation chooses from"
     )
     mutate_elite: bool = Field(False, description="whether the elite's own copy in slot 0 mutates too")
     before_training: bool = Field(False, description="mutate every initial member once (kind `none` excluded)")
     architecture: ArchitectureBounds = Field(default_factory=ArchitectureBounds)
+
+    @field_validator("activations")
+    @classmethod
+    def _all_different(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(names)) < len(names):
+            raise ValueError(f"an activation is named twice ({', '.join(names)}): name each once")
+        return names
 
 
 @dataclass(frozen=True)
@@ -191,7 +198,7 @@ def _layer_changes(bounds: ArchitectureBounds, arch: Arch) -> Iterator[tuple[str
             last = _effective(arch, part)
             grown = _with_blocks(arch, part, (*blocks, Block(last, blend=True)))
             yield f"{part}.add_layer", f"{part} layers", len(blocks), len(blocks) + 1, grown
-        if len(blocks) > bounds.min_layers:
+        if len(blocks) > (bounds.min_layers if part == "encoder" else 0):
             shrunk = _with_blocks(arch, part, blocks[:-1])
             yield f"{part}.remove_layer", f"{part} layers", len(blocks), len(blocks) - 1, shrunk
 

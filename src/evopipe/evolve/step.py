@@ -9,7 +9,7 @@ import numpy as np
 
 from evopipe import rng
 from evopipe.core.population import Member
-from evopipe.evolve.clone import clone
+from evopipe.evolve.clone import clone, keep_identity
 from evopipe.evolve.mutate import NONE, Mutation, MutationConfig, Traits, mutate
 from evopipe.evolve.select import TournamentConfig, tournament
 from evopipe.rng import Purpose
@@ -48,7 +48,7 @@ def evolve(
     """
     chooser = rng.host(int(rng.member_keys(seed, [-1])[0]), Purpose.SELECT, generation)
     selected = tournament(selection, fitness, chooser)
-    children = clone(members, selected, selection.elitism, next_id)
+    children = clone(members, selected, next_id)
     spared = 0 if selection.elitism and not mutation.mutate_elite else -1
     born = [
         (child, NONE)
@@ -56,4 +56,6 @@ def evolve(
         else mutate(mutation, traits, child, rng.host(child.key, Purpose.MUTATE, generation))
         for child in children
     ]
+    if selection.elitism and selected.elite is not None and born[0][1] is NONE:  # it survives, under its own id
+        born[0] = (keep_identity(born[0][0], members[selected.elite]), NONE)
     return Evolved(tuple(m for m, _ in born), tuple(change for _, change in born), selected.parents)

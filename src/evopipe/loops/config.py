@@ -14,17 +14,19 @@ class TrainConfig(Schema):
     """The training run. Steps are environment steps of *each member*."""
 
     algo: str = Field("dqn", description="which algorithm: a block of `algos`")
-    max_steps: int = Field(100_000, ge=1, description="environment steps of each member")
-    evo_steps: int = Field(5_000, ge=1, description="environment steps of each member between evolutions")
-    learning_delay: int = Field(1_000, ge=0, description="environment steps of each member before it learns")
-    warm_start: int = Field(20_000, ge=0, description="dataset transitions put into the replay first; 0: pure online")
-    eval_episodes: int = Field(16, ge=1, description="evaluation episodes of each member per generation")
+    max_steps: int = Field(100_000, ge=1, le=10**12, description="environment steps of each member")
+    evo_steps: int = Field(5_000, ge=1, le=10**12, description="environment steps of each member between evolutions")
+    learning_delay: int = Field(1_000, ge=0, le=10**12, description="environment steps of each member before it learns")
+    warm_start: int = Field(
+        20_000, ge=0, le=10**9, description="dataset transitions put into the replay first; 0: pure online"
+    )
+    eval_episodes: int = Field(16, ge=1, le=10**5, description="evaluation episodes of each member per generation")
     eval_steps: int | None = Field(None, ge=1, description="step cap of an evaluation episode; null: until it ends")
     target: float | Literal["auto"] | None = Field(
         "auto", description="score that ends training early; `auto`: the environment's reward threshold; null: never"
     )
     confirm_episodes: int = Field(
-        100, ge=2, description="episodes that confirm a new best member that clears the target"
+        100, ge=2, le=10**5, description="episodes that confirm a new best member that clears the target"
     )
     target_sigmas: float = Field(2.0, ge=0.0, description="standard errors by which the confirmed mean must clear it")
     replay: ReplayConfig = Field(default_factory=ReplayConfig)

@@ -15,7 +15,7 @@ from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core import health, population
 from evopipe.core.population import Member
 from evopipe.envs.pool import EnvPool, Step
-from evopipe.errors import DivergedError, EnvironmentFailed
+from evopipe.errors import DivergedError, EnvironmentFailed, ParamsError
 from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.evolve.select import windowed
 from evopipe.evolve.step import evolve
@@ -58,11 +58,21 @@ class Online:
         problem: configuration.
         members: the initial population.
         warm: transitions that fill the replay before the first step, or None.
+        births: how the initial members were mutated, where they were.
+
+    Raises:
+        ParamsError: the environment masks actions, which `warm` knows nothing of.
 
     The state between two ticks is `state()`: from it `restore()` continues bit for bit.
     """
 
-    def __init__(self, problem: Problem, members: Sequence[Member], warm: Transitions | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        members: Sequence[Member],
+        warm: Transitions | None = None,
+        births: Sequence[Mutation] | None = None,
+    ) -> None:
         self.problem = problem
         size, envs = len(members), problem.env.num_envs
         self.pool = EnvPool(problem.env, size * envs)
@@ -74,11 +84,11 @@ class Online:
         self.episodes = np.zeros(size * envs, np.int64)
         self.next_id = max(member.id for member in members) + 1
         self.champion: Champion | None = None
-        self.lineage: list[dict[str, Any]] = []
+        self.lineage: list[dict[str, Any]] = [_beginning(members, births or [NONE] * size)]
         self.curve: list[list[float | int | None]] = []
         self.reason = ""
         self.whole = True  # between two ticks, where `state()` is one moment's
-        self.births: list[Mutation] = [NONE] * size
+        self.births = list(births or [NONE] * size)
         self.losses = [float("nan")] * size
         self._reset_rows(np.arange(size * envs))
         self._make_replay(warm)
@@ -93,6 +103,11 @@ class Online:
         self.replay = Replay(layout, memories, cfg.capacity, self.problem.device)
         self.warm = min(0 if warm is None else len(warm), cfg.capacity)  # transitions that were there from the start
         if warm is not None and self.warm:
+            if self.pool.masked:
+                raise ParamsError(
+                    "train.warm_start: the environment masks actions, the dataset has no masks, and learning would "
+                    "bootstrap from illegal actions; set it to 0"
+                )
             rows = layout.pack(warm.obs, warm.action, warm.reward, warm.terminated, warm.next_obs)
             self.replay.add(np.repeat(rows[None], memories, axis=0), np.ones((memories, len(rows)), bool))
 
@@ -223,7 +238,9 @@ class Online:
             )
         members = []
         for member, returns in zip(population.dissolve(cohorts), played.returns, strict=True):
-            mean = mean_of_finite(returns)
+            # Few broken episodes are left out; a member with many must not be judged by those that went well.
+            broken = int((~np.isfinite(returns)).sum())
+            mean = mean_of_finite(returns) if broken <= max(1, BROKEN_SHARE * len(returns)) else math.nan
             healthy = member.healthy and math.isfinite(mean)
             members.append(replace(member, healthy=healthy, fitness=(*member.fitness, mean if healthy else -math.inf)))
         return played, members
@@ -237,17 +254,19 @@ class Online:
         scores is biased upwards, a second, independent evaluation is not.
         """
         best = max(members, key=lambda m: (m.fitness[-1], -m.slot))
-        bar, fitness = self.champion.score if self.champion else -math.inf, best.fitness[-1]
-        if not fitness > bar:
-            return self.champion, 0
+        fitness, held = best.fitness[-1], self.champion
+        confirm = math.isfinite(fitness) and (self.target is None or fitness >= self.target)
+        # A confirmed score is worth more than a lucky one: only its like can beat it.
+        bar = held.score if held and held.confirmed >= confirm else -math.inf
+        if not fitness > bar or (held and held.confirmed > confirm):
+            return held, 0
         returns, steps = played.returns[best.slot], 0
-        confirm = self.target is None or fitness >= self.target
         if confirm:
             again = self._play_again(best, stopped)
             returns, steps = again.returns[0], again.steps
         score = mean_of_finite(returns)
         if not score > bar:
-            return self.champion, steps
+            return held, steps
         error = standard_error(returns[np.isfinite(returns)])
         return Champion(best, score, error, confirm, self.generation + 1), steps
 
@@ -275,7 +294,7 @@ class Online:
         self.next_id += len(members)
         self.births = list(born.mutations)
         self.lineage[-1]["children"] = [
-            {**_ancestry(child), "parent_slot": parent, "mutation": mutation.to_json()}
+            _birth(child, mutation, parent)
             for child, mutation, parent in zip(born.members, born.mutations, born.parents, strict=True)
         ]
         self._adopt(born.members)
@@ -286,7 +305,8 @@ class Online:
         if self.diverged >= DIVERGED_IN_A_ROW:
             raise DivergedError(
                 f"every member diverged in {self.diverged} generations in a row (generation {self.generation}, step "
-                f"{self.step}): lower algos.{self.problem.train.algo}.lr, tighten grad_clip, or narrow evolve.lr.max"
+                f"{self.step}), no elite was written: lower algos.{self.problem.train.algo}.lr, tighten grad_clip, or "
+                "narrow evolve.lr.max"
             )
         self.lineage[-1]["restored"] = True
         self._form(self.last_good)
@@ -383,11 +403,19 @@ class Online:
         self.eval_pool.close()
 
 
-def _ancestry(child: Member) -> dict[str, Any]:
+def _birth(child: Member, mutation: Mutation, parent_slot: int | None) -> dict[str, Any]:
     """Return what the lineage says of a child."""
-    return {k: v for k, v in stored.describe(child).items() if k not in ("fitness", "healthy", "key")}
+    described = {k: v for k, v in stored.describe(child).items() if k not in ("fitness", "healthy", "key")}
+    return {**described, "parent_slot": parent_slot, "mutation": mutation.to_json()}
+
+
+def _beginning(members: Sequence[Member], births: Sequence[Mutation]) -> dict[str, Any]:
+    """Return the lineage's record of the initial members: generation 0, which nobody evaluated."""
+    children = [_birth(member, mutation, None) for member, mutation in zip(members, births, strict=True)]
+    return {"generation": 0, "step": 0, "members": [], "champion": None, "children": children}
 
 
 _COUNTERS = (
-    "tick", "generation", "ticks_here", "env_steps", "eval_steps", "broken_rows", "diverged", "next_id", "reason",
+    "tick", "generation", "ticks_here", "env_steps", "eval_steps", "broken_rows", "broken_here", "diverged", "next_id",
+    "reason",
 )  # fmt: skip

@@ -12,6 +12,7 @@ from evopipe.config import Params
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DataError, MissingInputError
 from evopipe.stages.paths import DATASET, REPORTS, TRANSITIONS
+from evopipe.stages.tell import tell
 from evopipe.storage import safeio
 from evopipe.storage.dataset import Transitions, check_spaces, pack, read_minari, write_transitions
 
@@ -41,11 +42,11 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         pool.close()
     write_transitions(folder / TRANSITIONS, transitions, stats)
     safeio.write_json(folder / REPORT, stats)
-    if not quiet:
-        print(
-            f"{TRANSITIONS}: {stats['transitions']} transitions of {stats['episodes']} episodes, "
-            f"{stats['terminations']} terminated, {stats['truncations']} truncated"
-        )
+    tell(
+        f"{TRANSITIONS}: {stats['transitions']} transitions of {stats['episodes']} episodes, "
+        f"{stats['terminations']} terminated, {stats['truncations']} truncated",
+        quiet,
+    )
 
 
 def statistics(transitions: Transitions, num_actions: int) -> dict[str, Any]:

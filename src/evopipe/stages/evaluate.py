@@ -18,6 +18,7 @@ from evopipe.ops.statistics import bootstrap_interval, interquartile_mean
 from evopipe.rng import Purpose
 from evopipe.stages import paths
 from evopipe.stages.setup import make_problem, read_members, with_slots
+from evopipe.stages.tell import tell
 from evopipe.storage import safeio
 
 BROKEN_SHARE = 0.1  # of a member's episodes that may be broken
@@ -70,9 +71,8 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         if whole[m, i]
     ]
     safeio.write_csv(folder / paths.EPISODES, ["member", "seed", "return", "length"], rows)
-    if not quiet:
-        low, high = elite["interval"]
-        print(f"elite: mean {elite['mean']:.1f} over {n} held-out episodes, 95 % interval [{low:.1f}, {high:.1f}]")
+    low, high = elite["interval"]
+    tell(f"elite: mean {elite['mean']:.1f} over {n} held-out episodes, 95 % interval [{low:.1f}, {high:.1f}]", quiet)
 
 
 def _refuse_or_warn(whole: np.ndarray, env_id: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import evopipe
 from evopipe import __version__, policy, runtime
 from evopipe.config import Params
 from evopipe.core.population import Member
@@ -12,6 +13,7 @@ from evopipe.envs.make import make_env
 from evopipe.errors import DataError, MissingInputError
 from evopipe.stages import paths
 from evopipe.stages.setup import make_problem, read_members
+from evopipe.stages.tell import tell
 from evopipe.storage import safeio
 
 
@@ -40,14 +42,15 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         "provenance": {
             "evopipe": __version__,
             "git_revision": runtime.git_revision(folder.absolute()),
+            "code_hash": runtime.content_key({}, [Path(evopipe.__file__).parent]),
             "params_hash": _params_hash(params),
             "fingerprint": runtime.fingerprint(),
         },
     }
     card = _card(params, elite, about)
     policy.save(folder / paths.ELITE, params.train.algo, elite, about, params.export.program, card)
-    if not quiet:
-        print(f"{paths.ELITE}: {elite.arch.describe()} {elite.arch.activation}, held-out mean {score['mean']:.1f}")
+    network = f"{elite.arch.describe()} {elite.arch.activation}"
+    tell(f"{paths.ELITE}: {network}, held-out mean {score['mean']:.1f}", quiet)
 
 
 def _score(path: Path) -> dict[str, float]:
@@ -89,9 +92,7 @@ def _ancestry(folder: Path, elite: int) -> list[dict[str, Any]]:
         try:
             for child in record["children"]:  # an elite that survives appears again: its first record is its birth
                 birth = {name: child[name] for name in ("id", "parent", "mutation")}
-                births.setdefault(
-                    child["id"], {**birth, "generation": 0 if child["parent"] is None else record["generation"]}
-                )
+                births.setdefault(child["id"], {**birth, "generation": record["generation"]})
         except (KeyError, TypeError) as error:
             raise DataError(f"{path}: is not a lineage ({error!r}); run `dvc repro train` again") from error
     line, current = [], elite

@@ -15,6 +15,7 @@ from evopipe.envs.pool import EnvPool, Step
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError
 from evopipe.rng import Purpose, host
 from evopipe.stages.paths import DATASET, REPORTS
+from evopipe.stages.tell import tell
 from evopipe.storage import safeio
 from evopipe.storage.dataset import Dataset, Episode, check_spaces, read_d4rl, read_minari, write_minari
 
@@ -55,8 +56,8 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     safeio.write_json(
         folder / REPORT, {"env": params.env.id, "source": params.fetch.source, **report, **_totals(episodes)}
     )
-    if not quiet:
-        _tell(params, report, episodes)
+    for sentence in _summary(params, report, episodes):
+        tell(sentence, quiet)
 
 
 def _totals(episodes: Sequence[Episode]) -> dict[str, Any]:
@@ -71,15 +72,14 @@ def _spread(returns: Sequence[float]) -> dict[str, float]:
     return {"mean": float(np.mean(returns)), "std": float(np.std(returns))}
 
 
-def _tell(params: Params, report: dict[str, Any], episodes: Sequence[Episode]) -> None:
-    for note in report["notes"]:
-        print(f"{DATASET}: {note}")
+def _summary(params: Params, report: dict[str, Any], episodes: Sequence[Episode]) -> list[str]:
+    """Say in sentences what was fetched."""
     total = _totals(episodes)
     spread = total["return"]
-    print(
-        f"{DATASET}: {total['episodes']} episodes, {total['transitions']} transitions of {params.env.id} from "
-        f"{params.fetch.source}, return {spread['mean']:.1f} ± {spread['std']:.1f}"
-    )
+    counts = f"{total['episodes']} episodes, {total['transitions']} transitions of {params.env.id}"
+    returns = f"return {spread['mean']:.1f} ± {spread['std']:.1f}"
+    notes = [f"{DATASET}: {note}" for note in report["notes"]]
+    return [*notes, f"{DATASET}: {counts} from {params.fetch.source}, {returns}"]
 
 
 def _slug(env_id: str) -> str:

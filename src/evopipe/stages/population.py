@@ -8,6 +8,7 @@ from evopipe.config import Params
 from evopipe.loops.problem import first_members
 from evopipe.stages.paths import POPULATION
 from evopipe.stages.setup import make_problem, write_members
+from evopipe.stages.tell import tell
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
@@ -26,5 +27,4 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         "mutations": [mutation.to_json() for mutation in mutations],
     }
     write_members(folder / POPULATION, members, about)
-    if not quiet:
-        print(f"{POPULATION}: {len(members)} members, {members[0].arch.describe()} {members[0].arch.activation}")
+    tell(f"{POPULATION}: {len(members)} members, {members[0].arch.describe()} {members[0].arch.activation}", quiet)

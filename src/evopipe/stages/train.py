@@ -12,6 +12,7 @@ from evopipe import runtime
 from evopipe.config import Params
 from evopipe.envs.make import source_of
 from evopipe.errors import DataError, DiskError, DivergedError, EnvironmentFailed, Interrupted, MissingInputError
+from evopipe.evolve.mutate import Mutation
 from evopipe.loops.online import Online
 from evopipe.loops.problem import Problem
 from evopipe.loops.run import run as run_loop
@@ -46,22 +47,28 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     """
     device = runtime.configure(params.runtime)
     problem = make_problem(params, device)
-    members, _ = read_members(folder / paths.POPULATION, problem, "population")
+    members, about = read_members(folder / paths.POPULATION, problem, "population")
+    births = [Mutation(**mutation) for mutation in about["mutations"]]
     warm = _warm_start(params, problem, folder)
     state = runtime.state_folder("train", _key(params, folder, warm is not None), folder)
+    outputs = runtime.state_folder("locks", runtime.content_key({"outputs": folder.absolute()}), folder)
     with (
-        RunLock(state.with_suffix(".lock")),
-        runtime.StopSignal() as stop,
+        RunLock(state.with_suffix(".lock")),  # one writer of this state,
+        RunLock(outputs.with_suffix(".lock")),  # and, whatever the parameters, one of these outputs
         runtime.translate_failures(),
-        Tracker([console_sink(quiet), JsonlSink(state / "events.jsonl")]) as tracker,
     ):
         store = CheckpointStore(state / "checkpoints")
-        loop = Online(problem, members, warm)
+        # Nothing is there to save before the loop is: until then a signal simply ends the process.
+        loop = Online(problem, members, warm, births)
         try:
-            _train(loop, params, store, stop, tracker)
+            with (
+                runtime.StopSignal() as stop,
+                Tracker([console_sink(quiet), JsonlSink(state / "events.jsonl")]) as tracker,
+            ):
+                _train(loop, params, store, stop, tracker)
+                _write_outputs(loop, params, folder)
         finally:
             loop.close()
-        _write_outputs(loop, params, folder)
         store.clear()
 
 
@@ -107,6 +114,7 @@ def _train(loop: Online, params: Params, store: CheckpointStore, stop: runtime.S
         run_loop(loop, tracker, lambda: stop.signum is not None, saver)
     except EnvironmentFailed:
         if loop.whole:
+            loop.broken_here = 0  # a mended environment starts with a clean slate
             with contextlib.suppress(DiskError):  # the environment's failure is the news
                 saver.save()
         raise

@@ -402,8 +402,10 @@ def _minari_episode(file: h5py.File, group_name: str, where: str) -> Episode:
 
 _DATASET_ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+", re.ASCII)
 # Minari answers a dead network with hours of retries or a long traceback: a child process can be stopped and summed up.
-_LIST = "import json,minari,sys;print(json.dumps(sorted(minari.list_remote_datasets(prefix=sys.argv[1]))))"
-_DOWNLOAD = "import minari,sys;minari.download_dataset(sys.argv[1])"
+# It ends with its parent (prctl(PR_SET_PDEATHSIG, SIGKILL)), which may be killed while it waits.
+_END = "import ctypes,sys;sys.platform=='linux' and ctypes.CDLL(None).prctl(1,9);"
+_LIST = _END + "import json,minari,sys;print(json.dumps(sorted(minari.list_remote_datasets(prefix=sys.argv[1]))))"
+_DOWNLOAD = _END + "import minari,sys;minari.download_dataset(sys.argv[1])"
 
 
 def _remote(dataset_id: str, reach_seconds: float) -> Path:

@@ -24,7 +24,9 @@ def console_sink(quiet: bool = False, stream: TextIO | None = None) -> Sink:
         quiet: write nothing but warnings.
         stream: where to write; stderr by default.
     """
-    out = sys.stderr if stream is None else stream
+    out = stream or sys.stderr
+    if out is None:  # a process without a stderr: nobody listens
+        return Silence()
     if quiet:
         return WarningSink(out)
     if _is_live(out, os.environ):
@@ -37,6 +39,16 @@ def console_sink(quiet: bool = False, stream: TextIO | None = None) -> Sink:
 def _is_live(stream: TextIO, env: Mapping[str, str]) -> bool:
     in_ci = env.get("CI", "").lower() not in ("", "0", "false")
     return stream.isatty() and not in_ci and env.get("TERM", "") not in ("", "dumb")
+
+
+class Silence:
+    """Writes nothing."""
+
+    def emit(self, event: Event) -> None:
+        """Forget the event."""
+
+    def close(self) -> None:
+        """Nothing to let go."""
 
 
 class WarningSink:
