@@ -305,9 +305,7 @@ def test_the_json_schema_has_every_algorithms_block() -> None:
         ("lr", "{min: 1.0e-4, max: 50, grow: 1.2, shrink: 0.8}", "algos.dqn.evolve.lr.max: lr cannot be 50"),
     ],
 )
-def test_a_range_stays_within_what_could_be_set_by_hand(
-    edited: Callable[..., str], name: str, ends: str, said: str
-) -> None:
+def test_a_range_stays_within_what_could_be_set_by_hand(edited: Edit, name: str, ends: str, said: str) -> None:
     assert said in edited((f"^      {name}: .*", f"      {name}: {ends}"))
 
 
