@@ -14,7 +14,7 @@ class TrainConfig(Schema):
     """The training run. Steps are environment steps of *each member*."""
 
     algo: str = Field("dqn", description="which algorithm: a block of `algos`")
-    max_steps: int = Field(100_000, ge=1, le=10**12, description="environment steps of each member")
+    max_steps: int = Field(130_000, ge=1, le=10**12, description="environment steps of each member")
     evo_steps: int = Field(5_000, ge=1, le=10**12, description="environment steps of each member between evolutions")
     learning_delay: int = Field(1_000, ge=0, le=10**12, description="environment steps of each member before it learns")
     warm_start: int = Field(
