@@ -227,3 +227,10 @@ def starter() -> Iterator[Starter]:
         yield made
     finally:
         made.close()
+
+
+def prepared(folder: Path, overrides: Mapping[str, Any]) -> Path:
+    """A folder with params and a first population: ready to train in."""
+    write_params(folder, overrides)
+    assert call(folder, "population").code == 0
+    return folder

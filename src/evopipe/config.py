@@ -18,7 +18,7 @@ from evopipe.loops.config import TrainConfig
 from evopipe.runtime import RuntimeConfig
 from evopipe.schema_errors import Problem, explain, located, missing_block_sentence, missing_keys
 from evopipe.storage.yamlio import read_yaml
-from evopipe.types import Schema
+from evopipe.types import Schema, evolvable
 
 MAX_PROBLEMS = 50
 MAX_ENVIRONMENTS = 65_536
@@ -255,11 +255,10 @@ def _without_default(schema: dict[str, Any]) -> None:
 
 def _not_evolvable(algo: str, config: Any) -> Iterable[Problem]:
     """Entries of an algorithm's `evolve` block that name no hyper-parameter that may evolve."""
-    fields = type(config).model_fields
-    evolvable = [name for name, field in fields.items() if (field.json_schema_extra or {}).get("evolvable")]
+    able = evolvable(type(config))
     for name in getattr(config, "evolve", {}):
-        if name not in evolvable:
-            guess = did_you_mean(name, evolvable) or _known(evolvable)
+        if name not in able:
+            guess = did_you_mean(name, able) or _known(able)
             yield Problem((algo, "evolve", name), f"no hyper-parameter of that name can evolve{guess}")
         else:
             yield from _out_of_bounds(algo, config, name)

@@ -82,6 +82,11 @@ def member_keys(seed: int, slots: Any) -> np.ndarray:
     return keys
 
 
+def run_key(seed: int) -> int:
+    """Return the key of what belongs to the run and to no member."""
+    return int(member_keys(seed, [-1])[0])
+
+
 def seeds(keys: np.ndarray, purpose: Purpose, *counters: np.ndarray) -> np.ndarray:
     """Derive environment seeds in [0, 2³¹) from keys and counters, all of one shape."""
     x = _mix(keys + np.int64(_signed(int(purpose) * _INIT)))

@@ -53,6 +53,16 @@ def hyper(default: Any, *, doc: str, unit: str = "", raising: str = "", evolvabl
     return Field(default, description=doc, json_schema_extra=extra, **bounds)
 
 
+def evolvable(schema: type[BaseModel]) -> list[str]:
+    """Return the names of the hyper-parameters that `hyper` declared evolvable, in the order of the schema."""
+    fields = schema.model_fields.items()
+    return [
+        name
+        for name, field in fields
+        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("evolvable")
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Transitions of every member, `[P, B, …]`.

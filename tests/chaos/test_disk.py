@@ -11,19 +11,15 @@ from typing import Any
 
 import pytest
 
-from tiny import call, checkpoints, digests, environment, write_params
-
-# torch says so once a process; evopipe.core.optim hushes it, and pytest undoes that for every test.
-pytestmark = pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
+import tiny
+from tiny import call, checkpoints, digests, environment
 
 SHORT = {"train.max_steps": 1200, "runtime.checkpoint_seconds": 1e-3}
 EVOPIPE = f"{sys.executable} -m evopipe"
 
 
 def prepared(folder: Path, overrides: dict[str, Any] | None = None) -> Path:
-    write_params(folder, SHORT | (overrides or {}))
-    assert call(folder, "population").code == 0
-    return folder
+    return tiny.prepared(folder, SHORT | (overrides or {}))
 
 
 @pytest.fixture(scope="module")

@@ -10,19 +10,15 @@ from typing import Any
 
 import pytest
 
+import tiny
 from tiny import call, checkpoints, digests, write_params
-
-# torch says so once a process; evopipe.core.optim hushes it, and pytest undoes that for every test.
-pytestmark = pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
 
 SHORT = {"train.max_steps": 800, "env.id": "breaking_envs:Breakable-v0"}
 
 
 def prepared(folder: Path, trigger: Path, how: str, overrides: dict[str, Any] | None = None) -> Path:
     """A folder that is ready to train in, with an environment that breaks while `trigger` exists."""
-    write_params(folder, SHORT | {"env.kwargs": {"trigger": str(trigger), "how": how}} | (overrides or {}))
-    assert call(folder, "population").code == 0
-    return folder
+    return tiny.prepared(folder, SHORT | {"env.kwargs": {"trigger": str(trigger), "how": how}} | (overrides or {}))
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,12 @@ from typing import Any
 import pytest
 import torch
 
+import tiny
 from evopipe import config
 from evopipe.loops.online import Online
 from evopipe.stages.setup import make_problem, read_members
 from evopipe.storage.checkpoint import CheckpointStore
 from tiny import TRAINED, Run, Starter, call, checkpoints, digests, evopipe, starter, wait_for, write_params
-
-# torch says so once a process; evopipe.core.optim hushes it, and pytest undoes that for every test.
-pytestmark = pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
 
 FAST = {"runtime.checkpoint_seconds": 1e-3}
 
@@ -34,9 +32,7 @@ def start() -> Iterator[Starter]:
 
 def prepared(folder: Path, overrides: dict[str, Any] | None = None) -> Path:
     """A folder that is ready to train in."""
-    write_params(folder, FAST | (overrides or {}))
-    assert call(folder, "population").code == 0
-    return folder
+    return tiny.prepared(folder, FAST | (overrides or {}))
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,6 @@ from evopipe.config import load_params
 from evopipe.errors import MissingInputError, ParamsError
 from tiny import digests, params, write_params
 
-# torch says so once a process; evopipe.core.optim hushes it, and pytest undoes that for every test.
-pytestmark = pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
-
 SHORT = {"train.max_steps": 800}
 
 

@@ -15,9 +15,6 @@ from evopipe import policy
 from evopipe.errors import DataError
 from tiny import call, digests, write_params
 
-# torch says so once a process; evopipe.core.optim hushes it, and pytest undoes that for every test.
-pytestmark = pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
-
 STAGES = ("fetch", "buffer", "population", "train", "evaluate", "export")
 WARM = {"train.max_steps": 400, "train.warm_start": 50}
 

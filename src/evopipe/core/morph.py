@@ -35,10 +35,10 @@ class Change:
         """Hidden layer names before and after."""
         return tuple(layer_names(len(a.encoder), len(a.head)) for a in (self.old, self.new))  # type: ignore[return-value]
 
-    def pairs(self) -> list[tuple[int | None, int]]:
-        """(index before or None, index after) of every hidden layer after the change; layers keep their names."""
+    def survivors(self) -> list[tuple[int, int]]:
+        """(index before, index after) of every hidden layer that is in both; layers keep their names."""
         before, after = self.names
-        return [(before.index(name) if name in before else None, i) for i, name in enumerate(after)]
+        return [(before.index(name), i) for i, name in enumerate(after) if name in before]
 
 
 def _view(row: torch.Tensor, part: Part) -> torch.Tensor:
@@ -57,9 +57,7 @@ def resize_parameters(change: Change, widths: Widths, row: torch.Tensor, rng: An
     """
     before, after = (own_layout(arch, *widths) for arch in (change.old, change.new))
     fresh = initialise(change.new, *widths, rng)
-    pairs = [
-        (before.layers[old], after.layers[new], _in_use(before, old)) for old, new in change.pairs() if old is not None
-    ]
+    pairs = [(before.hidden[old], after.hidden[new], _in_use(before, old)) for old, new in change.survivors()]
     for old, new, in_use in [*pairs, (before.output, after.output, 0)]:
         _copy_overlap(old, new, row, fresh)
         if not _arrives_as_zero(change):
@@ -116,10 +114,9 @@ def resize_moments(change: Change, widths: Widths, row: torch.Tensor) -> torch.T
     """Return Adam moments `[n']` of the changed network: survivors keep theirs, new weights start at 0."""
     before, after = (own_layout(arch, *widths) for arch in (change.old, change.new))
     out = torch.zeros(after.size)
-    pairs = [(before.hidden[old] if old is not None else None, after.hidden[new]) for old, new in change.pairs()]
+    pairs = [(before.hidden[old], after.hidden[new]) for old, new in change.survivors()]
     for old, new in [*pairs, (before.output, after.output)]:
-        if old is not None:
-            _copy_overlap(old, new, row, out)
+        _copy_overlap(old, new, row, out)
     return out
 
 

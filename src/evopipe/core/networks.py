@@ -21,6 +21,7 @@ from evopipe.types import Schema
 Activation = Literal["ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity"]
 Width = Annotated[int, Field(ge=1, le=4096)]
 LINE = 16  # float32 numbers in a cache line
+WIDTH_MULTIPLE = 16  # hidden widths are padded to a multiple of this
 
 
 class NetworkConfig(Schema):
@@ -160,8 +161,9 @@ def own_layout(arch: Arch, inputs: int, outputs: int) -> Layout:
     return layout(inputs, hidden, outputs, arch.layer_norm)
 
 
-def _round(width: int, multiple: int) -> int:
-    return -(-width // multiple) * multiple
+def round_up(value: float, multiple: int) -> int:
+    """Return the least multiple that is not below the whole part of a value."""
+    return -(-int(value) // multiple) * multiple
 
 
 class Structure:
@@ -172,12 +174,9 @@ class Structure:
         inputs: input width, the same for all.
         outputs: output width, the same for all.
         device: where masks live.
-        multiple: hidden widths are padded to a multiple of this.
     """
 
-    def __init__(
-        self, archs: Sequence[Arch], inputs: int, outputs: int, device: torch.device, multiple: int = 16
-    ) -> None:
+    def __init__(self, archs: Sequence[Arch], inputs: int, outputs: int, device: torch.device) -> None:
         self.archs, self.inputs, self.outputs, self.device = tuple(archs), inputs, outputs, device
         self.norm = archs[0].layer_norm
         self.runs = _runs([arch.activation for arch in archs])
@@ -187,14 +186,14 @@ class Structure:
         hidden = [
             (
                 name,
-                max(_round(block.width, multiple) for block in column if block),
+                max(round_up(block.width, WIDTH_MULTIPLE) for block in column if block),
                 any(block is None or block.blend for block in column),
             )
             for name, column in zip(layer_names(encoder, head), columns, strict=True)
         ]
         fitted = layout(inputs, hidden, outputs, self.norm)
         # Rows of whole cache lines, so that a kernel over many rows treats each as it would alone.
-        self.layout = replace(fitted, size=_round(fitted.size, LINE))
+        self.layout = replace(fitted, size=round_up(fitted.size, LINE))
         self.masks = [self._mask(column, width) for column, (_, width, _) in zip(columns, hidden, strict=True)]
         self.blends = [
             self._blend(column) if passes else None for column, (_, _, passes) in zip(columns, hidden, strict=True)

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from evopipe.core.networks import Arch, Net, Structure
+from evopipe.core.networks import WIDTH_MULTIPLE, Arch, Net, Structure, round_up
 from evopipe.core.optim import Adam
 
 
@@ -120,7 +120,6 @@ class Costs(NamedTuple):
 # GPU: launches dominate, so one cohort is best until memory says otherwise.
 COSTS = {"cpu": Costs(400.0, 1.5e-4, 16), "cuda": Costs(400.0, 2e-7, 4096)}
 BATCH_MULTIPLE = 32
-WIDTH_MULTIPLE = 16
 
 
 class Signature(NamedTuple):
@@ -135,17 +134,15 @@ class Signature(NamedTuple):
     learn_step: int
 
 
-def _up(value: float, multiple: int) -> int:
-    return -(-int(value) // multiple) * multiple
-
-
 def signature(member: Member) -> Signature:
     """Return a member's signature: widths and batch size rounded up, depth, blends, activation, learn step."""
     arch = member.arch
-    encoder, head = (tuple((_up(b.width, WIDTH_MULTIPLE), b.blend) for b in part) for part in (arch.encoder, arch.head))
+    encoder, head = (
+        tuple((round_up(b.width, WIDTH_MULTIPLE), b.blend) for b in part) for part in (arch.encoder, arch.head)
+    )
     full = tuple(block.width % WIDTH_MULTIPLE == 0 for block in arch.hidden)
-    batch = _up(member.hyper.get("batch_size", BATCH_MULTIPLE), BATCH_MULTIPLE)
-    latent = _up(arch.latent, WIDTH_MULTIPLE)
+    batch = round_up(member.hyper.get("batch_size", BATCH_MULTIPLE), BATCH_MULTIPLE)
+    latent = round_up(arch.latent, WIDTH_MULTIPLE)
     return Signature(arch.activation, encoder, latent, head, full, batch, int(member.hyper.get("learn_step", 1)))
 
 
@@ -153,7 +150,7 @@ def _cost(members: Sequence[Member], costs: Costs) -> float:
     """Model cost of one update of these members in one cohort."""
     archs = [member.arch for member in members]
     depth = max(len(a.encoder) for a in archs) + max(len(a.head) for a in archs) + 1
-    width = max(_up(block.width, WIDTH_MULTIPLE) for arch in archs for block in arch.hidden)
+    width = max(round_up(block.width, WIDTH_MULTIPLE) for arch in archs for block in arch.hidden)
     batch = max(signature(member).batch for member in members)
     return costs.dispatch + costs.per_unit * len(members) * batch * depth * width * width
 
@@ -203,7 +200,7 @@ def _merge(groups: list[list[Member]], costs: Costs) -> list[list[Member]]:
 def structures(members: Sequence[Member], widths: Mapping[str, Widths], device: torch.device) -> dict[str, Structure]:
     """Build the padded structure of every network."""
     archs = [member.arch for member in members]
-    return {name: Structure(archs, w.inputs, w.outputs, device, WIDTH_MULTIPLE) for name, w in widths.items()}
+    return {name: Structure(archs, w.inputs, w.outputs, device) for name, w in widths.items()}
 
 
 def form(

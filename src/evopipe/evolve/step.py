@@ -46,7 +46,7 @@ def evolve(
         generation: this generation's number; with the seed it fixes every draw.
         next_id: first free member id; children take ids from there by slot.
     """
-    chooser = rng.host(int(rng.member_keys(seed, [-1])[0]), Purpose.SELECT, generation)
+    chooser = rng.host(rng.run_key(seed), Purpose.SELECT, generation)
     selected = tournament(selection, fitness, chooser)
     children = clone(members, selected, next_id)
     spared = 0 if selection.elitism and not mutation.mutate_elite else -1

@@ -18,6 +18,7 @@ from evopipe.envs.make import EnvConfig, discrete_actions, make_env, vector_obse
 from evopipe.evolve.mutate import NONE, Mutation, MutationConfig, Traits, mutate
 from evopipe.evolve.select import TournamentConfig
 from evopipe.rng import Purpose
+from evopipe.types import evolvable
 
 if TYPE_CHECKING:
     from evopipe.loops.config import TrainConfig
@@ -71,7 +72,7 @@ class Problem:
 
     def seeds(self, purpose: Purpose, n: int) -> np.ndarray:
         """Return the run's `[n]` fixed episode seeds for a purpose, the same for all members."""
-        return rng.seeds(rng.member_keys(self.seed, np.full(n, -1)), purpose, np.arange(n))
+        return rng.seeds(np.full(n, rng.run_key(self.seed)), purpose, np.arange(n))
 
 
 def space_sizes(env_config: EnvConfig) -> tuple[int, int]:
@@ -98,7 +99,8 @@ def first_members(problem: Problem, size: int) -> tuple[list[Member], list[Mutat
         Members, and what each one's mutation was.
     """
     keys = [int(key) for key in rng.member_keys(problem.seed, range(size))]
-    arch, hyper = Arch.start(problem.algo_config.network), _evolvable(problem.algo_config)
+    arch = Arch.start(problem.algo_config.network)
+    hyper = {name: getattr(problem.algo_config, name) for name in evolvable(problem.algo.Config)}
     bare = [Member(slot, slot, None, key, arch, dict(hyper), {}) for slot, key in enumerate(keys)]
     rows: dict[str, list[torch.Tensor]] = {}
     for i, (network, widths) in enumerate(sorted(problem.widths.items())):
@@ -111,9 +113,3 @@ def first_members(problem: Problem, size: int) -> tuple[list[Member], list[Mutat
         for member in members
     ]
     return [member for member, _ in born], [mutation for _, mutation in born]
-
-
-def _evolvable(config: Any) -> dict[str, float]:
-    """Return the hyper-parameters that are tensors `[P]`, with the values members start from."""
-    fields = type(config).model_fields
-    return {n: getattr(config, n) for n, f in fields.items() if (f.json_schema_extra or {}).get("evolvable")}

@@ -17,7 +17,7 @@ def run(
     loop: Online,
     tracker: Tracker,
     stop: Callable[[], bool],
-    save: Callable[[bool], None],
+    save: Callable[[], None],
 ) -> None:
     """Advance a run until it ends or a signal stops it.
 
@@ -25,7 +25,7 @@ def run(
         loop: the run.
         tracker: where events go.
         stop: whether a signal asked to stop; the caller then saves.
-        save: called between ticks; its argument says that a generation was just closed.
+        save: called between ticks.
     """
     clock = _Clock(loop)
     while not loop.reason and not stop():
@@ -45,7 +45,7 @@ def run(
             loop.advance()
             if clock.due():
                 tracker.emit(clock.progress("learning"))
-        save(closing)
+        save()
 
 
 def describe_generation(loop: Online, seconds: float, mutations: Sequence[Mutation]) -> Generation:

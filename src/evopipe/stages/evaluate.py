@@ -88,7 +88,7 @@ def _refuse_or_warn(whole: np.ndarray, env_id: str) -> None:
 
 def _summary(returns: np.ndarray, lengths: np.ndarray, params: Params, index: int) -> dict[str, Any]:
     """Summarise one member's episodes."""
-    chooser = rng.host(int(rng.member_keys(params.seed, [-1])[0]), Purpose.BOOTSTRAP, index)
+    chooser = rng.host(rng.run_key(params.seed), Purpose.BOOTSTRAP, index)
     return {
         "mean": float(returns.mean()),
         "std": float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,

@@ -13,7 +13,7 @@ from evopipe.config import Params
 from evopipe.envs.make import source_of
 from evopipe.errors import DataError, DiskError, DivergedError, EnvironmentFailed, Interrupted, MissingInputError
 from evopipe.evolve.mutate import Mutation
-from evopipe.loops.online import Online
+from evopipe.loops.online import Champion, Online
 from evopipe.loops.problem import Problem
 from evopipe.loops.run import run as run_loop
 from evopipe.stages import paths
@@ -65,8 +65,8 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
                 runtime.StopSignal() as stop,
                 Tracker([console_sink(quiet), JsonlSink(state / "events.jsonl")]) as tracker,
             ):
-                _train(loop, params, store, stop, tracker)
-                _write_outputs(loop, params, folder)
+                champion = _train(loop, params, store, stop, tracker)
+                _write_outputs(loop, champion, params, folder)
         finally:
             loop.close()
         store.clear()
@@ -101,8 +101,10 @@ def _key(params: Params, folder: Path, warm: bool) -> str:
     return runtime.content_key(values, [*inputs, *code])
 
 
-def _train(loop: Online, params: Params, store: CheckpointStore, stop: runtime.StopSignal, tracker: Tracker) -> None:
-    """Resume where there is a checkpoint, train to the end, save in between."""
+def _train(
+    loop: Online, params: Params, store: CheckpointStore, stop: runtime.StopSignal, tracker: Tracker
+) -> Champion:
+    """Resume where there is a checkpoint, train to the end, save in between; return the champion."""
     began = time.perf_counter()
     resumed = _resume(loop, store, tracker)
     size = len(loop.keys)
@@ -127,6 +129,7 @@ def _train(loop: Online, params: Params, store: CheckpointStore, stop: runtime.S
         raise DivergedError("no generation had a healthy member, so there is no elite: lower the learning rate")
     saver.save()  # whatever happens while the outs are written, training is not lost
     tracker.emit(End(ENDINGS[loop.reason], time.perf_counter() - began, loop.env_steps, loop.eval_steps))
+    return loop.champion
 
 
 def _resume(loop: Online, store: CheckpointStore, tracker: Tracker) -> int | None:
@@ -154,8 +157,8 @@ class _Saver:
         self.loop, self.store, self.seconds = loop, store, seconds
         self.last, self.cost = time.perf_counter(), 0.0
 
-    def __call__(self, generation_closed: bool) -> None:
-        """Save where it is time; a generation's end is no special moment."""
+    def __call__(self) -> None:
+        """Save where it is time."""
         if time.perf_counter() - self.last >= max(self.seconds, self.cost / SAVE_SHARE):
             self.save()
 
@@ -168,11 +171,8 @@ class _Saver:
         self.cost = self.last - began
 
 
-def _write_outputs(loop: Online, params: Params, folder: Path) -> None:
+def _write_outputs(loop: Online, champion: Champion, params: Params, folder: Path) -> None:
     """Write `models/trained` and the reports; no clock in any of them, so that equal runs give equal bytes."""
-    champion = loop.champion
-    if champion is None:
-        raise DivergedError("no generation had a healthy member, so there is no elite")
     about: dict[str, Any] = {
         "algo": params.train.algo,
         "env": params.env.id,
