@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evopipe.__main__ import main
+from evopipe.report.html import without_measured
 from evopipe.storage.yamlio import dump_yaml, read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,6 +46,7 @@ TINY: dict[str, Any] = {
     "evaluate.steps": 100,
     "evaluate.bootstrap": 100,
     "export.program": False,
+    "tracking.backends": [],
     "algos.dqn.batch_size": 32,
     "algos.dqn.learn_step": 4,
     "algos.dqn.eps_steps": 1000,
@@ -53,7 +55,8 @@ TINY: dict[str, Any] = {
 }
 
 TRAINED = ("models/trained", "reports/lineage.jsonl", "reports/fitness.csv", "reports/train.json")
-"""What stage `train` writes."""
+"""What stage `train` writes, but for `reports/timing.csv`: that is a measurement."""
+MEASURED = "reports/timing.csv"
 
 
 def params(overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -117,9 +120,16 @@ def call(folder: Path, *words: str) -> Answer:
 
 
 def digests(folder: Path, outs: tuple[str, ...] = TRAINED) -> dict[str, str]:
-    """SHA-256 of every file below `outs`, by name."""
+    """SHA-256 of every file below `outs`, by name; without what is measured: a file, and a part of the report."""
     files = [f for out in outs for f in ([folder / out] if (folder / out).is_file() else (folder / out).rglob("*"))]
-    return {f.relative_to(folder).as_posix(): hashlib.sha256(f.read_bytes()).hexdigest() for f in files if f.is_file()}
+    names = {f: f.relative_to(folder).as_posix() for f in files if f.is_file()}
+    return {name: hashlib.sha256(_unmeasured(f)).hexdigest() for f, name in names.items() if name != MEASURED}
+
+
+def _unmeasured(file: Path) -> bytes:
+    """A file's content without its measured part."""
+    content = file.read_bytes()
+    return without_measured(content.decode()).encode() if file.suffix == ".html" else content
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 
 from evopipe import policy
 from evopipe.config import Params, load_params, parse_params
-from evopipe.stages import buffer, evaluate, export, fetch, paths, population, train
+from evopipe.stages import buffer, evaluate, export, fetch, paths, population, report, tracking, train
 from evopipe.storage import safeio
+from evopipe.track.config import TrackingConfig
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,13 @@ def run(
     """
     settled = _params(params)
     if folder is not None:
-        return _run(settled, Path(folder), quiet)
+        result = _run(settled, Path(folder), quiet)
+        report.run(settled, quiet=quiet, folder=Path(folder))
+        tracking.attach(settled, ("evaluate", "export", "report"), Path(folder))
+        return result
     with tempfile.TemporaryDirectory(prefix="evopipe-") as temporary:
-        return _run(settled, Path(temporary), quiet)
+        untracked = settled.model_copy(update={"tracking": TrackingConfig(backends=())})
+        return _run(untracked, Path(temporary), quiet)
 
 
 def _params(params: str | Path | Params | Mapping[str, Any]) -> Params:

@@ -6,8 +6,10 @@ Imports stand inside the commands, so that `--help` answers at once and a light 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +19,7 @@ from evopipe.lazy import defer
 
 if TYPE_CHECKING:
     from evopipe.config import Params
+    from evopipe.play import Score
 
 HEAVY = ("torch", "numpy", "gymnasium", "h5py", "safetensors", "minari")
 FLAGS = frozenset({"--quiet", "-q", "--debug"})
@@ -24,7 +27,7 @@ FLAGS = frozenset({"--quiet", "-q", "--debug"})
 app = typer.Typer(
     name="evopipe",
     help="Train populations of reinforcement-learning agents that tune themselves while they learn.",
-    epilog="`dvc repro` runs the stages in order: fetch, buffer, population, train, evaluate, export.",
+    epilog="`dvc repro` runs the stages in order: fetch, buffer, population, train, evaluate, export, report.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -32,7 +35,13 @@ app = typer.Typer(
 )
 params_app = typer.Typer(help="Check and show params.yaml.", no_args_is_help=True, rich_markup_mode=None)
 env_app = typer.Typer(help="Try environments.", no_args_is_help=True, rich_markup_mode=None)
+track_app = typer.Typer(
+    help="See and compare runs in MLflow, Weights & Biases, TensorBoard.", no_args_is_help=True, rich_markup_mode=None
+)
+gpu_app = typer.Typer(help="Try this machine's GPU.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(gpu_app, name="gpu")
 app.add_typer(params_app, name="params")
+app.add_typer(track_app, name="track")
 app.add_typer(env_app, name="env")
 
 
@@ -106,6 +115,9 @@ def _run_stage(context: typer.Context, stage: str) -> None:
     watch_ancestors()
     params = _load(context)
     import_module(f"evopipe.stages.{stage}").run(params, quiet=context.obj.quiet)
+    from evopipe.stages import tracking
+
+    tracking.attach(params, [stage])
 
 
 @app.command()
@@ -142,6 +154,101 @@ def evaluate(context: typer.Context) -> None:
 def export(context: typer.Context) -> None:
     """Write the elite as files that run anywhere: models/elite."""
     _run_stage(context, "export")
+
+
+@app.command()
+def report(context: typer.Context) -> None:
+    """Show what happened, as one page: reports/report.html."""
+    _run_stage(context, "report")
+
+
+@app.command()
+def play(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="An exported policy.")] = Path("models/elite"),
+    episodes: Annotated[int, typer.Option(metavar="N", min=1, help="How many episodes.")] = 1,
+    seed: Annotated[int, typer.Option(metavar="S", min=0, help="Seed of the first; the next ones count up.")] = 0,
+    max_steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Step cap of an episode.")] = None,
+    gif: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an animated GIF; no window.")] = None,
+    mp4: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an MP4 film; no window.")] = None,
+    env: Annotated[str | None, typer.Option(metavar="ID", help="Another environment than the policy's own.")] = None,
+    kwargs: Annotated[str | None, typer.Option(metavar="JSON", help="Other arguments of the environment.")] = None,
+) -> None:
+    """Watch a policy: in a window, or as a file."""
+    settings = None if kwargs is None else _json_mapping(kwargs)
+    from evopipe import play as player
+    from evopipe.policy import load
+
+    if not (gif or mp4 or player.has_display()):
+        raise UsageError(
+            "play: there is no display here to open a window on; write a file instead: "
+            f"evopipe play {shlex.quote(str(folder))} --gif play.gif, or --mp4 play.mp4"
+        )
+    for path in filter(None, (gif, mp4)):
+        if path.is_dir():
+            raise UsageError(f"play: {path} is a folder; give the name of a file")
+    policy = load(folder)
+    cfg = player.environment_of(policy, env, settings)
+    screens = [screen(path) for screen, path in ((player.Gif, gif), (player.Mp4, mp4)) if path]
+    scores = player.watch(
+        policy, cfg, screens, episodes, seed, max_steps, tell=None if context.obj.quiet else _tell_score
+    )
+    if scores and not context.obj.quiet:
+        mean = sum(score.total for score in scores) / len(scores)
+        typer.echo(f"{cfg.id}: mean return {mean:.1f} of {len(scores)} episode{'s' * (len(scores) > 1)}")
+        for screen in screens:
+            typer.echo(f"written: {screen.path}")
+
+
+def _tell_score(score: Score) -> None:
+    typer.echo(f"seed {score.seed}: return {score.total:.1f}, {score.steps} steps")
+
+
+@app.command()
+def verify(
+    context: typer.Context,
+    pipeline: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder of dvc.yaml.")] = Path(),
+    jobs: Annotated[int, typer.Option(metavar="N", min=1, max=2, help="Clones that run at the same time.")] = 1,
+    lock: Annotated[bool, typer.Option("--lock", help="One clone, against the committed dvc.lock.")] = False,
+    tolerance: Annotated[
+        float, typer.Option(metavar="SHARE", min=0.0, help="With --lock: how far the elite's score may be off.")
+    ] = 0.1,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the clones there.")] = False,
+) -> None:
+    """Run HEAD anew in two clean clones and compare every out."""
+    from evopipe.verify import run
+
+    def warn(sentence: str) -> None:
+        typer.echo(f"warning: {sentence}", err=True)
+
+    def tell(sentence: str) -> None:
+        if not context.obj.quiet:
+            typer.echo(sentence, err=True)
+
+    if lock:
+        result = run.committed_lock(pipeline, tolerance, keep, tell, warn)
+    else:
+        result = run.two_clones(pipeline, jobs, keep, tell, warn)
+    if not context.obj.quiet:
+        typer.echo("\n".join(result.lines))
+    if result.problem:
+        raise run.NotReproduced(result.problem)
+
+
+@app.command()
+def new(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is not there yet, or empty.")],
+    env: Annotated[str | None, typer.Option(metavar="ID", help="A Gymnasium id in place of the example.")] = None,
+) -> None:
+    """Make a project of your own in a new folder."""
+    from evopipe.new.project import make
+
+    made = make(folder, env)
+    if context.obj.quiet:
+        return
+    typer.echo(f"{made.folder}: a project for {made.env_id}; {made.repository}")
+    typer.echo(f"next: cd {shlex.quote(str(made.folder))} && dvc repro")
 
 
 @params_app.command("check")
@@ -220,6 +327,66 @@ def _json_mapping(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError("--kwargs: must be a JSON object: write it like '{\"continuous\": false}'")
     return value
+
+
+@gpu_app.command("check")
+def gpu_check(
+    context: typer.Context,
+    device: Annotated[str, typer.Option(metavar="cuda|cpu", help="cpu tries the check itself.")] = "cuda",
+    algo: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Not all algorithms; may stand again.")] = None,
+    members: Annotated[int, typer.Option(metavar="N", min=1, max=4096, help="Members of the population.")] = 8,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Timings of each way, in turns.")] = 9,
+) -> None:
+    """Compare graphs with eager code and the GPU with the CPU, and time both ways."""
+    if device not in ("cuda", "cpu"):
+        raise UsageError(f"gpu check: --device must be cuda or cpu, got {device!r}")
+    from evopipe import gpu
+
+    def tell(finding: gpu.Finding) -> None:
+        if not context.obj.quiet:
+            verdict = {True: "ok", False: "BAD", None: ""}[finding.good]
+            typer.echo(f"{finding.algo:8} {finding.what:44} {verdict:4} {finding.result}".rstrip())
+
+    found = gpu.check(algo or (), gpu.find_device(device), gpu.Size(members=members), repeats, tell)
+    gpu.refuse(found)
+
+
+@track_app.command("sync")
+def track_sync(context: typer.Context) -> None:
+    """Bring to the trackers what they have not got: this machine's runs, DVC's experiments, restored runs."""
+    defer("torch", "gymnasium", "h5py", "safetensors", "minari")
+    tracking = _load(context).tracking
+    if not tracking.backends:
+        raise UsageError(f"{context.obj.params}: tracking.backends is empty: name a tracker, such as [mlflow]")
+    from evopipe.runtime import dvc_root
+    from evopipe.track.sync import sync
+
+    def tell(sentence: str) -> None:
+        if not context.obj.quiet:
+            typer.echo(sentence)
+
+    def warn(sentence: str) -> None:
+        typer.echo(f"warning: {sentence}", err=True)
+
+    for name, new in sync(dvc_root(), tracking, tell, warn).items():
+        tell(f"{name}: {new}")
+
+
+@track_app.command("ui")
+def track_ui(
+    context: typer.Context,
+    port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="On this machine only.")] = 5000,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
+) -> None:
+    """Open the MLflow pages of this project."""
+    from evopipe.runtime import dvc_root
+    from evopipe.track.ui import serve
+
+    def tell(sentence: str) -> None:
+        if not context.obj.quiet:
+            typer.echo(sentence)
+
+    serve(dvc_root(), port, browser, tell)
 
 
 @app.command("algos")

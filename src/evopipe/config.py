@@ -18,6 +18,7 @@ from evopipe.loops.config import TrainConfig
 from evopipe.runtime import RuntimeConfig
 from evopipe.schema_errors import Problem, explain, located, missing_block_sentence, missing_keys
 from evopipe.storage.yamlio import read_yaml
+from evopipe.track.config import TrackingConfig
 from evopipe.types import Schema, evolvable
 
 MAX_PROBLEMS = 50
@@ -118,6 +119,7 @@ class Params(Schema):
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
     export: ExportConfig = Field(default_factory=ExportConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig)
     algos: dict[str, Any] = Field(
         default_factory=dict, validate_default=True, description="one block an algorithm: its own `Config`"
     )

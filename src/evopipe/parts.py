@@ -6,6 +6,7 @@ from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core.population import Cohort, Member, dissolve, form
 from evopipe.envs.make import EnvConfig, make_env
 from evopipe.envs.pool import EnvPool, Step
+from evopipe.envs.workers import Crew
 from evopipe.evolve.mutate import Mutation, MutationConfig, mutate
 from evopipe.evolve.select import Selection, TournamentConfig, tournament
 from evopipe.evolve.step import Evolved, evolve
@@ -18,6 +19,7 @@ from evopipe.stages.setup import make_problem
 
 __all__ = [
     "Cohort",
+    "Crew",
     "EnvConfig",
     "EnvPool",
     "Episodes",

@@ -159,6 +159,9 @@ def _export(policy: Policy) -> bytes:
 
     obs = torch.zeros(2, policy.observations)
     program = torch.export.export(policy.module(), (obs,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # names source files by absolute path: another folder, other bytes
     stream = io.BytesIO()
     torch.export.save(program, stream)
     return stream.getvalue()

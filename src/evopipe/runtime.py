@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     import torch
 
 
+NEUTRAL = frozenset({"checkpoint_seconds", "env_workers", "learners"})  # of the block below: they change no result
+
+
 class RuntimeConfig(Schema):
     """Where and how a run computes."""
 
@@ -41,6 +44,21 @@ class RuntimeConfig(Schema):
     threads: int = Field(1, ge=1, le=256, description="torch threads; tracked, for it changes results in the last bits")
     cohorts: Literal["merged", "exact"] = Field(
         "merged", description="`merged`: unlike members may share a padded batch; `exact`: only like members do"
+    )
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="`auto`: CUDA graphs on a GPU, nothing on the CPU; `on`: `torch.compile` as well, which changes "
+        "the last bits of results; `off`: neither",
+    )
+    env_workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = Field(
+        "auto",
+        description="processes that step environments; `auto`: by CPUs and environments; 0: none, the trainer steps "
+        "them itself; changes no result",
+    )
+    learners: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
+        "auto",
+        description="processes that divide the members' learning on the CPU; `auto`: by CPUs, members and work; 1: the "
+        "trainer alone, as wherever `threads` is more than 1; changes no result",
     )
     checkpoint_seconds: float = Field(30.0, gt=0.0, description="least time between two checkpoints")
 
@@ -53,8 +71,9 @@ def configure(cfg: RuntimeConfig) -> torch.device:
 
     Call it in the thread that trains: MKL keeps its thread count per thread. `OMP_NUM_THREADS` and `MKL_NUM_THREADS`
     do not matter afterwards, `runtime.threads` wins over both (and turns off MKL's own choice of fewer threads).
-    Denormal numbers are left as they are: flushing them would be faster in rare cases, but it is a per-thread setting
-    that the threads of OpenMP do not inherit, so results would depend on which thread computed what.
+    One thread takes denormal numbers for zero: Adam's moments of units that died decay into them, and they cost a tenth
+    of the time and more. With several threads they stay, for the setting is a thread's own and OpenMP's threads do not
+    inherit it: results would depend on which thread computed what.
 
     Raises:
         ParamsError: `runtime.device` is `cuda` and torch sees no CUDA device.
@@ -62,6 +81,7 @@ def configure(cfg: RuntimeConfig) -> torch.device:
     import torch
 
     torch.set_num_threads(cfg.threads)
+    torch.set_flush_denormal(cfg.threads == 1)
     # Only possible before the first parallel work of the process; evopipe runs no inter-op work, so nothing is lost.
     with contextlib.suppress(RuntimeError):
         torch.set_num_interop_threads(1)

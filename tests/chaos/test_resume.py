@@ -84,6 +84,12 @@ def kill_again_and_again(
     run = start.start(folder, "train")
     assert run.wait() == 0, run.log
     assert digests(folder) == expected
+    generations, timed = (
+        [row.split(",") for row in (folder / f"reports/{name}.csv").read_text().splitlines()[1:]]
+        for name in ("fitness", "timing")
+    )
+    assert [row[0] for row in timed] == [row[0] for row in generations], "each generation was timed, once"
+    assert all(float(row[1]) > 0 for row in timed)
     print(f"seed {seed}: {done} kills, {inside} of them inside a save, {finished + 1} runs came to their end")
 
 

@@ -15,7 +15,7 @@ from evopipe import policy
 from evopipe.errors import DataError
 from tiny import call, digests, write_params
 
-STAGES = ("fetch", "buffer", "population", "train", "evaluate", "export")
+STAGES = ("fetch", "buffer", "population", "train", "evaluate", "export", "report")
 WARM = {"train.max_steps": 400, "train.warm_start": 50}
 
 
@@ -47,6 +47,10 @@ def folder(whole: Path, tmp_path: Path) -> Path:
         ("evaluate", "models/trained", "train"),
         ("export", "models/trained", "train"),
         ("export", "reports/evaluation.json", "evaluate"),
+        ("report", "reports/timing.csv", "train"),
+        ("report", "reports/lineage.jsonl", "train"),
+        ("report", "reports/episodes.csv", "evaluate"),
+        ("report", "models/elite", "export"),
     ],
 )
 def test_an_upstream_out_is_missing(folder: Path, stage: str, out: str, upstream: str) -> None:
@@ -59,7 +63,7 @@ def test_an_upstream_out_is_missing(folder: Path, stage: str, out: str, upstream
 
 def test_nothing_was_ever_run(tmp_path: Path) -> None:
     write_params(tmp_path, WARM)
-    for stage in ("buffer", "train", "evaluate", "export"):
+    for stage in ("buffer", "train", "evaluate", "export", "report"):
         assert call(tmp_path, stage).code == 66
     assert {path.name for path in tmp_path.iterdir()} == {"params.yaml"}
 
@@ -205,7 +209,10 @@ def test_an_environment_that_cannot_be_used(folder: Path, env: str, words: str) 
     write_params(folder, WARM | {"env.id": env, "fetch.collect.policies": {"heuristic": 0, "random": 1, "policy": 0}})
     before = digests(folder, ("data", "models", "reports"))
     said = set()
-    for stage in STAGES:
+    answer = call(folder, "report")  # it makes no environment of the params, but must not pass off another's run
+    assert answer.code == 65
+    assert f"params.yaml says {env!r}; run `evopipe export`" in answer.err
+    for stage in STAGES[:-1]:
         answer = call(folder, stage)
         assert answer.code == 65, (stage, answer.err)
         assert words in answer.err

@@ -58,7 +58,7 @@ def workspace(tmp_path: Path) -> Path:
 def test_help_names_every_command() -> None:
     result = run("--help")
     assert (result.returncode, result.stderr) == (0, "")
-    for command in (*STAGES, "params", "env", "algos"):
+    for command in (*STAGES, "play", "verify", "new", "params", "env", "algos"):
         assert f"\n  {command} " in result.stdout
     assert run().stdout == result.stdout
     assert run("train", "-h").returncode == 0
@@ -158,7 +158,7 @@ def test_env_check_with_bad_arguments(kwargs: str, what: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "error: No such command 'trian'. Did you mean 'train'? (see evopipe --help)\n"),
+        (["trian"], "error: No such command 'trian'. Did you mean 'train', 'track'? (see evopipe --help)\n"),
         (["train", "--foo"], "error: No such option: --foo (see evopipe train --help)\n"),
         (["env", "check"], "error: Missing argument 'ID' (see evopipe env check --help)\n"),
         (["params", "check", "--params"], "error: --params needs the name of a file: --params FILE\n"),

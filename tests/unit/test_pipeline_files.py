@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from evopipe.runtime import NEUTRAL as NEUTRAL_RUNTIME
 from evopipe.storage.yamlio import parse_yaml, read_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -18,8 +19,8 @@ STAGES: dict[str, Any] = read_yaml(ROOT / "dvc.yaml").data["stages"]
 # They steer a run or report on it; what it computes does not depend on how they are written.
 NEUTRAL = {
     "__init__.py", "config.py", "errors.py", "lazy.py", "runtime.py", "schema_errors.py", "types.py",
-    "stages/paths.py", "stages/tell.py", "storage/checkpoint.py", "storage/lock.py", "storage/safeio.py",
-    "storage/yamlio.py",
+    "stages/paths.py", "stages/tell.py", "stages/tracking.py", "storage/checkpoint.py", "storage/lock.py",
+    "storage/safeio.py", "storage/yamlio.py",
 }  # fmt: skip
 
 
@@ -105,7 +106,8 @@ def test_every_parameter_is_tracked_by_a_stage() -> None:
     source = PARAMS["fetch"]["source"]
     unused = {f"fetch.{other}" for other in PARAMS["fetch"] if other not in ("source", source)}
     unused |= {f"algos.{other}" for other in PARAMS["algos"] if other != PARAMS["train"]["algo"]}
-    assert set(untracked(PARAMS, "")) == unused | {"runtime.checkpoint_seconds"}
+    free = {f"runtime.{key}" for key in NEUTRAL_RUNTIME} | {"tracking"}
+    assert set(untracked(PARAMS, "")) == unused | free
 
 
 def test_the_fitness_plot_names_columns_of_the_file() -> None:

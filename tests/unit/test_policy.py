@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,14 @@ def test_equal_policies_are_equal_bytes(tmp_path: Path) -> None:
     first, second = files(tmp_path / "a"), files(tmp_path / "b")
     assert first.keys() == {"README.md", "manifest.json", "policy.json", "policy.pt2", "policy.safetensors"}
     assert first == second
+
+
+def test_the_program_does_not_say_where_it_was_made(tmp_path: Path) -> None:
+    """Or clones in two folders would differ, and a policy that is given away would name the folders of its maker."""
+    policy.save(tmp_path, "dqn", member(ARCHS["deep"]), ABOUT, program=True, card="card")
+    source = str(Path(policy.__file__).parent).encode()
+    with zipfile.ZipFile(tmp_path / "policy.pt2") as program:
+        assert not [name for name in program.namelist() if source in program.read(name)]
 
 
 def test_tensors_are_named_and_shaped(folder: Path) -> None:

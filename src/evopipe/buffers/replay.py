@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from evopipe.core.graphs import upload
 from evopipe.types import Batch, Schema
 
 if TYPE_CHECKING:
@@ -95,6 +96,10 @@ class Replay:
         self.size = np.zeros(memories, np.int64)
         self._flat = self.rows.view(-1, layout.size)
 
+    def rebind(self) -> None:
+        """Take note that `rows` lies elsewhere now."""
+        self._flat = self.rows.view(-1, self.layout.size)
+
     def add(self, rows: np.ndarray, keep: np.ndarray) -> None:
         """Append rows; the oldest go where a memory is full.
 
@@ -114,7 +119,7 @@ class Replay:
             chosen = rows[kept]
         memory = np.broadcast_to(np.arange(self.memories)[:, None], kept.shape)[kept]
         place = memory * self.capacity + (self.position[memory] + offset.reshape(-1)) % self.capacity
-        self._flat[torch.from_numpy(place).to(self.device)] = torch.from_numpy(chosen).to(self.device)
+        self._flat[upload(torch.from_numpy(place), self.device)] = upload(torch.from_numpy(chosen), self.device)
         count = kept.sum(axis=1)
         self.position = (self.position + count) % self.capacity
         self.size = np.minimum(self.size + count, self.capacity)
@@ -129,10 +134,33 @@ class Replay:
         Returns:
             `[P, U, B, size]`.
         """
-        memory = np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots)
-        size = torch.from_numpy(self.size[memory]).to(self.device)[:, None, None]
-        first = torch.from_numpy(memory * self.capacity).to(self.device)[:, None, None]
-        index = (u * size).long() + first
+        size = upload(torch.from_numpy(self.filled(slots)), self.device)
+        return self.draw(self.first(slots), size, u)
+
+    def filled(self, slots: Sequence[int]) -> np.ndarray:
+        """Return on the host how many rows the memory of each of these members holds, `[P]` int64."""
+        filled: np.ndarray = self.size[self._memory(slots)]
+        return filled
+
+    def first(self, slots: Sequence[int]) -> torch.Tensor:
+        """Return where the memory of each of these members begins, `[P]` int64, on the device."""
+        return upload(torch.from_numpy(self._memory(slots) * self.capacity), self.device)
+
+    def _memory(self, slots: Sequence[int]) -> np.ndarray:
+        return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots)
+
+    def draw(self, first: torch.Tensor, size: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        """`sample` from what is on the device already, so that a graph can hold it: the size is no constant in it.
+
+        Args:
+            first: `[P]`, see `first`.
+            size: `[P]`, see `filled`.
+            u: `[P, U, B]` float64 in [0, 1).
+
+        Returns:
+            `[P, U, B, size]`.
+        """
+        index = (u * size[:, None, None]).long() + first[:, None, None]
         return self._flat.index_select(0, index.view(-1)).view(*u.shape, self.layout.size)
 
     def state(self) -> dict[str, torch.Tensor]:

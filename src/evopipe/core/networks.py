@@ -8,6 +8,7 @@ pass it by. Parameters of all of them lie in one flat tensor `[P, N]` (`Net.valu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple
@@ -232,6 +233,18 @@ class Structure:
                     grid = torch.arange(a.rows)[:, None] * b.columns + torch.arange(a.columns) + b.start
                     index[a.start : a.start + a.rows * a.columns] = grid.reshape(-1)
         return index.to(self.device)
+
+    def part(self, first: int, end: int) -> Structure:
+        """Return the structure of some of the rows, padded as before: what they compute stays the same to the bit."""
+        part = copy(self)
+        cut = slice(first, end)
+        part.archs, part.aligned, part.index = self.archs[cut], self.aligned[cut], self.index[cut]
+        part.runs = _runs([arch.activation for arch in part.archs])
+        part.masks, part.mask_after = (
+            [None if mask is None else mask[cut] for mask in masks] for masks in (self.masks, self.mask_after)
+        )
+        part.blends = [None if blend is None else (blend[0][cut], blend[1][cut]) for blend in self.blends]
+        return part
 
     def pack(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
         """Place members' own flat rows `[n_p]` into padded rows `[P, N]`, zeros elsewhere."""

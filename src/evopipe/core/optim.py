@@ -42,7 +42,8 @@ def backward(losses: torch.Tensor, *nets: Net) -> None:
 
     (The gradient of a sum is one for each term.)
     """
-    _take_layout_warning()
+    if not torch.compiler.is_compiling():
+        _take_layout_warning()
     for net in nets:
         net.grad.zero_()
     torch.autograd.backward(losses, torch.ones_like(losses))
@@ -78,7 +79,8 @@ def step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
         lr: `[P]` learning rates.
         active: `[P]` bool.
     """
-    if net.values.device.type == "cpu" and fused_is_sound():
+    # A compiler fuses the plain formula itself, and cannot look into the kernel.
+    if net.values.device.type == "cpu" and not torch.compiler.is_compiling() and fused_is_sound():
         _fused_step(net, adam, lr, active)
     else:
         _plain_step(net, adam, lr, active)

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from evopipe.core.graphs import Paths, Runner
 from evopipe.core.networks import WIDTH_MULTIPLE, Arch, Net, Structure, round_up
 from evopipe.core.optim import Adam
 
@@ -84,6 +85,7 @@ class Cohort:
         hyper: every evolvable hyper-parameter as `[P]`.
         weight: `[P, B]`, (j < b_p) / b_p: a member's own batch size inside the padded batch.
         healthy: `[P]` bool.
+        runner: runs its work, eagerly or from a record of it; no state of its own.
     """
 
     members: tuple[Member, ...]
@@ -93,6 +95,7 @@ class Cohort:
     hyper: Mapping[str, torch.Tensor]
     weight: torch.Tensor
     healthy: torch.Tensor
+    runner: Runner = field(default_factory=Runner, repr=False, compare=False)
 
     @property
     def slots(self) -> list[int]:
@@ -103,6 +106,36 @@ class Cohort:
     def batch(self) -> int:
         """Padded batch size B."""
         return self.weight.shape[1]
+
+
+def part(cohort: Cohort, first: int, end: int) -> Cohort:
+    """Return some rows of a cohort as a cohort of their own, on the same memory.
+
+    They compute what they compute in the whole cohort, to the bit: pads stay as they are.
+    """
+    cut = slice(first, end)
+    shapes = {name: shape.part(first, end) for name, shape in cohort.structures.items()}
+    fields: dict[str, Any] = {}
+    for f in dataclasses.fields(cohort.state):
+        value = getattr(cohort.state, f.name)
+        if isinstance(value, Net):
+            fields[f.name] = Net(shapes[f.metadata["network"]], value.values[cut], value.trainable)
+        elif isinstance(value, Adam):
+            kept = (value.mean[cut], value.square[cut], value.steps[cut])
+            fields[f.name] = Adam(shapes[f.metadata["network"]], *kept)
+        else:
+            fields[f.name] = value[cut]
+    return replace(
+        cohort,
+        members=cohort.members[cut],
+        structures=shapes,
+        state=type(cohort.state)(**fields),
+        keys=cohort.keys[cut],
+        hyper={name: values[cut] for name, values in cohort.hyper.items()},
+        weight=cohort.weight[cut],
+        healthy=cohort.healthy[cut],
+        runner=Runner(),
+    )
 
 
 class Costs(NamedTuple):
@@ -146,8 +179,8 @@ def signature(member: Member) -> Signature:
     return Signature(arch.activation, encoder, latent, head, full, batch, int(member.hyper.get("learn_step", 1)))
 
 
-def _cost(members: Sequence[Member], costs: Costs) -> float:
-    """Model cost of one update of these members in one cohort."""
+def cost(members: Sequence[Member], costs: Costs = COSTS["cpu"]) -> float:
+    """Model cost of one update of these members in one cohort, µs."""
     archs = [member.arch for member in members]
     depth = max(len(a.encoder) for a in archs) + max(len(a.head) for a in archs) + 1
     width = max(round_up(block.width, WIDTH_MULTIPLE) for arch in archs for block in arch.hidden)
@@ -187,7 +220,7 @@ def _merge(groups: list[list[Member]], costs: Costs) -> list[list[Member]]:
                 b = groups[j]
                 if a[0].hyper.get("learn_step") != b[0].hyper.get("learn_step") or len(a) + len(b) > costs.max_rows:
                     continue
-                saving = _cost(a, costs) + _cost(b, costs) - _cost([*a, *b], costs)
+                saving = cost(a, costs) + cost(b, costs) - cost([*a, *b], costs)
                 if saving > best:
                     best, pair = saving, (i, j)
         if pair is None:
@@ -209,6 +242,7 @@ def form(
     widths: Mapping[str, Widths],
     device: torch.device,
     mode: Literal["merged", "exact"] = "merged",
+    paths: Paths | None = None,
 ) -> list[Cohort]:
     """Form cohorts from members: pad, stack, move to the device.
 
@@ -218,8 +252,10 @@ def form(
         widths: input and output width of every network.
         device: where cohorts live.
         mode: see `group`.
+        paths: the fast paths that the cohorts take, None for none.
     """
-    return [_form(tuple(g), state_type, widths, device) for g in group(members, mode, device.type)]
+    groups = group(members, mode, device.type)
+    return [replace(_form(tuple(g), state_type, widths, device), runner=Runner(paths)) for g in groups]
 
 
 def _form(
@@ -293,6 +329,20 @@ def _leaves(state: Any) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
             yield f"{f.name}.steps", value.steps.unbind(0)
         else:
             yield f.name, value.unbind(0)
+
+
+def tensors_of(state: Any) -> list[torch.Tensor]:
+    """Return every tensor of an algorithm's state, rows padded, in a fixed order."""
+    found: list[torch.Tensor] = []
+    for f in dataclasses.fields(state):
+        value = getattr(state, f.name)
+        if isinstance(value, Net):
+            found.append(value.values)
+        elif isinstance(value, Adam):
+            found += (value.mean, value.square, value.steps)
+        else:
+            found.append(value)
+    return found
 
 
 def tensor_kinds(state_type: type[Any]) -> dict[str, tuple[str, str]]:

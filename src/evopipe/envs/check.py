@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from evopipe.envs.make import EnvConfig, discrete_actions, make_env, vector_observation_size
-from evopipe.envs.pool import Bools, EnvPool, Step
+from evopipe.envs.pool import EnvPool, Step
+from evopipe.envs.rows import Bools
 from evopipe.errors import EnvironmentFailed, ParamsError
 
 _STEPS = 500

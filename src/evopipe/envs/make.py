@@ -28,7 +28,16 @@ class EnvConfig(Schema):
     id: str = Field("LunarLander-v3", min_length=1, description="Gymnasium id, or `module:EnvId` for one's own")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of `gymnasium.make`")
     num_envs: int = Field(16, ge=1, le=4096, description="environments of each member")
-    backend: Literal["sync"] = Field("sync", description="how environments are stepped: `sync`, in this process")
+    backend: Literal["sync", "envpool"] = Field(
+        "sync",
+        description="which implementation training steps: `sync`, Gymnasium's; `envpool`, envpool's own build of the "
+        "same environments (an extra), faster and not equal in every bit",
+    )
+
+    @property
+    def on_gymnasium(self) -> EnvConfig:
+        """The same environment as Gymnasium builds it, whatever training steps."""
+        return self.model_copy(update={"backend": "sync"})
 
     @field_validator("kwargs")
     @classmethod
@@ -49,11 +58,15 @@ def _names(value: Any, name: str) -> bool:
     return isinstance(value, list) and any(_names(inner, name) for inner in value)
 
 
-def make_env(cfg: EnvConfig) -> gymnasium.Env[Any, Any]:
+def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
     """Construct one environment.
 
     `module:EnvId` imports `module` first (from the working folder or the installed packages), so that a project can
     register its own environments.
+
+    Args:
+        cfg: which environment.
+        render_mode: how it draws itself, one of its `metadata["render_modes"]`; None: not at all.
 
     Raises:
         ParamsError: the id is unknown, its package is not installed, or `env.kwargs` does not fit its constructor.
@@ -71,7 +84,9 @@ def make_env(cfg: EnvConfig) -> gymnasium.Env[Any, Any]:
             # Box2D's extension crashes the interpreter where a warning of its import is turned into an error.
             warnings.simplefilter("ignore", DeprecationWarning)
             _import_module(cfg.id)
-            env = gymnasium.make(cfg.id, disable_env_checker=True, **cfg.kwargs)
+            # Named only where it is wanted: a constructor need not know the argument.
+            drawing: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
+            env = gymnasium.make(cfg.id, disable_env_checker=True, **drawing, **cfg.kwargs)
     except EvopipeError:
         raise
     except Exception as error:

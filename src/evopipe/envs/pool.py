@@ -1,43 +1,32 @@
-"""A pool of environments stepped in this process, one seed per episode, rebuilt exactly by re-simulation.
+"""A pool of environments, one seed per episode, rebuilt exactly by re-simulation.
 
 Gymnasium's own vector environments seed once and reset by themselves. Here the caller resets a row, with the seed of
 that very episode: an episode is a function of its seed and its actions, whatever ran in the row before, and no
-phantom row exists that a buffer would have to leave out.
+phantom row exists that a buffer would have to leave out. Where the environments live is another matter: in this process
+(`evopipe.envs.rows`), in worker processes (`evopipe.envs.workers`), or in envpool's threads (`evopipe.envs.native`).
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import gymnasium
 import numpy as np
 
 from evopipe.envs.make import EnvConfig, discrete_actions, make_env, vector_observation_size
-from evopipe.errors import DataError, EnvironmentFailed, EvopipeError
+from evopipe.envs.native import Native
+from evopipe.envs.rows import Begun, Bools, Fault, Floats, Ints, Rows, Stepped, broken, close_all, make_rows
+from evopipe.envs.workers import Remote, Unavailable
+from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, ParamsError, UsageError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from evopipe.envs.workers import Crew
+
 _FIRST_LOG = 256
-
-# In quotes, and the classes below in functions: checking a params file imports this module and must not load NumPy.
-Bools: TypeAlias = "npt.NDArray[np.bool_]"
-Floats: TypeAlias = "npt.NDArray[np.float32]"
-Ints: TypeAlias = "npt.NDArray[np.int64]"
-
-
-@cache
-def _bools() -> frozenset[type]:
-    return frozenset((bool, np.bool_))
-
-
-@cache
-def _numbers() -> frozenset[type]:
-    return frozenset((float, int, np.float64, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +51,39 @@ class Step:
     mask: Bools
 
 
+class _Home(Protocol):
+    """Where the environments of a pool live."""
+
+    def reset(self, rows: Ints, seeds: Ints) -> Begun: ...
+
+    def send(self, rows: Ints | None, actions: Ints, next_seeds: Ints | None) -> None: ...
+
+    def receive(self, rows: Ints | None) -> Stepped: ...
+
+    def close(self) -> None: ...
+
+
+class _Here:
+    """In this process: the work is done when it is asked for."""
+
+    def __init__(self, rows: Rows, count: int) -> None:
+        self.rows, self._all = rows, list(range(count))
+        self._actions: Ints | None = None
+
+    def reset(self, rows: Ints, seeds: Ints) -> Begun:
+        return self.rows.reset(rows.tolist(), seeds.tolist())
+
+    def send(self, rows: Ints | None, actions: Ints, next_seeds: Ints | None) -> None:
+        self._actions = actions
+
+    def receive(self, rows: Ints | None) -> Stepped:
+        assert self._actions is not None
+        return self.rows.step(self._all if rows is None else rows.tolist(), self._actions)
+
+    def close(self) -> None:
+        self.rows.close()
+
+
 class EnvPool:
     """`R` independent environments. A row that ended must be reset by the caller, with a seed.
 
@@ -69,6 +91,9 @@ class EnvPool:
         cfg: which environment.
         rows: `R`.
         what: the pool's name in error messages.
+        crew: worker processes that may hold the environments; None: they live in this process. Nothing that the pool
+            gives depends on it.
+        overlapped: the caller computes between `send` and `receive`, so a CPU should be left to it.
 
     Attributes:
         obs: `[R, O]`, current observation of every row.
@@ -78,40 +103,113 @@ class EnvPool:
         episode_length: `[R]`, steps of the running episode.
         action_start: the environment's own action is this plus the index.
         reward_threshold: the return at which the environment counts as solved, where its spec names one.
+        upcoming: `(rows [n], ahead) → seeds [n, ahead]`, which the next resets of these rows will be given, where the
+            caller knows. Episodes are then begun ahead of time. No result depends on it.
 
     Raises:
-        ParamsError: the environment is unknown or its spaces are not served.
+        ParamsError: the environment is unknown or its spaces are not served, or `env.backend` does not offer it.
         EnvironmentFailed: its constructor raised.
     """
 
-    def __init__(self, cfg: EnvConfig, rows: int, *, what: str = "training") -> None:
-        self._id, self._what, self.rows = cfg.id, what, rows
-        self._envs = [make_env(cfg)]
-        first = self._envs[0]
+    def __init__(
+        self,
+        cfg: EnvConfig,
+        rows: int,
+        *,
+        what: str = "training",
+        crew: Crew | None = None,
+        overlapped: bool = False,
+    ) -> None:
+        self._cfg, self._id, self._what, self.rows = cfg, cfg.id, what, rows
+        first = make_env(cfg)
         self.observation_space, self.action_space = (first.observation_space, first.action_space)
         try:
             self.obs_size = vector_observation_size(self.observation_space)
             self.num_actions = discrete_actions(self.action_space)
         except EvopipeError:
-            self.close()
+            close_all([first])
             raise
-        self._envs.extend(make_env(cfg) for _ in range(rows - 1))
-        self._steps = [env.step for env in self._envs]
         self.reward_threshold: float | None = first.spec.reward_threshold if first.spec else None
+        self.action_start = int(getattr(self.action_space, "start", 0))
+        self.upcoming: Callable[[Ints, int], Ints] | None = None
 
         self.obs: Floats = np.zeros((rows, self.obs_size), np.float32)
         self.mask: Bools = np.ones((rows, self.num_actions), np.bool_)
         self.masked = False
         self.episode_return = np.zeros(rows, np.float64)
         self.episode_length: Ints = np.zeros(rows, np.int64)
-        self.action_start = int(getattr(self.action_space, "start", 0))
-        self._shape, self._dtype = (self.obs_size,), self.observation_space.dtype
         self._all = np.arange(rows)
         self._all_legal: Bools = np.ones((rows, self.num_actions), np.bool_)
         self._all_legal.setflags(write=False)
         self._seed: Ints = np.full(rows, -1, np.int64)  # -1: never reset
+        self._next_seed: Ints | None = None
         self._log = np.zeros((rows, _FIRST_LOG), np.int32)  # actions of the running episodes
+        self._sent: tuple[Ints | None, Ints] | None = None  # rows (None: all) and actions of the step that was begun
         self._longest = 0  # an upper bound of episode_length, cheaper to keep than its maximum
+        self.workers = 0
+        self._home: _Home | None = None  # not chosen yet
+        self._unsettled: Remote | None = None  # while it is not known whether its workers can make the environments
+        self._crew, self._example = crew, first
+        if crew is None or overlapped or cfg.backend != "sync":
+            self._home = self._choose(overlapped)
+        else:  # chosen at the first reset: how dear a step is may be known by then
+            self._prepare(crew)
+
+    # ------------------------------------------------------------------------------------------ where they live
+
+    def _choose(self, overlapped: bool) -> _Home:
+        crew, first, sizes = self._crew, self._example, (self.obs_size, self.num_actions)
+        if self._cfg.backend == "envpool":
+            close_all([first])
+            threads = crew.count(self.rows, overlapped) if crew is not None else 1
+            return Native(self._cfg, self.rows, sizes, max(1, threads), self._spares)
+        count = crew.count(self.rows, overlapped, crew.step_cost(self._cfg)) if crew is not None else 0
+        if crew is not None and count:
+            try:
+                self._unsettled = Remote(self._cfg, self.rows, sizes, first, crew, count)
+            except Unavailable as reason:
+                self._stay_here(crew, reason)
+            else:
+                close_all([first])
+                self.workers = count
+                return self._unsettled
+        return _Here(make_rows(self._cfg, 0, self.rows, made=[first]), self.rows)
+
+    def _prepare(self, crew: Crew) -> None:
+        """Start processes in the background."""
+        try:
+            crew.take(crew.count(self.rows, False))
+        except Unavailable as reason:
+            self._stay_here(crew, reason)
+
+    def _settled(self) -> _Home:
+        """Where the environments live, once that is certain: workers may have found that they cannot make them."""
+        if self._home is None:
+            self._home = self._choose(False)
+        remote, self._unsettled = self._unsettled, None
+        if remote is not None and self._crew is not None:
+            try:
+                remote.settle()
+            except Unavailable as reason:
+                remote.close()
+                self._stay_here(self._crew, reason)
+                self.workers = 0
+                self._home = _Here(make_rows(self._cfg, 0, self.rows), self.rows)
+        return self._home
+
+    def _stay_here(self, crew: Crew, reason: Unavailable) -> None:
+        """Workers were asked for and are not possible: where they were only a default, that is no news."""
+        if not crew.auto:
+            raise ParamsError(
+                f"runtime.env_workers: the {self._what} environment {self._id!r} cannot live in worker processes: "
+                f"{reason}; name one's own as 'module:EnvId', or set it to 0"
+            ) from None
+
+    def _spares(self, rows: Ints, ahead: int) -> Ints:
+        """Seeds of coming episodes, none where the caller does not tell."""
+        return np.empty((len(rows), 0), np.int64) if self.upcoming is None else self.upcoming(rows, ahead)
+
+    # ------------------------------------------------------------------------------------------ episodes
 
     def reset(self, rows: npt.ArrayLike, seeds: npt.ArrayLike) -> None:
         """Start a new episode in `rows` `[n]`, each from its own seed `[n]`.
@@ -119,30 +217,22 @@ class EnvPool:
         Raises:
             EnvironmentFailed: an environment raised, or its first observation or mask cannot be used.
         """
+        home = self._settled()
         index, seed_of = np.asarray(rows, np.int64), np.asarray(seeds, np.int64)
         self._seed[index], self.episode_length[index], self.episode_return[index] = (seed_of, 0, 0.0)
         self._longest = int(self.episode_length.max())
-        for row, seed in zip(index.tolist(), seed_of.tolist(), strict=True):
-            try:
-                obs, info = self._envs[row].reset(seed=seed)
-            except EvopipeError:
-                raise
-            except Exception as error:
-                self._fail(row, f"reset() raised {type(error).__name__}: {error}", error)
-            self._begin(row, obs, info)
-
-    def _begin(self, row: int, obs: Any, info: Any) -> None:
-        self.obs[row] = self._observation(row, obs)
-        if not np.isfinite(self.obs[row]).all():
-            self._fail(row, "reset() returned an observation that is not finite")
-        if not isinstance(info, Mapping):
-            self._fail(row, f"reset() returned an info that is no mapping but {_name(info)}")
-        if "action_mask" in info:
+        try:
+            obs, mask = home.reset(index, seed_of)
+        except Fault as fault:
+            self._fail(fault)
+        self.obs[index] = obs
+        if mask is not None:
             self.masked = True
-        if self.masked:
-            self.mask[row] = self._legal(row, info)
-            if not self.mask[row].any():
-                self._fail(row, "reset() returned an action_mask in which no action is legal")
+            self.mask[index] = mask
+        if self.upcoming is not None and self.workers:
+            if self._next_seed is None:
+                self._next_seed = np.full(self.rows, -1, np.int64)
+            self._next_seed[index] = self.upcoming(index, 1)[:, 0]
 
     def step(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> Step:
         """Step `rows` `[n]` (all where None) with action indices `[n]`, counted from 0 whatever the space's start.
@@ -150,47 +240,57 @@ class EnvPool:
         Raises:
             EnvironmentFailed: an environment raised, or returned something of a wrong type or shape.
         """
-        index = self._all if rows is None else np.asarray(rows, np.int64)
-        action = np.asarray(actions, np.int64)
-        shape, dtype, masked, envs = self._shape, self._dtype, self.masked, self._steps
-        bools, numbers = _bools(), _numbers()
-        observations, rewards, terminations, truncations, masks = [], [], [], [], []
-        row = -1
+        self.send(actions, rows)
+        return self.receive()
+
+    def send(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> None:
+        """Begin a step, see `step`; `receive` ends it. In between the caller may do other work.
+
+        Until `receive` returns, all that the pool shows (`obs`, `mask`, `episode_return`, `episode_length`, `state()`)
+        stays as it was before the step, and nothing may be called that changes it but `receive` and `close`.
+
+        Raises:
+            UsageError: a step was begun and not received yet.
+        """
+        if self._sent is not None:
+            raise UsageError("the pool's last step was not received: call receive() between two send()")
+        index, action = None if rows is None else np.array(rows, np.int64), np.array(actions, np.int64)
+        home = self._settled()
+        next_seeds = self._next_seed
+        if next_seeds is not None and index is not None:
+            next_seeds = next_seeds[index]
+        home.send(index, action, next_seeds)
+        self._sent = index, action
+
+    def receive(self) -> Step:
+        """End the step that `send` began and return what it gave.
+
+        Raises:
+            UsageError: no step was begun.
+            EnvironmentFailed: an environment raised, or returned something of a wrong type or shape; everything the
+                pool shows is as before the step.
+        """
+        if self._sent is None:
+            raise UsageError("the pool has no step to receive: call send(actions) first")
+        (index, action), self._sent = self._sent, None
         try:
-            for row, chosen in zip(index.tolist(), (action + self.action_start).tolist(), strict=True):
-                obs, reward, terminated, truncated, info = envs[row](chosen)
-                if not (
-                    obs.__class__ is np.ndarray
-                    and obs.shape == shape
-                    and obs.dtype is dtype
-                    and reward.__class__ in numbers
-                    and terminated.__class__ in bools
-                    and truncated.__class__ in bools
-                ):
-                    obs, reward = self._coerce(row, obs, reward, terminated, truncated)
-                if masked or "action_mask" in info:
-                    masks.append(self._legal(row, info))
-                observations.append(obs)
-                rewards.append(reward)
-                terminations.append(terminated)
-                truncations.append(truncated)
-        except EvopipeError:
-            raise
-        except Exception as error:
-            self._fail(row, f"step() raised {type(error).__name__}: {error}", error)
-        with np.errstate(over="ignore", invalid="ignore"):  # what overflows float32 becomes infinite: a broken row
-            obs_t = np.concatenate(observations, dtype=np.float32, casting="unsafe").reshape(-1, self.obs_size)
-            reward_t = np.array(rewards, np.float64).astype(np.float32)
-        mask_t = np.stack(masks) if masks else self._all_legal[: len(index)]
-        return self._record(index, action, obs_t, reward_t, np.array(terminations), np.array(truncations), mask_t)
+            stepped = self._settled().receive(index)
+        except Fault as fault:
+            self._fail(fault)
+        return self._record(self._all if index is None else index, action, *stepped)
 
     def _record(
-        self, index: Ints, action: Ints, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, mask: Bools
+        self,
+        index: Ints,
+        action: Ints,
+        obs: Floats,
+        reward: Floats,
+        terminated: Bools,
+        truncated: Bools,
+        mask: Bools | None,
     ) -> Step:
         """Enter one step of the rows `index` into the running episodes."""
-        broken = ~(np.isfinite(obs).all(axis=1) & np.isfinite(reward))
-        if self.masked:  # a mask after the last action means nothing
-            broken |= ~mask.any(axis=1) & ~(terminated | truncated)
+        bad = broken(obs, reward, terminated, truncated, mask)
         if self._longest >= self._log.shape[1]:
             self._grow()
         self._longest += 1
@@ -198,9 +298,11 @@ class EnvPool:
         self.obs[index] = obs
         self.episode_length[index] += 1
         self.episode_return[index] += reward
-        if self.masked:
+        if mask is None:
+            mask = self._all_legal[: len(index)]
+        else:
             self.mask[index] = mask
-        return Step(obs, reward, terminated, truncated, broken, mask)
+        return Step(obs, reward, terminated, truncated, bad, mask)
 
     def _grow(self) -> None:
         self._longest = int(self.episode_length.max())
@@ -262,65 +364,24 @@ class EnvPool:
             raise DataError(f"the saved {self._what} environments hold an action log that does not fit its lengths")
 
     def env(self, row: int) -> gymnasium.Env[Any, Any]:
-        """Return one row's environment, for rules that look inside. Stepping or resetting it belongs to the pool."""
-        return self._envs[row]
+        """Return one row's environment, for rules that look inside. Stepping or resetting it belongs to the pool.
+
+        Raises:
+            UsageError: the environments do not live in this process.
+        """
+        home = self._settled()
+        if not isinstance(home, _Here):
+            raise UsageError("the pool's environments do not live in this process: give it no crew, and backend sync")
+        return home.rows.env(row)
 
     def close(self) -> None:
         """Close every environment. One that fails to close cannot harm a finished run."""
-        for env in self._envs:
-            with contextlib.suppress(Exception):
-                env.close()
+        if self._home is None:
+            close_all([self._example])
+        else:
+            self._home.close()
 
-    def _coerce(self, row: int, obs: Any, reward: Any, terminated: Any, truncated: Any) -> tuple[Floats, float]:
-        """The slow path of a step: types that differ from the declared ones but carry the same meaning."""
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if flag.__class__ not in _bools():
-                self._fail(row, f"step() returned {name} = {_name(flag)}, which is not a bool")
-        return self._observation(row, obs), self._reward(row, reward)
-
-    def _observation(self, row: int, obs: Any) -> Floats:
-        try:
-            array = np.asarray(obs)
-        except Exception as error:
-            self._fail(row, f"returned an observation that is no array: {error}", error)
-        if array.shape != self._shape:
-            self._fail(row, f"returned an observation of shape {array.shape}, its space says {self._shape}")
-        if array.dtype.kind not in "biuf":
-            self._fail(row, f"returned an observation of dtype {array.dtype}, its space says {self._dtype}")
-        with np.errstate(over="ignore", invalid="ignore"):
-            return array.astype(np.float32)
-
-    def _reward(self, row: int, reward: Any) -> float:
-        plain = reward.item() if isinstance(reward, np.ndarray) and reward.size == 1 else reward
-        try:
-            if isinstance(plain, str | bytes | bytearray | np.ndarray):
-                raise TypeError("text and vectors are no reward, even where Python can read a number from them")
-            return float(plain)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            self._fail(row, f"step() returned reward = {_name(reward)}, which is not a number")
-
-    def _legal(self, row: int, info: Any) -> Bools:
-        """Read `info["action_mask"]` `[A]`."""
-        if not self.masked:
-            self._fail(row, "step() returned an action_mask, reset() did not: give it in both")
-        if "action_mask" not in info:
-            self._fail(row, "returned no action_mask, earlier it did: give it at every reset and step")
-        mask = np.asarray(info["action_mask"])
-        if mask.shape != (self.num_actions,) or mask.dtype.kind not in "biu":
-            self._fail(
-                row, f"returned an action_mask {mask.dtype}{list(mask.shape)}, expected bool[{self.num_actions}]"
-            )
-        legal: Bools = np.asarray(mask != 0, np.bool_)
-        return legal
-
-    def _fail(self, row: int, text: str, cause: Exception | None = None) -> NoReturn:
+    def _fail(self, fault: Fault) -> NoReturn:
+        row = fault.row
         where = f"row {row}, episode seed {self._seed[row]}, step {self.episode_length[row] + 1}"
-        raise EnvironmentFailed(f"{self._what} environment {self._id!r} ({where}): {text}") from cause
-
-
-def _name(value: object) -> str:
-    """A short picture of a wrong value."""
-    if isinstance(value, np.ndarray):
-        return f"array{list(value.shape)} of {value.dtype}"
-    text = repr(value)
-    return f"{text if len(text) <= 40 else text[:37] + '...'} ({type(value).__name__})"
+        raise EnvironmentFailed(f"{self._what} environment {self._id!r} ({where}): {fault.text}") from fault

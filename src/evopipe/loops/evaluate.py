@@ -11,6 +11,7 @@ import torch
 from evopipe.algos import Algorithm
 from evopipe.core.population import Cohort
 from evopipe.envs.pool import EnvPool
+from evopipe.loops.acting import choose
 
 
 class Stopped(Exception):
@@ -88,13 +89,11 @@ def greedy(
     algo: Algorithm, cohorts: Sequence[Cohort], rows: Sequence[torch.Tensor], pool: EnvPool, members: int, width: int
 ) -> np.ndarray:
     """Return every member's greedy actions `[P, W]` on the pool's first `P × W` rows."""
-    obs = torch.from_numpy(pool.obs[: members * width]).view(members, width, -1)
-    legal = torch.from_numpy(pool.mask[: members * width]).view(members, width, -1)
+    obs = pool.obs[: members * width].reshape(members, width, -1)
+    legal = pool.mask[: members * width].reshape(members, width, -1)
     actions = np.zeros((members, width), np.int64)
-    for cohort, index in zip(cohorts, rows, strict=True):
-        device = cohort.keys.device
-        none = torch.zeros(len(index), device=device)
-        u = torch.zeros(len(index), 2, width, device=device)
-        chosen = algo.act(cohort.state, obs[index].to(device), legal[index].to(device), none, u)
-        actions[index.numpy()] = chosen.cpu().numpy()
+    places = [index.numpy() for index in rows]
+    chosen = [choose(algo, c, obs[place], legal[place], None) for c, place in zip(cohorts, places, strict=True)]
+    for place, each in zip(places, chosen, strict=True):
+        actions[place] = each.cpu().numpy()
     return actions

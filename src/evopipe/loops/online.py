@@ -15,13 +15,15 @@ from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core import health, population
 from evopipe.core.population import Member
 from evopipe.envs.pool import EnvPool, Step
+from evopipe.envs.workers import Crew
 from evopipe.errors import DivergedError, EnvironmentFailed, ParamsError
 from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.evolve.select import windowed
 from evopipe.evolve.step import evolve
 from evopipe.loops.evaluate import Episodes, evaluate
+from evopipe.loops.learners import Learners
 from evopipe.loops.problem import Problem
-from evopipe.loops.steps import act, learn, updates_due
+from evopipe.loops.steps import act, updates_due
 from evopipe.ops.statistics import mean_of_finite, standard_error
 from evopipe.rng import Purpose
 from evopipe.storage import members as stored
@@ -59,6 +61,8 @@ class Online:
         members: the initial population.
         warm: transitions that fill the replay before the first step, or None.
         births: how the initial members were mutated, where they were.
+        crew: worker processes for the environments; None steps them in this process.
+        learners: processes that may learn, this one included. No result depends on these two.
 
     Raises:
         ParamsError: the environment masks actions, which `warm` knows nothing of.
@@ -72,12 +76,15 @@ class Online:
         members: Sequence[Member],
         warm: Transitions | None = None,
         births: Sequence[Mutation] | None = None,
+        crew: Crew | None = None,
+        learners: int = 1,
     ) -> None:
         self.problem = problem
         size, envs = len(members), problem.env.num_envs
-        self.pool = EnvPool(problem.env, size * envs)
+        self.pool = EnvPool(problem.env, size * envs, crew=crew, overlapped=True)
+        self.pool.upcoming = self._episode_seeds
         episodes = problem.train.eval_episodes
-        self.eval_pool = EnvPool(problem.env, size * min(episodes, max(8, 64 // size)), what="evaluation")
+        self.eval_pool = EnvPool(problem.env, size * min(episodes, max(8, 64 // size)), what="evaluation", crew=crew)
         self.keys = np.array([member.key for member in members])
         self.tick = self.generation = self.ticks_here = 0  # ticks_here: of this generation
         self.env_steps = self.eval_steps = self.broken_rows = self.broken_here = self.diverged = 0
@@ -87,11 +94,13 @@ class Online:
         self.lineage: list[dict[str, Any]] = [_beginning(members, births or [NONE] * size)]
         self.curve: list[list[float | int | None]] = []
         self.reason = ""
-        self.whole = True  # between two ticks, where `state()` is one moment's
+        self.whole = True  # where `state()` is one moment's
+        self.pending: np.ndarray | None = None  # actions chosen and learned after, but not yet taken
         self.births = list(births or [NONE] * size)
         self.losses = [float("nan")] * size
         self._reset_rows(np.arange(size * envs))
         self._make_replay(warm)
+        self.learners = Learners(problem, self.replay, learners)
         self._adopt(members)
 
     # ------------------------------------------------------------------------------------------ set-up
@@ -118,15 +127,21 @@ class Online:
 
     def _form(self, members: Sequence[Member]) -> None:
         self.cohorts = self.problem.form(members)
+        self.learners.adopt(self.cohorts)
         device = self.problem.device
         self.cohort_losses = [torch.full((len(c.members),), torch.nan, device=device) for c in self.cohorts]
 
     def _reset_rows(self, rows: np.ndarray) -> None:
         """Begin new episodes; an episode's seed depends on the member's key, its environment and its number."""
-        envs = self.problem.env.num_envs
-        seeds = rng.seeds(self.keys[rows // envs], Purpose.EPISODE, rows % envs, self.episodes[rows])
+        seeds = self._episode_seeds(rows, 1)[:, 0]
         self.episodes[rows] += 1
         self.pool.reset(rows, seeds)
+
+    def _episode_seeds(self, rows: np.ndarray, ahead: int) -> np.ndarray:
+        """Return the seeds of the next episodes of these rows, `[n, ahead]`."""
+        envs = self.problem.env.num_envs
+        number = self.episodes[rows][:, None] + np.arange(ahead)
+        return rng.seeds(self.keys[rows // envs][:, None], Purpose.EPISODE, (rows % envs)[:, None], number)
 
     # ------------------------------------------------------------------------------------------ one tick
 
@@ -136,22 +151,34 @@ class Online:
         return self.tick * self.problem.env.num_envs
 
     def advance(self) -> None:
-        """Take one step in every environment, store the transitions, learn what is due."""
+        """Take one step in every environment, store the transitions, learn what is due.
+
+        The members learn while the environments step, from the memory as it was before this tick.
+
+        Raises:
+            EnvironmentFailed: an environment failed. The state is whole: its actions are chosen and stay `pending`.
+        """
+        if self.pending is None:
+            epsilon = self.problem.algo.explore(self.problem.algo_config, self.step)
+            self.pending = act(self.problem, self.cohorts, self.pool.obs, self.pool.mask, epsilon, self.tick)
+            self.pool.send(self.pending)
+            self.whole = False
+            if self.step + self.problem.env.num_envs > self.problem.train.learning_delay:
+                self._learn()
+            self.whole = True
+        else:
+            self.pool.send(self.pending)
         obs = self.pool.obs.copy()
-        epsilon = self.problem.algo.explore(self.problem.algo_config, self.step)
-        actions = act(self.problem, self.cohorts, self.pool.obs, self.pool.mask, epsilon, self.tick)
-        step = self.pool.step(actions)
+        step = self.pool.receive()
         self.whole = False
-        self._store(obs, actions, step)
+        self._store(obs, self.pending, step)
+        self.pending = None
         over = np.flatnonzero(step.terminated | step.truncated | step.broken)
         if len(over):
             self._reset_rows(over)
         self.env_steps += self.pool.rows
-        before = self.ticks_here
         self.tick += 1
         self.ticks_here += 1
-        if self.step > self.problem.train.learning_delay:
-            self._learn(before)
         self.whole = True
         self._refuse_broken_environment()
 
@@ -173,12 +200,11 @@ class Online:
                 f"{self.problem.env.id}` may show where"
             )
 
-    def _learn(self, tick: int) -> None:
+    def _learn(self) -> None:
         """Update each cohort as often as its learn step says for this tick of the generation."""
-        for i, cohort in enumerate(self.cohorts):
-            due = updates_due(cohort, tick, self.problem.env.num_envs)
-            if due and self.replay.size.min() > 0:  # not a batch full: a neighbour's broken rows would delay all
-                self.cohorts[i], self.cohort_losses[i] = learn(self.problem, cohort, self.replay, self.tick, due)
+        if self.replay.size.min() > 0:  # not a batch full: a neighbour's broken rows would delay all
+            due = [updates_due(cohort, self.ticks_here, self.problem.env.num_envs) for cohort in self.cohorts]
+            self.learners.learn(self.cohorts, self.cohort_losses, self.tick, due)
 
     # ------------------------------------------------------------------------------------------ a generation
 
@@ -367,6 +393,8 @@ class Online:
         tensors |= {f"pool.{k}": torch.from_numpy(v) for k, v in self.pool.state().items()}
         tensors["episodes"] = torch.from_numpy(self.episodes.copy())
         tensors["losses"] = torch.tensor(self.losses)
+        if self.pending is not None:
+            tensors["pending"] = torch.from_numpy(self.pending.copy())
         for i, values in enumerate(self.cohort_losses):
             tensors[f"cohort_losses.{i}"] = values.cpu()
         meta |= {"lineage": self.lineage, "curve": self.curve, "births": [m.to_json() for m in self.births]}
@@ -391,6 +419,7 @@ class Online:
         self.replay.restore({k: tensors[f"replay.{k}"] for k in ("rows", "position", "size")})
         self.episodes = tensors["episodes"].numpy().copy()
         self.losses = tensors["losses"].tolist()
+        self.pending = tensors["pending"].numpy().copy() if "pending" in tensors else None
         different = self.pool.restore({k: tensors[f"pool.{k}"].numpy() for k in self.pool.state()})
         lost = np.flatnonzero(different)
         if len(lost):
@@ -398,7 +427,8 @@ class Online:
         return len(lost)
 
     def close(self) -> None:
-        """Close the environments."""
+        """Close the environments, let helpers go."""
+        self.learners.close()
         self.pool.close()
         self.eval_pool.close()
 

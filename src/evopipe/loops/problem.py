@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from evopipe import rng
 from evopipe.algos import Algorithm
 from evopipe.core import population
+from evopipe.core.graphs import Paths
 from evopipe.core.networks import Arch, initialise
 from evopipe.core.population import Cohort, Member, Widths
 from evopipe.envs.make import EnvConfig, discrete_actions, make_env, vector_observation_size
@@ -31,6 +32,7 @@ class Problem:
     Attributes:
         observations: `O`, length of an observation.
         actions: `A`, number of actions.
+        paths: the fast paths that training takes.
     """
 
     seed: int
@@ -44,6 +46,7 @@ class Problem:
     actions: int
     device: torch.device
     cohorts: Literal["merged", "exact"] = "merged"
+    paths: Paths = field(default_factory=Paths, repr=False, compare=False)
 
     @property
     def widths(self) -> dict[str, Widths]:
@@ -64,7 +67,7 @@ class Problem:
 
     def form(self, members: Sequence[Member]) -> list[Cohort]:
         """Form cohorts, in which members train."""
-        return population.form(members, self.algo.State, self.widths, self.device, self.cohorts)
+        return population.form(members, self.algo.State, self.widths, self.device, self.cohorts, self.paths)
 
     def form_alone(self, member: Member) -> list[Cohort]:
         """Form the cohort of one member, whatever its slot."""

@@ -30,7 +30,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     source = folder / DATASET
     if not source.exists():
         raise MissingInputError(f"{source}: not there; run `evopipe fetch` or `dvc repro fetch` first")
-    pool = EnvPool(params.env, 1, what="described")
+    pool = EnvPool(params.env.on_gymnasium, 1, what="described")
     try:
         dataset = read_minari(source)
         if not sum(len(episode) for episode in dataset.episodes):

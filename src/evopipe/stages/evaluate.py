@@ -12,6 +12,7 @@ import numpy as np
 from evopipe import rng, runtime
 from evopipe.config import Params
 from evopipe.envs.pool import EnvPool
+from evopipe.envs.workers import Crew
 from evopipe.errors import EnvironmentFailed, Interrupted
 from evopipe.loops.evaluate import Stopped, evaluate
 from evopipe.ops.statistics import bootstrap_interval, interquartile_mean
@@ -40,7 +41,10 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     members = with_slots(stored)
     names = [*(f"member_{i}" for i in range(len(members) - 1)), "elite"]
     n = params.evaluate.episodes
-    pool = EnvPool(params.env, len(members) * min(n, max(1, ROWS // len(members))), what="evaluation")
+    size = len(members) * min(n, max(1, ROWS // len(members)))
+    crew = Crew(params.runtime.env_workers)
+    # The reported score is Gymnasium's, whatever build of the environment training stepped.
+    pool = EnvPool(params.env.on_gymnasium, size, what="evaluation", crew=crew)
     seeds, cohorts = problem.seeds(Purpose.HELD_OUT, n), problem.form(members)
     try:
         with runtime.StopSignal() as stop, runtime.translate_failures():
@@ -52,6 +56,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         ) from None
     finally:
         pool.close()
+        crew.close()
     whole = np.isfinite(played.returns)
     _refuse_or_warn(whole, params.env.id)
     summaries = {

@@ -66,7 +66,7 @@ def _score(path: Path) -> dict[str, float]:
 
 def _params_hash(params: Params) -> str:
     """Return a hash of all parameters that any result depends on."""
-    values = params.model_dump(mode="json", exclude={"algos": True, "runtime": {"checkpoint_seconds"}})
+    values = params.model_dump(mode="json", exclude={"algos": True, "tracking": True, "runtime": set(runtime.NEUTRAL)})
     return runtime.content_key({**values, "algo": params.algo_config.model_dump(mode="json")})
 
 

@@ -35,7 +35,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         EnvironmentFailed: the environment raised or broke its contract.
         DiskError: a file cannot be written.
     """
-    pool = EnvPool(params.env, 1, what="behaviour")
+    pool = EnvPool(params.env.on_gymnasium, 1, what="behaviour")
     try:
         if params.fetch.source == "collect":
             episodes, report = _collect(params, pool)

@@ -11,6 +11,7 @@ import torch
 
 from evopipe.algos import get
 from evopipe.config import Params
+from evopipe.core.graphs import Paths
 from evopipe.core.population import Member
 from evopipe.errors import DataError, MissingInputError
 from evopipe.loops.problem import Problem, space_sizes
@@ -39,6 +40,7 @@ def make_problem(params: Params, device: torch.device | None = None) -> Problem:
         actions=actions,
         device=device or torch.device("cpu"),
         cohorts=params.runtime.cohorts,
+        paths=Paths.choose(params.runtime.compile, device or torch.device("cpu")),
     )
 
 

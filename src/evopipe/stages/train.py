@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +12,28 @@ import evopipe
 from evopipe import runtime
 from evopipe.config import Params
 from evopipe.envs.make import source_of
+from evopipe.envs.workers import Crew
 from evopipe.errors import DataError, DiskError, DivergedError, EnvironmentFailed, Interrupted, MissingInputError
 from evopipe.evolve.mutate import Mutation
+from evopipe.loops.learners import learner_count
 from evopipe.loops.online import Champion, Online
 from evopipe.loops.problem import Problem
 from evopipe.loops.run import run as run_loop
-from evopipe.stages import paths
+from evopipe.stages import paths, tracking
 from evopipe.stages.setup import make_problem, read_members, write_members
 from evopipe.storage import safeio
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.dataset import Transitions, read_transitions
 from evopipe.storage.lock import RunLock
-from evopipe.track.base import End, Message, Start, Tracker
+from evopipe.track.base import End, Generation, Message, Start, Tracker
 from evopipe.track.console import console_sink
-from evopipe.track.files import JsonlSink
+from evopipe.track.courier import Courier
+from evopipe.track.files import JsonlSink, read_events
 
 SAVE_SHARE = 0.01  # of wall time that saving may take
 ENDINGS = {"target": "target reached", "max_steps": "all steps taken"}
 CURVE = ("generation", "step", "env_steps", "eval_steps", "best", "mean", "elite")
+TIMING = ("generation", "seconds", "env_steps", "eval_steps")
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
@@ -47,6 +52,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     """
     device = runtime.configure(params.runtime)
     problem = make_problem(params, device)
+    learners = learner_count(params.runtime.learners, params.runtime.threads)
     members, about = read_members(folder / paths.POPULATION, problem, "population")
     births = [Mutation(**mutation) for mutation in about["mutations"]]
     warm = _warm_start(params, problem, folder)
@@ -56,17 +62,21 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         RunLock(state.with_suffix(".lock")),  # one writer of this state,
         RunLock(outputs.with_suffix(".lock")),  # and, whatever the parameters, one of these outputs
         runtime.translate_failures(),
+        Crew(params.runtime.env_workers, learners) as crew,
     ):
         store = CheckpointStore(state / "checkpoints")
         # Nothing is there to save before the loop is: until then a signal simply ends the process.
-        loop = Online(problem, members, warm, births)
+        loop = Online(problem, members, warm, births, crew, learners)
         try:
             with (
                 runtime.StopSignal() as stop,
                 Tracker([console_sink(quiet), JsonlSink(state / "events.jsonl")]) as tracker,
+                tracking.courier(params, state, folder) as courier,
             ):
-                champion = _train(loop, params, store, stop, tracker)
+                champion = _train(loop, params, store, stop, tracker, courier)
                 _write_outputs(loop, champion, params, folder)
+                _write_timing(state / "events.jsonl", loop.curve, folder)
+                tracking.finish(params, state, folder)
         finally:
             loop.close()
         store.clear()
@@ -94,7 +104,7 @@ def _key(params: Params, folder: Path, warm: bool) -> str:
     values = params.model_dump(
         mode="json", include={"seed": True, "env": True, "train": True, "evolution": True, "runtime": True}
     )
-    del values["runtime"]["checkpoint_seconds"]
+    values["runtime"] = {key: value for key, value in values["runtime"].items() if key not in runtime.NEUTRAL}
     values["algo"] = params.algo_config.model_dump(mode="json")
     inputs = [folder / paths.POPULATION, *([folder / paths.TRANSITIONS] if warm else [])]
     code = [Path(evopipe.__file__).parent, *source_of(params.env)]
@@ -102,7 +112,12 @@ def _key(params: Params, folder: Path, warm: bool) -> str:
 
 
 def _train(
-    loop: Online, params: Params, store: CheckpointStore, stop: runtime.StopSignal, tracker: Tracker
+    loop: Online,
+    params: Params,
+    store: CheckpointStore,
+    stop: runtime.StopSignal,
+    tracker: Tracker,
+    courier: Courier,
 ) -> Champion:
     """Resume where there is a checkpoint, train to the end, save in between; return the champion."""
     began = time.perf_counter()
@@ -112,8 +127,14 @@ def _train(
         Start("train", params.env.id, params.train.algo, size, loop.total_ticks * params.env.num_envs, resumed)
     )
     saver = _Saver(loop, store, params.runtime.checkpoint_seconds)
+
+    def between() -> None:
+        saver()
+        for sentence in courier.problems():
+            tracker.emit(Message("warning", sentence))
+
     try:
-        run_loop(loop, tracker, lambda: stop.signum is not None, saver)
+        run_loop(loop, tracker, lambda: stop.signum is not None, between)
     except EnvironmentFailed:
         if loop.whole:
             loop.broken_here = 0  # a mended environment starts with a clean slate
@@ -203,6 +224,35 @@ def _write_outputs(loop: Online, champion: Champion, params: Params, folder: Pat
         "elite": about["elite"],
         "best_fitness": loop.curve[-1][4],
         "mean_fitness": loop.curve[-1][5],
+        "target": loop.target,
         "warm_start": loop.warm,
     }
     safeio.write_json(folder / paths.TRAIN, summary)
+
+
+def _write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> None:
+    """Write how long each generation took: the one out that holds a clock, a measurement and no result.
+
+    A run that was killed repeats what came after its last checkpoint, so the last word on a generation counts. A
+    generation that began in one process and ended in another has the seconds and the steps of its last part only, so
+    that its speed is right. Rows that the log has lost (a full disk) are left out.
+    """
+    rows: dict[int, tuple[int, float, int, int]] = {}
+    ends: dict[int, Sequence[Any]] = {int(row[0]): row for row in curve}
+    began = 0  # step of each member at which the measured seconds begin
+    with contextlib.suppress(OSError, DataError):  # a log that cannot be read costs the measurement, not the run
+        for _, event in read_events(log):
+            if isinstance(event, Start):
+                began = event.resumed_step or 0
+            elif isinstance(event, Generation) and event.generation in ends:
+                rows[event.generation] = _timing(event, began, ends)
+                began = event.step
+    safeio.write_csv(folder / paths.TIMING, TIMING, [rows[generation] for generation in sorted(rows)])
+
+
+def _timing(event: Generation, began: int, ends: dict[int, Sequence[Any]]) -> tuple[int, float, int, int]:
+    """Return a row of `timing.csv`: the seconds, and the steps of the population that were taken in them."""
+    _, start, training, evaluation, *_ = ends.get(event.generation - 1, (0, 0, 0, 0))
+    share = (event.step - max(start, began)) / max(1, event.step - start)
+    steps = round((event.env_steps - training) * min(1.0, max(0.0, share)))
+    return event.generation, round(event.seconds, 3), steps, event.eval_steps - evaluation

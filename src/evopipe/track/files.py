@@ -84,18 +84,30 @@ def read_events(path: Path) -> Iterator[tuple[float, Event]]:
     Raises:
         DataError: a whole line is no event of this version.
     """
-    with path.open(encoding="utf-8", errors="replace") as stream:
+    with path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             try:
-                fields = json.loads(line)
-            except ValueError:
-                continue
-            try:
-                yield _decode(fields)
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise DataError(
-                    f"{path}:{number}: not a line of an evopipe log ({error}); use a log that this version wrote"
-                ) from error
+                read = read_event(line)
+            except DataError as error:
+                raise DataError(f"{path}:{number}: {error}") from error
+            if read is not None:
+                yield read
+
+
+def read_event(line: bytes) -> tuple[float, Event] | None:
+    """Read one line of a log; None where it was cut off by a full disk or a kill.
+
+    Raises:
+        DataError: a whole line is no event of this version.
+    """
+    try:
+        fields = json.loads(line.decode("utf-8", errors="replace"))
+    except ValueError:
+        return None
+    try:
+        return _decode(fields)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"not a line of an evopipe log ({error}); use a log that this version wrote") from error
 
 
 def _encode(event: Event, clock: float) -> bytes:

@@ -1,0 +1,159 @@
+"""What every contestant shares: it runs in its own environment, so nothing here needs more than Gymnasium and NumPy.
+
+A contestant is a script: `python contestants/NAME.py TASK SETTINGS`, SETTINGS one JSON object. Its last line on stdout
+is one JSON object, its result.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+Task = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+class EnvClock:
+    """Counts the steps of the environments themselves, below every wrapper, and the seconds inside `step` and `reset`.
+
+    `limits` are the steps and seconds that may be spent; what exceeds them raises `OutOfBudget`.
+    """
+
+    def __init__(self, max_steps: float = float("inf"), max_seconds: float = float("inf")) -> None:
+        self.steps = 0
+        self.step_seconds = self.reset_seconds = 0.0
+        self.max_steps, self.max_seconds = max_steps, max_seconds
+        self.began = time.perf_counter()
+        self._resetting = False
+
+    def watch(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        """Count what this environment does; return it."""
+        base = env.unwrapped
+        step, reset, clock = base.step, base.reset, time.perf_counter
+
+        def counted_step(action: Any) -> Any:
+            if self._resetting:  # LunarLander's reset ends with a step of its own
+                return step(action)
+            began = clock()
+            outcome = step(action)
+            now = clock()
+            self.step_seconds += now - began
+            self.steps += 1
+            if self.steps > self.max_steps or now - self.began > self.max_seconds:
+                raise OutOfBudget
+            return outcome
+
+        def counted_reset(**options: Any) -> Any:
+            began = clock()
+            self._resetting = True
+            try:
+                return reset(**options)
+            finally:
+                self._resetting = False
+                self.reset_seconds += clock() - began
+
+        base.step, base.reset = counted_step, counted_reset  # type: ignore[method-assign]
+        return env
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds since this clock was made."""
+        return time.perf_counter() - self.began
+
+
+class OutOfBudget(Exception):
+    """The contestant has used up its steps or its seconds."""
+
+
+class Parts:
+    """Seconds spent in named parts of the program; a part inside another counts for itself alone."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
+        self._inner = [0.0]  # for every open part, the seconds of the parts in it
+
+    def watch(self, owner: Any, method: str, part: str, only: Callable[..., bool] | None = None) -> None:
+        """Count the calls of `owner.method` as `part`."""
+        original = getattr(owner, method)
+
+        def counted(*args: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            self._inner.append(0.0)
+            try:
+                return original(*args, **options)
+            finally:
+                spent = time.perf_counter() - began
+                self.seconds[part] = self.seconds.get(part, 0.0) + spent - self._inner.pop()
+                self.calls[part] = self.calls.get(part, 0) + 1
+                self._inner[-1] += spent
+
+        setattr(owner, method, counted)
+
+
+def timed(
+    call: Callable[[], object], seconds: float, least: int = 3, sync: Callable[[], object] | None = None
+) -> float:
+    """Return the median microseconds of one call, of about so many seconds of calls after a tenth of warming up."""
+    done = sync or (lambda: None)
+    _repeat(call, seconds / 10, 1, done)
+    return float(np.median(_repeat(call, seconds, least, done))) * 1e6
+
+
+def _repeat(call: Callable[[], object], seconds: float, least: int, sync: Callable[[], object]) -> list[float]:
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < least or time.perf_counter() < end:
+        began = time.perf_counter()
+        call()
+        sync()
+        times.append(time.perf_counter() - began)
+    return times
+
+
+def sync_of(device: str) -> Callable[[], object] | None:
+    """Return what waits for a device, where it needs waiting for."""
+    if device == "cpu":
+        return None
+    import torch
+
+    return torch.cuda.synchronize
+
+
+def play_episodes(
+    env: gymnasium.vector.VectorEnv[Any, Any, Any], act: Callable[[np.ndarray], np.ndarray], seeds: list[int]
+) -> np.ndarray:
+    """Return the returns of one episode a seed: `envs` episodes at a time, as many steps as the longest of them.
+
+    An environment whose episode is over is stepped on until the others are, as a vector environment does; these steps
+    are taken and counted, for everyone.
+    """
+    width, returns = env.num_envs, []
+    if len(seeds) % width:
+        raise ValueError(f"{len(seeds)} episodes do not divide by {width} environments")
+    for at in range(0, len(seeds), width):
+        obs, _ = env.reset(seed=seeds[at : at + width])
+        score, over = np.zeros(width), np.zeros(width, bool)
+        while not over.all():
+            obs, reward, terminated, truncated, _ = env.step(act(obs))
+            score += np.where(over, 0.0, reward)
+            over |= terminated | truncated
+        returns += score.tolist()
+    return np.array(returns)
+
+
+def held_out_seeds(seed: int, purpose: int, count: int) -> list[int]:
+    """Return the seeds of evaluation episodes, the same for every contestant of a seed."""
+    return np.random.default_rng((seed, purpose)).integers(0, 2**31 - 1, count).tolist()
+
+
+def main(tasks: Mapping[str, Task]) -> None:
+    """Run the task of the command line and print its result."""
+    name, settings = sys.argv[1], json.loads(sys.argv[2])
+    result = tasks[name](settings)
+    print("\n" + json.dumps(result), flush=True)

@@ -1,0 +1,468 @@
+"""evopipe itself: its stages `population` and `train`, as `dvc repro` runs them, and its parts alone."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from common import EnvClock, Parts, main, sync_of, timed
+
+from evopipe import rng, runtime
+from evopipe.config import Params, load_params, parse_params
+from evopipe.core.population import Cohort, dissolve
+from evopipe.envs.pool import EnvPool
+from evopipe.errors import Interrupted
+from evopipe.evolve.step import evolve
+from evopipe.loops import online
+from evopipe.loops.problem import Problem, first_members
+from evopipe.loops.steps import act, learn, updates_due
+from evopipe.rng import Purpose
+from evopipe.stages import evaluate, population, train
+from evopipe.stages.setup import make_problem
+from evopipe.storage import safeio
+from evopipe.storage.checkpoint import CheckpointStore
+from evopipe.types import Batch
+
+Settings = Mapping[str, Any]
+
+
+def params_of(s: Settings, size: int | None = None) -> Params:
+    """Return a params file's content with these settings."""
+    envs = s["num_envs"]
+    decay = np.log(s["eps_end"] / s["eps_start"]) / np.log(s["eps_decay"]) if "eps_decay" in s else 1.0
+    network = {"encoder": s["encoder"], "latent": s["latent"], "head": s["head"], "layer_norm": s["layer_norm"]}
+    dqn = {
+        name: s[name]
+        for name in ("lr", "batch_size", "learn_step", "gamma", "tau", "double", "grad_clip", "eps_start", "eps_end")
+    }
+    dqn |= {"loss": "mse", "eps_schedule": "exponential", "eps_steps": max(1, round(decay * envs)), "network": network}
+    dqn["evolve"] = {name: {"min": low, "max": high} for name, (low, high) in s["search"].items()}
+    mutation = {
+        "probabilities": s["probabilities"], "new_layer_prob": s["new_layer_prob"], "sd": s["mutation_sd"],
+        "mutate_elite": s["mutate_elite"], "before_training": True,
+    }  # fmt: skip
+    return parse_params(
+        {
+            "seed": s["seed"],
+            "env": {"id": s["env"], "num_envs": envs, "backend": s.get("backend", "sync")},
+            "population": {"size": size or s["population"]},
+            "train": {
+                "max_steps": s["max_steps"], "evo_steps": s["evo_steps"], "learning_delay": s["learning_delay"],
+                "warm_start": 0, "eval_episodes": s["eval_episodes"],
+                "target": 1e9,  # out of reach: nobody else confirms champions, which costs 100 episodes each
+                "replay": {"capacity": s["capacity"]},
+            },
+            "evolution": {"tournament": {"size": s["tournament"]}, "mutation": mutation},
+            "runtime": {
+                "device": s["device"], "threads": s["threads"], "env_workers": s.get("env_workers", "auto"),
+            },
+            "tracking": {"backends": []},  # the peers track nothing either; the local log is always written
+            "algos": {"dqn": dqn},
+        }
+    )  # fmt: skip
+
+
+def count_environments(clock: EnvClock) -> None:
+    """Count the environments made from now on in this process."""
+    make = gymnasium.make
+    gymnasium.make = lambda *args, **options: clock.watch(make(*args, **options))
+
+
+def keep_run() -> list[online.Online]:
+    """Keep the loops that the train stage makes where they can be asked."""
+    runs: list[online.Online] = []
+    original = train.Online
+
+    def made(*args: Any, **options: Any) -> online.Online:
+        runs.append(original(*args, **options))
+        return runs[-1]
+
+    train.Online = made  # type: ignore[assignment, misc]
+    return runs
+
+
+def count_updates() -> Callable[[], int]:
+    """Count the updates that members took, by the algorithm's own counters."""
+    total, start = [0.0], [0.0]
+    original = online.Online.close_generation
+
+    def taken(loop: online.Online) -> float:
+        return sum(float(cohort.state.updates.sum()) for cohort in loop.cohorts)
+
+    def counted(loop: online.Online, stopped: Callable[[], bool]) -> None:
+        total[0] += taken(loop) - start[0]
+        original(loop, stopped)
+        start[0] = taken(loop)  # children begin with their parents' counts
+
+    online.Online.close_generation = counted  # type: ignore[method-assign]
+    return lambda: round(total[0])
+
+
+def watch_parts() -> Parts:
+    """Count the seconds of learning (sampling included), acting, the environments, evaluating, evolving, saving."""
+    parts = Parts()
+    for owner, method, part in (
+        (online.Online, "_learn", "learn and sample"), (online, "act", "act"), (online, "evaluate", "evaluate"),
+        (online, "evolve", "evolve"), (online.Online, "_form", "evolve"), (online.Online, "_store", "store"),
+        (EnvPool, "send", "environment"), (EnvPool, "receive", "environment"), (EnvPool, "reset", "environment"),
+        (EnvPool, "__init__", "set up"), (CheckpointStore, "save", "save"), (CheckpointStore, "load", "save"),
+        (population, "run", "set up"),
+    ):  # fmt: skip
+        parts.watch(owner, method, part)
+    return parts
+
+
+def end_to_end(s: Settings) -> dict[str, Any]:
+    """Run `population` and `train` for a number of steps, outputs, logs and checkpoints included."""
+    params = params_of(s)
+    clock, here = EnvClock(), params.runtime.env_workers == 0 and params.env.backend == "sync"
+    if here:
+        count_environments(clock)
+    updates, parts, runs = count_updates(), watch_parts(), keep_run()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        began = time.perf_counter()
+        population.run(params, quiet=True, folder=folder)
+        train.run(params, quiet=True, folder=folder)
+        seconds = time.perf_counter() - began
+        steps = safeio.read_json(folder / "reports/train.json")["steps"]
+    if here and clock.steps != steps["all"]:
+        raise RuntimeError(f"the environments took {clock.steps} steps, the run reports {steps['all']}")
+    return {
+        "seconds": seconds,
+        "training_steps": steps["training"],
+        "steps": steps["all"],
+        "step_seconds": clock.step_seconds,
+        "reset_seconds": clock.reset_seconds,
+        "updates": updates(),
+        "parameters": _parameters(s, runs[0].problem),
+        "parts": parts.seconds,
+    }
+
+
+def _parameters(s: Settings, problem: Problem) -> int:
+    widths = [problem.observations, *s["encoder"], s["latent"], *s["head"], problem.actions]
+    norms = 2 * sum((*s["encoder"], *s["head"])) if s["layer_norm"] else 0
+    return sum(a * b + b for a, b in itertools.pairwise(widths)) + norms
+
+
+def time_to_solved(s: Settings) -> dict[str, Any]:
+    """Run `population` and `train` until a member passes the target on 100 held-out episodes."""
+    params = solving_params(s)
+    runs = keep_run()
+    began = time.perf_counter()
+    _stop_at(s, runs)
+    result: dict[str, Any] = {"solved": False}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        try:
+            population.run(params, quiet=True, folder=folder)
+            train.run(params, quiet=True, folder=folder)
+        except Interrupted:
+            pass
+        seconds = time.perf_counter() - began
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        loop = runs[0]
+        steps = loop.env_steps + loop.eval_steps
+        if loop.reason == "target" and steps <= s["budget_steps"] and seconds <= s["budget_seconds"]:
+            evaluate.run(params, quiet=True, folder=folder)
+            result = {
+                "solved": True,
+                "score": safeio.read_json(folder / "reports/train.json")["elite"]["score"],
+                "second_score": safeio.read_json(folder / "reports/evaluation.json")["elite"]["mean"],
+            }
+    return {**result, "seconds": seconds, "steps": min(steps, s["budget_steps"])}
+
+
+def solving_params(s: Settings) -> Params:
+    """Return the params file of the workload, ending where the rule that all contestants have says so."""
+    path = Path(__file__).parents[2] / s["params"]
+    data = load_params(path).model_dump(mode="json")
+    data["seed"] = s["seed"]
+    data["train"] |= {
+        "target": s["target"], "confirm_episodes": s["confirm_episodes"], "target_sigmas": 0.0, "warm_start": 0,
+        "max_steps": s["budget_steps"],
+    }  # fmt: skip
+    data["tracking"] |= {"backends": []}
+    data["runtime"] |= {"device": s["device"], "threads": s["threads"]}
+    return parse_params(data)
+
+
+def _stop_at(s: Settings, runs: list[online.Online]) -> None:
+    """Ask the run to stop, as a user would, when its seconds or its steps are used up."""
+    stop = lambda *_: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, s["budget_seconds"])
+    advance, asked = online.Online.advance, []
+
+    def counted(loop: online.Online) -> None:
+        advance(loop)
+        if not asked and loop.env_steps + loop.eval_steps > s["budget_steps"]:
+            asked.append(True)
+            stop()
+
+    online.Online.advance = counted  # type: ignore[method-assign]
+
+
+# --- parts alone ------------------------------------------------------------------------------------------------------
+
+
+def problem_of(s: Settings, size: int) -> Problem:
+    """Return the problem of a population of `size`."""
+    params = params_of(s, size)
+    return make_problem(params, runtime.configure(params.runtime))
+
+
+def like_members(problem: Problem, size: int) -> list[Any]:
+    """Return members that all have the network of the settings."""
+    bare = problem.mutation.model_copy(update={"before_training": False})
+    members, _ = first_members(_with(problem, mutation=bare), size)
+    return members
+
+
+def _with(problem: Problem, **changes: Any) -> Problem:
+    from dataclasses import replace
+
+    return replace(problem, **changes)
+
+
+def random_batch(cohort: Cohort, problem: Problem) -> Batch:
+    """Return a batch of standard-normal transitions `[P, B, …]`."""
+    generator = torch.Generator().manual_seed(1)
+    p, b = cohort.weight.shape
+    draw = lambda *shape: torch.randn(*shape, generator=generator).to(problem.device)  # noqa: E731
+    action = torch.randint(problem.actions, (p, b), generator=generator).to(problem.device)
+    o = problem.observations
+    zeros = torch.zeros(p, b, device=problem.device)
+    return Batch(draw(p, b, o), action, draw(p, b), zeros, draw(p, b, o), None, cohort.weight)
+
+
+def update_call(s: Settings, size: int) -> Callable[[], object]:
+    """Return one learning step of a population as a call."""
+    problem = problem_of(s, size)
+    (cohort,) = problem.form(like_members(problem, size))
+    batch = random_batch(cohort, problem)
+    return lambda: problem.algo.update(problem.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy)
+
+
+def products_call(s: Settings, size: int) -> Callable[[], object]:
+    """Return the matrix products of that learning step alone: three forward passes, one backward."""
+    problem = problem_of(s, size)
+    (cohort,) = problem.form(like_members(problem, size))
+    weights = [layer.weight.detach() for layer in cohort.state.target.views]
+    inputs = [torch.randn(size, s["batch_size"], w.shape[1], device=problem.device) for w in weights]
+    deltas = [torch.randn(size, s["batch_size"], w.shape[2], device=problem.device) for w in weights]
+
+    def products() -> None:
+        for _ in range(3):
+            for x, weight in zip(inputs, weights, strict=True):
+                torch.bmm(x, weight)
+        for i, (x, weight, delta) in enumerate(zip(inputs, weights, deltas, strict=True)):
+            torch.bmm(x.transpose(1, 2), delta)
+            if i:
+                torch.bmm(delta, weight.transpose(1, 2))
+
+    return products
+
+
+def filled_replay(problem: Problem, capacity: int) -> Any:
+    """Return a replay memory full of standard-normal transitions."""
+    from evopipe.buffers.replay import Replay, RowLayout
+
+    layout = RowLayout(problem.observations, problem.actions, False)
+    draw = np.random.default_rng(1)
+    normal = lambda: draw.standard_normal((capacity, problem.observations), np.float32)  # noqa: E731
+    rows = layout.pack(
+        normal(), draw.integers(problem.actions, size=capacity), draw.standard_normal(capacity), np.zeros(capacity),
+        normal(),
+    )  # fmt: skip
+    replay = Replay(layout, 1, capacity, problem.device)
+    replay.add(rows[None], np.ones((1, capacity), bool))
+    return replay
+
+
+def parts(s: Settings) -> dict[str, Any]:
+    """Time the parts of one round of a population alone: one learn step of all, one act, one sample, one evolution."""
+    sync, seconds, result = sync_of(s["device"]), s["part_seconds"], {}
+    for size in s["sizes"]:
+        problem = problem_of(s, size)
+        replay = filled_replay(problem, s["capacity"])
+        members = like_members(problem, size)
+        (cohort,) = problem.form(members)
+        rows = size * s["num_envs"]
+        obs = np.random.default_rng(1).standard_normal((rows, problem.observations), np.float32)
+        legal = np.ones((rows, problem.actions), bool)
+        tick = SimpleNamespace(now=0)
+
+        def sample(problem: Problem = problem, cohort: Cohort = cohort, replay: Any = replay, tick: Any = tick) -> Any:
+            tick.now += 1
+            when = torch.tensor([tick.now], device=problem.device)
+            rows = replay.sample(cohort.slots, rng.uniform(cohort.keys, Purpose.REPLAY, when, cohort.batch))
+            return replay.layout.unpack(rows[:, 0], cohort.weight)
+
+        def learned(problem: Problem = problem, cohort: Cohort = cohort, replay: Any = replay, tick: Any = tick) -> Any:
+            tick.now += 1
+            return learn(problem, cohort, replay, tick.now, 1)
+
+        result[str(size)] = {
+            "learn": timed(update_call(s, size), seconds, sync=sync),
+            "act": timed(lambda p=problem, c=cohort, o=obs, m=legal: act(p, [c], o, m, 0.1, 1), seconds, sync=sync),
+            "sample": timed(sample, seconds, sync=sync),
+            "learn and sample": timed(learned, seconds, sync=sync),
+            "evolve": _timed_evolution(s, problem, members, sync),
+        }
+    return result
+
+
+def _timed_evolution(s: Settings, problem: Problem, members: list[Any], sync: Any) -> float:
+    """Return the median microseconds of dissolve, select, clone, mutate and form."""
+    draw, times = np.random.default_rng(1), []
+    for generation in range(s["evolutions"]):
+        cohorts = problem.form(members)
+        fitness = draw.random(len(members))
+        began = time.perf_counter()
+        alive = dissolve(cohorts)
+        born = evolve(problem.tournament, problem.mutation, problem.traits, alive, fitness, 1, generation, 100)
+        problem.form(born.members)
+        if sync:
+            sync()
+        times.append((time.perf_counter() - began) * 1e6)
+        members = list(born.members)
+    return statistics.median(times)
+
+
+def curve(s: Settings) -> dict[str, Any]:
+    """Time the learn step of 1 to 64 members, and its matrix products alone, in turns within the process."""
+    sync = sync_of(s["device"])
+    updates = {size: update_call(s, size) for size in s["sizes"]}
+    products = {size: products_call(s, size) for size in s["sizes"]}
+    with torch.no_grad():
+        return {
+            str(size): {
+                "learn": _grad(lambda u=updates[size]: timed(u, s["part_seconds"], sync=sync)),
+                "products": timed(products[size], s["part_seconds"] / 2, sync=sync),
+            }
+            for size in s["sizes"]
+        }
+
+
+def _grad(call: Callable[[], float]) -> float:
+    with torch.enable_grad():
+        return call()
+
+
+def efficiency(s: Settings) -> dict[str, Any]:
+    """Environment, acting and learning, each alone, over the loop's time for the same work. In one process."""
+    params = params_of({**s, "env_workers": 0, "evo_steps": 10**9, "max_steps": 10**9})
+    problem = make_problem(params, runtime.configure(params.runtime))
+    loop = online.Online(problem, like_members(problem, s["population"]))
+    while loop.step <= s["warm_steps"]:
+        loop.advance()
+    actions: list[np.ndarray] = []
+    send = loop.pool.send
+    loop.pool.send = lambda a, rows=None: (actions.append(a.copy()), send(a, rows))[1]  # type: ignore[method-assign]
+    first, state = loop.ticks_here, loop.pool.state()
+    began = time.perf_counter()
+    for _ in range(s["ticks"]):
+        loop.advance()
+    whole = time.perf_counter() - began
+    loop.pool.send = send  # type: ignore[method-assign]
+    alone = {
+        "environment": _environment_alone(loop, state, actions),
+        "act": _act_alone(loop, s["ticks"]),
+        "learn": _learn_alone(loop, first, s["ticks"]),
+    }
+    loop.close()
+    return {"whole": whole, **alone, "efficiency": sum(alone.values()) / whole}
+
+
+def _environment_alone(loop: online.Online, state: dict[str, np.ndarray], actions: list[np.ndarray]) -> float:
+    loop.pool.restore(state)
+    began = time.perf_counter()
+    for a in actions:
+        step = loop.pool.step(a)
+        over = np.flatnonzero(step.terminated | step.truncated)
+        if len(over):
+            loop.pool.reset(over, over)
+    return time.perf_counter() - began
+
+
+def _act_alone(loop: online.Online, ticks: int) -> float:
+    began = time.perf_counter()
+    for tick in range(ticks):
+        act(loop.problem, loop.cohorts, loop.pool.obs, loop.pool.mask, 0.1, tick)
+    return time.perf_counter() - began
+
+
+def _learn_alone(loop: online.Online, first: int, ticks: int) -> float:
+    began = time.perf_counter()
+    for tick in range(first, first + ticks):
+        for cohort in loop.cohorts:
+            due = updates_due(cohort, tick, loop.problem.env.num_envs)
+            if due:
+                learn(loop.problem, cohort, loop.replay, tick, due)
+    return time.perf_counter() - began
+
+
+def checkpoint(s: Settings) -> dict[str, Any]:
+    """Time one checkpoint with a full replay, and give its share of wall time at the default interval."""
+    problem = problem_of({**s, "env_workers": 0}, s["population"])
+    loop = online.Online(problem, like_members(problem, s["population"]))
+    loop.replay = filled_replay(problem, s["capacity"])
+    times = []
+    with tempfile.TemporaryDirectory() as folder:
+        store = CheckpointStore(Path(folder) / "checkpoints")
+        for i in range(s["saves"]):
+            began = time.perf_counter()
+            store.save(i, *loop.state())
+            times.append(time.perf_counter() - began)
+    loop.close()
+    seconds = statistics.median(times)
+    return {"milliseconds": seconds * 1e3, "share": seconds / parse_params({}).runtime.checkpoint_seconds}
+
+
+def roofline(s: Settings) -> dict[str, Any]:
+    """Time what no implementation of the same work on these cores can leave out.
+
+    The environment's own `step` under random actions, and the matrix products of the learn steps. Both for one training
+    step of the population, in microseconds.
+    """
+    env = gymnasium.make(s["env"]).unwrapped
+    draw, actions = np.random.default_rng(1), int(gymnasium.make(s["env"]).action_space.n)
+    env.reset(seed=1)
+    spent, steps = 0.0, 0
+    while spent < s["part_seconds"]:
+        chosen = int(draw.integers(actions))
+        began = time.perf_counter()
+        _, _, terminated, _, _ = env.step(chosen)
+        spent += time.perf_counter() - began
+        steps += 1
+        if terminated:
+            env.reset(seed=steps)
+    runtime.configure(params_of(s).runtime)
+    with torch.no_grad():
+        products = timed(products_call(s, s["population"]), s["part_seconds"], sync=sync_of(s["device"]))
+    return {
+        "step_microseconds": spent / steps * 1e6,
+        "products_microseconds": products / s["population"] / s["learn_step"],
+    }
+
+
+if __name__ == "__main__":
+    main(
+        {
+            "end-to-end": end_to_end, "time-to-solved": time_to_solved, "parts": parts, "curve": curve,
+            "efficiency": efficiency, "checkpoint": checkpoint, "roofline": roofline,
+        }
+    )  # fmt: skip

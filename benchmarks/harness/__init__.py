@@ -1,0 +1,1 @@
+"""What `run.py` and `make_page.py` are made of."""

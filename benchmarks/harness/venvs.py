@@ -1,0 +1,56 @@
+"""The environments of the contestants: ours is the project's, each peer has one of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[1]
+VENVS = BENCHMARKS / ".venvs"
+PEERS = ("agilerl", "sb3")
+
+
+def python_of(environment: str) -> Path:
+    """Return the interpreter of `ours` or of a peer."""
+    return Path(sys.executable) if environment == "ours" else VENVS / environment / "bin" / "python"
+
+
+def ready(peer: str) -> bool:
+    """Whether a peer's environment is there and as its requirements say."""
+    mark = VENVS / peer / ".ready"
+    return mark.exists() and mark.read_text() == _key(peer)
+
+
+def make(peer: str) -> None:
+    """Make a peer's environment, where it is not there yet.
+
+    Raises:
+        SystemExit: pip failed.
+    """
+    if ready(peer):
+        return
+    print(f"{peer}: making its environment (minutes, once)", file=sys.stderr, flush=True)
+    folder = VENVS / peer
+    venv.create(folder, with_pip=True)
+    # Every pin is a constraint as well, so that no dependency brings another build of torch.
+    pins = folder / "constraints.txt"
+    pins.write_text("".join(f"{line.replace('[box2d]', '')}\n" for line in _requirements(peer)))
+    pip = [str(python_of(peer)), "-m", "pip", "install", "--quiet", "-c", str(pins), "-r", str(_file(peer))]
+    if subprocess.run(pip, check=False).returncode:
+        raise SystemExit(f"{peer}: pip could not install {_file(peer)}; without it: --contestants evopipe")
+    (folder / ".ready").write_text(_key(peer))
+
+
+def _file(peer: str) -> Path:
+    return BENCHMARKS / "peers" / f"{peer}.txt"
+
+
+def _requirements(peer: str) -> list[str]:
+    return [line for line in _file(peer).read_text().splitlines() if line and not line.startswith("#")]
+
+
+def _key(peer: str) -> str:
+    return hashlib.sha256("\n".join([sys.version, *_requirements(peer)]).encode()).hexdigest()

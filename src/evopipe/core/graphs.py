@@ -1,0 +1,235 @@
+"""Fast paths: decorators around the unchanged `act` and `update` of an algorithm.
+
+On a GPU the arithmetic of small networks costs less than starting its kernels. A CUDA graph records the kernels of a
+whole tick (draw, sample, k updates) once, and starts them with one call. What a graph holds it holds by address, so it
+needs fixed tensors: inputs are copied into buffers, state is written in place, and outputs, which the next replay
+overwrites, are cloned before they leave.
+
+All of that but the graph itself also runs on the CPU (`buffers`): tests force it on there. Recording never changes the
+state: its trial runs are undone. A path that fails is given up with one warning, and the work goes on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+Compile = Literal["auto", "on", "off"]
+Capture = Literal["none", "buffers", "graph"]
+Body: TypeAlias = "Callable[..., tuple[torch.Tensor, ...]]"
+TRIALS = 2  # runs before a capture: kernels are loaded, libraries get their workspaces, views are made
+RECOMPILES = 64  # structures that torch.compile keeps code for; its own 8 are gone after a few generations
+
+
+class FastPathWarning(UserWarning):
+    """A fast path failed and was given up; results stay right, the run takes longer."""
+
+
+class Paths:
+    """Which fast paths a run takes: one object a run, shared by all its cohorts.
+
+    Args:
+        capture: `graph`: CUDA graphs. `buffers`: the same fixed tensors, the function called as it is. `none`: neither.
+        compiled: whether `update` goes through `torch.compile`; that changes the last bits of results.
+
+    Attributes:
+        given_up: why a path was left, one sentence each.
+        recorded: how many times anything was recorded.
+    """
+
+    def __init__(self, capture: Capture = "none", compiled: bool = False) -> None:
+        self.capture: Capture = capture
+        self.compiled = compiled
+        self.given_up: list[str] = []
+        self.recorded = 0
+        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+    @classmethod
+    def choose(cls, compile: Compile, device: torch.device) -> Paths:
+        """Return the paths that `runtime.compile` asks for on a device."""
+        on_cuda = device.type == "cuda"
+        if compile == "off" or (compile == "auto" and not on_cuda):
+            return cls()
+        return cls("graph" if on_cuda else "buffers", compiled=compile == "on")
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function` through `torch.compile`, for shapes that do not change from call to call."""
+        if function not in self._compiled:
+            import torch._dynamo.config as dynamo
+
+            dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILES)
+            self._compiled[function] = torch.compile(function, dynamic=False)
+        return self._compiled[function]
+
+    def give_up(self, path: Literal["CUDA graphs", "torch.compile"], error: Exception) -> None:
+        """Leave a path for the rest of the run, and say why."""
+        if path == "CUDA graphs":
+            self.capture = "buffers"
+        else:
+            self.compiled = False
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        sentence = f"{path} failed here and will not be used: {type(error).__name__}: {lines[0][:300]}"
+        self.given_up.append(sentence)
+        warnings.warn(sentence, FastPathWarning, stacklevel=2)
+
+
+class Runner:
+    """Runs one cohort's work, recorded once and played again. It goes with its cohort, and its graphs go with it.
+
+    Args:
+        paths: what to use.
+    """
+
+    def __init__(self, paths: Paths | None = None) -> None:
+        self.paths = paths or Paths()
+        self._played: dict[Hashable, tuple[tuple[torch.Tensor, ...], _Recording]] = {}
+
+    @property
+    def eager(self) -> bool:
+        """Whether nothing is recorded, so that work is simply called."""
+        return self.paths.capture == "none"
+
+    def run(
+        self,
+        name: Hashable,
+        make: Callable[[Callable[..., Any]], Body],
+        inputs: Sequence[torch.Tensor],
+        bound: Sequence[torch.Tensor],
+        written: Sequence[torch.Tensor] = (),
+    ) -> tuple[torch.Tensor, ...]:
+        """Run a piece of work.
+
+        Args:
+            name: what it is; with it goes everything that changes shapes or operators.
+            make: returns the work, a function of tensors on the device that waits for nothing on the host. It is given
+                a decorator for the part that may be compiled: `torch.compile`, or the identity.
+            inputs: what is new at every call, on the host or the device; shapes and types as at the first call.
+            bound: tensors that the work reads or writes beside its inputs. It is recorded anew where one of them is
+                another tensor than before.
+            written: those that it writes, in place.
+
+        Returns:
+            Its results, for the caller to keep.
+        """
+        known = self._played.get(name)
+        if (
+            known is None
+            or len(known[0]) != len(bound)
+            or any(a is not b for a, b in zip(known[0], bound, strict=True))
+        ):
+            self._played.pop(name, None)  # its memory first
+            known = tuple(bound), _Recording(self.paths, make, inputs, bound[0].device, written)
+            self._played[name] = known
+        return known[1](inputs)
+
+
+def _identical(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+
+
+class _Recording:
+    """A piece of work on fixed tensors."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        make: Callable[[Callable[..., Any]], Body],
+        inputs: Sequence[torch.Tensor],
+        device: torch.device,
+        written: Sequence[torch.Tensor],
+    ) -> None:
+        paths.recorded += 1
+        self.inputs = tuple(upload(x, device).clone() for x in inputs)
+        # Plain first, always: what is made at first use (views of the flat storage) must not be made while recording.
+        body = make(lambda function: function)
+        outputs = _try(body, self.inputs, written)
+        if paths.compiled:
+            body, outputs = self._compiled(paths, make, written) or (body, outputs)
+        self.outputs = tuple(out.clone() for out in outputs)
+        self.body = body  # kept also where a graph replays: the graph reads the work's constants, by address
+        self.replay = self._call
+        if paths.capture == "graph":
+            self._capture(paths)
+
+    def _compiled(
+        self, paths: Paths, make: Callable[[Callable[..., Any]], Body], written: Sequence[torch.Tensor]
+    ) -> tuple[Body, tuple[torch.Tensor, ...]] | None:
+        """Compile, and return the work and its results; None where that fails, as without a C++ compiler."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the compiler's talk to its developers
+                body = make(paths.compile)
+                return body, _try(body, self.inputs, written)
+        except Exception as error:
+            paths.give_up("torch.compile", error)
+            return None
+
+    def _capture(self, paths: Paths) -> None:
+        """Record a CUDA graph. Nothing is computed while recording, so a failure leaves the state as it was."""
+        try:
+            graph = torch.cuda.CUDAGraph()
+            stream = torch.cuda.Stream()
+            # The outer context gives the stream back where the end of a broken capture raises. Other threads may go on
+            # using the device meanwhile: trackers and environments are none of the capture's business.
+            with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                outputs = self.body(*self.inputs)
+        except Exception as error:
+            paths.give_up("CUDA graphs", error)
+            return
+        self.outputs, self.replay = outputs, graph.replay
+
+    def _call(self) -> None:
+        for kept, out in zip(self.outputs, self.body(*self.inputs), strict=True):
+            kept.copy_(out)
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        for buffer, given in zip(self.inputs, inputs, strict=True):
+            buffer.copy_(_staged(given, buffer.device), non_blocking=True)
+        self.replay()
+        return tuple(out.clone() for out in self.outputs)
+
+
+def _try(body: Body, inputs: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Run the work and undo what it wrote. On CUDA this happens on a side stream, as a capture asks for."""
+    before = [tensor.clone() for tensor in written]
+    try:
+        with _side_stream(inputs[0].device):
+            for _ in range(TRIALS):
+                outputs = body(*inputs)
+            return tuple(out.clone() for out in outputs)  # they may lie in what is put back now
+    finally:
+        with torch.no_grad():
+            for tensor, old in zip(written, before, strict=True):
+                tensor.copy_(old)
+
+
+@contextlib.contextmanager
+def _side_stream(device: torch.device) -> Iterator[None]:
+    """Work on another CUDA stream, in order with the present one; on the CPU nothing."""
+    if device.type != "cuda":
+        yield
+        return
+    present, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    side.wait_stream(present)
+    try:
+        with torch.cuda.stream(side):
+            yield
+    finally:
+        present.wait_stream(side)
+
+
+def upload(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor from the host to a device without waiting for the device; where it is there already, return it.
+
+    A plain `.to(device)` waits for all work before it. From pinned memory it need not; torch keeps such memory until
+    the copy is done, so `x` may be changed at once.
+    """
+    return _staged(x, device).to(device, non_blocking=True)
+
+
+def _staged(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x

@@ -1,0 +1,195 @@
+"""Environments of envpool: C++ builds that step in threads of this process, without Python's lock.
+
+envpool's seeds are fixed at construction and its environments reset by themselves. A pool's contract is another: the
+caller gives every episode its own seed, and no row resets by itself. So an environment of envpool serves for one
+episode here and is left when that ends: each *batch* holds environments for many coming episodes, seeded one by one, of
+which only those are stepped that a row is playing. Constructing one costs a few microseconds (its first reset does the
+work).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from evopipe.envs.make import EnvConfig, discrete_actions, vector_observation_size
+from evopipe.envs.rows import Begun, Fault, Ints, Stepped
+from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean
+
+AHEAD = 8  # episodes of each row that a batch holds, where the caller tells their seeds
+ROWS_A_THREAD = 32  # fewer, and waking a thread costs more than it saves
+_RESERVED = ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "thread_affinity_offset", "env_type")
+
+
+class Native:
+    """The rows of one pool, in envpool.
+
+    Args:
+        cfg: which environment.
+        rows: `R`.
+        sizes: lengths of an observation and number of actions that Gymnasium's build of it has, `(O, A)`.
+        threads: CPUs that may step.
+        upcoming: `(rows [n], ahead) → seeds [n, ahead or 0]` of the episodes that these rows will begin next.
+
+    Raises:
+        ParamsError: envpool is not installed, or does not offer this environment or these arguments.
+    """
+
+    def __init__(
+        self, cfg: EnvConfig, rows: int, sizes: tuple[int, int], threads: int, upcoming: Callable[[Ints, int], Ints]
+    ) -> None:
+        self._cfg, self._upcoming = cfg, upcoming
+        self._threads = max(1, min(threads, rows // ROWS_A_THREAD))
+        self._sizes = sizes
+        self._batch: list[Any] = [None] * rows  # of each row
+        self._place = np.zeros(rows, np.int32)  # its environment there
+        self._spares: dict[int, list[tuple[Any, int]]] = {}  # environments by seed, that no row has used
+        self._all: Ints = np.arange(rows)
+        self._groups: list[tuple[Any, Ints]] | None = None  # all rows by batch; None: to be found anew
+        self._sent: list[tuple[Any, Ints]] = []
+        self._check()
+
+    def reset(self, rows: Ints, seeds: Ints) -> Begun:
+        """Begin episodes, each in an environment that was constructed with its seed. See `Rows.reset`."""
+        if any(not self._spares.get(seed) for seed in seeds.tolist()):
+            self._restock(rows, seeds)
+        for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
+            if not self._spares.get(seed):  # one seed twice
+                self._restock(np.array([row]), np.array([seed]))
+            self._batch[row], self._place[row] = self._spares[seed].pop()
+        self._groups = None
+        observations = np.empty((len(rows), self._sizes[0]), np.float32)
+        for batch, where in self._by_batch(rows):
+            places = self._place[rows[where]]
+            obs, info = batch.reset(places)
+            observations[where] = _flat(obs)[_order(info, places)]
+        bad = ~np.isfinite(observations).all(axis=1)
+        if bad.any():
+            raise Fault(int(rows[bad.argmax()]), "reset() returned an observation that is not finite")
+        return observations, None
+
+    def send(self, rows: Ints | None, actions: Ints, next_seeds: Ints | None) -> None:
+        """Begin a step; envpool's threads take it."""
+        if rows is None:
+            if self._groups is None:
+                self._groups = self._by_batch(self._all)
+            groups = self._groups
+        else:
+            groups = self._by_batch(rows)
+        chosen, index = actions.astype(np.int32), self._all if rows is None else rows
+        for batch, where in groups:
+            batch.send(chosen[where], self._place[index[where]])
+        self._sent = groups
+
+    def receive(self, rows: Ints | None) -> Stepped:
+        """End it. See `Rows.step`."""
+        index = self._all if rows is None else rows
+        n = len(index)
+        obs, reward = np.empty((n, self._sizes[0]), np.float32), np.empty(n, np.float32)
+        terminated, truncated = np.empty(n, np.bool_), np.empty(n, np.bool_)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for batch, where in self._sent:
+                seen, paid, ended, cut, info = batch.recv()
+                order = _order(info, self._place[index[where]])
+                obs[where], reward[where] = _flat(seen)[order], paid[order]
+                terminated[where], truncated[where] = ended[order], cut[order]
+        return obs, reward, terminated, truncated, None
+
+    def close(self) -> None:
+        """Let the environments go."""
+        for batch, _ in self._sent:
+            with contextlib.suppress(Exception):
+                batch.recv()
+        self._batch, self._spares, self._groups, self._sent = [None] * len(self._batch), {}, None, []
+
+    def _by_batch(self, rows: Ints) -> list[tuple[Any, Ints]]:
+        """Group rows by the batch that they play in: the batch, and positions in `rows`."""
+        found: dict[int, list[int]] = {}
+        for i, row in enumerate(rows.tolist()):
+            found.setdefault(id(self._batch[row]), []).append(i)
+        return [(self._batch[int(rows[where[0]])], np.array(where, np.int64)) for where in found.values()]
+
+    def _restock(self, rows: Ints, seeds: Ints) -> None:
+        """Construct a new batch: the environments that are asked for, and those of every row's coming episodes.
+
+        Older spares are dropped, so that rows play in few batches at a time: the newest, and those of long episodes.
+        """
+        coming = self._upcoming(self._all, AHEAD)
+        wanted = np.concatenate((seeds, coming.reshape(-1)))
+        batch = self._make(wanted, max(1, min(self._threads, len(wanted) // ROWS_A_THREAD)))
+        self._spares = {}
+        for place, seed in enumerate(wanted.tolist()):
+            self._spares.setdefault(seed, []).append((batch, place))
+
+    def _make(self, seeds: Ints, threads: int) -> Any:
+        """Construct environments with these seeds `[n]`."""
+        cfg = self._cfg
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # bounds that float32 rounds
+                batch = _envpool().make(
+                    cfg.id, env_type="gymnasium", num_envs=len(seeds), num_threads=threads, seed=seeds.tolist(),
+                    **cfg.kwargs,
+                )  # fmt: skip
+                _ = batch.observation_space, batch.action_space  # made when first asked for, and kept
+        except TypeError as error:
+            raise ParamsError(f"env.kwargs: envpool's {cfg.id!r} does not take {cfg.kwargs}: {error}") from error
+        except EvopipeError:
+            raise
+        except Exception as error:
+            raise EnvironmentFailed(
+                f"envpool's {cfg.id!r} could not be constructed: {type(error).__name__}: {error}; check env.kwargs"
+            ) from error
+        return batch
+
+    def _check(self) -> None:
+        """Refuse what envpool does not have, or has with other spaces."""
+        cfg = self._cfg
+        for key in _RESERVED:
+            if key in cfg.kwargs:
+                raise ParamsError(f"env.kwargs: {key!r} is set by evopipe and cannot be given; remove it")
+        known = _envpool().list_all_envs()
+        if cfg.id not in known:
+            raise ParamsError(
+                f"env.backend: envpool has no {cfg.id!r}{did_you_mean(cfg.id, known)}; "
+                "`envpool.list_all_envs()` lists what it has, `sync` serves every Gymnasium environment"
+            )
+        batch = self._make(np.zeros(1, np.int64), 1)
+        try:
+            sizes = vector_observation_size(batch.observation_space), discrete_actions(batch.action_space)
+        except ParamsError as error:
+            text = str(error).removeprefix("env.id: ")
+            raise ParamsError(f"env.backend: envpool's {cfg.id!r}: {text}; set it to sync") from error
+        if sizes != self._sizes:
+            raise ParamsError(
+                f"env.backend: envpool's {cfg.id!r} has observations of length {sizes[0]} and {sizes[1]} actions, "
+                f"Gymnasium's {self._sizes[0]} and {self._sizes[1]}; set it to sync"
+            )
+
+
+def _envpool() -> Any:
+    try:
+        import envpool
+    except ImportError as error:
+        raise ParamsError(
+            'env.backend: envpool is not installed: `pip install "evopipe[envpool]"`, or set it to sync'
+        ) from error
+    return envpool
+
+
+def _flat(obs: Any) -> Any:
+    return np.asarray(obs).astype(np.float32, copy=False).reshape(len(obs), -1)
+
+
+def _order(info: Any, places: Any) -> Any:
+    """Where in envpool's answer each of `places` stands."""
+    came = info["env_id"]
+    if len(came) == len(places) and (came == places).all():
+        return slice(None)
+    order = np.empty(int(max(came.max(), places.max())) + 1, np.int64)
+    order[came] = np.arange(len(came))
+    return order[places]

@@ -1,0 +1,231 @@
+"""Make a project of one's own: the root pipeline, adapted to evopipe as an installed package."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from ruamel.yaml import YAML
+
+import evopipe
+from evopipe.envs.make import EnvConfig, discrete_actions, make_env, vector_observation_size
+from evopipe.errors import EvopipeError, UsageError
+from evopipe.storage import safeio
+from evopipe.storage.yamlio import parse_yaml
+
+MODULE, STUB = "my_env.py", "my_env:Catch-v0"
+REQUIREMENTS = "requirements.txt"
+_TEMPLATE = Path(__file__).parent / "template"
+_OWN_CODE = "src/evopipe"
+_ENTRY = re.compile(r"(?P<key>\s*[\w-]+): *(?P<value>.*?)(?P<comment>  #.*)?")
+_WITHOUT_ENV = frozenset({"buffer"})  # reads the dataset alone
+
+_HEAD = f"""\
+The stages of evopipe. {REQUIREMENTS} stands for the code they run: another version of evopipe reruns them.
+If a stage comes to read another file of yours, add it to its deps, and an edit of it reruns the stage.
+"""
+
+_STUB_VALUES: Mapping[str, Any] = {
+    "env.id": STUB,
+    "env.num_envs": 4,
+    "fetch.collect.policies.heuristic": 0.0,
+    "fetch.collect.policies.random": 1.0,
+    "train.max_steps": 20000,
+    "train.evo_steps": 400,
+    "train.learning_delay": 200,
+    "train.warm_start": 500,
+    "train.replay.capacity": 20000,
+    "algos.dqn.eps_steps": 1500,
+    "algos.dqn.network.encoder": [64],
+    "algos.dqn.network.latent": 64,
+}
+"""What the example environment wants otherwise than the project's own params.yaml."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was made: the folder, its environment, and one sentence on git and DVC."""
+
+    folder: Path
+    env_id: str
+    repository: str
+
+
+def make(folder: Path, env_id: str | None = None) -> Made:
+    """Write a project: dvc.yaml, params.yaml, an environment, README, and a git and DVC repository.
+
+    Args:
+        folder: where; it must not exist, or be empty.
+        env_id: an environment that is installed; None: an example of one's own, `my_env.py`.
+
+    Raises:
+        UsageError: the folder is not empty, or is a file.
+        ParamsError: the environment is unknown, or its spaces are not served.
+        DiskError: it cannot be written.
+        EvopipeError: git or DVC failed; what was written is removed again.
+    """
+    _check_place(folder)
+    if env_id is not None:
+        _check_env(env_id)
+    files = contents(folder.resolve().name, env_id)
+    existed = folder.exists()
+    safeio.make_folder(folder)
+    try:
+        for name, text in files.items():
+            safeio.write_text(folder / name, text)
+        return Made(folder, env_id or STUB, _repository(folder))
+    except BaseException:
+        _remove(folder, existed)
+        raise
+
+
+def contents(name: str, env_id: str | None = None) -> dict[str, str]:
+    """Return the files of a project: its texts by path.
+
+    Args:
+        name: the project's name.
+        env_id: as `make`.
+    """
+    stub = env_id is None
+    rows = (
+        f"| `{MODULE}` | the environment: replace it by yours; `evopipe env check {STUB}` tries it |\n" if stub else ""
+    )
+    readme = Template((_TEMPLATE / "README.md").read_text(encoding="utf-8"))
+    files = {
+        "README.md": readme.substitute(name=name, env=env_id or STUB, environment=rows),
+        REQUIREMENTS: f"evopipe=={evopipe.__version__}\n",
+        "dvc.yaml": dvc_yaml(_source("dvc.yaml"), (MODULE,) if stub else ()),
+        "params.yaml": params_yaml(_source("params.yaml"), _STUB_VALUES if stub else {"env.id": env_id}),
+        ".gitignore": (_TEMPLATE / "gitignore").read_text(encoding="utf-8"),
+        ".dvcignore": (_TEMPLATE / "dvcignore").read_text(encoding="utf-8"),
+    }
+    if stub:
+        files[MODULE] = (_TEMPLATE / MODULE).read_text(encoding="utf-8")
+    return files
+
+
+def _source(name: str) -> str:
+    """Return a file of the root pipeline: the wheel brings it along, a source tree has it at its top."""
+    for place in (Path(__file__).parent / "pipeline", Path(__file__).parents[3]):
+        if (place / name).is_file():
+            return (place / name).read_text(encoding="utf-8")
+    raise EvopipeError(f"{name}: missing in this installation of evopipe; install it again")
+
+
+# --- dvc.yaml and params.yaml -----------------------------------------------------------------------------------------
+
+
+def dvc_yaml(root: str, modules: tuple[str, ...]) -> str:
+    """Adapt the root pipeline's dvc.yaml: no stage depends on evopipe's source, each on its version and on `modules`.
+
+    Args:
+        root: its text.
+        modules: the user's own code that environments are made of.
+    """
+    yaml = YAML()  # keeps comments
+    yaml.width = 4096
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    data = yaml.load(root)
+    data.yaml_set_start_comment(_HEAD)
+    for name, stage in data["stages"].items():
+        kept = [dep for dep in stage["deps"] if not str(dep).startswith(_OWN_CODE)]
+        stage["deps"] = [*kept, REQUIREMENTS, *(() if name in _WITHOUT_ENV else modules)]
+    out = StringIO()
+    yaml.dump(data, out)
+    return out.getvalue()
+
+
+def params_yaml(root: str, values: Mapping[str, Any]) -> str:
+    """Return the root pipeline's params.yaml with other values; `values` are dotted keys. All else stays as it is."""
+    parsed = parse_yaml(root, "params.yaml")
+    lines = root.splitlines()
+    for key, value in values.items():
+        number = parsed.mark(tuple(key.split(".")))[0] - 1
+        found = _ENTRY.fullmatch(lines[number])
+        if found is None or found["key"].strip() != key.rpartition(".")[2]:
+            raise EvopipeError(f"params.yaml of this installation has no {key!r}; install evopipe again")
+        lines[number] = f"{found['key']}: {_flow(value)}{found['comment'] or ''}"
+    return "\n".join(lines) + "\n"
+
+
+def _flow(value: Any) -> str:
+    """Write a value as YAML on one line."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+# --- checks, git and DVC ----------------------------------------------------------------------------------------------
+
+
+def _check_place(folder: Path) -> None:
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(f"new: {folder} is not empty; give the name of a new folder")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"new: {folder} is a file; give the name of a new folder")
+
+
+def _check_env(env_id: str) -> None:
+    env = make_env(EnvConfig(id=env_id))
+    try:
+        vector_observation_size(env.observation_space)
+        discrete_actions(env.action_space)
+    finally:
+        env.close()
+
+
+def _remove(folder: Path, existed: bool) -> None:
+    for entry in folder.iterdir():
+        shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+    if not existed:
+        folder.rmdir()
+
+
+def _repository(folder: Path) -> str:
+    """Make the folder a git and DVC repository, or join the ones that it lies in; say which."""
+    above = folder.resolve().parents
+    git = next((place for place in above if (place / ".git").exists()), None)
+    if git is not None and _run(folder, "git", "check-ignore", "-q", ".").returncode == 0:
+        git = None  # what an outer repository ignores is none of its own
+    if git is not None:
+        dvc = next((place for place in above if (place / ".dvc").is_dir() and place.is_relative_to(git)), None)
+        if dvc is not None:
+            return f"it belongs to the git and DVC repository {dvc}"
+        _dvc_init(folder, "--subdir")
+        return f"it is a DVC project inside the git repository {git}"
+    if shutil.which("git") is None:
+        _dvc_init(folder, "--no-scm")
+        return "git was not found: a DVC project without it, so without experiments and `evopipe verify`"
+    _checked(_run(folder, "git", "init", "--quiet"), "git init")
+    _dvc_init(folder)
+    _checked(_run(folder, "git", "add", "--all"), "git add")
+    return "it is a git and DVC repository"
+
+
+def _dvc_init(folder: Path, *words: str) -> None:
+    _checked(_run(folder, sys.executable, "-m", "dvc", "init", "--quiet", *words), "dvc init")
+    config = folder / ".dvc/config"
+    lines = "[core]\n    analytics = false\n    check_update = false\n"
+    no_scm = "    no_scm = True\n" if "--no-scm" in words else ""
+    safeio.write_text(config, lines + no_scm)
+
+
+def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that nothing of a surrounding git or DVC process leads elsewhere."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("DVC_", "GIT_"))}
+    env |= {"DVC_NO_ANALYTICS": "1"}
+    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+def _checked(run: subprocess.CompletedProcess[str], what: str) -> None:
+    if run.returncode:
+        said = " ".join((run.stderr or run.stdout).split())
+        raise EvopipeError(f"new: `{what}` failed: {said}; nothing was left behind")

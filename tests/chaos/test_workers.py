@@ -1,0 +1,140 @@
+"""Training with worker processes and with envpool: the same outs however many, killed wherever, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiny import (
+    TRAINED,
+    Run,
+    Starter,
+    checkpoints,
+    digests,
+    environment,
+    evopipe,
+    prepared,
+    starter,
+    wait_for,
+    write_params,
+)
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+FAST = {"runtime.checkpoint_seconds": 1e-3, "runtime.env_workers": 0}
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Starter]:
+    with starter() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What training without workers writes."""
+    return trained(prepared(tmp_path_factory.mktemp("alone"), FAST))
+
+
+def trained(folder: Path) -> dict[str, str]:
+    answer = evopipe(folder, "train")
+    assert answer.returncode == 0, answer.stderr
+    assert not checkpoints(folder)
+    return digests(folder, TRAINED)
+
+
+def crew_of(pid: int) -> list[int]:
+    """The worker processes that a process has started and that run."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat, line = (entry / "stat").read_text(), (entry / "cmdline").read_text()
+            except OSError:
+                continue
+            state, parent = stat[stat.rindex(")") + 2 :].split()[:2]
+            if int(parent) == pid and "evopipe.envs.worker" in line and state not in "ZX":
+                found.append(int(entry.name))
+    return found
+
+
+def gone(pids: list[int]) -> bool:
+    for pid in pids:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            continue
+        if stat[stat.rindex(")") + 2] not in "ZX":
+            return False
+    return True
+
+
+def in_the_middle(run: Run, folder: Path, count: int) -> list[int]:
+    """Wait until a run has saved; return its workers."""
+    assert wait_for(lambda: bool(checkpoints(folder)) and len(crew_of(run.pid)) == count), run.log
+    return crew_of(run.pid)
+
+
+@pytest.mark.parametrize("count", [2, "auto"])
+def test_no_result_depends_on_the_number_of_workers(tmp_path: Path, expected: dict[str, str], count: Any) -> None:
+    assert trained(prepared(tmp_path, FAST | {"runtime.env_workers": count})) == expected
+
+
+def test_a_run_killed_with_workers_goes_on_without(tmp_path: Path, start: Starter, expected: dict[str, str]) -> None:
+    folder = prepared(tmp_path, FAST | {"runtime.env_workers": 2})
+    run = start.start(folder, "train")
+    workers = in_the_middle(run, folder, 2)
+    run.send(signal.SIGKILL)
+    assert run.wait() == -signal.SIGKILL
+    assert wait_for(lambda: gone(workers), 5), "a worker outlived its trainer"
+    write_params(folder, FAST)  # another number is no other run
+    again = evopipe(folder, "train")
+    assert again.returncode == 0
+    assert "goes on at step" in again.stderr
+    assert digests(folder, TRAINED) == expected
+
+
+def test_a_worker_is_killed(tmp_path: Path, start: Starter, expected: dict[str, str]) -> None:
+    folder = prepared(tmp_path, FAST | {"runtime.env_workers": 2})
+    run = start.start(folder, "train")
+    workers = in_the_middle(run, folder, 2)
+    os.kill(workers[0], signal.SIGKILL)
+    assert run.wait() == 71
+    assert f"worker process {workers[0]} was ended by SIGKILL" in " ".join(run.log.split())
+    assert gone(workers)
+    assert checkpoints(folder)
+    assert trained(folder) == expected
+
+
+def test_ctrl_c_saves_before_anything_else(tmp_path: Path, expected: dict[str, str]) -> None:
+    """A terminal sends SIGINT to the whole group: the workers must go on until the trainer has saved."""
+    folder = prepared(tmp_path, FAST | {"runtime.env_workers": 2})
+    command = [sys.executable, "-m", "evopipe", "train"]
+    with (folder / "log.txt").open("w") as log:
+        run = subprocess.Popen(command, cwd=folder, env=environment(), stdout=log, stderr=log, start_new_session=True)
+    assert wait_for(lambda: bool(checkpoints(folder)) and len(crew_of(run.pid)) == 2)
+    workers = crew_of(run.pid)
+    os.killpg(run.pid, signal.SIGINT)
+    assert run.wait(30) == 130, (folder / "log.txt").read_text()
+    assert gone(workers)
+    assert trained(folder) == expected
+
+
+def test_training_with_envpool_goes_on_bit_for_bit(tmp_path: Path, start: Starter, expected: dict[str, str]) -> None:
+    pool = FAST | {"env.backend": "envpool"}
+    straight = trained(prepared(tmp_path / "straight", pool))
+    assert straight != expected  # another build: it must never be taken silently
+    folder = prepared(tmp_path / "killed", pool)
+    for _ in range(2):
+        run = start.start(folder, "train")
+        in_the_middle(run, folder, 0)
+        run.send(signal.SIGKILL)
+        assert run.wait() == -signal.SIGKILL
+    assert trained(folder) == straight

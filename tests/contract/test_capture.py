@@ -1,0 +1,311 @@
+"""Every algorithm fits a CUDA graph, and every device: shown without a GPU, on a second device in software."""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import populations
+from device import DEVICE, CaptureError, Device, Recorder, Remote
+from evopipe import algos
+from evopipe.buffers.replay import Replay, RowLayout
+from evopipe.core import optim, population
+from evopipe.core.graphs import Capture, Paths
+from evopipe.core.population import Cohort, tensors_of
+from evopipe.loops.acting import choose
+from evopipe.loops.evaluate import evaluate
+from evopipe.loops.online import Online
+from evopipe.loops.problem import Problem, first_members
+from evopipe.loops.steps import learn
+from populations import advance, close_generation, equal_states, finish, started
+
+UNLIKE = {
+    "before_training": True,
+    "architecture": {"min_nodes": 8, "max_nodes": 64, "min_latent": 8, "node_steps": (1, 8, 16), "latent_steps": (8,)},
+    "activations": ("ReLU", "GELU", "Sigmoid"),
+}
+LONG: dict[str, Any] = {"evo_steps": 100_000, "max_steps": 100_000}
+
+each_algorithm = pytest.mark.parametrize("algo", algos.names())
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """The second device, grouped like a GPU, with the optimiser that a GPU gets on both."""
+    monkeypatch.setitem(population.COSTS, DEVICE.type, population.COSTS["cuda"])
+    monkeypatch.setitem(population.COSTS, "cpu", population.COSTS["cuda"])
+    monkeypatch.setattr(optim, "fused_is_sound", lambda: False)
+    optim._take_layout_warning()
+    with Device() as made:
+        yield made
+
+
+def small(algo: str, norm: bool = False, **train: Any) -> Problem:
+    config = {"network": {"encoder": [16], "latent": 16, "layer_norm": norm}}
+    return populations.problem(algo=algo, mutation=UNLIKE, cohorts="merged", config=config, train={**LONG, **train})
+
+
+def filled(p: Problem, masked: bool = False, memories: int = 4) -> Replay:
+    """A replay on the problem's device with random transitions in it."""
+    g, n = np.random.default_rng(0), 200
+    replay = Replay(RowLayout(p.observations, p.actions, masked), memories, 300, p.device)
+    obs, after = (g.standard_normal((memories * n, p.observations)).astype(np.float32) for _ in range(2))
+    action, ended = g.integers(p.actions, size=memories * n), g.random(memories * n) < 0.2
+    rows = replay.layout.pack(obs, action, g.standard_normal(memories * n), ended, after)
+    replay.add(rows.reshape(memories, n, -1), np.ones((memories, n), bool))
+    return replay
+
+
+def recorded(p: Problem, device: Device) -> list[Cohort]:
+    """Cohorts of unlike members on the second device, whose work runs as a graph would."""
+    formed = replace(p, device=DEVICE).form(first_members(p, 4)[0])
+    return [replace(cohort, runner=Recorder(device)) for cohort in formed]
+
+
+def try_graph(p: Problem, device: Device) -> None:
+    """Act and learn as a graph would."""
+    there = replace(p, device=DEVICE)
+    for masked in (False, True):
+        replay = filled(there, masked)
+        for cohort in recorded(p, device):
+            obs = np.zeros((len(cohort.members), 3, p.observations), np.float32)
+            legal = np.ones((len(cohort.members), 3, p.actions), bool)
+            for explore in ((0.5, 7), None):
+                assert choose(p.algo, cohort, obs, legal, explore).shape == obs.shape[:2]
+            before = tensors_of(cohort.state)
+            after, losses = learn(there, cohort, replay, 5, 3)
+            assert after is cohort
+            assert losses.shape == (len(cohort.members),)
+            assert all(x is y for x, y in zip(before, tensors_of(after.state), strict=True)), "state stays in place"
+
+
+# ---------------------------------------------------------------------------------------------- the registry
+
+
+@each_algorithm
+@pytest.mark.parametrize("norm", [False, True])
+def test_act_and_update_fit_a_graph(algo: str, norm: bool, device: Device) -> None:
+    """No value is read on the host, nothing comes from it, no shape depends on data, nothing outlives the recording."""
+    try_graph(small(algo, norm), device)
+
+
+def moved(p: Problem, device: Device) -> set[str]:
+    """Networks and moments that an update replaced by others instead of writing to them."""
+    replay, names = filled(replace(p, device=DEVICE)), set()
+    for cohort in recorded(p, device):
+        u = torch.zeros(len(cohort.slots), 1, cohort.batch, dtype=torch.float64).to(DEVICE)
+        batch = replay.layout.unpack(replay.sample(cohort.slots, u)[:, 0], cohort.weight)
+        state, _, _ = p.algo.update(p.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy)
+        for field in fields(state):
+            old, new = getattr(cohort.state, field.name), getattr(state, field.name)
+            for part in ("values", "mean", "square", "steps"):
+                if field.metadata["kind"] != "row" and getattr(old, part, None) is not getattr(new, part, None):
+                    names.add(f"{field.name}.{part}")
+    return names
+
+
+@each_algorithm
+def test_networks_and_moments_are_updated_where_they_are(algo: str, device: Device) -> None:
+    """What an update replaces is written back at a copy's price: rows of a few numbers may be, weights may not."""
+    assert moved(small(algo), device) == set()
+
+
+@each_algorithm
+@pytest.mark.parametrize("capture", ["none", "buffers"])
+def test_a_run_on_another_device_is_the_run_on_the_host(algo: str, capture: Capture, device: Device) -> None:
+    """Act, store, learn, evaluate, evolve, save and restore, to the bit; the host waits for actions, once a tick."""
+    p = small(algo, learning_delay=20, evo_steps=120, max_steps=240)
+    far = replace(p, device=DEVICE, paths=Paths(capture))
+    there, here = Online(far, first_members(p, 3)[0]), started(p, 3)
+    for loop in (there, here):
+        advance(loop, 12)
+    assert all(isinstance(t, Remote) for c in there.cohorts for t in (*tensors_of(c.state), c.keys, *c.hyper.values()))
+    device.waits.clear()
+    advance(there, 10)
+    assert device.waits == {"a copy from or to the host": 10 * len(there.cohorts)}
+    advance(here, 10)
+    tensors, meta = there.state()
+    assert not any(isinstance(t, Remote) for t in tensors.values()), "a checkpoint is on the host"
+    assert equal_states((tensors, meta), here.state()) == []
+    again = Online(far, first_members(p, 3)[0])
+    assert again.restore(tensors, meta) == 0
+    for loop in (again, here):
+        finish(loop)
+    assert equal_states(again.state(), here.state()) == []
+    assert here.generation == 2
+    for loop in (there, here, again):
+        loop.close()
+
+
+@each_algorithm
+def test_learning_never_waits(algo: str, device: Device) -> None:
+    """Neither recorded nor eager: the host goes on to the environments while the device learns."""
+    p = replace(small(algo), device=DEVICE)
+    replay, cohorts = filled(p), p.form(first_members(p, 4)[0])
+    for _ in range(2):  # the first time makes views
+        device.waits.clear()
+        for i, cohort in enumerate(cohorts):
+            cohorts[i], _ = learn(p, cohort, replay, 5, 2)
+    assert not device.waits
+
+
+# ------------------------------------------------------------------------------------------ bad algorithms
+
+
+def bad(p: Problem, name: str, change: Callable[..., Any]) -> Problem:
+    """The problem with an algorithm of which one function is wrapped."""
+    names = {key: getattr(p.algo, key) for key in algos.REQUIRED}
+    original = names[name]
+    return replace(p, algo=types.SimpleNamespace(**{**names, name: lambda *a: change(original, *a)}))  # type: ignore[arg-type]
+
+
+KEPT: list[Any] = []
+
+
+def reads_a_value(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
+    state, losses, healthy = update(cfg, state, hp, batch, healthy)
+    return state, losses * losses.max().item(), healthy
+
+
+def decides_on_a_value(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
+    return update(cfg, state, hp, batch, healthy) if healthy.all() else (state, batch.reward[:, 0], healthy)
+
+
+def picks_by_a_mask(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
+    return update(cfg, state, hp, replace(batch, reward=batch.reward - batch.reward[batch.reward > 0].mean()), healthy)
+
+
+def counts(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
+    return update(cfg, state, hp, replace(batch, reward=batch.reward + len(batch.terminated.nonzero())), healthy)
+
+
+def goes_to_the_host(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
+    reward = batch.reward.cpu().clamp(-1, 1).to(batch.reward.device)
+    return update(cfg, state, hp, replace(batch, reward=reward), healthy)
+
+
+def brings_a_number(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
+    scale = torch.tensor(0.5)
+    return update(cfg, state, hp, replace(batch, reward=batch.reward * scale), healthy)
+
+
+def makes_a_tensor_on_the_host(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
+    return update(cfg, state, hp, replace(batch, reward=batch.reward + torch.zeros(batch.reward.shape)), healthy)
+
+
+def draws(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
+    return update(cfg, state, hp, replace(batch, reward=batch.reward + torch.rand_like(batch.reward)), healthy)
+
+
+def keeps(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
+    KEPT.append(batch.reward * 2)
+    return update(cfg, state, hp, batch, healthy)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (reads_a_value, "a value is read on the host"),
+        (decides_on_a_value, "a value is read on the host"),
+        (picks_by_a_mask, "the shape depends on the data"),
+        (counts, "the shape of the result depends on the data"),
+        (goes_to_the_host, "a copy from or to the host"),
+        (brings_a_number, "a number from the host"),
+        (makes_a_tensor_on_the_host, "tensors of two devices"),
+        (draws, "a random number generator"),
+        (keeps, "outlive it"),
+    ],
+)
+def test_a_bad_update_is_found(change: Callable[..., Any], sentence: str, device: Device) -> None:
+    try:
+        with pytest.raises(RuntimeError, match=sentence) as raised:
+            try_graph(bad(small("dqn"), "update", change), device)
+        assert isinstance(raised.value, CaptureError) or sentence == "tensors of two devices"
+    finally:
+        KEPT.clear()
+        gc.collect()
+
+
+def test_a_bad_act_is_found(device: Device) -> None:
+    def act(original: Any, state: Any, obs: Any, legal: Any, epsilon: Any, u: Any) -> Any:
+        return original(state, obs, legal, epsilon if epsilon[0] > 0.1 else 0 * epsilon, u)
+
+    with pytest.raises(CaptureError, match="a value is read on the host"):
+        try_graph(bad(small("dqn"), "act", act), device)
+
+
+def test_an_update_that_moves_its_weights_is_found(device: Device) -> None:
+    def update(original: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
+        state, losses, healthy = original(cfg, state, hp, batch, healthy)
+        return replace(state, target=state.q.copy()), losses, healthy
+
+    assert moved(bad(small("dqn"), "update", update), device) == {"target.values"}
+
+
+# ------------------------------------------------------------------- fixed buffers, forced on where the host computes
+
+
+@each_algorithm
+def test_a_run_on_fixed_buffers_is_the_eager_run(algo: str) -> None:
+    """To the bit, over generations, and from any checkpoint of either to the end."""
+    p = populations.problem(algo=algo, mutation=UNLIKE, config={"learn_step": 3})
+    eager, paths = started(p, 4), Paths("buffers")
+    fixed = started(replace(p, paths=paths), 4)
+    for _ in range(4):
+        for loop in (eager, fixed):
+            advance(loop, 23)
+        assert equal_states(eager.state(), fixed.state()) == []
+        resumed = started(replace(p, paths=Paths("buffers")), 4)
+        assert resumed.restore(*eager.state()) == 0
+    for loop in (eager, fixed, resumed):
+        finish(loop)
+    assert equal_states(eager.state(), fixed.state()) == []
+    assert equal_states(eager.state(), resumed.state()) == []
+    assert paths.recorded > 8
+    assert not paths.given_up
+    for loop in (eager, fixed, resumed):
+        loop.close()
+
+
+@each_algorithm
+def test_evaluation_on_fixed_buffers_is_the_eager_one(algo: str) -> None:
+    p = populations.problem(algo=algo, mutation=UNLIKE)
+    loop = started(p, 3)
+    advance(loop, 40)
+    seeds = np.arange(6)
+    eager = evaluate(p.algo, loop.cohorts, loop.eval_pool, seeds, 40)
+    fixed = [replace(c, runner=population.Runner(Paths("buffers"))) for c in loop.cohorts]
+    again = evaluate(p.algo, fixed, loop.eval_pool, seeds, 40)
+    assert (again.returns == eager.returns).all()
+    loop.close()
+
+
+@each_algorithm
+def test_a_nan_on_fixed_buffers_stays_with_its_member(algo: str) -> None:
+    p = populations.problem(algo=algo, mutation=UNLIKE, train=LONG, cohorts="merged")
+    clean, ill = (started(replace(p, paths=Paths("buffers")), 4) for _ in range(2))
+    for loop in (clean, ill):
+        advance(loop, 30)
+    cohort, row = populations.of_slot(ill.cohorts, 1)
+    getattr(cohort.state, p.algo.POLICY).values[row] = torch.nan
+    for loop in (clean, ill):
+        advance(loop, 20)
+    cohort, row = populations.of_slot(ill.cohorts, 1)
+    assert not cohort.healthy[row]
+    assert [populations.same(a, b) for a, b in zip(clean.members, ill.members, strict=True)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    close_generation(ill)
+    assert all(m.healthy for m in ill.members)
+    for loop in (clean, ill):
+        loop.close()

@@ -1,0 +1,255 @@
+"""`evopipe new`: a project of one's own, from the installed package, offline."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import evopipe
+from evopipe.config import load_params
+from evopipe.new.project import contents, dvc_yaml, params_yaml
+from evopipe.storage.yamlio import parse_yaml
+from tiny import ROOT, Answer, call, environment
+
+ROOT_STAGES: dict[str, Any] = parse_yaml((ROOT / "dvc.yaml").read_text(), "dvc.yaml").data["stages"]
+GIT = ("git", "-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false")
+FILES = {".dvcignore", ".gitignore", "README.md", "dvc.yaml", "my_env.py", "params.yaml", "requirements.txt"}
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.is_file()}
+
+
+def git(folder: Path, *words: str) -> str:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return subprocess.run([*GIT, *words], cwd=folder, env=kept, capture_output=True, text=True, check=True).stdout
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def test_a_new_project(tmp_path: Path) -> None:
+    answer = call(tmp_path, "new", "my first project")
+    assert answer == (
+        0,
+        "my first project: a project for my_env:Catch-v0; it is a git and DVC repository\n"
+        "next: cd 'my first project' && dvc repro\n",
+        "",
+    )
+    folder = tmp_path / "my first project"
+    assert files(folder) == FILES
+    assert (folder / "README.md").read_text().startswith("# my first project\n")
+    assert (folder / "requirements.txt").read_text() == f"evopipe=={evopipe.__version__}\n"
+    assert set(git(folder, "diff", "--cached", "--name-only").split()) >= FILES
+    assert git(folder, "status", "--porcelain", "--untracked-files").count("??") == 0
+    assert load_params(str(folder / "params.yaml")).env.id == "my_env:Catch-v0"  # it is complete, or this would raise
+    for text in contents("x").values():
+        assert "$" not in text.replace("${", "")
+        assert str(ROOT) not in text
+
+
+def test_its_example_passes_the_check(tmp_path: Path) -> None:
+    assert call(tmp_path, "new", "p").code == 0
+    run = subprocess.run(
+        [sys.executable, "-m", "evopipe", "env", "check", "my_env:Catch-v0"],
+        cwd=tmp_path / "p",
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "my_env:Catch-v0: ok\n", "")
+
+
+def test_its_pipeline_is_the_root_pipeline() -> None:
+    """Stage by stage, but for what stands for the code."""
+    made: dict[str, Any] = parse_yaml(contents("x")["dvc.yaml"], "dvc.yaml").data
+    assert list(made["stages"]) == list(ROOT_STAGES)
+    for name, stage in made["stages"].items():
+        root = ROOT_STAGES[name]
+        assert {key: value for key, value in stage.items() if key != "deps"} == {
+            key: value for key, value in root.items() if key != "deps"
+        }
+        code = [dep for dep in root["deps"] if dep.startswith("src/evopipe")]
+        own = ["requirements.txt"] + ["my_env.py"] * (name != "buffer")
+        assert stage["deps"] == [dep for dep in root["deps"] if dep not in code] + own
+        # What steps an environment at the root depends on the module of one here.
+        makes = any(dep.startswith("src/evopipe/envs") or dep == "src/evopipe/play.py" for dep in code)
+        assert makes or name == "buffer"
+    assert "src/" not in contents("x")["dvc.yaml"]
+    assert made["plots"] == parse_yaml((ROOT / "dvc.yaml").read_text(), "dvc.yaml").data["plots"]
+
+
+def test_parameters_keep_their_comments_and_places() -> None:
+    root = (ROOT / "params.yaml").read_text()
+    made = contents("x")["params.yaml"]
+    assert len(made.splitlines()) == len(root.splitlines())
+    for a, b in zip(root.splitlines(), made.splitlines(), strict=True):
+        assert a.partition(":")[0] == b.partition(":")[0]
+        assert a.partition("  #")[2] == b.partition("  #")[2]
+    assert params_yaml("a:\n  b: 1  # why\n  c: [x]\n", {"a.b": None, "a.c": [1, 2]}) == (
+        "a:\n  b: null  # why\n  c: [1, 2]\n"
+    )
+
+
+def test_an_installed_environment_needs_no_module(tmp_path: Path) -> None:
+    assert call(tmp_path, "new", "p", "--env", "CartPole-v1", "--quiet") == (0, "", "")
+    assert files(tmp_path / "p") == FILES - {"my_env.py"}
+    assert load_params(str(tmp_path / "p/params.yaml")).env.id == "CartPole-v1"
+    assert not [name for name, text in contents("x", "CartPole-v1").items() if "my_env" in text]
+    assert "my_env" not in dvc_yaml((ROOT / "dvc.yaml").read_text(), ())
+
+
+# --- where it is put --------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_folder_will_do_and_a_full_one_will_not(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/x").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    assert call(tmp_path / "empty", "new", ".").code == 0
+    assert (tmp_path / "empty/README.md").read_text().startswith("# empty\n")
+    refused = "error: new: full is not empty; give the name of a new folder\n"
+    assert call(tmp_path, "new", "full") == (64, "", refused)
+    assert call(tmp_path, "new", "file") == (64, "", "error: new: file is a file; give the name of a new folder\n")
+    assert files(tmp_path / "full") == {"x"}
+
+
+def test_an_environment_that_cannot_be_used_leaves_nothing(tmp_path: Path) -> None:
+    assert call(tmp_path, "new", "p", "--env", "CartPol-v1").code == 65
+    assert call(tmp_path, "new", "p", "--env", "Pendulum-v1").code == 65
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_inside_other_repositories(tmp_path: Path) -> None:
+    """It joins a git repository, and a DVC repository; what the outer one ignores is on its own."""
+    git(tmp_path, "init", "-q")
+    (tmp_path / ".gitignore").write_text("/build\n")
+    answer = call(tmp_path, "new", "p")
+    assert answer.out.startswith(
+        f"p: a project for my_env:Catch-v0; it is a DVC project inside the git repository {tmp_path}"
+    )
+    assert (tmp_path / "p/.dvc/config").is_file()
+    assert not (tmp_path / "p/.git").exists()
+    assert "it belongs to the git and DVC repository" in call(tmp_path / "p", "new", "q").out
+    assert not (tmp_path / "p/q/.dvc").exists()
+    assert "it is a git and DVC repository" in call(tmp_path, "new", "build/p").out
+
+
+def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    answer = call(tmp_path, "new", "p")
+    assert answer.code == 0, answer
+    assert "git was not found" in answer.out
+    assert "no_scm" in (tmp_path / "p/.dvc/config").read_text()
+
+
+def test_what_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "bin/git"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\necho 'no luck' >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{broken.parent}{os.pathsep}{os.environ['PATH']}")
+    answer = call(tmp_path, "new", "p")
+    assert answer == (1, "", "error: new: `git init` failed: no luck; nothing was left behind\n")
+    assert not (tmp_path / "p").exists()
+
+
+# --- as a package -----------------------------------------------------------------------------------------------------
+
+
+class Installed:
+    """A wheel of this tree, unpacked where no source tree is near."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.site = home, home / "site"
+        tree = home / "tree"
+        (tree / ".ci").mkdir(parents=True)
+        for name in ("pyproject.toml", "README.md", "LICENSE", "dvc.yaml", "params.yaml", ".ci/wheel.py"):
+            shutil.copy(ROOT / name, tree / name)
+        shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+        alone = ["--no-deps", "--no-index"]
+        subprocess.run(
+            [*pip, "wheel", *alone, "--no-build-isolation", "-w", str(home / "wheel"), str(tree)],
+            check=True,
+            timeout=120,
+        )
+        (wheel,) = (home / "wheel").glob("*.whl")
+        subprocess.run([*pip, "install", *alone, "--target", str(self.site), str(wheel)], check=True, timeout=120)
+        shutil.rmtree(tree)
+
+    def run(self, folder: Path, *words: str) -> Answer:
+        """Run `python -m <words>` with the installed package, and nothing of this tree."""
+        kept = {name: value for name, value in environment().items() if not name.startswith("GIT_")}
+        path = os.pathsep.join((str(Path(sys.executable).parent), kept["PATH"]))
+        run = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=folder,
+            env=kept | {"PYTHONPATH": str(self.site), "PATH": path, "DVC_NO_ANALYTICS": "1", "TMPDIR": str(self.home)},
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        return Answer(run.returncode, run.stdout, run.stderr)
+
+    def ran(self, folder: Path) -> list[str]:
+        """Run `dvc repro`; return the stages whose commands ran."""
+        answer = self.run(folder, "dvc", "repro")
+        assert answer.code == 0, answer
+        return [stage for stage in ROOT_STAGES if f"Running stage '{stage}'" in answer.out]
+
+
+@pytest.mark.slow
+def test_a_project_with_the_installed_package(tmp_path: Path) -> None:
+    """From the wheel to a verified commit: it learns, reruns what an edit affects, plays, and gives the same again."""
+    pytest.importorskip("hatchling", reason="a wheel is built with hatchling: pip install hatchling")
+    package = Installed(tmp_path / "package")
+    where = package.run(tmp_path, "evopipe", "new", "my project")
+    assert where.code == 0, where
+    folder = tmp_path / "my project"
+    found = subprocess.run(
+        [sys.executable, "-c", "import evopipe; print(evopipe.__file__)"],
+        cwd=folder,
+        env=environment(PYTHONPATH=str(package.site)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.startswith(str(package.site))
+
+    assert package.run(folder, "evopipe", "env", "check", "my_env:Catch-v0").out == "my_env:Catch-v0: ok\n"
+    assert package.ran(folder) == list(ROOT_STAGES)
+    assert package.ran(folder) == []
+    evaluation = json.loads((folder / "reports/evaluation.json").read_text())
+    assert evaluation["elite"]["mean"] >= 19.0  # of 20: the example is learned
+    assert "git" not in git(folder, "status", "--porcelain", "--", "data", "models")
+
+    played = package.run(folder, "evopipe", "play", "--gif", "elite.gif", "--seed", "3")
+    assert played.code == 0, played
+    assert "my_env:Catch-v0: mean return " in played.out
+    assert (folder / "elite.gif").read_bytes().startswith(b"GIF89a")
+
+    module = folder / "my_env.py"
+    module.write_text(module.read_text() + "\n# an edit that changes nothing\n")
+    # Their outs are the same again, so that nothing that depends on those alone reruns.
+    assert package.ran(folder) == [name for name in ROOT_STAGES if name != "buffer"]
+    (folder / "requirements.txt").write_text("evopipe==0\n")
+    assert package.ran(folder) == list(ROOT_STAGES)
+    (folder / "requirements.txt").write_text(f"evopipe=={evopipe.__version__}\n")
+    assert package.ran(folder) == []  # DVC's run cache knows it
+
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "first results")
+    verified = package.run(folder, "evopipe", "verify", "--jobs", "2")
+    assert verified.code == 0, verified

@@ -1,0 +1,148 @@
+"""The report in a real browser: its plots are there, at a desk and on a phone, by day and by night, without a word."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from browser import NAMES, Browser, find, opened
+from evopipe.stages import report
+from reports import write_run
+
+REQUIRED = "EVOPIPE_REQUIRE_BROWSER"
+SIZES = {"large": (20, 50), "small": (1, 1)}  # members, generations
+PLOTS = {"large": {"fitness", "lineage", "mutations", "trajectory", "evaluation", "throughput"}}
+PLOTS["small"] = PLOTS["large"] - {"mutations", "trajectory"}
+
+# Every visible plot: its kind, its size on the screen, how many shapes it has, its smallest text in pixels.
+MEASURE = """
+[...document.querySelectorAll('svg.plot')].filter(svg => svg.checkVisibility()).map(svg => {
+  const box = svg.getBoundingClientRect(), scale = box.width / svg.viewBox.baseVal.width;
+  const shapes = [...svg.querySelectorAll('path, use')].filter(e => e.getBoundingClientRect().width > 0
+    || e.getBoundingClientRect().height > 0);
+  const texts = [...svg.querySelectorAll('text')].map(t => parseFloat(getComputedStyle(t).fontSize) * scale);
+  return {kind: svg.classList[1], width: box.width, height: box.height, shapes: shapes.length,
+          smallest: Math.min(...texts), texts: texts.length};
+})
+"""
+# Plots whose text or shapes stick out of their card.
+OUTSIDE = """
+[...document.querySelectorAll('section')].flatMap(card => {
+  const edge = card.getBoundingClientRect();
+  return [...card.querySelectorAll('figure svg.plot')].filter(svg => svg.checkVisibility() && !svg.closest('.scroll'))
+    .flatMap(svg => [...svg.querySelectorAll('text, use')]).filter(e => {
+      const box = e.getBoundingClientRect();
+      return box.left < edge.left || box.right > edge.right || box.top < edge.top || box.bottom > edge.bottom;
+    }).map(e => `${card.id}: ${e.textContent}`);
+})
+"""
+LUMINANCE = """
+(() => {
+  const of = colour => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
+      .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const card = of(getComputedStyle(document.querySelector('section')).backgroundColor);
+  const contrast = other => (Math.max(card, other) + 0.05) / (Math.min(card, other) + 0.05);
+  const texts = [...document.querySelectorAll('svg.plot text')].filter(t => t.checkVisibility());
+  return {card, least: Math.min(...texts.map(t => contrast(of(getComputedStyle(t).fill))))};
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = find()
+    if program is None:
+        assert not os.environ.get(REQUIRED), f"{REQUIRED} is set, and none of {', '.join(NAMES)} is on PATH"
+        pytest.skip(f"no browser here: none of {', '.join(NAMES)} is on PATH")
+    with opened(program) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """Its size, and the file."""
+    folder = tmp_path_factory.mktemp("report")
+    params = write_run(folder, *SIZES[request.param], overrides={"evaluate.steps": 60})
+    report.run(params, quiet=True, folder=folder)
+    return request.param, folder / "reports/report.html"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_in_a_browser(browser: Browser, page: tuple[str, Path], width: int, dark: bool) -> None:
+    size, file = page
+    browser.open(file, width, dark=dark)
+    plots = browser.run(MEASURE)
+    assert {plot["kind"] for plot in plots} == PLOTS[size]
+    for plot in plots:
+        assert plot["width"] > 200, plot
+        assert plot["height"] > 60, plot
+        assert plot["shapes"] >= 2, plot
+        assert plot["texts"] >= 3, plot
+        assert plot["smallest"] >= 9.5, plot
+    assert browser.run("document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
+    assert browser.run(OUTSIDE) == []
+    # The film plays, or its still picture stands there; both are in the file.
+    assert browser.run("[...document.images].map(i => i.complete && i.naturalWidth > 100)") == [True]
+    light = browser.run(LUMINANCE)
+    assert (light["card"] < 0.05) if dark else (light["card"] > 0.9)
+    assert light["least"] >= 3.0, "text that cannot be read on its card"
+    assert browser.console == []
+    assert browser.requests[0] == file.resolve().as_uri()
+    assert all(address.startswith("data:") for address in browser.requests[1:])
+
+
+def test_the_browser_would_notice(browser: Browser, tmp_path: Path) -> None:
+    """What the test above finds clean is looked at: requests, the console, overflow, contrast, plots of no size."""
+    bad = tmp_path / "bad.html"
+    bad.write_text(
+        "<!doctype html><body style='margin:0'><section style='width:300px;background:#fff'><figure>"
+        "<svg class='plot odd' width='0' height='0' viewBox='0 0 10 10'></svg>"
+        "<svg class='plot out' width='200' height='90' viewBox='0 0 200 90' style='overflow:visible'>"
+        "<text x='400' y='20' style='fill:#eee;font-size:5px'>far</text></svg></figure></section>"
+        "<div style='width:900px'>wide</div><img src='http://127.0.0.1:9/x.png'>"
+        "<script>console.log('talks'); missing()</script>"
+    )
+    browser.open(bad, 390)
+    odd, out = browser.run(MEASURE)
+    assert (odd["width"], odd["height"], odd["shapes"]) == (0, 0, 0)
+    assert out["smallest"] < 9.5
+    assert browser.run("document.documentElement.scrollWidth") > 390
+    assert browser.run(OUTSIDE) == [": far"]
+    assert browser.run(LUMINANCE)["least"] < 3.0
+    assert any("talks" in line for line in browser.console)
+    assert any("missing" in line for line in browser.console)
+    assert "http://127.0.0.1:9/x.png" in browser.requests
+
+
+def test_who_wants_no_motion_gets_a_still_picture(browser: Browser, page: tuple[str, Path]) -> None:
+    sources = []
+    for still in (False, True):
+        browser.open(page[1], 1280, still=still)
+        sources.append(browser.run("document.images[0].currentSrc.length"))
+    assert sources[1] < sources[0]
+
+
+def test_a_mark_tells_what_it_is(browser: Browser, page: tuple[str, Path]) -> None:
+    """Every member of the tree has a tooltip."""
+    members, generations = SIZES[page[0]]
+    browser.open(page[1], 1280)
+    titles = browser.run("[...document.querySelectorAll('#lineage use > title')].map(t => t.textContent)")
+    shown = browser.run("document.querySelectorAll('#lineage svg.plot').length")
+    assert len(titles) == shown * members * generations
+    assert all(title.startswith("generation ") for title in titles)
+    assert all("fitness" in title or "diverged" in title for title in titles)
+
+
+def test_every_fold_opens(browser: Browser, page: tuple[str, Path]) -> None:
+    browser.open(page[1], 390)
+    browser.run("document.querySelectorAll('details').forEach(d => { d.open = true })")
+    assert browser.run("[...document.querySelectorAll('details')].every(d => d.offsetHeight > 100)")
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    assert browser.console == []

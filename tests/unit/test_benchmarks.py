@@ -1,0 +1,340 @@
+"""The benchmark: its statistics against values by hand, its counting, its record, its page. Peers with `--slow`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from evopipe.envs.make import EnvConfig, make_env
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+INF = math.inf
+
+
+@pytest.fixture(autouse=True)
+def _on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "contestants"))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+@pytest.fixture
+def stats(_on_path: None) -> Any:
+    from harness import stats
+
+    return stats
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def test_a_ratio_is_the_median_of_the_pairs_ratios(stats: Any) -> None:
+    # Pairs 2, 3, 4, 1, 10: their median is 3; the ratio of the medians (8 / 2) would be 4.
+    ratio = stats.ratio([2, 6, 8, 9, 30], [1, 2, 2, 9, 3])
+    assert ratio.median == 3
+    assert ratio.pairs == 5
+
+
+def test_intervals_are_those_of_all_resamples(stats: Any) -> None:
+    assert stats.interval([7.0]) == (7, 7)
+    # Three values: 7 of 27 resamples have the smallest as their median, far more than 2.5 %.
+    assert stats.interval([1, 2, 3]) == (1, 3)
+    # Five: the smallest is the median of 181 of 3125 resamples, 5.8 %; two of a kind at the end do not narrow that.
+    assert stats.interval([1, 2, 3, 4, 5]) == (1, 5)
+    assert stats.interval([1, 1, 3, 4, 4]) == (1, 4)
+    # Seven: 1 % for the smallest, 10 % for the two smallest together, so the second is the end.
+    assert stats.interval([1, 2, 3, 4, 5, 6, 7]) == (2, 6)
+    assert stats.interval([INF, 2, 3, INF, INF]) == (2, INF)
+    with pytest.raises(ValueError, match="no values"):
+        stats.interval([])
+
+
+def test_a_ratio_is_inconclusive_with_few_pairs_or_a_wide_interval(stats: Any) -> None:
+    assert not stats.too_wide(stats.Ratio(10, 9, 13.5, 5))
+    assert stats.too_wide(stats.Ratio(10, 9, 13.6, 5))
+    assert stats.too_wide(stats.Ratio(10, 9, 11, 4))
+    assert stats.too_wide(stats.Ratio(math.nan, math.nan, math.nan, 5))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "pairs", "wide", "said"),
+    [
+        (10.0, 12.0, 5, False, "reached"),
+        (8.0, 9.9, 5, False, "not reached"),
+        (9.0, 11.0, 5, False, "INCONCLUSIVE"),
+        (11.0, 20.0, 5, False, "INCONCLUSIVE"),  # too wide, though all of it lies above
+        (11.0, INF, 5, True, "reached"),
+        (11.0, 12.0, 4, True, "INCONCLUSIVE"),
+    ],
+)
+def test_verdicts(stats: Any, low: float, high: float, pairs: int, wide: bool, said: str) -> None:
+    assert stats.verdict(stats.Ratio((low + high) / 2, low, high, pairs), 10.0, wide) == said
+
+
+def test_a_censored_time_is_a_lower_bound(stats: Any) -> None:
+    T = stats.Time
+    assert stats.median_time([T(10), T(20), T(30, True)]) == (20, False)
+    assert stats.median_time([T(10), T(20, True), T(30, True)]) == (20, True)
+    assert stats.median_time([T(10, True), T(20), T(30)]) == (20, True)  # the first may have been the longest
+    # Pairs: ≥ 3, = 2, ≤ 2 (so at least 0): the median is at least 2, and everything up to infinity is possible.
+    ratio = stats.ratio_of_times([T(30, True), T(20), T(20)], [T(10), T(10), T(10, True)])
+    assert ratio == (2, 0, INF, 3)
+
+
+# --- counting ---------------------------------------------------------------------------------------------------------
+
+
+def test_steps_are_counted_below_the_wrappers_and_resets_apart() -> None:
+    from common import EnvClock
+
+    clock = EnvClock()
+    env = clock.watch(make_env(EnvConfig(id="LunarLander-v3")))
+    env.reset(seed=1)  # ends with a step of its own, which is nobody's
+    assert clock.steps == 0
+    for _ in range(5):
+        env.step(0)
+    env.close()
+    assert clock.steps == 5
+    assert 0 < clock.step_seconds < clock.seconds
+    assert clock.reset_seconds > 0
+
+
+def test_a_budget_ends_the_run() -> None:
+    from common import EnvClock, OutOfBudget
+
+    env = EnvClock(max_steps=2).watch(make_env(EnvConfig(id="CartPole-v1")))
+    env.reset(seed=1)
+    env.step(0)
+    env.step(1)
+    with pytest.raises(OutOfBudget):
+        env.step(0)
+    late = EnvClock(max_seconds=0.0).watch(make_env(EnvConfig(id="CartPole-v1")))
+    late.reset(seed=1)
+    with pytest.raises(OutOfBudget):
+        late.step(0)
+
+
+def test_a_part_inside_another_counts_for_itself_alone() -> None:
+    import time
+
+    from common import Parts
+
+    class Work:
+        def outer(self) -> None:
+            time.sleep(0.01)
+            self.inner()
+
+        def inner(self) -> None:
+            time.sleep(0.05)
+
+    parts = Parts()
+    parts.watch(Work, "outer", "outer")
+    parts.watch(Work, "inner", "inner")
+    Work().outer()
+    assert parts.calls == {"inner": 1, "outer": 1}
+    assert parts.seconds["inner"] >= 0.05
+    assert parts.seconds["outer"] < 0.04
+
+
+def test_episodes_are_played_once_a_seed() -> None:
+    from common import EnvClock, play_episodes
+
+    clock = EnvClock()
+    env = gymnasium.vector.SyncVectorEnv([lambda: clock.watch(make_env(EnvConfig(id="CartPole-v1"))) for _ in range(2)])
+    left = lambda obs: np.zeros(len(obs), np.int64)  # noqa: E731
+    returns = play_episodes(env, left, [1, 2, 3, 4])
+    again = play_episodes(env, left, [3, 4])
+    assert returns.tolist()[2:] == again.tolist()
+    assert clock.steps >= returns.sum() + again.sum()  # who is done goes on until the other is
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_all_are_given_the_same_work() -> None:
+    from harness.measurements import Options, measurements
+    from ours import params_of
+
+    measurement = measurements()["end_to_end"]
+    s = measurement.settings(Options())
+    params = params_of({**s, "seed": 1})
+    dqn = params.algo_config
+    assert s["population"] * s["max_steps"] == 49_920
+    assert (params.population.size, params.env.num_envs) == (4, 16)
+    assert (dqn.batch_size, dqn.learn_step) == (128, 4)
+    assert sorted(dqn.evolve) == sorted(s["search"]) == ["lr"]  # what would change the number of updates stays
+    # After k vector steps AgileRL and evopipe explore alike.
+    from evopipe.algos.dqn import explore
+
+    for k in (0, 100, 400):
+        theirs = max(s["eps_end"], s["eps_start"] * s["eps_decay"] ** k)
+        assert explore(dqn, k * s["num_envs"]) == pytest.approx(theirs, rel=0.01)
+
+
+def test_time_to_solved_takes_its_settings_from_the_pipelines() -> None:
+    from harness.measurements import Options, measurements
+    from ours import solving_params
+
+    from evopipe.config import load_params
+
+    for name in ("cartpole", "lunarlander"):
+        s = measurements()[name].settings(Options())
+        file = load_params(ROOT / s["params"])
+        ours = solving_params({**s, "seed": 3})
+        assert ours.algo_config == file.algo_config
+        assert ours.train.target_sigmas == 0.0  # the rule that all have: the mean decides
+        assert ours.train.target == s["target"] == {"cartpole": 475.0, "lunarlander": 200.0}[name]
+        assert ours.train.warm_start == 0  # nobody else has a dataset
+        for key, (low, high) in s["search"].items():
+            assert (low, high) == (file.algo_config.evolve[key].min, file.algo_config.evolve[key].max)
+
+
+# --- running and keeping ----------------------------------------------------------------------------------------------
+
+
+def test_a_measurement_runs_is_kept_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import run
+
+    asked = ["roofline", "--quick", "--cores", "1", "--results", str(tmp_path)]
+    assert run.main([*asked, "--repeats", "1"]) == 0
+    (first,) = (kept := json.loads((tmp_path / "roofline.json").read_text()))["runs"]
+    assert first["result"]["step_microseconds"] > 0
+    assert kept["machine"]["cpu"]
+    assert kept["machine"]["cores"] == [[min(_able())]]
+    assert run.main([*asked, "--repeats", "1"]) == 0  # nothing is left to do
+    assert json.loads((tmp_path / "roofline.json").read_text())["runs"] == [first]
+    assert run.main([*asked, "--repeats", "2"]) == 0
+    runs = json.loads((tmp_path / "roofline.json").read_text())["runs"]
+    assert (runs[0], [r["turn"] for r in runs]) == (first, [0, 1])
+    with pytest.raises(SystemExit, match="other settings"):
+        run.main(["roofline", "--cores", "1", "--results", str(tmp_path)])
+    assert "turn 2, evopipe" in capsys.readouterr().out
+
+
+def _able() -> list[int]:
+    from harness import machine
+
+    able: list[int] = machine.able()
+    return able
+
+
+def test_lanes_share_no_core() -> None:
+    from harness import machine
+
+    able = _able()
+    assert machine.lanes_of(1, 1) == [able[:1]]
+    if len(able) >= 4:
+        assert machine.lanes_of(2, 2) == [able[:2], able[2:4]]
+    with pytest.raises(SystemExit, match="take fewer"):
+        machine.lanes_of(len(able) + 1, 1)
+
+
+def test_a_failing_contestant_is_told(tmp_path: Path) -> None:
+    from harness.measurements import Contestant, Measurement
+    from harness.turns import ContestantFailed
+    from harness.turns import run as run_one
+
+    nobody = Measurement("x", "no such task", (Contestant("evopipe"),), lambda _: {})
+    with pytest.raises(ContestantFailed, match=r"evopipe failed \(1\):\n[^$]*no such task"):
+        run_one(nobody, nobody.contestants[0], {}, _able()[:1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("measurement", ["end_to_end", "parts", "cartpole", "lunarlander"])
+def test_the_peers_run(measurement: str, tmp_path: Path) -> None:
+    import run
+    from harness import venvs
+
+    if not all(venvs.ready(peer) for peer in venvs.PEERS):
+        pytest.skip("the peers' environments are not here: make bench BENCH_ARGS=--setup")
+    assert run.main([measurement, "--quick", "--repeats", "1", "--results", str(tmp_path)]) == 0
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def _result(**changes: Any) -> dict[str, Any]:
+    """An end-to-end result of five turns: AgileRL takes 40 to 44 s, we take 4."""
+    run = {"training_steps": 1000, "steps": 3000, "reset_seconds": 0.0, "updates": 100, "parts": {"learn": 2.0}}
+    runs = [
+        {"turn": turn, "contestant": name, "load": 0.1, "result": {**run, "seconds": s, "step_seconds": 1.0}}
+        for turn in range(5)
+        for name, s in (("evopipe", 4.0), ("AgileRL", 40.0 + turn))
+    ]
+    machine = {
+        "cores": [[0, 1]], "revision": "abc", "device": "cpu", "cpu": "a CPU", "processors": 4, "python": "3.11",
+        "cpu_capability": "AVX512", "torch": "2", "gymnasium": "1",
+    }  # fmt: skip
+    from harness.measurements import Options, lander
+
+    return {
+        "measurement": "end_to_end", "command": "python benchmarks/run.py end_to_end", "quick": False, "lanes": 1,
+        "settings": lander(Options()), "contestants": [{"name": "evopipe"}, {"name": "AgileRL"}], "choices": {},
+        "runs": runs, "machine": machine, **changes,
+    }  # fmt: skip
+
+
+def test_the_page_says_what_the_results_say() -> None:
+    from harness.page import page
+
+    text = page({"end_to_end": _result()})
+    assert "| steps/s end to end over AgileRL, Gymnasium | ≥ 10 × | 10.5 × [10.0, 11.0] | **reached** |" in text
+    assert "| AgileRL | 42.0 (40.0 – 44.0) | 23.8 (22.7 – 25.0) |" in text
+    assert "over AgileRL, envpool | ≥ 12 × | – | not measured |" in text
+    assert "`python benchmarks/run.py end_to_end` · 5 turns, cores 0–1" in text
+
+
+def test_the_page_lists_what_is_not_won() -> None:
+    from harness.page import page
+
+    slow = _result()
+    for run in slow["runs"]:
+        run["result"]["seconds"] = 5.0
+    text = page({"end_to_end": slow})
+    assert "**not reached**" in text
+    assert "- aim not shown: steps/s end to end over AgileRL, Gymnasium, ≥ 10 ×: 1.00 × [1.00, 1.00]" in text
+
+
+def test_unequal_work_gives_no_page() -> None:
+    from harness.page import UnequalWork, page
+
+    unequal = _result()
+    for run in unequal["runs"]:
+        if run["contestant"] == "AgileRL":
+            run["result"]["updates"] = 103
+    with pytest.raises(UnequalWork, match="more than 2 %"):
+        page({"end_to_end": unequal})
+
+
+def test_plots_are_the_same_for_the_same_results() -> None:
+    from harness.plots import plots
+
+    results = {"end_to_end": _result()}
+    first = plots(results)
+    assert first == plots(results)
+    assert first["bench-end-to-end.svg"].startswith(b"<?xml")
+    assert b"AgileRL" in first["bench-end-to-end.svg"]
+
+
+def test_the_committed_page_is_what_the_committed_results_give(capsys: pytest.CaptureFixture[str]) -> None:
+    import make_page
+
+    assert make_page.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_the_pipeline_runs_every_measurement() -> None:
+    import make_page
+    from harness.measurements import measurements
+
+    from evopipe.storage.yamlio import read_yaml
+
+    stages = read_yaml(BENCHMARKS / "dvc.yaml").data["stages"]
+    assert set(stages["measure"]["foreach"]) == set(measurements()) == set(make_page.NAMES)
+    assert not [name for name in sys.modules if name.startswith(("agilerl", "stable_baselines3"))]

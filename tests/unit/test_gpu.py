@@ -1,0 +1,116 @@
+"""`evopipe gpu check`, its logic on the CPU and on a second device in software."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from device import DEVICE, Device, Remote
+from evopipe import algos, gpu
+from evopipe.core import population
+from evopipe.errors import ResourceError, UsageError
+from tiny import call
+
+SMALL = gpu.Size(members=3, envs=2, updates=2)
+CPU = torch.device("cpu")
+
+
+def found(device: torch.device) -> list[gpu.Finding]:
+    return gpu.check(["dqn"], device, SMALL, repeats=1, tell=lambda _: None)
+
+
+@pytest.fixture
+def grouped_like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(population.COSTS, DEVICE.type, population.COSTS["cuda"])
+
+
+def test_the_command_checks_every_algorithm_and_prints_a_line_for_each_thing(tmp_path: Path) -> None:
+    answer = call(tmp_path, "gpu", "check", "--device", "cpu", "--members", "3", "--repeats", "1")
+    assert answer.code == 0, answer.err
+    lines = answer.out.splitlines()
+    assert {line.split()[0] for line in lines} == set(algos.names())
+    assert "BAD" not in answer.out
+    for name in algos.names():
+        mine = [line for line in lines if line.split()[0] == name]
+        assert [line.split()[-1] for line in mine if "were captured" in line] == ["yes"]
+        assert sum(" ok " in line for line in mine) == 6
+        assert sum("× " in f"{line} " for line in mine) == 2
+
+
+def test_quiet_says_nothing_where_all_is_well(tmp_path: Path) -> None:
+    words = ("gpu", "check", "--device", "cpu", "--members", "2", "--repeats", "1", "--algo", "dqn", "-q")
+    assert call(tmp_path, *words) == (0, "", "")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_without_a_gpu_one_sentence_says_so(tmp_path: Path) -> None:
+    answer = call(tmp_path, "gpu", "check")
+    assert answer.code == ResourceError.exit_code == 72
+    assert answer.err.startswith("error: gpu check: torch sees no CUDA device here (torch ")
+    assert len(answer.err.splitlines()) == 1
+
+
+def test_wrong_words_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    answer = call(tmp_path, "gpu", "check", "--device", "tpu")
+    assert (answer.code, answer.err) == (64, "error: gpu check: --device must be cuda or cpu, got 'tpu'\n")
+    with pytest.raises(UsageError, match="no algorithm 'dqm', did you mean 'dqn'"):
+        gpu.check(["dqm"], CPU, SMALL, 1, lambda _: None)
+
+
+def test_another_device_that_computes_the_same_is_good(grouped_like_a_gpu: None) -> None:
+    with Device():
+        seen = found(DEVICE)
+    assert [f.good for f in seen] == [True] * 6 + [None] * 2
+    gpu.refuse(seen)
+    apart = [f.result for f in seen if "apart" in f.result]
+    assert len(apart) == 3
+    assert apart[2] != "0.0e+00 of the largest apart, 1e-03 allowed" or torch.cuda.is_available()
+
+
+class Faulty(Device):
+    """A device whose matrix products are a hundredth too large."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is torch.ops.aten.baddbmm.default and isinstance(out, Remote):
+            out.inner.mul_(1.01)
+        return out
+
+
+def test_a_device_that_computes_something_else_is_refused(grouped_like_a_gpu: None) -> None:
+    with Faulty():
+        seen = found(DEVICE)
+    bad = [f.what for f in seen if f.good is False]
+    assert "values are the CPU's" in bad
+    assert "fixed buffers compute what eager code does" not in bad
+    with pytest.raises(gpu.DeviceDisagrees) as raised:
+        gpu.refuse(seen)
+    assert raised.value.exit_code == 65
+    assert str(raised.value).startswith("dqn: values are the CPU's: ")
+    assert str(raised.value).endswith("until it agrees")
+
+
+def test_an_algorithm_with_state_outside_its_state_is_found() -> None:
+    """What happens in Python happens once while recording, and never in a replay."""
+    bench, ticks = gpu._Bench.of("dqn", CPU, SMALL), count()
+    algo = bench.problem.algo
+
+    def update(cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
+        return algo.update(cfg, state, hp, replace(batch, reward=batch.reward + next(ticks)), healthy)
+
+    names = {**{name: getattr(algo, name) for name in algos.REQUIRED}, "update": update}
+    hidden = replace(bench, problem=replace(bench.problem, algo=types.SimpleNamespace(**names)))  # type: ignore[arg-type]
+    seen = list(gpu._check(hidden, 1))
+    assert "fixed buffers compute what eager code does" in [f.what for f in seen if f.good is False]
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_is_infinitely_far(broken: float) -> None:
+    assert gpu._distance(torch.tensor([broken, 1.0]), torch.ones(2)) == float("inf")
+    assert gpu._distance(torch.tensor([1.5, 1.0]), torch.tensor([2.0, 1.0])) == 0.25

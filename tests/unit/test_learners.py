@@ -1,0 +1,173 @@
+"""Learning divided among processes: which rows go where, that no bit depends on it, and what happens when one dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from evopipe.core.population import cost
+from evopipe.errors import ParamsError, ResourceError
+from evopipe.loops import learners
+from evopipe.loops.learners import Learners, Share, divide, learner_count
+from evopipe.loops.online import Online
+from evopipe.loops.problem import first_members
+from populations import equal_states, problem
+
+SIZE = 5
+
+
+@pytest.fixture(autouse=True)
+def small_work_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learners, "LEAST_WORK", 0.0)
+
+
+def online(processes: int, cohorts: Literal["merged", "exact"] = "merged") -> Online:
+    """A run of unlike members: activations, widths, depths, batch sizes and learn steps differ."""
+    p = problem(cohorts=cohorts, mutation={"before_training": True, "activations": ["ReLU", "ELU", "GELU", "Tanh"]})
+    members, births = first_members(p, SIZE)
+    members = [replace(m, hyper={**m.hyper, "learn_step": 2 + 2 * (m.slot == 3)}) for m in members]
+    return Online(p, members, None, births, learners=processes)
+
+
+@pytest.fixture
+def runs() -> Iterator[list[Online]]:
+    made: list[Online] = []
+    yield made
+    for run in made:
+        run.close()
+
+
+@pytest.mark.parametrize("cohorts", ["merged", "exact"])
+@pytest.mark.parametrize("processes", [2, 3, 9])
+def test_no_bit_depends_on_how_many_processes_learn(
+    processes: int, cohorts: Literal["merged", "exact"], runs: list[Online]
+) -> None:
+    runs += [online(1, cohorts), online(processes, cohorts)]
+    for _ in range(3):
+        for run in runs:
+            while not run.generation_over:
+                run.advance()
+        assert 0 < len(runs[1].learners._helpers) < min(processes, SIZE), "the work was divided"
+        assert equal_states(runs[0].state(), runs[1].state()) == []
+        for run in runs:
+            run.close_generation(lambda: False)
+        assert equal_states(runs[0].state(), runs[1].state()) == []
+
+
+def test_a_saved_run_goes_on_with_another_number_of_processes(runs: list[Online]) -> None:
+    runs += [online(3), online(1), online(2)]
+    first, whole, resumed = runs
+    for run in (first, whole):
+        for _ in range(7):
+            run.advance()
+    resumed.restore(*first.state())
+    for run in (whole, resumed):
+        for _ in range(7):
+            run.advance()
+    assert equal_states(whole.state(), resumed.state()) == []
+
+
+def test_a_killed_helper_is_named_and_not_waited_for(runs: list[Online]) -> None:
+    runs.append(online(2))
+    run = runs[0]
+    while not run.learners._helpers:
+        run.advance()
+    os.kill(run.learners._helpers[0].pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(ResourceError, match=r"learner process was killed.*runtime\.learners: 1"):
+        for _ in range(3):
+            run.advance()
+    assert time.monotonic() - began < 5
+    assert not run.whole, "half of the members have learned: such a state must not be saved"
+
+
+def test_helpers_end_with_their_generation_and_with_the_run(runs: list[Online]) -> None:
+    runs.append(online(SIZE))
+    run = runs[0]
+    while not run.generation_over:
+        run.advance()
+    pids = [helper.pid for helper in run.learners._helpers]
+    assert pids
+    run.close_generation(lambda: False)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_an_error_in_a_helper_is_an_error_of_the_run(runs: list[Online], monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.append(online(2))
+    run, parent = runs[0], os.getpid()
+    whole = learners.learn_in_place
+
+    def fail(*args: Any) -> torch.Tensor:
+        if os.getpid() != parent:
+            raise FloatingPointError("no such number")
+        return whole(*args)
+
+    monkeypatch.setattr(learners, "learn_in_place", fail)
+    with pytest.raises(RuntimeError, match="learner process failed: FloatingPointError: no such number"):
+        for _ in range(20):
+            run.advance()
+
+
+def cohort_of(rows: int, width: int = 128, learn_step: int = 1) -> Any:
+    """What `divide` looks at."""
+    p = problem()
+    member = first_members(p, 1)[0][0]
+    arch = replace(member.arch, latent=width)
+    member = replace(member, arch=arch, hyper={**member.hyper, "learn_step": learn_step})
+    return SimpleNamespace(members=(member,) * rows)
+
+
+def test_rows_are_divided_in_order_whole_and_evenly() -> None:
+    plan = divide([cohort_of(6), cohort_of(2)], 4)
+    rows = [(s.cohort, r) for shares in plan for s in shares for r in range(s.first, s.end)]
+    assert rows == [(0, r) for r in range(6)] + [(1, r) for r in range(2)]
+    assert plan == [[Share(0, 0, 2)], [Share(0, 2, 4)], [Share(0, 4, 6)], [Share(1, 0, 2)]]
+
+
+def test_the_slowest_process_has_as_little_as_possible() -> None:
+    """Against all ways to cut."""
+    cohorts = [cohort_of(2, 256), cohort_of(3, 32), cohort_of(1, 64, learn_step=8)]
+    units = [(c, r) for c, cohort in enumerate(cohorts) for r in range(len(cohort.members))]
+
+    def slowest(borders: tuple[int, ...]) -> float:
+        worst = 0.0
+        for a, b in zip((0, *borders), (*borders, len(units)), strict=True):
+            used = {c: sum(d == c for d, _ in units[a:b]) for c, _ in units[a:b]}
+            members = {c: cohorts[c].members[:rows] for c, rows in used.items()}
+            worst = max(worst, sum(cost(some) / some[0].hyper["learn_step"] for some in members.values()))
+        return worst
+
+    every = [slowest((i, j)) for i in range(len(units)) for j in range(i, len(units))]
+    plan = divide(cohorts, 3)
+    places = [units.index((shares[0].cohort, shares[0].first)) for shares in plan[1:]]
+    assert slowest(tuple(places)) == pytest.approx(min(every))
+
+
+def test_one_process_where_more_would_not_help() -> None:
+    assert divide([cohort_of(1)], 8) == [[Share(0, 0, 1)]]
+
+
+def test_several_threads_and_several_processes_exclude_each_other() -> None:
+    assert learner_count("auto", threads=2) == 1
+    assert learner_count(1, threads=2) == 1
+    with pytest.raises(ParamsError, match=r"runtime\.learners: 3 processes need runtime\.threads: 1"):
+        learner_count(3, threads=2)
+
+
+def test_little_work_is_not_divided(monkeypatch: pytest.MonkeyPatch, runs: list[Online]) -> None:
+    monkeypatch.setattr(learners, "LEAST_WORK", 1e12)
+    runs.append(online(4))
+    while not runs[0].generation_over:
+        runs[0].advance()
+    assert runs[0].learners._helpers == []
+    assert isinstance(runs[0].learners, Learners)

@@ -1,0 +1,291 @@
+"""Watching a policy: frames, GIF, MP4, a window, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from evopipe import play, policy, rng
+from evopipe.algos import get
+from evopipe.core import population
+from evopipe.core.networks import Arch, Block, initialise
+from evopipe.core.population import Member
+from evopipe.errors import DataError, DiskError, EnvironmentFailed, ParamsError, UsageError
+from evopipe.play import CannotRender, Gif, Mp4, Score, environment_of, watch
+from evopipe.policy import Policy
+from evopipe.rng import Purpose
+from tiny import call, environment
+
+ARCH = Arch((Block(16),), 16, (), "ReLU", False)
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No display, whatever the machine has."""
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def save(folder: Path, env: str, observations: int = 2, actions: int = 2, start: int = 0, **kwargs: Any) -> Path:
+    """An untrained policy for an environment."""
+    algo = get("dqn")
+    widths = algo.networks(observations, actions)
+    rows = {name: [initialise(ARCH, *w, rng.host(7, Purpose.INIT, 0))] for name, w in widths.items()}
+    member = population.create([Member(0, 0, None, 7, ARCH, {"lr": 1e-3}, {})], algo.init, rows, widths)[0]
+    about = {"observations": observations, "actions": actions, "action_start": start}
+    about["env"] = {"id": env, "kwargs": kwargs}
+    policy.save(folder, "dqn", member, about, program=False, card="# card\n")
+    return folder
+
+
+def cartpole(tmp_path: Path) -> Policy:
+    return policy.load(save(tmp_path / "elite", "CartPole-v1", 4))
+
+
+def picture(tmp_path: Path, kind: str) -> Policy:
+    """A policy of one of `rendering_envs`."""
+    return policy.load(save(tmp_path / "elite", f"rendering_envs:{kind}Picture-v0", start=3))
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+
+
+def test_frames_of_an_episode_without_a_display(tmp_path: Path) -> None:
+    elite = cartpole(tmp_path)
+    one, again, other = play.play(elite, seed=5), play.play(elite, seed=5), play.play(elite, seed=6)
+    assert len(one.frames) == len(one.rewards) + 1
+    assert {(frame.shape, frame.dtype) for frame in one.frames} == {((400, 600, 3), np.dtype(np.uint8))}
+    assert not np.array_equal(one.frames[0], one.frames[-1])
+    assert (one.fps, one.terminated, one.total) == (50, True, float(len(one.rewards)))
+    assert all(np.array_equal(a, b) for a, b in zip(one.frames, again.frames, strict=True))
+    assert not np.array_equal(one.frames[0], other.frames[0])
+    assert "SDL_VIDEODRIVER" not in os.environ
+
+
+def test_a_step_cap_is_no_end(tmp_path: Path) -> None:
+    cut = play.play(cartpole(tmp_path), max_steps=3)
+    assert (len(cut.frames), cut.total, cut.terminated) == (4, 3.0, False)
+
+
+def test_each_frame_is_its_own(tmp_path: Path) -> None:
+    """Though the environment draws into one array; and actions are those of the environment, from 3 on."""
+    played = play.play(picture(tmp_path, "Drawn"))
+    assert [int(frame.flat[0]) for frame in played.frames] == list(range(11))
+
+
+def test_masks_are_obeyed(tmp_path: Path) -> None:
+    assert play.play(picture(tmp_path, "Masked")).total == 10.0
+
+
+def test_what_has_no_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(play, "LIMIT", 20)
+    played = play.play(picture(tmp_path, "Endless"))
+    assert (len(played.rewards), played.terminated) == (20, False)
+
+
+def test_a_frame_rate_where_none_is_named(tmp_path: Path) -> None:
+    assert play.play(picture(tmp_path, "Unhurried")).fps == play.FPS
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("Invisible", r"cannot draw itself \(its metadata lists the render modes \['ansi'\]\); give it the mode"),
+        ("Grey", r"render\(\) gave uint8 of shape \[33, 45\]; return an array \[H, W, 3\] of uint8"),
+        ("Floats", r"render\(\) gave float64 of shape \[33, 45, 3\]"),
+        ("Nothing", r"render\(\) gave object of shape \[\]"),
+    ],
+)
+def test_environments_that_do_not_draw(tmp_path: Path, kind: str, sentence: str) -> None:
+    with pytest.raises(CannotRender, match=sentence):
+        play.play(picture(tmp_path, kind))
+
+
+def test_an_environment_that_raises(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFailed, match="raised RuntimeError while the policy played: the motor broke; try"):
+        play.play(picture(tmp_path, "Breaks"))
+
+
+def test_the_environment_must_be_named_and_fit(tmp_path: Path) -> None:
+    elite = cartpole(tmp_path)
+    with pytest.raises(DataError, match="has 6 observations and 3 actions, the policy 4 and 2; play it in"):
+        watch(elite, environment_of(elite, "Acrobot-v1"), [Gif(tmp_path / "a.gif")])
+    with pytest.raises(ParamsError, match="CartPol-v1"):
+        watch(elite, environment_of(elite, "CartPol-v1"), [Gif(tmp_path / "a.gif")])
+    del elite.about["env"]
+    with pytest.raises(DataError, match="names no environment"):
+        play.play(elite)
+
+
+def test_another_environment_or_other_arguments(tmp_path: Path) -> None:
+    elite = policy.load(save(tmp_path / "elite", "CartPole-v1", 4, sutton_barto_reward=True))
+    assert environment_of(elite).kwargs == {"sutton_barto_reward": True}
+    assert environment_of(elite, "CartPole-v0").kwargs == {}
+    assert environment_of(elite, None, {}).id == "CartPole-v1"
+    with pytest.raises(UsageError, match="'size'"):
+        environment_of(elite, None, {"size": 3})
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_gif_plays_at_the_environments_speed(tmp_path: Path) -> None:
+    elite = cartpole(tmp_path)
+    told: list[Score] = []
+    scores = watch(elite, environment_of(elite), [Gif(tmp_path / "new/a.gif")], episodes=3, seed=5, tell=told.append)
+    assert told == scores
+    assert [score.seed for score in scores] == [5, 6, 7]
+    assert scores[0].total == scores[0].steps == play.play(elite, seed=5).total
+    with Image.open(tmp_path / "new/a.gif") as gif:
+        assert gif.size == (400, 267)
+        assert gif.info["loop"] == 0
+        frames, seconds = gif.n_frames, 0.0
+        for number in range(frames):
+            gif.seek(number)
+            seconds += gif.info["duration"] / 1000
+    drawn = sum(score.steps + 1 for score in scores)
+    assert frames <= (drawn + 1) // 2  # 25 of 50 a second; equal ones are joined
+    assert seconds == pytest.approx(drawn / 50, abs=0.05)
+    first = (tmp_path / "new/a.gif").read_bytes()
+    watch(elite, environment_of(elite), [Gif(tmp_path / "b.gif")], episodes=3, seed=5)
+    assert (tmp_path / "b.gif").read_bytes() == first
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the reader leaves its pipes open
+def test_a_film_holds_every_frame(tmp_path: Path) -> None:
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    elite = picture(tmp_path, "Drawn")
+    path = tmp_path / "a.mp4"
+    scores = watch(elite, environment_of(elite), [Mp4(path), Gif(tmp_path / "a.gif")], episodes=2)
+    assert [(score.total, score.steps) for score in scores] == [(10.0, 10)] * 2
+    film = imageio_ffmpeg.read_frames(str(path))
+    about = next(film)
+    assert (about["size"], about["fps"]) == ((46, 34), 50.0)  # the codec wants even numbers
+    assert len(list(film)) == 22
+    assert (tmp_path / "a.gif").exists()
+
+
+def test_a_failed_run_writes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    elite = picture(tmp_path, "Breaks")
+    film = Mp4(tmp_path / "a.mp4")
+    with pytest.raises(EnvironmentFailed):
+        watch(elite, environment_of(elite), [film, Gif(tmp_path / "a.gif")])
+    assert [path.name for path in tmp_path.iterdir()] == ["elite"]
+    assert not Path(film._folder.name).exists()
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    elite = picture(tmp_path, "Drawn")
+    with pytest.raises(DiskError):
+        watch(elite, environment_of(elite), [Gif(tmp_path / "taken/a.gif")])
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_a_file_and_tells_scores(tmp_path: Path) -> None:
+    save(tmp_path / "elite", "CartPole-v1", 4)
+    answer = call(tmp_path, "play", "elite", "--episodes", "2", "--seed", "3", "--max-steps", "4", "--gif", "a.gif")
+    assert answer == (
+        0,
+        "seed 3: return 4.0, 4 steps\nseed 4: return 4.0, 4 steps\n"
+        "CartPole-v1: mean return 4.0 of 2 episodes\nwritten: a.gif\n",
+        "",
+    )
+    assert (tmp_path / "a.gif").read_bytes().startswith(b"GIF89a")
+    assert call(tmp_path, "play", "elite", "--max-steps", "4", "--gif", "a.gif", "--quiet") == (0, "", "")
+
+
+def test_the_command_without_a_display(tmp_path: Path) -> None:
+    save(tmp_path / "my elite", "CartPole-v1", 4)
+    assert call(tmp_path, "play", "my elite") == (
+        64,
+        "",
+        "error: play: there is no display here to open a window on; write a file instead: "
+        "evopipe play 'my elite' --gif play.gif, or --mp4 play.mp4\n",
+    )
+
+
+def test_the_command_with_what_is_not_there(tmp_path: Path) -> None:
+    assert call(tmp_path, "play", "--gif", "a.gif").code == 66
+    save(tmp_path / "models/elite", "CartPole-v1", 4)
+    assert call(tmp_path, "play", "--gif", "a.gif", "--kwargs", "{").code == 64
+    assert call(tmp_path, "play", "--gif", "a.gif", "--env", "Acrobot-v1").code == 65
+    assert call(tmp_path, "play", "--gif", ".").code == 64
+
+
+# --- a window ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def display() -> Iterator[str]:
+    """A display that nobody sees."""
+    if shutil.which("Xvfb") is None:
+        pytest.skip("a window needs a display: install Xvfb")
+    reading, writing = os.pipe()
+    words = ["Xvfb", "-displayfd", str(writing), "-screen", "0", "800x600x24", "-nolisten", "tcp"]
+    server = subprocess.Popen(words, pass_fds=(writing,), stderr=subprocess.DEVNULL)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        number = told.readline().strip()
+    assert number
+    yield f":{number}"
+    server.terminate()
+    server.wait(20)
+
+
+_WINDOW = """
+import sys, pygame
+from evopipe import play, policy
+
+elite = policy.load("elite")
+def tell(score):
+    print(score.steps, pygame.display.get_driver(), pygame.display.get_surface().get_size())
+    if score.seed == 1:
+        pygame.event.post(pygame.event.Event(pygame.QUIT))  # someone closes the window
+print(len(play.watch(elite, play.environment_of(elite), episodes=5, max_steps=4, tell=tell)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [("CartPole-v1", "(600, 400)"), ("rendering_envs:DrawnPicture-v0", "(45, 33)")]
+)
+def test_a_window(tmp_path: Path, display: str, kind: str, size: str) -> None:
+    """Of an environment that opens its own, and of one that only gives frames."""
+    save(tmp_path / "elite", kind, *((4, 2, 0) if kind == "CartPole-v1" else (2, 2, 3)))
+    run = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", _WINDOW],
+        cwd=tmp_path,
+        env=environment(DISPLAY=display),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.stdout.splitlines() == [f"4 x11 {size}", f"4 x11 {size}", "2"], run.stderr
+
+
+def test_a_display_that_is_not_there(tmp_path: Path) -> None:
+    save(tmp_path / "elite", "CartPole-v1", 4)
+    run = subprocess.run(
+        [sys.executable, "-m", "evopipe", "play", "elite"],
+        cwd=tmp_path,
+        env=environment(DISPLAY=":7777"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 64
+    assert run.stderr.splitlines()[-1].startswith("error: play: no window can be opened")

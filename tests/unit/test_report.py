@@ -1,0 +1,569 @@
+"""The report: what it says, what it draws of odd runs, and that it depends on nothing but its files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import rendering_envs  # noqa: F401  # registers them
+from evopipe.errors import DataError, MissingInputError
+from evopipe.play import Score
+from evopipe.report import draw, figures, read, words
+from evopipe.report.html import compose, page, without_measured
+from evopipe.report.movie import BUDGET, FRAMES, Camera, Movie, film
+from evopipe.report.read import Node, Run
+from evopipe.stages import paths, report
+from evopipe.stages.train import TIMING, _write_timing
+from evopipe.track.base import End, Generation, Progress, Start
+from evopipe.track.files import JsonlSink
+from reports import write_run
+from tiny import environment
+
+SECTIONS = ["fitness", "lineage", "mutations", "trajectories", "evaluation", "throughput", "provenance"]
+NO_MOVIE = "No film."
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 4 members and 8 generations, with a member that diverges now and then."""
+    folder = tmp_path_factory.mktemp("run")
+    write_run(folder, members=4, generations=8, diverge=0.1, episodes=12)
+    return folder
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+class Document(HTMLParser):
+    """What a page consists of; refuses tags that do not nest."""
+
+    VOID = frozenset({"meta", "link", "img", "source", "wbr", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open[-1:] != ["style"]:
+            self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    @property
+    def plots(self) -> list[dict[str, str | None]]:
+        return [svg for svg in self.all("svg") if (svg.get("class") or "").startswith("plot ")]
+
+
+def document(folder: Path) -> Document:
+    return Document(compose(read.read(folder), {}, NO_MOVIE))
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_section_has_its_figures(folder: Path) -> None:
+    found = document(folder)
+    assert [section["id"] for section in found.all("section")] == SECTIONS
+    kinds = [(plot["class"] or "").split()[1] for plot in found.plots]
+    for kind in ("fitness", "lineage", "mutations", "evaluation", "throughput"):
+        assert kinds.count(kind) == 2, "one for a desk, one for a phone"
+    assert kinds.count("trajectory") >= 3
+    assert all(plot["role"] == "img" and len(plot["aria-label"] or "") > 20 for plot in found.plots)
+    assert len(found.all("figure")) == len(found.all("figcaption"))
+    assert len(found.all("h1")) == 1
+    assert found.all("html")[0]["lang"] == "en"
+
+
+def test_it_loads_nothing_and_runs_nothing(folder: Path) -> None:
+    text = page(folder, {"evaluate": {"steps": 40}})
+    found = Document(text)
+    assert not {"script", "iframe", "object", "embed", "form", "base"} & {tag for tag, _ in found.tags}
+    assert "://" not in text
+    assert "@import" not in text
+    for tag, attributes in found.tags:
+        assert not [name for name in attributes if name.startswith("on")], tag
+        for name in ("src", "srcset", "href", "xlink:href", "poster", "data"):
+            assert re.match(r"(data:|#|$)", attributes.get(name) or ""), (tag, name)
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", text))
+
+
+def test_ids_are_unique_and_every_reference_has_its_target(folder: Path) -> None:
+    text = compose(read.read(folder), {}, NO_MOVIE)
+    found = Document(text)
+    ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    wanted = set(re.findall(r"url\(#([^)]*)\)", text))
+    wanted |= {(a.get("href") or "")[1:] for _, a in found.tags if (a.get("href") or "").startswith("#")}
+    wanted |= {a["aria-labelledby"] for _, a in found.tags if "aria-labelledby" in a}
+    assert wanted <= set(ids)
+
+
+def test_all_colours_are_the_pages_own(folder: Path) -> None:
+    """So that light and dark serve every plot, and both define every colour."""
+    text = compose(read.read(folder), {}, NO_MOVIE)
+    style, body = text.split("</style>")
+    assert not re.search(r"#[0-9a-fA-F]{6}\b|rgb\(", body)
+    assert set(re.findall(r"var\(--(\w+)\)", body)) <= set(draw.PALETTE)
+    light, dark = style.split("@media (prefers-color-scheme: dark)")
+    for name in draw.PALETTE:
+        assert f"--{name}: #" in light
+        assert f"--{name}: #" in dark.partition("* {")[0]
+    assert all(f"--{name}: {colour};" in light for name, colour in draw.PALETTE.items())
+
+
+def test_a_colour_of_no_palette_is_refused() -> None:
+    with draw.style():
+        figure, axes = draw.canvas(100, 100, (10, 10, 10, 10))
+        axes.plot([0, 1], [0, 1], color="#123456")
+        with pytest.raises(KeyError):
+            draw.svg(figure, "odd", "odd")
+
+
+def test_the_headline_is_the_evaluation(folder: Path) -> None:
+    page_text = compose(read.read(folder), {}, NO_MOVIE)
+    text = Document(page_text).text
+    elite = json.loads((folder / "reports/evaluation.json").read_text())["elite"]
+    low, high = (words.figure(end) for end in elite["interval"])
+    assert f"<dd>{words.figure(elite['mean'])}</dd>" in page_text
+    assert f"95 % interval {low} to {high}, 12 held-out episodes" in text
+    assert "Training ended because all steps had been taken." in text
+    assert "160k" in text  # 4 members · 8 generations · 5000 steps
+
+
+def test_what_comes_from_data_is_escaped(copy: Path) -> None:
+    """A hyper-parameter, a mutation and a version that are markup stay text."""
+    evil = "</title><script>alert('x')</script><b onclick=\"y\">&amp;"
+    path = copy / "reports/lineage.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        for child in record["children"]:
+            child["mutation"]["what"], child["mutation"]["before"], child["mutation"]["after"] = evil, evil, evil
+        for number, member in enumerate(record["members"]):
+            member["hyper"][evil] = float(number)
+            member["arch"]["activation"] = evil + str(number)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    run = read.read(copy)
+    about = json.loads(json.dumps(run.policy))
+    about["provenance"]["evopipe"] = about["env"]["id"] = evil
+    text = compose(replace(run, policy=about), {"env": {"id": evil, evil: [evil]}}, evil)
+    found = Document(text)
+    assert evil in found.text
+    assert "script" not in {tag for tag, _ in found.tags}
+    assert not [a for _, a in found.tags if "onclick" in a]
+    assert "<script" not in text
+
+
+def test_the_parameters_are_shown(folder: Path) -> None:
+    params = write_run(folder / "again", members=1, generations=1, episodes=3)
+    shown = report.shown(params)
+    text = Document(compose(read.read(folder), shown, NO_MOVIE)).text
+    for words_ in (
+        "evo_steps400",
+        "mutation.activationsReLU, ELU, GELU",
+        "network.encoder16",
+        "warm_start0",
+        "git_revision",
+    ):
+        assert words_ in text
+    assert "checkpoint_seconds" not in text  # what no stage tracks must not be on the page
+    assert "fetch" not in shown  # no dataset was used
+
+
+def test_another_runs_files_are_refused(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"written for env 'Acrobot-v1', params.yaml says 'CartPole-v1'; run `evopipe"):
+        page(folder, {"env": {"id": "CartPole-v1"}})
+
+
+# --- the same bytes ---------------------------------------------------------------------------------------------------
+
+_PAGE = "import sys, evopipe.report.html as h; sys.stdout.write(h.page(sys.argv[1], {'evaluate': {'steps': 40}}))"
+
+
+def test_equal_files_give_equal_bytes(folder: Path) -> None:
+    """In another process, with other hashes, in another folder, with the user's own matplotlib settings."""
+    here = page(folder, {"evaluate": {"steps": 40}})
+    matplotlibrc = folder.parent / "matplotlibrc"
+    matplotlibrc.write_text("lines.linewidth: 9\nfont.size: 30\nsvg.fonttype: path\n")
+    more = environment(PYTHONHASHSEED="7", MATPLOTLIBRC=str(matplotlibrc), TZ="Asia/Tokyo", OMP_NUM_THREADS="1")
+    there = subprocess.run(
+        [sys.executable, "-c", _PAGE, str(folder)], env=more, cwd=folder.parent, capture_output=True, check=True
+    )
+    assert there.stdout.decode() == here
+
+
+def test_only_the_measured_part_knows_the_clock(copy: Path) -> None:
+    run = read.read(copy)
+    one = compose(run, {}, NO_MOVIE)
+    slower = tuple(replace(row, seconds=3 * row.seconds) for row in run.timing[1:])
+    for timing in (slower, ()):
+        other = compose(replace(run, timing=timing), {}, NO_MOVIE)
+        assert other != one
+        assert without_measured(other) == without_measured(one)
+    assert 'class="plot throughput"' in one
+    assert 'class="plot throughput"' not in without_measured(one)
+    assert without_measured(one).count("<section") == len(SECTIONS)
+
+
+# --- odd runs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("members", "generations", "diverge"), [(1, 1, 0.0), (1, 4, 0.0), (3, 1, 0.0), (20, 2, 0.9)])
+def test_small_and_sick_runs_are_drawn(tmp_path: Path, members: int, generations: int, diverge: float) -> None:
+    write_run(tmp_path, members, generations, diverge, episodes=2)
+    found = document(tmp_path)
+    kinds = {(plot["class"] or "").split()[1] for plot in found.plots}
+    assert {"fitness", "lineage", "evaluation", "throughput"} <= kinds
+    assert ("mutations" in kinds) == (members * generations > 4)
+    assert not re.search(r"\b(nan|inf)\b", found.text)
+
+
+def records(folder: Path, change: Callable[[list[Any]], None]) -> None:
+    """Change the lineage."""
+    path = folder / "reports/lineage.jsonl"
+    content = [json.loads(line) for line in path.read_text().splitlines()]
+    change(content)
+    path.write_text("".join(json.dumps(record) + "\n" for record in content))
+
+
+def test_a_generation_that_all_diverged_in(copy: Path) -> None:
+    """Nobody had a child, and the last healthy generation came back under its own ids."""
+
+    def sick(content: list[Any]) -> None:
+        for member in content[4]["members"]:
+            member |= {"fitness": None, "healthy": False}
+        content[4] |= {"children": [], "restored": True}
+        for member, back in zip(content[5]["members"], content[3]["members"], strict=True):
+            member |= {"id": back["id"], "parent": back["parent"]}
+
+    records(copy, sick)
+    run = read.read(copy)
+    back = run.nodes[5, 1]
+    assert back.parent is not None
+    assert back.parent[0] in (3, 4)
+    assert run.nodes[back.parent].id == back.id
+    assert back.survived
+    assert all(math.isnan(node.fitness) for node in run.nodes.values() if node.key[0] == 4)
+    assert "diverged" in document(copy).text
+
+
+def test_no_target_and_extreme_scores(copy: Path) -> None:
+    def extreme(content: list[Any]) -> None:
+        content[2]["members"][1]["fitness"] = -1e12
+        content[3]["members"][2]["fitness"] = 1e9
+
+    records(copy, extreme)
+    summary = json.loads((copy / "reports/train.json").read_text())
+    del summary["target"]
+    summary["elite"]["confirmed"] = False
+    (copy / "reports/train.json").write_text(json.dumps(summary))
+    text = document(copy).text
+    assert "target scorenone" in text
+    assert "luck may be part of it" in text
+
+
+def test_a_fitness_curve_with_gaps(copy: Path) -> None:
+    path = copy / "reports/fitness.csv"
+    rows = list(csv.DictReader(io.StringIO(path.read_text())))
+    rows[0] |= {"best": "", "mean": "", "elite": ""}
+    path.write_text("\n".join([",".join(rows[0]), *(",".join(row.values()) for row in rows)]) + "\n")
+    assert document(copy).plots
+
+
+@pytest.mark.parametrize("path", sorted(read.WRITERS))
+def test_a_missing_file_names_its_stage(copy: Path, path: Path) -> None:
+    shutil.rmtree(copy / path) if (copy / path).is_dir() else (copy / path).unlink()
+    with pytest.raises(
+        MissingInputError, match=rf"{path}: not there; run `evopipe {read.WRITERS[path]}` or `dvc repro"
+    ):
+        page(copy, {})
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("reports/train.json", "[1]"),
+        ("reports/train.json", '{"elite": 3}'),
+        ("reports/lineage.jsonl", '{"generation": 0, "children": 7}\n{"generation": 1, "members": [{}]}\n'),
+        ("reports/lineage.jsonl", "{\n"),
+        ("reports/fitness.csv", "generation,env_steps\nx,y\n"),
+        ("reports/timing.csv", "generation,seconds,env_steps,eval_steps\n1,fast,3,4\n"),
+        ("reports/members.json", '{"member_0": {}}'),
+        ("reports/episodes.csv", "member,seed,return,length\nnobody,1,2.0,3\n"),
+        ("reports/evaluation.json", "{}"),
+        ("models/elite/policy.json", "{}"),
+    ],
+)
+def test_a_damaged_file_is_named(copy: Path, path: str, content: str) -> None:
+    (copy / path).write_text(content)
+    with pytest.raises(DataError, match=re.escape(str(copy / path))):
+        page(copy, {})
+
+
+def test_the_names_of_files_are_the_stages_own() -> None:
+    for name in ("FITNESS", "LINEAGE", "TIMING", "TRAIN", "EVALUATION", "MEMBERS", "EPISODES", "ELITE"):
+        assert getattr(read, name) == getattr(paths, name)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def node(key: tuple[int, int], number: int, parent: tuple[int, int] | None, fitness: float, kind: str = "none") -> Node:
+    return Node(key, number, parent, fitness, math.nan, kind, "", False, "8 ReLU", {"lr": 1e-3}, {"latent units": 8.0})
+
+
+def run_of(folder: Path, nodes: list[Node]) -> Run:
+    """A run with these members."""
+    by_key = {n.key: n for n in nodes}
+    whole = {
+        k: replace(
+            n,
+            gain=n.fitness - by_key[n.parent].fitness if n.parent else math.nan,
+            survived=n.parent is not None and by_key[n.parent].id == n.id,
+        )
+        for k, n in by_key.items()
+    }
+    return replace(read.read(folder), nodes=whole)
+
+
+def test_what_mutations_paid(folder: Path) -> None:
+    run = run_of(
+        folder,
+        [
+            node((1, 0), 0, None, 10.0),
+            node((1, 1), 1, None, 20.0),
+            node((2, 0), 1, (1, 1), 25.0),  # survived: no child
+            node((2, 1), 2, (1, 1), 26.0, "rl_hp"),  # +6
+            node((2, 2), 3, (1, 0), 4.0, "rl_hp"),  # -6
+            node((2, 3), 4, (1, 1), 50.0, "rl_hp"),  # +30
+            node((2, 4), 5, (1, 1), math.nan, "rl_hp"),
+            node((2, 5), 6, (1, 0), 10.0),  # +0 is no improvement
+        ],
+    )
+    plain, hyper = figures.payoffs(run)
+    assert (plain.kind, plain.children, plain.gains, plain.diverged, plain.improved) == ("none", 1, (0.0,), 0, 0.0)
+    assert (hyper.kind, hyper.children, hyper.diverged) == ("rl_hp", 4, 1)
+    assert hyper.gains == (-6.0, 6.0, 30.0)
+    assert hyper.median == 6.0
+    assert hyper.improved == 0.5
+
+
+def test_the_elites_line(folder: Path) -> None:
+    """From the lineage alone: the same line as the elite's own record has."""
+    run = read.read(folder)
+    elite = run.summary["elite"]
+    assert run.descent[-1].key[0] == elite["generation"]
+    assert run.descent[-1].id == elite["id"]
+    assert run.descent[0].key[0] == 1
+    assert [n.key[0] for n in run.descent] == list(range(1, elite["generation"] + 1))
+    ids = list(dict.fromkeys(n.id for n in reversed(run.descent)))
+    assert ids == [birth["id"] for birth in run.policy["lineage"]]
+    kinds = {
+        n.id: n.kind for n in reversed(run.descent)
+    }  # an elite that survives appears again: its first is its birth
+    assert [kinds[birth["id"]] for birth in run.policy["lineage"]] == [
+        b["mutation"]["kind"] for b in run.policy["lineage"]
+    ]
+
+
+def test_what_varies_is_plotted_and_the_rest_is_listed(folder: Path) -> None:
+    varying, constant = figures.traits(read.read(folder))
+    assert not varying.keys() & constant.keys()
+    assert all(len(set(column.values())) > 1 for column in varying.values())
+    assert {"gamma", "tau", "layer norm"} <= constant.keys()
+    names = varying.keys() | constant.keys()
+    assert {"lr", "batch_size", "learn_step", "activation", "encoder layers", "encoder units", "latent units"} <= names
+
+
+def test_far_values_do_not_squeeze_the_rest() -> None:
+    values = [float(v) for v in range(100)]
+    assert figures._limits(values) == (0.0, 99.0)
+    low, high = figures._limits([*values, -1e9])
+    assert -500 < low < 0
+    assert high == 99.0
+    assert figures._limits([3.0]) == (1.5, 4.5)
+    assert figures._limits([]) == (0.0, 1.0)
+    low, high = figures._both_limits([*values, -1e9, 1e9])
+    assert -500 < low < 0
+    assert 99 < high < 600
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (999, "999"), (20_000, "20k"), (1_234_567, "1.23M"), (-5e9, "−5G"), (0.5, "0.5")]
+)
+def test_counts_in_few_characters(value: float, text: str) -> None:
+    assert words.thousands(value) == text
+
+
+# --- how long generations took ----------------------------------------------------------------------------------------
+
+
+def generation(number: int, seconds: float) -> Generation:
+    return Generation(number, 100 * number, 400 * number, 50 * number, seconds, (), 1.0, 1.0, 1.0, 0)
+
+
+def timing(folder: Path, events: list[Any], generations: int = 3) -> list[list[str]]:
+    log = JsonlSink(folder / "events.jsonl")
+    for event in events:
+        log.emit(event)
+    log.close()
+    curve = [[g, 100 * g, 400 * g, 50 * g, 1.0, 1.0, 1.0] for g in range(1, generations + 1)]
+    _write_timing(folder / "events.jsonl", curve, folder)
+    header, *rows = csv.reader(io.StringIO((folder / "reports/timing.csv").read_text()))
+    assert header == list(TIMING)
+    return rows
+
+
+def start(step: int | None = None) -> Start:
+    return Start("train", "E-v0", "dqn", 4, 300, step)
+
+
+def test_timing_of_a_run_without_interruption(tmp_path: Path) -> None:
+    progress = Progress(0, 50, 300, 200, 0, "learning", 10.0, None)
+    events = [start(), progress, generation(1, 2.0), generation(2, 2.5), generation(3, 3.1234567), End("", 1.0, 1, 1)]
+    assert timing(tmp_path, events) == [
+        ["1", "2.0", "400", "50"],
+        ["2", "2.5", "400", "50"],
+        ["3", "3.123", "400", "50"],
+    ]
+
+
+def test_timing_of_a_run_that_was_killed(tmp_path: Path) -> None:
+    """It repeats what came after its last checkpoint: the last word counts, and only the steps of those seconds."""
+    events = [start(), generation(1, 2.0), generation(2, 9.0), start(150), generation(2, 1.0), generation(3, 2.0)]
+    assert timing(tmp_path, events) == [["1", "2.0", "400", "50"], ["2", "1.0", "200", "50"], ["3", "2.0", "400", "50"]]
+
+
+def test_timing_where_the_log_lost_lines(tmp_path: Path) -> None:
+    assert timing(tmp_path, [start(), generation(1, 2.0), generation(3, 2.0)]) == [
+        ["1", "2.0", "400", "50"],
+        ["3", "2.0", "400", "50"],
+    ]
+    (tmp_path / "events.jsonl").write_bytes(b'{"event": "other", "time": 1}\n')
+    assert timing(tmp_path, []) == []
+    (tmp_path / "events.jsonl").unlink()
+    _write_timing(tmp_path / "events.jsonl", [], tmp_path)
+    assert (tmp_path / "reports/timing.csv").read_text() == "generation,seconds,env_steps,eval_steps\n"
+
+
+# --- the film ---------------------------------------------------------------------------------------------------------
+
+
+def shot(frames: int, size: tuple[int, int] = (60, 40), fps: int = 50, noise: bool = False) -> Movie:
+    chance, camera = np.random.default_rng(0), Camera()
+    camera.begin(fps)
+    for number in range(frames):
+        picture = np.full((size[1], size[0], 3), 37 * number % 250, np.uint8)
+        camera.show(chance.integers(0, 255, picture.shape, np.uint8) if noise else picture)
+    return camera.develop(Score(3, 1.5, frames - 1))
+
+
+def test_a_short_film_runs_at_the_environments_pace() -> None:
+    movie = shot(101)
+    image = Image.open(io.BytesIO(movie.animation))
+    assert getattr(image, "n_frames", 1) == 51  # 25 of 50 frames a second
+    assert image.size == (movie.width, movie.height) == (60, 40)
+    assert movie.speed == pytest.approx(1.0, abs=0.05)
+    assert Image.open(io.BytesIO(movie.still)).size == (60, 40)
+
+
+def test_a_long_film_is_shown_faster_not_cut() -> None:
+    movie = shot(20_000)
+    frames = getattr(Image.open(io.BytesIO(movie.animation)), "n_frames", 1)
+    assert FRAMES / 2 <= frames <= FRAMES
+    assert movie.seconds <= 31
+    assert movie.speed > 10
+
+
+def test_a_film_keeps_its_budget_and_its_shape() -> None:
+    movie = shot(160, size=(960, 640), noise=True)
+    assert len(movie.animation) <= BUDGET
+    assert (movie.width, movie.height) == (480, 320)
+
+
+def test_a_film_of_one_frame() -> None:
+    assert Image.open(io.BytesIO(shot(1).animation)).size == (60, 40)
+
+
+def test_the_film_is_of_a_held_out_episode(folder: Path) -> None:
+    run = read.read(folder)
+    one, two = (film(folder / "models/elite", run.elite, 60) for _ in range(2))
+    assert isinstance(one, Movie)
+    assert one == two
+    assert one.seed in run.elite.seeds
+    assert one.steps == 60
+    assert one.cut
+    text = compose(run, {}, one)
+    assert (
+        f"The first 60 steps of a held-out episode of the elite (seed {one.seed}): return −60.0." in Document(text).text
+    )
+    (picture,) = list(Document(text).all("img"))
+    assert (picture["alt"] or "").startswith("Animation of the elite at play. The first 60 steps of a held-out episode")
+    assert (picture["src"] or "").startswith("data:image/webp;base64,")
+
+
+def test_an_environment_that_cannot_be_drawn_gets_a_sentence(copy: Path) -> None:
+    path = copy / "models/elite/policy.json"
+    about = json.loads(path.read_text())
+    about["env"] = {"id": "no_such_module:Nowhere-v0", "kwargs": {}}
+    manifest = copy / "models/elite"
+    from evopipe.storage import safeio
+
+    files = safeio.read_folder(manifest)
+    safeio.write_folder(manifest, {**files, "policy.json": json.dumps(about).encode()})
+    run = read.read(copy)
+    sentence = film(manifest, run.elite, None)
+    assert isinstance(sentence, str)
+    assert sentence.startswith("There is no picture of the elite at play: ")
+    assert sentence in Document(compose(run, {}, sentence)).text
+
+
+# --- size and time ----------------------------------------------------------------------------------------------------
+
+
+def test_twenty_members_and_fifty_generations(tmp_path: Path) -> None:
+    """At most 3 MB and 10 s, the film of a long episode included. Processor time: the machine may be busy."""
+    params = write_run(tmp_path, members=20, generations=50)
+    began = time.process_time()
+    report.run(params, quiet=True, folder=tmp_path)
+    seconds = time.process_time() - began
+    size = (tmp_path / "reports/report.html").stat().st_size
+    print(f"{size / 1e6:.2f} MB in {seconds:.1f} s of processor time")
+    assert size <= 3_000_000
+    assert seconds <= 10
+    found = Document((tmp_path / "reports/report.html").read_text())
+    assert len([plot for plot in found.plots if "trajectory" in (plot["class"] or "")]) >= 5

@@ -1,0 +1,488 @@
+"""What trackers hold after a delivery, after two, and after one that was cut off: real records, real stores."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from evopipe.errors import MissingInputError, ParamsError, UsageError
+from evopipe.track import record
+from evopipe.track.base import End, Generation, MemberRow, Progress, Start, Tracker
+from evopipe.track.config import TrackingConfig
+from evopipe.track.files import JsonlSink
+from evopipe.track.run import FILES, New, TrackerError, flat_params, open_backend
+from evopipe.track.sync import sync
+from evopipe.track.ui import serve
+
+KEY = "0123456789abcdef0123456789abcdef"
+MLFLOW = TrackingConfig(backends=("mlflow",))
+
+
+@pytest.fixture(autouse=True)
+def foreign_warnings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Trackers warn of their own dependencies."""
+    for name in ("MLFLOW_TRACKING_URI", "WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", os.devnull)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database that MLflow has just made: making one takes seconds."""
+    root = tmp_path_factory.mktemp("empty")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        open_backend("mlflow", MLFLOW, root).close()
+    return root / ".evopipe/mlflow/mlflow.db"
+
+
+@pytest.fixture
+def root(tmp_path: Path, empty: Path) -> Path:
+    """A project with a fresh database and no runs."""
+    (tmp_path / ".evopipe/mlflow").mkdir(parents=True)
+    shutil.copy(empty, tmp_path / ".evopipe/mlflow/mlflow.db")
+    return tmp_path
+
+
+def member(generation: int, slot: int) -> MemberRow:
+    fitness = math.nan if (generation, slot) == (2, 1) else 10.0 * generation + slot
+    return MemberRow(
+        slot=slot,
+        id=10 * generation + slot,
+        parent=None if generation == 1 else 10 * (generation - 1),
+        fitness=fitness,
+        mutation="rl_hp",
+        change="lr 3e-4 → 2.4e-4",
+        architecture="64|32",
+        activation="ELU",
+        hyper={"lr": 3e-4 * generation, "batch_size": 64.0},
+        healthy=math.isfinite(fitness),
+        loss=0.5,
+    )
+
+
+def generation(number: int) -> Generation:
+    rows = tuple(member(number, slot) for slot in range(2))
+    return Generation(number, 100 * number, 200 * number, 20 * number, 1.5, rows, 10.0 * number, 5.0, 9.0, 10)
+
+
+def made(root: Path, generations: int = 3, ended: bool = True, key: str = KEY, **overrides: Any) -> Path:
+    """A record, written as a training writes it."""
+    folder = root / ".evopipe/train" / key
+    params = tiny.params({"train.max_steps": 300, **overrides})
+    record.begin(folder, params, "f" * 40, None, "0.1")
+    with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
+        log.emit(Start("train", "CartPole-v1", "dqn", 2, 300))
+        for number in range(1, generations + 1):
+            log.emit(Progress(number, 100 * number, 300, 0, 0, "learning", 1.0, None))
+            log.emit(generation(number))
+        if ended:
+            log.emit(End("all steps taken", 4.5, 600, 60))
+    return folder
+
+
+def outputs(root: Path, folder: Path) -> None:
+    """What the stages leave, put into the record."""
+    for place in FILES.values():
+        path = root / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix:
+            path.write_text("{}")
+        else:
+            path.mkdir()
+            (path / "policy.json").write_text("{}")
+    (root / "models/trained").mkdir()
+    (root / "models/trained/manifest.json").write_text(str(folder))
+    scores = {"mean": 42.0, "std": 3.0, "interval": [40.0, 44.0]}
+    (root / FILES["evaluation"]).write_text(json.dumps({"elite": scores, "episodes": 4}))
+    record.finish(folder, root)
+    record.keep(folder, root, FILES)
+
+
+def client(root: Path) -> Any:
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{root}/.evopipe/mlflow/mlflow.db"
+    return MlflowClient(uri, registry_uri=uri)
+
+
+def contents(root: Path) -> dict[str, Any]:
+    """All that a person could see in MLflow, by run name."""
+    asked = client(root)
+    seen = {}
+    for experiment in asked.search_experiments():
+        for run in asked.search_runs([experiment.experiment_id]):
+            history = {
+                name: sorted((m.step, m.timestamp, m.value) for m in asked.get_metric_history(run.info.run_id, name))
+                for name in run.data.metrics
+            }
+            files = sorted(entry.path for entry in asked.list_artifacts(run.info.run_id))
+            info = (run.info.status, run.info.start_time, run.info.end_time, experiment.name)
+            seen[run.info.run_name] = (info, history, run.data.params, run.data.tags, files)
+    return seen
+
+
+def silent(_: str) -> None:
+    """Nobody listens."""
+
+
+def synced(root: Path, config: TrackingConfig = MLFLOW) -> dict[str, New]:
+    return sync(root, config, silent, silent)
+
+
+# --- MLflow -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_training_in_mlflow(root: Path) -> None:
+    folder = made(root)
+    outputs(root, folder)
+    assert synced(root) == {"mlflow": New(runs=1, generations=3, files=len(FILES))}
+    seen = contents(root)
+    assert set(seen) == {"dqn-01234567", "dqn-01234567 · member 0", "dqn-01234567 · member 1"}
+    (status, began, ended, experiment), history, params, tags, files = seen["dqn-01234567"]
+    about = json.loads((folder / "run.json").read_text())
+    assert (status, experiment) == ("FINISHED", "CartPole-v1")
+    assert began == round(1000 * about["started"]) <= ended
+    assert [(step, value) for step, _, value in history["fitness/best"]] == [(200, 10.0), (400, 20.0), (600, 30.0)]
+    times = [json.loads(line)["time"] for line in (folder / "events.jsonl").read_text().splitlines() if "best" in line]
+    assert [clock for _, clock, _ in history["fitness/best"]] == [round(1000 * time) for time in times]
+    assert [value for _, _, value in history["population/healthy"]] == [2.0, 1.0, 2.0]
+    assert history["evaluation/mean"][0][2] == 42.0
+    assert history["evaluation/interval_low"][0][2] == 40.0
+    assert params["train.max_steps"] == "300"
+    assert params["algos.dqn.network.encoder"] == "[16]"
+    assert not any(name.startswith("tracking") for name in params)
+    assert tags["mlflow.source.git.commit"] == "f" * 40
+    assert tags["evopipe.result"] == record.md5_of(root / "models/trained")
+    assert files == sorted(Path(place).name for place in FILES.values())
+    (status, *_), history, _, tags, _ = seen["dqn-01234567 · member 1"]
+    assert status == "FINISHED"
+    assert [(step, value) for step, _, value in history["fitness"]] == [(200, 11.0), (600, 31.0)]  # not the diverged
+    assert [value for _, _, value in history["hyper/lr"]] == [3e-4, 6e-4, 9e-4]
+    assert (tags["network"], tags["mutation"], tags["change"]) == ("64|32", "rl_hp", "lr 3e-4 → 2.4e-4")
+    assert tags["mlflow.parentRunId"]
+
+
+def test_twice_is_as_good_as_once(root: Path) -> None:
+    outputs(root, made(root))
+    synced(root)
+    once = contents(root)
+    for _ in range(2):
+        assert synced(root) == {"mlflow": New()}
+    assert contents(root) == once
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3, 5, 8, 11])
+def test_a_delivery_that_was_cut_off_is_completed(root: Path, fails_at: int) -> None:
+    """Cut at any of its calls, by a store that raises; the same rows are there in the end, each once."""
+    from mlflow import MlflowClient
+
+    outputs(root, made(root))
+    backend = open_backend("mlflow", MLFLOW, root)
+    calls = 0
+
+    class Cut(MlflowClient):
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal calls
+            if name in ("create_run", "log_batch", "log_artifact", "log_artifacts", "set_tag", "set_terminated"):
+                calls += 1
+                if calls > fails_at:
+                    raise ConnectionError("cut")
+            return super().__getattribute__(name)
+
+    uri = f"sqlite:///{root}/.evopipe/mlflow/mlflow.db"
+    backend._client = Cut(uri, registry_uri=uri)  # type: ignore[attr-defined]
+    with pytest.raises(ConnectionError):
+        backend.deliver(record.Record(root / ".evopipe/train" / KEY).refresh())
+    synced(root)
+    seen = contents(root)
+    assert synced(root) == {"mlflow": New()}
+    assert len(seen) == 3
+    assert seen["dqn-01234567"][0][0] == "FINISHED"
+    assert len(seen["dqn-01234567"][1]["fitness/best"]) == 3
+    assert len(seen["dqn-01234567 · member 0"][1]["fitness"]) == 3
+    assert len(seen["dqn-01234567"][4]) == len(FILES)
+    assert len(seen["dqn-01234567"][2]) == len(flat_params(record.Record(root / ".evopipe/train" / KEY).run))
+
+
+def test_a_run_that_goes_on(root: Path) -> None:
+    """A killed run repeats what came after its checkpoint: the first word on a generation counts, once."""
+    folder = made(root, generations=2, ended=False)
+    assert synced(root)["mlflow"] == New(1, 2, 0)
+    assert contents(root)["dqn-01234567"][0][0] == "KILLED"
+    first = contents(root)["dqn-01234567"][1]["fitness/best"]
+    with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
+        log.emit(Start("train", "CartPole-v1", "dqn", 2, 300, 100))
+        for number in (2, 3):
+            log.emit(generation(number))
+        log.emit(End("all steps taken", 4.5, 600, 60))
+    assert synced(root)["mlflow"] == New(0, 1, 0)
+    (status, *_), history, *_ = contents(root)["dqn-01234567"]
+    assert status == "FINISHED"
+    assert history["fitness/best"][:2] == first
+    assert len(history["fitness/best"]) == 3
+
+
+def test_half_a_line_is_waited_for(root: Path) -> None:
+    folder = made(root, generations=1, ended=False)
+    log = folder / "events.jsonl"
+    whole = log.read_bytes()
+    reader = record.Record(folder)
+    log.write_bytes(whole[:-20])
+    assert reader.refresh(True).generations == []
+    log.write_bytes(whole)
+    assert [event.generation for _, event in reader.refresh(True).generations] == [1]
+
+
+def test_the_elite_is_registered_once(root: Path) -> None:
+    config = MLFLOW.model_copy(update={"register_as": "cart"})
+    outputs(root, made(root))
+    for _ in range(2):
+        synced(root, config)
+    (version,) = client(root).search_model_versions("name = 'cart'")
+    assert version.source.endswith("/artifacts/elite")
+
+
+def test_a_run_that_was_deleted_stays_deleted(root: Path) -> None:
+    made(root)
+    synced(root)
+    asked = client(root)
+    (parent,) = (run for run in asked.search_runs(["1"]) if run.info.run_name == "dqn-01234567")
+    asked.delete_run(parent.info.run_id)
+    assert synced(root) == {"mlflow": New()}
+
+
+def test_a_deleted_experiment_is_named(root: Path) -> None:
+    made(root)
+    asked = client(root)
+    asked.delete_experiment(asked.create_experiment("CartPole-v1"))
+    with pytest.raises(TrackerError, match=r"'CartPole-v1' was deleted: restore it .* another name"):
+        synced(root)
+
+
+def test_another_experiment_name_does_not_make_another_run(root: Path) -> None:
+    made(root)
+    synced(root)
+    assert synced(root, MLFLOW.model_copy(update={"experiment": "mine"})) == {"mlflow": New()}
+
+
+def _open(root: Path) -> None:
+    open_backend("mlflow", MLFLOW, root).close()
+
+
+@pytest.mark.slow
+def test_four_processes_make_the_database_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_open, args=(tmp_path,)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert not list((tmp_path / ".evopipe/mlflow").glob(".mlflow.db.new*"))
+
+
+def test_a_half_made_database_is_thrown_away(tmp_path: Path) -> None:
+    folder = tmp_path / ".evopipe/mlflow"
+    folder.mkdir(parents=True)
+    (folder / ".mlflow.db.new").write_bytes(b"half of a database")
+    made(tmp_path)
+    assert synced(tmp_path)["mlflow"].runs == 1
+
+
+# --- the others -------------------------------------------------------------------------------------------------------
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    config = TrackingConfig(backends=("tensorboard",))
+    folder = made(tmp_path, generations=2, ended=False)
+    assert synced(tmp_path, config)["tensorboard"] == New(1, 2, 0)
+    with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
+        log.emit(generation(3))
+        log.emit(End("all steps taken", 4.5, 600, 60))
+    outputs(tmp_path, folder)
+    assert synced(tmp_path, config)["tensorboard"].files == 1
+    assert synced(tmp_path, config) == {"tensorboard": New()}
+    (run,) = (tmp_path / ".evopipe/tensorboard/CartPole-v1").iterdir()
+    for name, tag, values in (
+        (".", "fitness/best", [10.0, 20.0, 30.0]),
+        (".", "evaluation/mean", [42.0]),
+        ("member-1", "fitness", [11.0, 31.0]),
+    ):
+        (file,) = (run / name).glob("events.out.*")
+        read = accumulator.EventAccumulator(str(file)).Reload()
+        assert [event.value for event in read.Scalars(tag)] == values
+    events = accumulator.EventAccumulator(str(next(run.glob("events.out.*")))).Reload().Scalars("fitness/best")
+    assert [event.step for event in events] == [200, 400, 600]
+
+
+def _logged(data: bytes) -> Iterator[bytes]:
+    """The entries of a file in LevelDB's log format: blocks of 32 KiB, entries in pieces with 7 bytes of head."""
+    place, entry = 7, b""
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        entry += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or the last piece
+            yield entry
+            entry = b""
+
+
+@pytest.mark.slow
+def test_wandb_is_offline_without_a_key(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    config = TrackingConfig(backends=("wandb",))
+    outputs(tmp_path, made(tmp_path))
+    assert synced(tmp_path, config)["wandb"] == New(1, 3, 4)
+    assert synced(tmp_path, config) == {"wandb": New()}
+    (file,) = tmp_path.glob(f".evopipe/wandb/wandb/offline-run-*-{KEY}/run-{KEY}.wandb")
+    rows = []
+    for data in _logged(file.read_bytes()):
+        one = Record()
+        one.ParseFromString(data)
+        if one.HasField("history"):
+            rows.append({"/".join(item.nested_key) or item.key: item.value_json for item in one.history.item})
+    best = [float(row["fitness/best"]) for row in rows if "fitness/best" in row]
+    assert best == [10.0, 20.0, 30.0]
+    assert [json.loads(row["env_steps"]) for row in rows if "fitness/best" in row] == [200, 400, 600]
+    assert float(rows[0]["member-1/fitness"]) == 11.0
+
+
+def test_an_extra_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "path_importer_cache", {})
+    for module in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
+        monkeypatch.delitem(sys.modules, module)
+    made(tmp_path)
+    with pytest.raises(TrackerError, match=r"tensorboard is not installed.*pip install 'evopipe\[tensorboard\]'"):
+        synced(tmp_path, TrackingConfig(backends=("tensorboard",)))
+
+
+# --- records, params, pages -------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_survives_the_next_run(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    outputs(tmp_path, folder)
+    report = tmp_path / FILES["report"]
+    fresh = report.with_name("fresh")
+    fresh.write_text("another")
+    os.replace(fresh, report)  # as stages write
+    assert record.Record(folder).refresh().files["report"].path.read_text() == "{}"
+    assert record.keep(folder, tmp_path, ["report"])
+    assert record.Record(folder).refresh().files["report"].path.read_text() == "another"
+    assert not record.keep(folder, tmp_path, ["report"])
+
+
+def test_a_log_of_another_version_costs_its_lines_only(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    lines = (folder / "events.jsonl").read_text().splitlines(keepends=True)
+    odd = json.dumps({"event": "generation", "time": 1.0, "colour": "red"}) + "\n"
+    (folder / "events.jsonl").write_text("".join([odd, "[]\n", *lines]))
+    assert len(record.Record(folder).refresh().generations) == 3
+
+
+def test_params_of_tracking(tmp_path: Path) -> None:
+    from evopipe.config import load_params
+
+    for overrides, sentence in [
+        ({"tracking.backends": ["mlflow", "mlflow"]}, "a tracker is named twice"),
+        ({"tracking.backends": ["mlfow"]}, "tracking.backends"),
+        ({"tracking.finish_seconds": -1.0}, "tracking.finish_seconds"),
+    ]:
+        with pytest.raises(ParamsError, match=sentence):
+            load_params(tiny.write_params(tmp_path, overrides))
+
+
+def test_the_pages_of_nothing(tmp_path: Path) -> None:
+    with pytest.raises(MissingInputError, match="nothing was tracked yet"):
+        serve(tmp_path, 5000, False, silent)
+
+
+def test_a_port_that_is_taken(root: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(
+            UsageError, match=f"port {port} cannot be used .* choose another, such as --port {port + 1}"
+        ):
+            serve(root, port, False, silent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_the_pages_open_and_end(root: Path, signum: int) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    words = [sys.executable, "-m", "evopipe", "track", "ui", "--no-browser", "--port", str(port)]
+    pages = subprocess.Popen(words, cwd=root, env=tiny.environment(), stdout=subprocess.PIPE, text=True)
+    assert pages.stdout is not None
+    assert pages.stdout.readline() == f"http://127.0.0.1:{port} (Ctrl-C ends it)\n"
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as page:
+        assert b"MLflow" in page.read()
+    pages.send_signal(signum)
+    assert pages.wait(20) == 0
+    pages.stdout.close()
+    time.sleep(0.2)
+    with pytest.raises(OSError, match=r"refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=1)
+
+
+def test_sync_without_a_tracker_says_what_to_set(tmp_path: Path) -> None:
+    tiny.write_params(tmp_path)
+    answer = tiny.call(tmp_path, "track", "sync")
+    assert answer == (64, "", "error: params.yaml: tracking.backends is empty: name a tracker, such as [mlflow]\n")
+
+
+@pytest.mark.slow
+def test_a_whole_pipeline_is_delivered_while_it_runs(root: Path) -> None:
+    """Training by the process beside it, what later stages wrote by theirs; nothing is left for sync."""
+    tiny.write_params(root, {"tracking.backends": ["mlflow"], "train.max_steps": 800})
+    for stage in ("population", "train", "evaluate", "export", "report"):
+        assert tiny.evopipe(root, stage).returncode == 0
+    expected = sorted(Path(place).name for place in FILES.values())
+    (log,) = root.glob(".evopipe/train/*/track.log")
+
+    def files() -> list[str]:
+        return next((entry[4] for name, entry in contents(root).items() if "member" not in name), [])
+
+    assert tiny.wait_for(lambda: files() == expected, 60), log.read_text()
+    seen = contents(root)
+    assert len(seen) == 4
+    assert {entry[0][0] for entry in seen.values()} == {"FINISHED"}
+    assert tiny.wait_for(lambda: not list(root.glob(".evopipe/train/*.track")), 30)
+    assert tiny.evopipe(root, "track", "sync").stdout == "mlflow: 0 new\n"
+
+
+def test_new_says_what_it_is() -> None:
+    assert str(New()) == "0 new"
+    assert str(New(1, 0, 2) + New(0, 1, 0)) == "1 new run, 1 new generation, 2 new files"
+    assert dataclasses.astuple(New(1, 2, 3)) == (1, 2, 3)

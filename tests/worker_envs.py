@@ -1,0 +1,111 @@
+"""Chains that do to their process what no environment should; importing this module registers them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from envs_for_tests import Chain
+from evopipe.errors import DataError
+
+
+class Segfault(Chain):
+    """Crashes in C."""
+
+    def reward(self, value: float) -> Any:
+        if self.now:
+            ctypes.string_at(0)
+        return value
+
+
+class Exit(Chain):
+    """Ends its process without a word."""
+
+    def reward(self, value: float) -> Any:
+        if self.now:
+            os._exit(3)
+        return value
+
+
+class SysExit(Chain):
+    """Asks Python to exit."""
+
+    def reward(self, value: float) -> Any:
+        if self.now:
+            sys.exit("enough")
+        return value
+
+
+class Typed(Chain):
+    """Raises an error of evopipe's own."""
+
+    def reward(self, value: float) -> Any:
+        if self.now:
+            raise DataError("level 3 is damaged")
+        return value
+
+
+class Hangs(Chain):
+    """Never returns from its step, and holds Python's lock where `lock` says so."""
+
+    def __init__(self, lock: bool = False, when: int = 1) -> None:
+        super().__init__(when=when)
+        self.lock = lock
+
+    def reward(self, value: float) -> Any:
+        if self.now and self.lock:
+            ctypes.PyDLL(None).sleep(100)
+        elif self.now:
+            time.sleep(100)
+        return value
+
+
+class Slow(Chain):
+    """Takes half a millisecond a step."""
+
+    def reward(self, value: float) -> Any:
+        time.sleep(5e-4)
+        return value
+
+
+class SecondReset(Chain):
+    """Can be reset once."""
+
+    played = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.played += 1
+        if self.played > 1:
+            raise RuntimeError("out of track")
+        return super().reset(seed=seed)
+
+
+class Denormal(Chain):
+    """Pays whether the product of two small numbers is 0, which depends on how its thread treats denormal numbers."""
+
+    def reward(self, value: float) -> Any:
+        small = np.full(4, 1e-160)
+        return float((small * small).sum() == 0.0)
+
+
+class Process(Chain):
+    """Pays the number of its process, and sees its folder's file `level`."""
+
+    def reward(self, value: float) -> Any:
+        return float(os.getpid() % 2**20)
+
+    def seen(self) -> Any:
+        level = float(Path("level").read_text()) if Path("level").exists() else 0.0
+        return np.full(4, level, np.float32)
+
+
+for _env in (Segfault, Exit, SysExit, Typed, Hangs, Slow, SecondReset, Denormal, Process):
+    if f"{_env.__name__}-v0" not in gymnasium.registry:
+        gymnasium.register(f"{_env.__name__}-v0", entry_point=_env, max_episode_steps=10)
