@@ -251,21 +251,35 @@ def random_batch(cohort: Cohort, problem: Problem) -> Batch:
 def update_call(s: Settings, size: int) -> Callable[[], object]:
     """Return one learning step of a population as a call."""
     problem = problem_of(s, size)
-    (cohort,) = problem.form(like_members(problem, size))
-    batch = random_batch(cohort, problem)
-    return lambda: problem.algo.update(problem.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy)
+    cohorts = [(cohort, random_batch(cohort, problem)) for cohort in problem.form(like_members(problem, size))]
+
+    def update() -> None:
+        for cohort, batch in cohorts:
+            problem.algo.update(problem.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy)
+
+    return update
 
 
 def products_call(s: Settings, size: int) -> Callable[[], object]:
-    """Return the matrix products of that learning step alone: three forward passes, one backward."""
+    """Return the matrix products of that learning step alone: two forward passes, three if double, one backward."""
     problem = problem_of(s, size)
-    (cohort,) = problem.form(like_members(problem, size))
+    calls = [_products(s, cohort, problem) for cohort in problem.form(like_members(problem, size))]
+
+    def products() -> None:
+        for call in calls:
+            call()
+
+    return products
+
+
+def _products(s: Settings, cohort: Cohort, problem: Problem) -> Callable[[], None]:
+    size, passes = len(cohort.members), 3 if s["double"] else 2
     weights = [layer.weight.detach() for layer in cohort.state.target.views]
     inputs = [torch.randn(size, s["batch_size"], w.shape[1], device=problem.device) for w in weights]
     deltas = [torch.randn(size, s["batch_size"], w.shape[2], device=problem.device) for w in weights]
 
     def products() -> None:
-        for _ in range(3):
+        for _ in range(passes):
             for x, weight in zip(inputs, weights, strict=True):
                 torch.bmm(x, weight)
         for i, (x, weight, delta) in enumerate(zip(inputs, weights, deltas, strict=True)):
