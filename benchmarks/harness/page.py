@@ -135,7 +135,7 @@ def _seconds(r: Mapping[str, Any]) -> float:
 
 
 def _outside(r: Mapping[str, Any]) -> float:
-    """Microseconds outside `env.step` per training step."""
+    """Microseconds outside `env.step()` per training step."""
     return float((r["seconds"] - r["step_seconds"]) / r["training_steps"] * 1e6)
 
 
@@ -165,7 +165,7 @@ def targets(results: Results) -> list[tuple[str, float, Ratio | None, bool]]:
         listed += [
             ("steps/s end to end over AgileRL, Gymnasium", 10.0, paired(end, "AgileRL", "evopipe", _seconds), False),
             ("steps/s end to end over AgileRL, envpool", 12.0, paired(end, "AgileRL", ENVPOOL, _seconds), False),
-            ("time outside `env.step` of AgileRL over ours, in process", 12.0, outside, False),
+            ("time outside `env.step()` of AgileRL over ours, in process", 12.0, outside, False),
         ]  # fmt: skip
     if cartpole:
         listed.append(
@@ -294,7 +294,7 @@ def _end_to_end(results: Results) -> list[str]:
         f"evaluation episodes of each member every {s['evo_steps']:,} of its steps. All have the same first network; "
         "AgileRL and evopipe mutate all of it, but batch size and learn step, so that all make as many updates. SB3 "
         "trains as many single agents one after another. *Steps/s* are training steps over all seconds; *all steps/s* "
-        "count evaluation's steps too. Time outside `env.step` is per training step, where the environments run in the "
+        "count evaluation's steps too. Time outside `env.step()` is per training step, where the environments run in the "
         "contestant's own process.",
         "",
     ]
@@ -315,7 +315,7 @@ def _end_to_end(results: Results) -> list[str]:
                 told(r),
             )
         )
-    header = ("", "seconds", "steps/s", "all steps/s", "outside `env.step`", "updates", "its seconds over evopipe's")
+    header = ("", "seconds", "steps/s", "all steps/s", "outside `env.step()`", "updates", "its seconds over evopipe's")
     lines += [*table(header, rows), *_choices(result), "![Steps per second](images/bench-end-to-end.svg)", ""]
     lines += ["Where the seconds go (medians):", "", *_shares(result), *made_by(result)]
     return lines
@@ -362,7 +362,7 @@ def _roofline(results: Results) -> list[str]:
     environment, learning = step * steps / 1e6, products * training / 1e6
     least = (environment + learning) / cores
     rows = [
-        ("`env.step` alone, random actions", f"{number(step)} µs a step", f"{number(environment)} s"),
+        ("`env.step()` alone, random actions", f"{number(step)} µs a step", f"{number(environment)} s"),
         ("matrix products of learning alone", f"{number(products)} µs a training step", f"{number(learning)} s"),
         (f"both, spread over {cores} cores without loss", "", f"{number(least)} s"),
         ("evopipe took", "", f"{number(took)} s"),
@@ -416,7 +416,7 @@ def _curve(results: Results) -> list[str]:
     if not have:
         return [*lines, MISSING]
     lines += [
-        "T(P) / T(1) of one learn step of all members, and the share of it that its matrix products alone take (three "
+        "T(P) / T(1) of one learn step of all members, and the share of it that its matrix products alone take (the "
         "forward passes and one backward). AgileRL's and SB3's steps of P members are P calls: T(P) / T(1) = P.", "",
     ]  # fmt: skip
     for result in have:
