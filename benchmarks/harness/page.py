@@ -294,8 +294,8 @@ def _end_to_end(results: Results) -> list[str]:
         f"evaluation episodes of each member every {s['evo_steps']:,} of its steps. All have the same first network; "
         "AgileRL and evopipe mutate all of it, but batch size and learn step, so that all make as many updates. SB3 "
         "trains as many single agents one after another. *Steps/s* are training steps over all seconds; *all steps/s* "
-        "count evaluation's steps too. Time outside `env.step()` is per training step, where the environments run in the "
-        "contestant's own process.",
+        "count evaluation's steps too. Time outside `env.step()` is per training step, where the environments run in "
+        "the contestant's own process.",
         "",
     ]
     rows = []
