@@ -31,7 +31,7 @@ run: setup ## set up, then run the pipeline (dvc repro)
 	dvc repro
 
 test: setup ## set up, then run the tests
-	$(PYTEST)
+	$(PYTEST) -n 2
 
 test-slow: setup ## run the tests that take minutes too
 	$(PYTEST) --slow
