@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from evopipe.errors import DiskError, EvopipeError, MissingInputError, ParamsError, ResourceError, UsageError
+from evopipe.processes import signal_at_parent_death
 from evopipe.types import Schema
 
 if TYPE_CHECKING:
@@ -162,7 +163,6 @@ class StopSignal:
 
 # --- no orphans under DVC ---------------------------------------------------------------------------------------------
 
-_PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 60.0
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "fish", "ash", "ksh", "busybox"})
@@ -182,20 +182,12 @@ def watch_ancestors() -> None:
     if not os.environ.get("DVC_STAGE") or not sys.platform.startswith("linux"):
         return
     parent = os.getppid()
-    _signal_at_parent_death()
+    signal_at_parent_death(signal.SIGTERM)  # where that is not possible the watching thread is left
     dvc = _find_dvc()
     if os.getppid() != parent or dvc == "gone":
         os.kill(os.getpid(), signal.SIGTERM)
     elif isinstance(dvc, _Process):
         threading.Thread(target=_stop_after, args=(dvc,), name="evopipe-watch-dvc", daemon=True).start()
-
-
-def _signal_at_parent_death() -> None:
-    """Ask the kernel to send SIGTERM when the parent dies. Where that is not possible the watching thread is left."""
-    import ctypes
-
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
 @dataclass(frozen=True)

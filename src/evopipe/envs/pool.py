@@ -17,7 +17,8 @@ import numpy as np
 
 from evopipe.envs.make import EnvConfig, discrete_actions, make_env, vector_observation_size
 from evopipe.envs.native import Native
-from evopipe.envs.rows import Begun, Bools, Fault, Floats, Ints, Rows, Stepped, broken, close_all, make_rows
+from evopipe.envs.rows import Begun, Bools, Fault, Floats, Here, Ints, Stepped, broken, close_all, make_rows
+from evopipe.envs.together import Together
 from evopipe.envs.workers import Remote, Unavailable
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, ParamsError, UsageError
 
@@ -61,27 +62,6 @@ class _Home(Protocol):
     def receive(self, rows: Ints | None) -> Stepped: ...
 
     def close(self) -> None: ...
-
-
-class _Here:
-    """In this process: the work is done when it is asked for."""
-
-    def __init__(self, rows: Rows, count: int) -> None:
-        self.rows, self._all = rows, list(range(count))
-        self._actions: Ints | None = None
-
-    def reset(self, rows: Ints, seeds: Ints) -> Begun:
-        return self.rows.reset(rows.tolist(), seeds.tolist())
-
-    def send(self, rows: Ints | None, actions: Ints, next_seeds: Ints | None) -> None:
-        self._actions = actions
-
-    def receive(self, rows: Ints | None) -> Stepped:
-        assert self._actions is not None
-        return self.rows.step(self._all if rows is None else rows.tolist(), self._actions)
-
-    def close(self) -> None:
-        self.rows.close()
 
 
 class EnvPool:
@@ -165,15 +145,18 @@ class EnvPool:
             return Native(self._cfg, self.rows, sizes, max(1, threads), self._spares)
         count = crew.count(self.rows, overlapped, crew.step_cost(self._cfg)) if crew is not None else 0
         if crew is not None and count:
+            shares = count + (crew.auto and not overlapped)  # this process has time for one
             try:
-                self._unsettled = Remote(self._cfg, self.rows, sizes, first, crew, count)
+                remote = Remote(self._cfg, self.rows, sizes, first, crew, count, shares)
             except Unavailable as reason:
                 self._stay_here(crew, reason)
             else:
+                self._unsettled, self.workers = remote, count
+                if shares > count:
+                    return Together(remote, Here(make_rows(self._cfg, range(count, self.rows, shares), made=[first])))
                 close_all([first])
-                self.workers = count
-                return self._unsettled
-        return _Here(make_rows(self._cfg, 0, self.rows, made=[first]), self.rows)
+                return remote
+        return Here(make_rows(self._cfg, range(self.rows), made=[first]))
 
     def _prepare(self, crew: Crew) -> None:
         """Start processes in the background."""
@@ -191,10 +174,10 @@ class EnvPool:
             try:
                 remote.settle()
             except Unavailable as reason:
-                remote.close()
+                self._home.close()
                 self._stay_here(self._crew, reason)
                 self.workers = 0
-                self._home = _Here(make_rows(self._cfg, 0, self.rows), self.rows)
+                self._home = Here(make_rows(self._cfg, range(self.rows)))
         return self._home
 
     def _stay_here(self, crew: Crew, reason: Unavailable) -> None:
@@ -370,7 +353,7 @@ class EnvPool:
             UsageError: the environments do not live in this process.
         """
         home = self._settled()
-        if not isinstance(home, _Here):
+        if not isinstance(home, Here):
             raise UsageError("the pool's environments do not live in this process: give it no crew, and backend sync")
         return home.rows.env(row)
 

@@ -49,16 +49,16 @@ class Fault(Exception):
         self.row, self.text = row, text
 
 
-def make_rows(cfg: EnvConfig, first: int, count: int, *, made: Sequence[gymnasium.Env[Any, Any]] = ()) -> Rows:
-    """Construct the environments of the rows `first … first + count - 1`; `made` are the first few of them.
+def make_rows(cfg: EnvConfig, numbers: range, *, made: Sequence[gymnasium.Env[Any, Any]] = ()) -> Rows:
+    """Construct the environments of the rows `numbers`; `made` are the first few of them.
 
     Raises:
         ParamsError: the environment is unknown or its spaces are not served.
         EnvironmentFailed: its constructor raised.
     """
     envs = list(made)
-    envs.extend(make_env(cfg) for _ in range(count - len(envs)))
-    return Rows(envs, first)
+    envs.extend(make_env(cfg) for _ in range(len(numbers) - len(envs)))
+    return Rows(envs, numbers)
 
 
 class Rows:
@@ -66,22 +66,22 @@ class Rows:
 
     Args:
         envs: the environments.
-        first: row of the first of them; the others follow.
+        numbers: their rows in the pool.
 
     Attributes:
         masked: whether the environments give action masks; known after the first reset.
     """
 
-    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], first: int = 0) -> None:
-        self.envs, self.first, self.masked = envs, first, False
+    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], numbers: range) -> None:
+        self.envs, self.numbers, self.masked = envs, numbers, False
         space, actions = envs[0].observation_space, envs[0].action_space
         self._shape, self._dtype = (vector_observation_size(space),), space.dtype
         self._actions, self._start = discrete_actions(actions), int(getattr(actions, "start", 0))
-        self._steps = {first + i: env.step for i, env in enumerate(envs)}
+        self._steps = {number: env.step for number, env in zip(numbers, envs, strict=True)}
 
     def env(self, row: int) -> gymnasium.Env[Any, Any]:
         """Return the environment of one row."""
-        return self.envs[row - self.first]
+        return self.envs[self.numbers.index(row)]
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> Begun:
         """Begin an episode in `rows` `[n]`, each from its own seed: observations `[n, O]`, masks `[n, A]` or None.
@@ -185,6 +185,32 @@ class Rows:
             raise Fault(row, f"returned an action_mask {mask.dtype}{list(mask.shape)}, expected bool[{self._actions}]")
         legal: Bools = np.asarray(mask != 0, np.bool_)
         return legal
+
+
+class Here:
+    """The rows of a pool, or some of them, in this process: the work is done when its result is asked for."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self._all = list(rows.numbers)
+        self._actions: Ints | None = None
+
+    def reset(self, rows: Ints, seeds: Ints) -> Begun:
+        """Begin episodes, see `Rows.reset`."""
+        return self.rows.reset(rows.tolist(), seeds.tolist())
+
+    def send(self, rows: Ints | None, actions: Ints, next_seeds: Ints | None) -> None:
+        """Begin a step of `rows`, of all where None."""
+        self._actions = actions
+
+    def receive(self, rows: Ints | None) -> Stepped:
+        """End it, see `Rows.step`."""
+        assert self._actions is not None
+        return self.rows.step(self._all if rows is None else rows.tolist(), self._actions)
+
+    def close(self) -> None:
+        """Close every environment."""
+        self.rows.close()
 
 
 def close_all(envs: Sequence[gymnasium.Env[Any, Any]]) -> None:

@@ -6,8 +6,6 @@ environments need and no more, and it lives exactly as long as the process that 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -22,8 +20,8 @@ from evopipe.envs.make import EnvConfig
 from evopipe.envs.rows import Fault, Rows, broken, compute_alike, describe_spec, make_rows
 from evopipe.envs.shared import Bell, Message, Op, SharedArrays, read_message
 from evopipe.errors import EvopipeError
+from evopipe.processes import ignore_stop_signals, signal_at_parent_death
 
-_PR_SET_PDEATHSIG = 1
 _LOOK_SECONDS = 2.0  # between two looks at whether the starter is still there
 
 
@@ -32,10 +30,7 @@ def main(fd: int, calls: int, answers: int, starter: int, main_thread: bool) -> 
 
     `starter` is the process that must outlive this one.
     """
-    # The starter's decisions, not this process's: Ctrl-C and schedulers signal everyone, and it saves first.
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    ignore_stop_signals()
     channel, call, answered = socket.socket(fileno=fd), Bell(calls), Bell(answers)
     _die_with(starter, main_thread, channel)
     shares: dict[int, _Share] = {}
@@ -58,10 +53,8 @@ def main(fd: int, calls: int, answers: int, starter: int, main_thread: bool) -> 
 
 def _die_with(starter: int, main_thread: bool, channel: socket.socket) -> None:
     """End this process when its starter does, in the middle of an environment's step too."""
-    if main_thread and sys.platform.startswith("linux"):
-        # The kernel counts the death of the thread that started us: safe only if that is the main one.
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if main_thread:  # the kernel counts the death of the thread that started us: safe only if that is the main one
+        signal_at_parent_death(signal.SIGKILL)
     threading.Thread(target=_watch, args=(starter, channel.fileno()), name="evopipe-watch", daemon=True).start()
 
 
@@ -115,14 +108,14 @@ class _Share:
         os.chdir(about["folder"])
         sys.path[:] = about["path"]
         cfg = EnvConfig.model_validate({"id": about["id"], "kwargs": about["kwargs"]})
-        self.first, self.count = about["first"], about["count"]
-        self.rows: Rows = make_rows(cfg, self.first, self.count)
-        spec = describe_spec(self.rows.env(self.first))
+        self.mine = range(about["first"], about["rows"], about["shares"])
+        self.every = slice(about["first"], None, about["shares"])
+        self.rows: Rows = make_rows(cfg, self.mine)
+        spec = describe_spec(self.rows.env(self.mine[0]))
         if spec != about["spec"]:
             raise EvopipeError(f"{cfg.id} is registered as {spec} here")
         self.shared = SharedArrays(about["rows"], about["obs_size"], about["actions"], fd)
         os.close(fd)
-        self.all = list(range(self.first, self.first + self.count))
         self.failed: dict[int, tuple[int, Exception]] = {}  # episodes begun ahead that did not begin: seed, and why
         _same_threads(about["torch_threads"])
         compute_alike(about["floating_point"])
@@ -130,8 +123,8 @@ class _Share:
     def _named(self, count: int) -> tuple[Sequence[int], Any]:
         """The rows that a request is about, as numbers and as an index."""
         if count < 0:
-            return self.all, slice(self.first, self.first + self.count)
-        index = self.shared.rows[self.first : self.first + count].copy()
+            return self.mine, self.every
+        index = self.shared.rows[self.every][:count].copy()
         return index.tolist(), index
 
     def reset(self, count: int) -> dict[str, Any] | None:
@@ -155,8 +148,8 @@ class _Share:
         shared = self.shared
         began = time.perf_counter_ns()
         obs, reward, terminated, truncated, mask = self.rows.step(rows, shared.action[index])
-        shared.spent[self.first] += time.perf_counter_ns() - began
-        shared.stepped[self.first] += len(rows)
+        shared.spent[self.mine[0]] += time.perf_counter_ns() - began
+        shared.stepped[self.mine[0]] += len(rows)
         shared.obs[index], shared.reward[index] = obs, reward
         shared.terminated[index], shared.truncated[index] = terminated, truncated
         if mask is not None:

@@ -71,6 +71,8 @@ class Crew:
     def count(self, rows: int, overlapped: bool, step_cost: float | None = None) -> int:
         """How many workers a pool should use; no result depends on it.
 
+        Under `auto`, where nothing overlaps their steps, this process takes a share besides.
+
         Args:
             rows: environments.
             overlapped: the caller computes while they step, on a CPU of its own.
@@ -83,7 +85,8 @@ class Crew:
         if overlapped:
             return max(1, min(self.workers - self.learners, rows // LEARNING_ROWS))
         alone = rows * (STEP_COST if step_cost is None else step_cost)
-        ticks = [alone, *(alone / n + TICK_COST + n * WORKER_COST for n in range(1, min(self.workers, rows) + 1))]
+        most = min(self.workers, rows) - 1  # this process takes a share as well
+        ticks = [alone, *(alone / (n + 1) + TICK_COST + n * WORKER_COST for n in range(1, most + 1))]
         return ticks.index(min(ticks)) if min(ticks) < WORTH * alone else 0
 
     def step_cost(self, cfg: EnvConfig) -> float | None:
@@ -253,7 +256,7 @@ def _stop(workers: list[Worker], owner: int) -> None:
 
 
 class Remote:
-    """The rows of one pool, split among worker processes.
+    """The rows of one pool, dealt to worker processes like cards: neighbours, a member's, are rarely equally dear.
 
     Args:
         cfg: which environment.
@@ -262,29 +265,31 @@ class Remote:
         example: one of the environments, made here.
         crew: the processes.
         count: how many of them.
+        shares: among how many the rows are dealt: those after the first `count` are somebody else's.
 
     Raises:
         Unavailable: the environment cannot live in another process.
     """
 
-    def __init__(self, cfg: EnvConfig, rows: int, sizes: tuple[int, int], example: Any, crew: Crew, count: int) -> None:
+    def __init__(
+        self, cfg: EnvConfig, rows: int, sizes: tuple[int, int], example: Any, crew: Crew, count: int, shares: int
+    ) -> None:
         kwargs = _portable(cfg.kwargs)
         self._workers = crew.take(count)
-        self.cfg, self.shared = cfg, SharedArrays(rows, *sizes)
+        self.cfg, self.rows, self.shared = cfg, rows, SharedArrays(rows, *sizes)
         self._pool = crew.add(self)
         self.masked = False
         self._asked: list[tuple[Worker, int, Ints | None]] = []  # what was not answered yet: about which rows
-        bounds = np.linspace(0, rows, count + 1).astype(np.int64)
-        self._bounds = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
+        self._shares = shares
         torch = sys.modules.get("torch")
         about = {
-            "id": cfg.id, "kwargs": kwargs, "rows": rows, "obs_size": sizes[0], "actions": sizes[1],
+            "id": cfg.id, "kwargs": kwargs, "rows": rows, "shares": shares, "obs_size": sizes[0], "actions": sizes[1],
             "spec": describe_spec(example),
             "folder": os.getcwd(), "path": sys.path, "torch_threads": torch.get_num_threads() if torch else None,
             "floating_point": floating_point(),
         }  # fmt: skip
-        for worker, (first, end) in zip(self._workers, self._bounds, strict=True):
-            body = {**about, "first": first, "count": end - first}
+        for first, worker in enumerate(self._workers):
+            body = {**about, "first": first}
             self._asked.append((worker, worker.ask(Op.OPEN, self._pool, body=body, fd=self.shared.fd), None))
         os.close(self.shared.fd)  # on its way to them, and mapped here
 
@@ -344,15 +349,15 @@ class Remote:
             worker.ask(Op.CLOSE, self._pool)
 
     def _ask(self, op: Op, rows: Ints | None) -> None:
-        for worker, (first, end) in zip(self._workers, self._bounds, strict=True):
+        for first, worker in enumerate(self._workers):
             if rows is None:
                 self._asked.append((worker, worker.ask(op, self._pool), None))
                 continue
-            own = rows[(rows >= first) & (rows < end)]
-            if len(own) > end - first:
+            own, places = rows[rows % self._shares == first], self.shared.rows[first :: self._shares]
+            if len(own) > len(places):
                 raise UsageError("a row was named twice in one step or reset of an environment pool")
             if len(own):
-                self.shared.rows[first : first + len(own)] = own
+                places[: len(own)] = own
                 self._asked.append((worker, worker.ask(op, self._pool, len(own)), own))
 
     def _collect(self) -> list[tuple[Message, Ints | None]]:

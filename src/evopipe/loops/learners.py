@@ -9,7 +9,6 @@ how many processes there are.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import itertools
 import mmap
@@ -33,11 +32,11 @@ from evopipe.envs.workers import available_cpus
 from evopipe.errors import ParamsError, ResourceError
 from evopipe.loops.problem import Problem
 from evopipe.loops.steps import learn, learn_in_place
+from evopipe.processes import ignore_stop_signals, signal_at_parent_death
 
 MOST = 16  # processes that `auto` uses at most
 LINE = 64  # bytes of a cache line
 LEAST_WORK = 1e6  # µs of modelled work in a generation below which forking is not worth it
-_PR_SET_PDEATHSIG = 1
 
 
 def learner_count(asked: int | Literal["auto"], threads: int) -> int:
@@ -284,10 +283,8 @@ def _work(serve: Callable[[], None], told: Bell, done: Bell, life: int, words: i
     """What a helper does, from its fork to its end. It must not return: the stack below it is the parent's."""
     code = 1
     try:
-        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(name, signal.SIG_IGN)  # they are for the parent, which saves first
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        ignore_stop_signals()
+        signal_at_parent_death(signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(0)
         gc.freeze()  # a collection would touch, and so copy, everything that came with the fork

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -100,24 +100,26 @@ def compare(one: Path, two: Path) -> list[Row]:
     Returns:
         a row an out, in the order of the stages.
     """
-    a, b = read_lock(one), read_lock(two)
+    return rows_of(read_lock(one), read_lock(two), lambda a, b: _differing(a, b, one / a.path, two / a.path))
+
+
+def rows_of(one: Lock, two: Lock, differing: Callable[[Out, Out], Row]) -> list[Row]:
+    """Compare two locks, a row an out; `differing` judges what both have with different hashes."""
     rows = []
-    for path in dict.fromkeys((*a.outs, *b.outs)):
-        left, right = a.outs.get(path), b.outs.get(path)
-        if left is None or right is None:
-            made = left or right
+    for path in dict.fromkeys((*one.outs, *two.outs)):
+        a, b = one.outs.get(path), two.outs.get(path)
+        if a is None or b is None:
+            made = a or b
             assert made is not None
-            rows.append(Row(path, made.stage, left.md5 if left else "", right.md5 if right else "", "missing"))
+            rows.append(Row(path, made.stage, a.md5 if a else "", b.md5 if b else "", "missing"))
+        elif path in MEASURED or a.md5 == b.md5:
+            rows.append(Row(path, a.stage, a.md5, b.md5, "measured" if path in MEASURED else "same"))
         else:
-            rows.append(_row(left, right, one / path, two / path))
+            rows.append(differing(a, b))
     return rows
 
 
-def _row(a: Out, b: Out, one: Path, two: Path) -> Row:
-    if a.path in MEASURED:
-        return Row(a.path, a.stage, a.md5, b.md5, "measured")
-    if a.md5 == b.md5:
-        return Row(a.path, a.stage, a.md5, b.md5, "same")
+def _differing(a: Out, b: Out, one: Path, two: Path) -> Row:
     if a.path == paths.REPORT.as_posix():
         left, right = computed_part(one), computed_part(two)
         a_sum, b_sum = (hashlib.md5(text.encode(), usedforsecurity=False).hexdigest() for text in (left, right))

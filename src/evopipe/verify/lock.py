@@ -14,7 +14,7 @@ from typing import Any
 from evopipe.errors import DataError, EvopipeError, MissingInputError
 from evopipe.stages import paths
 from evopipe.storage import safeio
-from evopipe.verify.compare import MEASURED, Lock, Out, Row, differences, read_lock
+from evopipe.verify.compare import Lock, Out, Row, differences, read_lock, rows_of
 
 _CLOSE = 1e-3
 _SKIPPED = frozenset({"provenance"})  # keys of policy.json that name machine and commit
@@ -73,25 +73,17 @@ def compare(lock: Lock, committed: Mapping[str, Path], project: Path, tolerance:
     """
     fresh = read_lock(project)
     learned = lock.learned() | fresh.learned()
-    rows = []
-    for path in dict.fromkeys((*lock.outs, *fresh.outs)):
-        a, b = lock.outs.get(path), fresh.outs.get(path)
-        if a is None or b is None:
-            made = a or b
-            assert made is not None
-            rows.append(Row(path, made.stage, a.md5 if a else "", b.md5 if b else "", "missing"))
-        else:
-            rows.append(_row(a, b, committed.get(path), project / path, path in learned, tolerance))
+    rows = rows_of(
+        lock,
+        fresh,
+        lambda a, b: _differing(a, b, committed.get(a.path), project / a.path, a.path in learned, tolerance),
+    )
     if paths.EVALUATION.as_posix() not in lock.outs and any(row.verdict == "learned anew" for row in rows):
         raise MissingInputError(f"verify: {paths.EVALUATION} is no out of this pipeline; what was learned has no score")
     return rows
 
 
-def _row(a: Out, b: Out, there: Path | None, here: Path, learned: bool, tolerance: float) -> Row:
-    if a.path in MEASURED:
-        return Row(a.path, a.stage, a.md5, b.md5, "measured")
-    if a.md5 == b.md5:
-        return Row(a.path, a.stage, a.md5, b.md5, "same")
+def _differing(a: Out, b: Out, there: Path | None, here: Path, learned: bool, tolerance: float) -> Row:
     if not learned:
         notes = tuple(differences(there, here)) if there else ()
         return Row(a.path, a.stage, a.md5, b.md5, "DIFFERENT", notes)
