@@ -11,6 +11,7 @@ from make_parameters import publish, rows, table
 
 from evopipe import algos
 from evopipe.evolve.mutate import MutationConfig
+from evopipe.types import Spaces
 
 FOLDER = Path(__file__).parent / "algorithms"
 OBSERVATIONS, ACTIONS = 1009, 911  # primes that no network has by chance: they stand for O and A
@@ -23,7 +24,8 @@ def render(name: str) -> str:
     parts = [
         f"# {title.rstrip('.')}",
         "<!-- Made by docs/make_algorithms.py: do not edit. -->",
-        f"`train.algo: {name}`. Paper: <{algo.PAPER}>. Serves: vector observations, {algo.ACTIONS} actions. "
+        f"`train.algo: {name}`. Paper: <{algo.PAPER}>. Serves: vector observations, {' and '.join(algo.ACTIONS)} "
+        "actions. "
         f"All of it is in one file: [src/evopipe/algos/{name}.py](../../src/evopipe/algos/{name}.py).",
         text,
         "## Hyper-parameters\n\nKeys of `algos." + name + "`. The network's own keys are in "
@@ -40,9 +42,17 @@ def render(name: str) -> str:
 
 
 def _networks(algo: algos.Algorithm) -> str:
-    letters = {OBSERVATIONS: "O (length of an observation)", ACTIONS: "A (number of actions)"}
+    continuous = algo.ACTIONS[0] == "continuous"  # of an algorithm that serves both, its first
+    letters = {
+        OBSERVATIONS: "O (length of an observation)",
+        ACTIONS: "A (dimensions of an action)" if continuous else "A (number of actions)",
+        OBSERVATIONS + ACTIONS: "O + A",
+        2 * ACTIONS: "2 A",
+        51 * (ACTIONS + 1): "51 (A + 1), atoms of the advantages and of the value",
+    }
     lines = ["| Network | Input width | Output width | Acts |", "| --- | --- | --- | --- |"]
-    for name, widths in algo.networks(OBSERVATIONS, ACTIONS).items():
+    spaces = Spaces(OBSERVATIONS, ACTIONS, continuous)
+    for name, widths in algo.networks(algo.Config(), spaces).items():
         inputs, outputs = (letters.get(width, str(width)) for width in widths)
         lines.append(f"| `{name}` | {inputs} | {outputs} | {'yes' if name == algo.POLICY else 'no'} |")
     return "\n".join(lines)
@@ -54,6 +64,8 @@ def _state(algo: algos.Algorithm) -> str:
         kind, network = field.metadata["kind"], field.metadata.get("network")
         what = {
             "parameters": f"weights of `{network}`" + ("" if field.metadata.get("trainable") else ", not trained"),
+            "scales": f"a scale for every weight of `{network}`"
+            + ("" if field.metadata.get("trainable") else ", not trained"),
             "moments": f"Adam moments and step counts of `{network}`",
             "row": "a number for each member",
         }[kind]

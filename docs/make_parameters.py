@@ -40,6 +40,9 @@ NOTES: dict[str, tuple[str, str]] = {
     "train.confirm_episodes": ("episodes", "a surer score of the elite, more evaluation steps"),
     "train.target_sigmas": ("standard errors", "surer that the target is really reached, ends later"),
     "train.replay.capacity": ("transitions", "older experience kept, more memory"),
+    "train.replay.n_step": ("environment steps", "rewards reach further back, targets are noisier"),
+    "train.replay.alpha": ("", "surprising transitions come more often"),
+    "train.replay.beta": ("", "less bias early, smaller steps"),
     "evolution.tournament.size": ("members", "stronger selection, less variety"),
     "evolution.tournament.window": ("evaluations", "steadier fitness that reacts later"),
     "evolution.mutation.probabilities.none": ("weight", "fewer mutations"),
@@ -55,6 +58,10 @@ NOTES: dict[str, tuple[str, str]] = {
     "evolution.mutation.architecture.max_nodes": ("units", "wider networks may appear, slower updates"),
     "evolution.mutation.architecture.min_latent": ("units", "the latent stays wider"),
     "evolution.mutation.architecture.max_latent": ("units", "the latent may become wider"),
+    "evolution.mutation.architecture.min_channels": ("channels", "no convolution becomes as narrow"),
+    "evolution.mutation.architecture.max_channels": ("channels", "wider convolutions may appear, slower updates"),
+    "evolution.mutation.architecture.min_kernel": ("pixels", "no kernel becomes as small"),
+    "evolution.mutation.architecture.max_kernel": ("pixels", "larger kernels may appear, slower updates"),
     "evaluate.episodes": ("episodes", "narrower interval, longer stage"),
     "evaluate.steps": ("environment steps", "longer episodes"),
     "evaluate.bootstrap": ("resamples", "a smoother interval"),
@@ -186,7 +193,7 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:
     if origin in (Union, types.UnionType):
         return _either([_kind(argument, metadata if argument in (int, float) else []) for argument in arguments])
     if origin is tuple:
-        return f"list{_items(metadata)}, each {_kind(arguments[0], [])}"
+        return f"list{_items(metadata)}, each {_keys(arguments[0])}"
     if origin is dict:
         return f"mapping from {_kind(arguments[0], [])} to {_kind(arguments[1], [])}"
     if _is_model(annotation):
@@ -194,6 +201,13 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:
     if annotation is str:
         return "text, not empty" if _bounds(metadata) else "text"
     return f"{_WORDS[annotation]}{_range(metadata)}"
+
+
+def _keys(annotation: Any) -> str:
+    """What each item of a list is; of a block, its keys."""
+    if not _is_model(annotation):
+        return _kind(annotation, [])
+    return ", ".join(f"`{name}`: {kind_of(field)}" for name, field in annotation.model_fields.items())
 
 
 def _either(kinds: list[str]) -> str:
@@ -230,6 +244,8 @@ def default_of(field: FieldInfo) -> str:
         value = {key: one.model_dump() if isinstance(one, BaseModel) else one for key, one in value.items()}
     if isinstance(value, str):
         return f"`{value}`"
+    if isinstance(value, tuple):
+        value = [one.model_dump() if isinstance(one, BaseModel) else one for one in value]
     if isinstance(value, dict) and any(isinstance(one, dict) for one in value.values()):
         return ", ".join(f"`{key}`: {one['min']:g} to {one['max']:g}" for key, one in value.items())
     return f"`{json.dumps(value)}`".replace('"', "")

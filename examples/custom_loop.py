@@ -9,7 +9,7 @@ params = parse_params({"env": {"id": "CartPole-v1", "num_envs": 8}, "runtime": {
 problem, size, envs = parts.make_problem(params, parts.configure(params.runtime)), 4, 8
 pool, eval_pool = parts.EnvPool(params.env, size * envs), parts.EnvPool(params.env, size * 8, what="evaluation")
 members, _ = parts.first_members(problem, size)
-layout = parts.RowLayout(problem.observations, problem.actions, masked=False)
+layout = parts.RowLayout.of(problem.spaces, masked=False)
 replay = parts.Replay(layout, memories=1, capacity=50_000, device=problem.device)
 rows, tick, seeds = np.arange(size * envs), 0, np.random.default_rng(1)
 pool.reset(rows, seeds.integers(2**31, size=len(rows)))
@@ -30,7 +30,7 @@ for generation in range(1, 7):
                 due = parts.updates_due(cohort, tick_here, envs)
                 cohorts[i] = parts.learn(problem, cohort, replay, tick, due)[0] if due else cohort
         tick += 1
-    played = parts.evaluate(problem.algo, cohorts, eval_pool, problem.seeds(Purpose.EVALUATE, 8))
+    played = parts.evaluate(problem, cohorts, eval_pool, problem.seeds(Purpose.EVALUATE, 8))
     fitness = played.returns.mean(axis=1)
     print(f"generation {generation}: fitness {np.round(fitness)}")
     members = parts.dissolve(cohorts)

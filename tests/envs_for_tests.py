@@ -16,7 +16,8 @@ LENGTH = 4
 
 
 class Chain(gymnasium.Env[Any, Any]):
-    """A walk along `LENGTH` cells: action 1 goes right, 0 left. Reaching the right end gives 1 and terminates.
+    """A walk along `LENGTH` cells: action 1 goes right, 0 left; of continuous actions what is above 0 goes right.
+    Reaching the right end gives 1 and terminates.
 
     The start cell is drawn from the seed among the first two. The observation is one-hot. Every subclass spoils one
     thing at step `when` of an episode.
@@ -24,9 +25,10 @@ class Chain(gymnasium.Env[Any, Any]):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
-    def __init__(self, when: int = 3, offset: int = 0) -> None:
+    def __init__(self, when: int = 3, offset: int = 0, continuous: bool = False) -> None:
         self.observation_space: spaces.Space[Any] = spaces.Box(0.0, 1.0, (LENGTH,), np.float32)
-        self.action_space: spaces.Space[Any] = spaces.Discrete(2, start=offset)
+        box = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.action_space: spaces.Space[Any] = box if continuous else spaces.Discrete(2, start=offset)
         self.when, self.offset = when, offset
         self.cell = self.steps = 0
 
@@ -35,11 +37,12 @@ class Chain(gymnasium.Env[Any, Any]):
         self.cell, self.steps = int(self.np_random.integers(2)), 0
         return self.seen(), self.info()
 
-    def step(self, action: int) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         if not self.action_space.contains(action):
             raise ValueError(f"action {action!r} is not in {self.action_space}")
         self.steps += 1
-        self.cell = max(0, self.cell + (1 if action - self.offset == 1 else -1))
+        right = action[0] > 0 if isinstance(self.action_space, spaces.Box) else action - self.offset == 1
+        self.cell = max(0, self.cell + (1 if right else -1))
         end = self.cell == LENGTH - 1
         return self.seen(), self.reward(float(end)), self.ended(end), False, self.info()
 
@@ -245,15 +248,23 @@ class MaskShape(Masked):
         return {"action_mask": np.ones(3, np.int8)}
 
 
-class Image(Chain):
-    """Declares an image observation."""
+class Text(Chain):
+    """Declares an observation that is no number."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+        self.observation_space = spaces.Text(4, charset="abc")
 
     def seen(self) -> Any:
-        return np.zeros((8, 8, 3), np.uint8)
+        return "abc"
+
+
+class Several(Chain):
+    """Declares several actions at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.MultiDiscrete([2, 2])
 
 
 class Continuous(Chain):
@@ -262,6 +273,40 @@ class Continuous(Chain):
     def __init__(self) -> None:
         super().__init__()
         self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+class Marks(Chain):
+    """One step in each of two cells, then the end; a step pays 1 less the square of twice the action's distance from
+    the cell's mark. Actions are in [0, 1]."""
+
+    marks = (0.25, 0.75)
+
+    def __init__(self, continuous: bool = True) -> None:
+        super().__init__(continuous=continuous)
+        self.action_space = spaces.Box(0.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.cell = 0
+        return self.seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        reward = 1.0 - 4.0 * (float(action[0]) - self.marks[self.cell]) ** 2
+        self.cell += 1
+        return self.seen(), reward, self.cell == len(self.marks), False, {}
+
+
+class Pixels(Chain):
+    """The chain as an image of 6 × 6 bytes: a bright pixel in the cell's column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, (6, 6, 1), np.uint8)
+
+    def seen(self) -> Any:
+        image = np.zeros((6, 6, 1), np.uint8)
+        image[2:4, min(self.cell, LENGTH - 1)] = 255
+        return image
 
 
 ALL = [kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, Chain)]

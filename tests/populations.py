@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import pytest
 import torch
 
 from evopipe import algos, rng
@@ -15,13 +16,41 @@ from evopipe.evolve.mutate import MutationConfig
 from evopipe.evolve.select import TournamentConfig
 from evopipe.loops.config import TrainConfig
 from evopipe.loops.online import Online
-from evopipe.loops.problem import Problem, first_members, space_sizes
+from evopipe.loops.problem import Problem, first_members, spaces_of
+from evopipe.types import evolvable
 
 CPU = torch.device("cpu")
+ALIKE = {"bc", "bc_continuous", "ddpg", "iql", "iql:continuous", "sac:continuous", "td3bc"}
+
+
+def cases(quick: Sequence[str] | None = None) -> list[Any]:
+    """Every algorithm by name; one that serves two kinds of actions by `name:kind` for the second as well.
+
+    Those whose shape another one has too, or all but the `quick` ones, are slow: their turn comes with `--slow`.
+    """
+    names = [name if i == 0 else f"{name}:{kind}" for name in algos.names() for i, kind in enumerate(_kinds(name))]
+    slow = ALIKE if quick is None else {*names} - {*quick}
+    return [pytest.param(name, id=name, marks=pytest.mark.slow if name in slow else ()) for name in names]
+
+
+def _kinds(algo: str) -> list[str]:
+    """The kinds of actions that an algorithm, or a case of it, is tested with; discrete ones first."""
+    name, _, kind = algo.partition(":")
+    return [kind] if kind else sorted(algos.get(name).ACTIONS, reverse=True)
+
+
+def env_for(algo: str) -> str:
+    """A small environment with actions that an algorithm serves."""
+    return "CartPole-v1" if _kinds(algo)[0] == "discrete" else "Pendulum-v1"
+
+
+def rates(algo: str) -> list[str]:
+    """The names of an algorithm's learning rates."""
+    return [name for name in evolvable(algos.get(algo.partition(":")[0]).Config) if name.startswith("lr")]
 
 
 def problem(
-    env: str = "CartPole-v1",
+    env: str | None = None,
     algo: str = "dqn",
     seed: int = 3,
     cohorts: Literal["merged", "exact"] = "exact",
@@ -33,12 +62,14 @@ def problem(
     kwargs: Mapping[str, Any] | None = None,
 ) -> Problem:
     """A small problem: exact cohorts, a replay memory a member, nets of 16 units; any block can be changed."""
-    found = algos.get(algo)
-    env_config = EnvConfig.model_validate({"id": env, "num_envs": num_envs, "kwargs": dict(kwargs or {})})
-    observations, actions = space_sizes(env_config)
+    name, own = algo.partition(":")[0], dict(kwargs or {})
+    if env and env.startswith("envs_for_tests:") and _kinds(algo)[0] == "continuous":
+        own["continuous"] = True
+    found = algos.get(name)
+    env_config = EnvConfig.model_validate({"id": env or env_for(algo), "num_envs": num_envs, "kwargs": own})
     block = {"network": {"encoder": [16], "latent": 16}, "batch_size": 32, "learn_step": 2, **(config or {})}
     small = {
-        "algo": algo, "max_steps": 600, "evo_steps": 200, "learning_delay": 50, "warm_start": 0, "eval_episodes": 2,
+        "algo": name, "max_steps": 600, "evo_steps": 200, "learning_delay": 50, "warm_start": 0, "eval_episodes": 2,
         "eval_steps": 30, "target": None, "confirm_episodes": 4,
         "replay": {"capacity": 2000, "sharing": "own"}, **(train or {}),
     }  # fmt: skip
@@ -50,8 +81,7 @@ def problem(
         mutation=MutationConfig.model_validate(dict(mutation or {})),
         algo=found,
         algo_config=found.Config.model_validate(block),
-        observations=observations,
-        actions=actions,
+        spaces=spaces_of(env_config, name),
         device=CPU,
         cohorts=cohorts,
     )

@@ -17,7 +17,7 @@ from evopipe.evolve.step import evolve
 from evopipe.loops.problem import Problem, first_members
 from evopipe.ops.statistics import bootstrap_interval
 from evopipe.stages import export, paths
-from evopipe.stages.setup import make_problem, write_members
+from evopipe.stages.setup import about_problem, make_problem, write_members
 from evopipe.stages.train import CURVE, TIMING
 from evopipe.storage import members as stored
 from evopipe.storage import safeio
@@ -145,10 +145,7 @@ def _write(
 ) -> None:
     elite, score, born = champion
     about = {
-        "algo": params.train.algo,
-        "env": params.env.id,
-        "observations": problem.observations,
-        "actions": problem.actions,
+        **about_problem(problem),
         "elite": {
             "id": elite.id,
             "generation": born,

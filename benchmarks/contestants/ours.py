@@ -27,7 +27,7 @@ from evopipe.evolve.step import evolve
 from evopipe.loops import online
 from evopipe.loops.problem import Problem, first_members
 from evopipe.loops.steps import act, learn, updates_due
-from evopipe.rng import Purpose
+from evopipe.rng import Purpose, Stream
 from evopipe.stages import evaluate, population, train
 from evopipe.stages.setup import make_problem
 from evopipe.storage import safeio
@@ -244,8 +244,8 @@ def random_batch(cohort: Cohort, problem: Problem) -> Batch:
     draw = lambda *shape: torch.randn(*shape, generator=generator).to(problem.device)  # noqa: E731
     action = torch.randint(problem.actions, (p, b), generator=generator).to(problem.device)
     o = problem.observations
-    zeros = torch.zeros(p, b, device=problem.device)
-    return Batch(draw(p, b, o), action, draw(p, b), zeros, draw(p, b, o), None, cohort.weight)
+    discount = cohort.hyper["gamma"][:, None].expand(p, b)
+    return Batch(draw(p, b, o), action, draw(p, b), discount, draw(p, b, o), None, cohort.weight)
 
 
 def update_call(s: Settings, size: int) -> Callable[[], object]:
@@ -255,7 +255,8 @@ def update_call(s: Settings, size: int) -> Callable[[], object]:
 
     def update() -> None:
         for cohort, batch in cohorts:
-            problem.algo.update(problem.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy)
+            draw = Stream(cohort.keys, Purpose.UPDATE, torch.zeros(1, dtype=torch.int64, device=problem.device))
+            problem.algo.update(problem.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy, draw, 0)
 
     return update
 
@@ -294,7 +295,7 @@ def filled_replay(problem: Problem, capacity: int) -> Any:
     """Return a replay memory full of standard-normal transitions."""
     from evopipe.buffers.replay import Replay, RowLayout
 
-    layout = RowLayout(problem.observations, problem.actions, False)
+    layout = RowLayout.of(problem.spaces, masked=False)
     draw = np.random.default_rng(1)
     normal = lambda: draw.standard_normal((capacity, problem.observations), np.float32)  # noqa: E731
     rows = layout.pack(
@@ -323,7 +324,7 @@ def parts(s: Settings) -> dict[str, Any]:
             tick.now += 1
             when = torch.tensor([tick.now], device=problem.device)
             rows = replay.sample(cohort.slots, rng.uniform(cohort.keys, Purpose.REPLAY, when, cohort.batch))
-            return replay.layout.unpack(rows[:, 0], cohort.weight)
+            return replay.layout.unpack(rows[:, 0], cohort.weight, cohort.hyper["gamma"])
 
         def learned(problem: Problem = problem, cohort: Cohort = cohort, replay: Any = replay, tick: Any = tick) -> Any:
             tick.now += 1

@@ -65,7 +65,7 @@ def _params(params: str | Path | Params | Mapping[str, Any]) -> Params:
 
 
 def _run(params: Params, folder: Path, quiet: bool) -> Result:
-    upstream = (fetch, buffer) if params.train.warm_start else ()
+    upstream = (fetch, buffer) if params.train.warm_start or params.train.mode == "offline" else ()
     for stage in (*upstream, population, train, evaluate, export):
         stage.run(params, quiet=quiet, folder=folder)
     lines = safeio.read_bytes(folder / paths.LINEAGE).splitlines()

@@ -25,7 +25,7 @@ MAX_PROBLEMS = 50
 MAX_ENVIRONMENTS = 65_536
 
 
-POLICIES = ("heuristic", "random", "policy")
+POLICIES = ("heuristic", "medium", "random", "policy")
 
 
 class CollectConfig(Schema):
@@ -34,7 +34,8 @@ class CollectConfig(Schema):
     episodes: int = Field(60, ge=1, le=10**6, description="episodes to roll")
     policies: dict[str, Annotated[float, Field(ge=0.0)]] = Field(
         default_factory=lambda: {"heuristic": 0.5, "random": 0.5},
-        description="weights of `heuristic`, `random` and `policy`; an episode follows one of them",
+        description="weights of `heuristic` (a good rule), `medium` (a poor one with random actions in between), "
+        "`random` and `policy`; an episode follows one of them",
     )
     policy_path: str | None = Field(None, description="an exported policy's folder, for the weight `policy`")
     max_steps: int | None = Field(None, ge=1, description="step cap of an episode; null: until it ends")
@@ -66,7 +67,7 @@ class MinariConfig(Schema):
 
 
 class Hdf5Config(Schema):
-    """`fetch.source: hdf5`: a file in D4RL layout (observations, actions, rewards, terminals, timeouts)."""
+    """`fetch.source: hdf5`: a file in D4RL layout (observations, actions, rewards, terminals[, timeouts])."""
 
     path: str = Field("data/dataset.hdf5", description="the file")
 
@@ -152,6 +153,8 @@ class Params(Schema):
         if train.algo not in registry.names():
             guess = did_you_mean(train.algo, registry.names()) or _known(registry.names())
             problems.append(Problem(("algo",), f"unknown algorithm {train.algo!r}{guess}"))
+        elif train.mode == "online" and getattr(registry.get(train.algo), "OFFLINE_ONLY", False):
+            problems.append(Problem(("mode",), f"{train.algo} only learns from a dataset: set it to offline"))
         env = info.data.get("env")
         if env is not None and train.evo_steps < env.num_envs:
             problems.append(

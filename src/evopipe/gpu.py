@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -137,18 +138,21 @@ class _Bench:
 
     @classmethod
     def of(cls, algo: str, device: torch.device, size: Size) -> _Bench:
+        found = algos.get(algo)
         params = parse_params(
             {
-                "env": {"id": "CartPole-v1", "num_envs": size.envs},
-                "train": {"algo": algo},
+                "env": {"id": "CartPole-v1" if "discrete" in found.ACTIONS else "Pendulum-v1", "num_envs": size.envs},
+                "train": {"algo": algo, "mode": "offline" if getattr(found, "OFFLINE_ONLY", False) else "online"},
                 "evolution": {"mutation": {"before_training": True}},
             }
         )
         problem = make_problem(params, device)
         draw = np.random.default_rng(0)
         obs, after = (draw.standard_normal((ROWS, problem.observations)).astype(np.float32) for _ in range(2))
-        layout = RowLayout(problem.observations, problem.actions, masked=False)
-        action, over = draw.integers(problem.actions, size=ROWS), draw.random(ROWS) < 0.1
+        layout = RowLayout.of(problem.spaces, masked=False)
+        continuous, count = problem.spaces.continuous, problem.actions
+        action = draw.uniform(-1.0, 1.0, (ROWS, count)) if continuous else draw.integers(count, size=ROWS)
+        over = draw.random(ROWS) < 0.1
         rows = layout.pack(obs, action, draw.standard_normal(ROWS), over, after)
         seen = draw.standard_normal((TICKS, size.members * size.envs, problem.observations)).astype(np.float32)
         return cls(algo, problem, first_members(problem, size.members)[0], rows, seen, size)
@@ -156,7 +160,7 @@ class _Bench:
     def on(self, device: torch.device, capture: Capture = "none") -> _Live:
         """Set it up on a device."""
         problem = dataclasses.replace(self.problem, device=device, paths=Paths(capture))
-        replay = Replay(RowLayout(problem.observations, problem.actions, masked=False), 1, ROWS, device)
+        replay = Replay(RowLayout.of(problem.spaces, masked=False), 1, ROWS, device)
         replay.add(self.rows[None], np.ones((1, ROWS), bool))
         return _Live(self, problem, replay, problem.form(self.members))
 
@@ -271,7 +275,9 @@ def _by_slot(live: _Live, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _values(live: _Live) -> list[torch.Tensor]:
     obs = torch.from_numpy(live.bench.obs[0]).to(live.problem.device).expand(1, -1, -1)
-    values = [live.problem.algo.values(c.state, obs.expand(len(c.members), -1, -1).contiguous()) for c in live.cohorts]
+    p = live.problem
+    best = getattr(p.algo, "values", None) or partial(p.algo.greedy, legal=None)
+    values = [best(p.algo_config, c.state, obs.expand(len(c.members), -1, -1).contiguous()) for c in live.cohorts]
     return _by_slot(live, values)
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from evopipe.envs.make import EnvConfig, discrete_actions, make_env, vector_observation_size
+from evopipe.envs.make import ActionSpace, EnvConfig, make_env
+from evopipe.envs.observations import ObservationSpace
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, UsageError
 from evopipe.policy import Policy
 from evopipe.storage import safeio
@@ -212,7 +213,8 @@ def _episode(
         obs, info = env.reset(seed=seed)
     yield _Moment(0.0, False)
     for _ in range(max_steps or LIMIT):
-        action = int(policy.act(obs, mask=info.get("action_mask")))
+        action = policy.act(obs, mask=info.get("action_mask"))
+        action = action if policy.action_space.continuous else int(action)
         with _explained(cfg):
             obs, reward, terminated, truncated, info = env.step(action)
             moment = _Moment(float(reward), bool(terminated))
@@ -271,7 +273,7 @@ def _make(cfg: EnvConfig, mode: str) -> gymnasium.Env[Any, Any]:
 
 
 def _check_fit(env: gymnasium.Env[Any, Any], policy: Policy, cfg: EnvConfig) -> None:
-    found = vector_observation_size(env.observation_space), discrete_actions(env.action_space)
+    found = ObservationSpace.of(env.observation_space).size, ActionSpace.of(env.action_space).size
     expected = policy.observations, policy.actions
     if found != expected:
         raise DataError(

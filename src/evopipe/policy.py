@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any, overload
 
-import numpy as np
 import torch
 
 from evopipe.algos import Algorithm, get
 from evopipe.core.networks import Arch, named, own_layout
 from evopipe.core.population import Member, Widths, form, tensor_kinds
+from evopipe.envs.make import ActionSpace
+from evopipe.envs.observations import ObservationSpace
 from evopipe.errors import DataError, UsageError
+from evopipe.rng import Purpose, Stream
 from evopipe.storage import safeio
 
 POLICY, TENSORS, PROGRAM, CARD = "policy.json", "policy.safetensors", "policy.pt2", "README.md"
@@ -24,16 +27,23 @@ class Policy:
 
     Args:
         algo: its algorithm.
+        cfg: the algorithm's configuration.
         member: its architecture and tensors; only the acting network's are used.
-        widths: input and output width of every network.
         about: what `policy.json` says: spaces, scores, provenance.
+
+    Attributes:
+        action_space: the environment's, and the way to its own actions.
+        observation_space: the environment's, and the way from its own observations.
     """
 
-    def __init__(self, algo: Algorithm, member: Member, widths: Mapping[str, Widths], about: Mapping[str, Any]) -> None:
-        self.about, self._algo = dict(about), algo
+    def __init__(self, algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) -> None:
+        self.about, self._algo, self._cfg = dict(about), algo, cfg
         self.arch = member.arch
-        self.observations, self.actions = widths[algo.POLICY]
-        self._cohort = form([member], algo.State, widths, torch.device("cpu"), "exact")[0]
+        self.action_space, self.observation_space = ActionSpace.from_json(about), ObservationSpace.from_json(about)
+        spaces = self.action_space.spaces(self.observation_space)
+        self.observations, self.actions = spaces.observations, spaces.actions
+        self.widths: Mapping[str, Widths] = algo.networks(cfg, spaces)
+        self._cohort = form([member], algo.State, self.widths, torch.device("cpu"), "exact")[0]
 
     @overload
     def act(
@@ -45,41 +55,56 @@ class Policy:
         """Choose actions: deterministic unless `epsilon` is above 0.
 
         Args:
-            obs: `[O]` or `[B, O]`, NumPy or torch.
+            obs: an observation as the environment gives it (a vector, an image, an index, a dict or tuple of such), or
+                a batch, whose every array has one dimension more; NumPy or torch.
             mask: legal actions, `[A]` (the same for all observations) or `[B, A]`; None where all are.
-            epsilon: chance of a random legal action.
-            seed: seed of those random actions.
+            epsilon: above 0 it explores as in training: with the algorithm's own noise, where it has any, and with
+                this chance by a random legal action.
+            seed: seed of the exploration.
 
         Returns:
-            int64 `[]` or `[B]`, of the kind that `obs` was (a NumPy scalar for one observation, ready for `env.step`).
+            int64 `[]` or `[B]`, or float32 `[*shape]` or `[B, *shape]` in the environment's own bounds where its
+            actions are continuous; of the kind that `obs` was (a NumPy scalar or array for one observation, ready for
+            `env.step`).
 
         Raises:
             UsageError: a shape does not fit, no action is legal, or a value is no number.
         """
-        batch = self._batch(obs)
+        batch, single = self._batch(obs)
         legal = self._legal(mask, batch.shape[1])
-        generator = np.random.default_rng(seed)
-        u = torch.from_numpy(generator.random((1, 2, batch.shape[1])))
-        start = int(self.about.get("action_start", 0))
-        actions = self._algo.act(self._cohort.state, batch, legal, torch.tensor([epsilon]), u)[0] + start
-        return self._like(obs, actions)
+        if epsilon == 0.0:
+            actions = self._algo.greedy(self._cfg, self._cohort.state, batch, legal)[0]
+        else:
+            draw = Stream(torch.tensor([seed]), Purpose.ACT, torch.zeros(1, dtype=torch.int64))
+            actions = self._algo.act(self._cfg, self._cohort.state, batch, legal, torch.tensor([epsilon]), draw)[0]
+        return self._like(obs, single, torch.from_numpy(self.action_space.own(actions.numpy())))
 
     def q_values(self, obs: Any) -> Any:
         """Return action values `[A]` or `[B, A]`, of the kind that `obs` was.
 
         Raises:
-            UsageError: the shape does not fit, or a value is no number.
+            UsageError: the algorithm has none, the shape does not fit, or a value is no number.
         """
-        return self._like(obs, self._algo.values(self._cohort.state, self._batch(obs))[0])
+        values = getattr(self._algo, "values", None)
+        if values is None:
+            raise UsageError(f"a policy of {self.about.get('algo')} has no action values: call act(obs)")
+        batch, single = self._batch(obs)
+        return self._like(obs, single, values(self._cfg, self._cohort.state, batch)[0])
 
-    def _batch(self, obs: Any) -> torch.Tensor:
-        """`[1, B, O]` float32."""
+    def _batch(self, obs: Any) -> tuple[torch.Tensor, bool]:
+        """`[1, B, O]` float32, and whether it is one observation."""
+        if not self.observation_space.plain:
+            try:
+                rows, single = self.observation_space.read(obs)
+            except ValueError as error:
+                raise UsageError(f"obs holds {error}; pass what the environment gives, or a batch of it") from error
+            return torch.from_numpy(rows)[None], single
         x = _tensor(obs, "obs").float()
         if x.ndim not in (1, 2) or x.shape[-1] != self.observations:
             raise UsageError(
                 f"obs has shape {tuple(x.shape)}; expected [{self.observations}] or [B, {self.observations}]"
             )
-        return x.reshape(1, -1, self.observations)
+        return x.reshape(1, -1, self.observations), x.ndim == 1
 
     def _legal(self, mask: Any, batch: int) -> torch.Tensor:
         if mask is None:
@@ -94,15 +119,24 @@ class Policy:
         return legal.expand(1, batch, self.actions)
 
     @staticmethod
-    def _like(obs: Any, result: torch.Tensor) -> Any:
+    def _like(obs: Any, single: bool, result: torch.Tensor) -> Any:
         if isinstance(obs, torch.Tensor):
-            return (result if obs.ndim == 2 else result[0]).to(obs.device)
+            return (result[0] if single else result).to(obs.device)
         array = result.numpy()
-        return array if np.ndim(obs) == 2 else array[0]
+        return array[0] if single else array
+
+    def on_rows(self) -> Policy:
+        """Return the same policy for observations that are rows already, as `EnvPool.obs` holds them."""
+        policy = copy(self)
+        policy.observation_space = ObservationSpace.vector(self.observations)
+        return policy
 
     def module(self) -> torch.nn.Module:
-        """Return the greedy policy as a plain module: obs `[B, O]` → (actions `[B]`, values `[B, A]`)."""
-        return _Greedy(self._algo, self._cohort.state, int(self.about.get("action_start", 0)))
+        """Return the greedy policy as a plain module: obs `[B, O]` → (actions `[B]`, values `[B, A]`).
+
+        Where the algorithm has no action values, they are left out; continuous actions are `[B, *shape]`.
+        """
+        return _Greedy(self._algo, self._cfg, self._cohort.state, self.action_space)
 
 
 def _tensor(value: Any, name: str) -> torch.Tensor:
@@ -116,15 +150,27 @@ def _tensor(value: Any, name: str) -> torch.Tensor:
 class _Greedy(torch.nn.Module):
     """The greedy policy without the population axis, for `torch.export`."""
 
-    def __init__(self, algo: Algorithm, state: Any, start: int) -> None:
-        super().__init__()
-        self._algo, self._state, self._start = algo, state, start
-        self.register_buffer("weights", getattr(state, algo.POLICY).values)
+    low: torch.Tensor
+    high: torch.Tensor
 
-    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """obs `[B, O]` → (actions `[B]`, values `[B, A]`)."""
-        values = self._algo.values(self._state, obs[None])[0]
-        return values.argmax(dim=-1) + self._start, values
+    def __init__(self, algo: Algorithm, cfg: Any, state: Any, space: ActionSpace) -> None:
+        super().__init__()
+        self._algo, self._cfg, self._state, self._space = algo, cfg, state, space
+        self.register_buffer("weights", getattr(state, algo.POLICY).values)
+        if space.continuous:
+            self.register_buffer("low", torch.as_tensor(space.low, dtype=torch.float32))
+            self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32))
+
+    def forward(self, obs: torch.Tensor) -> Any:
+        """obs `[B, O]` → (actions `[B]`, values `[B, A]`), or actions alone."""
+        if hasattr(self._algo, "values"):
+            values = self._algo.values(self._cfg, self._state, obs[None])[0]
+            return values.argmax(dim=-1) + self._space.start, values
+        actions = self._algo.greedy(self._cfg, self._state, obs[None], None)[0]
+        if not self._space.continuous:
+            return actions + self._space.start
+        stretched = self.low + (actions + 1.0) / 2.0 * (self.high - self.low)
+        return stretched.clamp(self.low, self.high).view(-1, *self._space.shape)
 
 
 def save(folder: Path, algo_name: str, member: Member, about: Mapping[str, Any], program: bool, card: str) -> None:
@@ -134,14 +180,14 @@ def save(folder: Path, algo_name: str, member: Member, about: Mapping[str, Any],
         folder: where; replaced as a whole.
         algo_name: the algorithm.
         member: the member.
-        about: `observations`, `actions`, `action_start` and whatever else the reader should know.
+        about: `observations`, `actions`, `action_start` (or `action_low`, `action_high`, `action_shape`), the
+            algorithm's `config` where it is not the default one, and whatever else the reader should know.
         program: whether to write a `torch.export` program too.
         card: the model card's text.
     """
     algo = get(algo_name)
-    widths = algo.networks(int(about["observations"]), int(about["actions"]))
-    network = algo.POLICY
-    tensors = named(member.arch, widths[network], member.tensors[network])
+    policy, network = Policy(algo, _config(algo, about), member, about), algo.POLICY
+    tensors = named(member.arch, policy.widths[network], member.tensors[network])
     content = {**about, "format": FORMAT, "algo": algo_name, "network": network, "arch": member.arch.to_json()}
     files: dict[str, bytes] = {
         POLICY: safeio.dump_json(content, str(folder / POLICY), indent=2),
@@ -149,7 +195,7 @@ def save(folder: Path, algo_name: str, member: Member, about: Mapping[str, Any],
         CARD: card.encode(),
     }
     if program:
-        files[PROGRAM] = _export(Policy(algo, member, widths, about))
+        files[PROGRAM] = _export(policy)
     safeio.write_folder(folder, files)
 
 
@@ -182,11 +228,16 @@ def load(path: str | Path) -> Policy:
         raise DataError(f"{folder / POLICY}: format {about.get('format')!r} is not known to this version of evopipe")
     try:
         algo, arch = get(about["algo"]), Arch.from_json(about["arch"])
-        widths = algo.networks(int(about["observations"]), int(about["actions"]))
+        cfg, space = _config(algo, about), ActionSpace.from_json(about)
+        widths = algo.networks(cfg, space.spaces(ObservationSpace.from_json(about)))
         row = _flat(arch, widths[algo.POLICY], tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{folder}: tensors and description do not fit: {error}; export it again") from error
-    return Policy(algo, _bare_member(algo, arch, widths, row), widths, about)
+    return Policy(algo, cfg, _bare_member(algo, arch, widths, row), about)
+
+
+def _config(algo: Algorithm, about: Mapping[str, Any]) -> Any:
+    return algo.Config.model_validate(about.get("config", {}))
 
 
 def _flat(arch: Arch, widths: Widths, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -8,6 +8,8 @@ generator. It runs unchanged on int64 tensors and on int64 NumPy arrays (both wr
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -30,6 +32,7 @@ class Purpose(IntEnum):
     HELD_OUT = 10
     BEHAVIOUR = 11
     BOOTSTRAP = 12
+    UPDATE = 13
 
 
 def _signed(value: int) -> int:
@@ -72,6 +75,44 @@ def bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> t
 def uniform(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
     """Draw from [0, 1) with 53 bits: `[P, U, n]` float64 (shapes as in `bits`)."""
     return ((bits(keys, purpose, steps, n) >> 11) & 0x1FFFFFFFFFFFFF).to(torch.float64) * 2.0**-53
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The draws of every member for one purpose at one time: equal calls give equal numbers, `part` others.
+
+    Attributes:
+        keys: `[P]` int64.
+        purpose: what they are for.
+        step: `[1]` int64, when.
+    """
+
+    keys: torch.Tensor
+    purpose: Purpose
+    step: torch.Tensor
+
+    def uniform(self, n: int) -> torch.Tensor:
+        """`[P, n]` float64 in [0, 1)."""
+        return uniform(self.keys, self.purpose, self.step, n)[:, 0]
+
+    def normal(self, n: int) -> torch.Tensor:
+        """`[P, n]` float32, standard normal, at most 8.6 in size."""
+        return _normal(uniform(self.keys, self.purpose, self.step, 2 * n))[:, 0]
+
+    def normal_window(self, steps: int, n: int) -> torch.Tensor:
+        """`[P, steps, n]`: what `normal(n)` gives now, gave a step ago, and so on."""
+        back = self.step - torch.arange(steps, device=self.step.device)
+        return _normal(uniform(self.keys, self.purpose, back, 2 * n))
+
+    def part(self, name: int) -> Stream:
+        """Return other draws of the same time, for another use; `name` from 1 on."""
+        return replace(self, keys=_mix(self.keys + _signed(name * _INIT)))
+
+
+def _normal(u: torch.Tensor) -> torch.Tensor:
+    """Box & Muller (1958): `[…, 2n]` in [0, 1) → `[…, n]` float32. A number does not depend on how many follow."""
+    radius, angle = u.unflatten(-1, (-1, 2)).unbind(-1)
+    return ((-2.0 * torch.log1p(-radius)).sqrt() * torch.cos(2.0 * math.pi * angle)).float()
 
 
 def member_keys(seed: int, slots: Any) -> np.ndarray:

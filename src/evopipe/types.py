@@ -9,7 +9,7 @@ Shapes in docstrings and comments use these letters:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -63,24 +63,83 @@ def evolvable(schema: type[BaseModel]) -> list[str]:
     ]
 
 
+class Image(NamedTuple):
+    """Where an image lies in an observation: `[channels, height, width]` from the column `start`."""
+
+    start: int
+    channels: int
+    height: int
+    width: int
+
+    @property
+    def size(self) -> int:
+        """How many columns."""
+        return self.channels * self.height * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """What an algorithm knows of an environment's spaces.
+
+    Attributes:
+        observations: `O`, length of an observation.
+        actions: `A`, number of actions of a discrete space, dimensions of a continuous one.
+        continuous: whether an action is a vector in [-1, 1]^A, which the environments stretch to their own bounds, or
+            an index below A.
+        images: which columns of an observation are images; what lies in none is a vector.
+    """
+
+    observations: int
+    actions: int
+    continuous: bool = False
+    images: tuple[Image, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """`discrete` or `continuous`."""
+        return "continuous" if self.continuous else "discrete"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON data."""
+        images = {"images": [list(image) for image in self.images]} if self.images else {}
+        return {"observations": self.observations, "actions": self.actions, "continuous": self.continuous, **images}
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Transitions of every member, `[P, B, …]`.
+    """Transitions of every member, `[P, B, …]`, over one environment step or n.
 
     Attributes:
         obs: `[P, B, O]` float32.
-        action: `[P, B]` int64.
-        reward: `[P, B]` float32.
-        terminated: `[P, B]` float32, 1 where the episode ended by the environment's own rules (no bootstrap).
-        next_obs: `[P, B, O]` float32, the true next observation.
+        action: `[P, B]` int64, or `[P, B, A]` float32 in [-1, 1] where the space is continuous.
+        reward: `[P, B]` float32, Σ γᵏ r over the steps, γ the member's own.
+        discount: `[P, B]` float32, what the value of `next_obs` counts: γⁿ, 0 where the episode terminated on the way.
+        next_obs: `[P, B, O]` float32, the true observation after the last step.
         next_legal: `[P, B, A]` bool, legal actions there; None where all always are.
-        weight: `[P, B]` float32, sums to 1 for each member: (j < b_p) / b_p.
+        weight: `[P, B]` float32, how much a transition counts. Uniform sampling: (j < b_p) / b_p, which sums to 1.
     """
 
     obs: torch.Tensor
     action: torch.Tensor
     reward: torch.Tensor
-    terminated: torch.Tensor
+    discount: torch.Tensor
     next_obs: torch.Tensor
     next_legal: torch.Tensor | None
     weight: torch.Tensor
+
+
+class Learned(NamedTuple):
+    """What an algorithm's `update` returns.
+
+    Attributes:
+        state: the new state.
+        losses: `[P]`.
+        healthy: `[P]` bool.
+        errors: `[P, B]`, how wrong each transition was found (the temporal-difference error), for prioritised
+            sampling; None from an algorithm that cannot say.
+    """
+
+    state: Any
+    losses: torch.Tensor
+    healthy: torch.Tensor
+    errors: torch.Tensor | None = None

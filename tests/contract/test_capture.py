@@ -23,7 +23,9 @@ from evopipe.loops.acting import choose
 from evopipe.loops.evaluate import evaluate
 from evopipe.loops.online import Online
 from evopipe.loops.problem import Problem, first_members
-from evopipe.loops.steps import learn
+from evopipe.loops.steps import discount_rate, learn
+from evopipe.rng import Purpose, Stream
+from evopipe.types import Learned
 from populations import advance, close_generation, equal_states, finish, started
 
 UNLIKE = {
@@ -33,7 +35,7 @@ UNLIKE = {
 }
 LONG: dict[str, Any] = {"evo_steps": 100_000, "max_steps": 100_000}
 
-each_algorithm = pytest.mark.parametrize("algo", algos.names())
+each_algorithm = pytest.mark.parametrize("algo", populations.cases())
 
 
 @pytest.fixture
@@ -55,9 +57,10 @@ def small(algo: str, norm: bool = False, **train: Any) -> Problem:
 def filled(p: Problem, masked: bool = False, memories: int = 4) -> Replay:
     """A replay on the problem's device with random transitions in it."""
     g, n = np.random.default_rng(0), 200
-    replay = Replay(RowLayout(p.observations, p.actions, masked), memories, 300, p.device)
+    replay = Replay(RowLayout.of(p.spaces, masked), memories, 300, p.device)
     obs, after = (g.standard_normal((memories * n, p.observations)).astype(np.float32) for _ in range(2))
-    action, ended = g.integers(p.actions, size=memories * n), g.random(memories * n) < 0.2
+    shape, ended = memories * n, g.random(memories * n) < 0.2
+    action = g.uniform(-1, 1, (shape, p.actions)) if p.spaces.continuous else g.integers(p.actions, size=shape)
     rows = replay.layout.pack(obs, action, g.standard_normal(memories * n), ended, after)
     replay.add(rows.reshape(memories, n, -1), np.ones((memories, n), bool))
     return replay
@@ -78,7 +81,7 @@ def try_graph(p: Problem, device: Device) -> None:
             obs = np.zeros((len(cohort.members), 3, p.observations), np.float32)
             legal = np.ones((len(cohort.members), 3, p.actions), bool)
             for explore in ((0.5, 7), None):
-                assert choose(p.algo, cohort, obs, legal, explore).shape == obs.shape[:2]
+                assert choose(p, cohort, obs, legal, explore).shape[:2] == obs.shape[:2]
             before = tensors_of(cohort.state)
             after, losses = learn(there, cohort, replay, 5, 3)
             assert after is cohort
@@ -101,8 +104,11 @@ def moved(p: Problem, device: Device) -> set[str]:
     replay, names = filled(replace(p, device=DEVICE)), set()
     for cohort in recorded(p, device):
         u = torch.zeros(len(cohort.slots), 1, cohort.batch, dtype=torch.float64).to(DEVICE)
-        batch = replay.layout.unpack(replay.sample(cohort.slots, u)[:, 0], cohort.weight)
-        state, _, _ = p.algo.update(p.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy)
+        batch = replay.layout.unpack(replay.sample(cohort.slots, u)[:, 0], cohort.weight, discount_rate(cohort))
+        draw = Stream(cohort.keys, Purpose.UPDATE, torch.zeros(1, dtype=torch.int64).to(DEVICE))
+        state = cohort.state
+        for turn in range(p.period):
+            state, *_ = p.algo.update(p.algo_config, state, cohort.hyper, batch, cohort.healthy, draw, turn)
         for field in fields(state):
             old, new = getattr(cohort.state, field.name), getattr(state, field.name)
             for part in ("values", "mean", "square", "steps"):
@@ -169,44 +175,50 @@ def bad(p: Problem, name: str, change: Callable[..., Any]) -> Problem:
 KEPT: list[Any] = []
 
 
-def reads_a_value(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
-    state, losses, healthy = update(cfg, state, hp, batch, healthy)
-    return state, losses * losses.max().item(), healthy
+def reads_a_value(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, *rest: Any) -> Any:
+    state, losses, healthy, _ = update(cfg, state, hp, batch, healthy, *rest)
+    return Learned(state, losses * losses.max().item(), healthy)
 
 
-def decides_on_a_value(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
-    return update(cfg, state, hp, batch, healthy) if healthy.all() else (state, batch.reward[:, 0], healthy)
+def decides_on_a_value(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, *rest: Any) -> Any:
+    return (
+        update(cfg, state, hp, batch, healthy, *rest) if healthy.all() else Learned(state, batch.reward[:, 0], healthy)
+    )
 
 
-def picks_by_a_mask(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
-    return update(cfg, state, hp, replace(batch, reward=batch.reward - batch.reward[batch.reward > 0].mean()), healthy)
+def picks_by_a_mask(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, *rest: Any) -> Any:
+    return update(
+        cfg, state, hp, replace(batch, reward=batch.reward - batch.reward[batch.reward > 0].mean()), healthy, *rest
+    )
 
 
-def counts(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
-    return update(cfg, state, hp, replace(batch, reward=batch.reward + len(batch.terminated.nonzero())), healthy)
+def counts(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, *rest: Any) -> Any:
+    return update(
+        cfg, state, hp, replace(batch, reward=batch.reward + len((batch.discount == 0).nonzero())), healthy, *rest
+    )
 
 
-def goes_to_the_host(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
+def goes_to_the_host(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, *rest: Any) -> Any:
     reward = batch.reward.cpu().clamp(-1, 1).to(batch.reward.device)
-    return update(cfg, state, hp, replace(batch, reward=reward), healthy)
+    return update(cfg, state, hp, replace(batch, reward=reward), healthy, *rest)
 
 
-def brings_a_number(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
+def brings_a_number(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, *rest: Any) -> Any:
     scale = torch.tensor(0.5)
-    return update(cfg, state, hp, replace(batch, reward=batch.reward * scale), healthy)
+    return update(cfg, state, hp, replace(batch, reward=batch.reward * scale), healthy, *rest)
 
 
-def makes_a_tensor_on_the_host(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
-    return update(cfg, state, hp, replace(batch, reward=batch.reward + torch.zeros(batch.reward.shape)), healthy)
+def makes_a_tensor_on_the_host(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, *rest: Any) -> Any:
+    return update(cfg, state, hp, replace(batch, reward=batch.reward + torch.zeros(batch.reward.shape)), healthy, *rest)
 
 
-def draws(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
-    return update(cfg, state, hp, replace(batch, reward=batch.reward + torch.rand_like(batch.reward)), healthy)
+def draws(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, *rest: Any) -> Any:
+    return update(cfg, state, hp, replace(batch, reward=batch.reward + torch.rand_like(batch.reward)), healthy, *rest)
 
 
-def keeps(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
+def keeps(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, *rest: Any) -> Any:
     KEPT.append(batch.reward * 2)
-    return update(cfg, state, hp, batch, healthy)
+    return update(cfg, state, hp, batch, healthy, *rest)
 
 
 @pytest.mark.parametrize(
@@ -234,17 +246,17 @@ def test_a_bad_update_is_found(change: Callable[..., Any], sentence: str, device
 
 
 def test_a_bad_act_is_found(device: Device) -> None:
-    def act(original: Any, state: Any, obs: Any, legal: Any, epsilon: Any, u: Any) -> Any:
-        return original(state, obs, legal, epsilon if epsilon[0] > 0.1 else 0 * epsilon, u)
+    def act(original: Any, cfg: Any, state: Any, obs: Any, legal: Any, epsilon: Any, draw: Any) -> Any:
+        return original(cfg, state, obs, legal, epsilon if epsilon[0] > 0.1 else 0 * epsilon, draw)
 
     with pytest.raises(CaptureError, match="a value is read on the host"):
         try_graph(bad(small("dqn"), "act", act), device)
 
 
 def test_an_update_that_moves_its_weights_is_found(device: Device) -> None:
-    def update(original: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
-        state, losses, healthy = original(cfg, state, hp, batch, healthy)
-        return replace(state, target=state.q.copy()), losses, healthy
+    def update(original: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, *rest: Any) -> Any:
+        state, *others = original(cfg, state, hp, batch, healthy, *rest)
+        return Learned(replace(state, target=state.q.copy()), *others)
 
     assert moved(bad(small("dqn"), "update", update), device) == {"target.values"}
 
@@ -280,9 +292,9 @@ def test_evaluation_on_fixed_buffers_is_the_eager_one(algo: str) -> None:
     loop = started(p, 3)
     advance(loop, 40)
     seeds = np.arange(6)
-    eager = evaluate(p.algo, loop.cohorts, loop.eval_pool, seeds, 40)
+    eager = evaluate(p, loop.cohorts, loop.eval_pool, seeds, 40)
     fixed = [replace(c, runner=population.Runner(Paths("buffers"))) for c in loop.cohorts]
-    again = evaluate(p.algo, fixed, loop.eval_pool, seeds, 40)
+    again = evaluate(p, fixed, loop.eval_pool, seeds, 40)
     assert (again.returns == eager.returns).all()
     loop.close()
 

@@ -13,12 +13,14 @@ import populations
 from evopipe import algos
 from populations import advance, finish, started
 
-pytestmark = pytest.mark.parametrize("algo", algos.names())
+valued = pytest.mark.parametrize("algo", [name for name in algos.names() if hasattr(algos.get(name), "values")])
+each_algorithm = pytest.mark.parametrize("algo", populations.cases())
 
 GAMMA = 0.8
 LEARNER: dict[str, Any] = {
     "network": {"encoder": [32], "latent": 32}, "lr": 3e-3, "batch_size": 64, "learn_step": 1, "gamma": GAMMA,
-    "tau": 0.05, "target_interval": 25, "eps_start": 0.6, "eps_end": 0.6,
+    "tau": 0.05, "target_interval": 25, "eps_start": 0.6, "eps_end": 0.6, "noisy": False, "v_min": -1.0, "v_max": 6.0,
+    "alpha": 0.0,
 }  # fmt: skip
 
 # Cells of a chain of 4, one-hot; the last is terminal. Rows: cells 0, 1, 2. Columns: left, right.
@@ -30,17 +32,20 @@ ONE_STEP = [[0.0, 0.5], [0.0, 1.0]]
 def learned(algo: str, env: str, ticks: int = 450, **config: Any) -> np.ndarray:
     """Action values `[P, 4, 2]` of two members after learning."""
     train = {"max_steps": 10**6, "evo_steps": 10**6, "learning_delay": 100}
-    p = populations.problem(f"envs_for_tests:{env}-v0", algo, train=train, config={**LEARNER, **config})
+    its = algos.get(algo).Config.model_fields
+    config = {name: value for name, value in {**LEARNER, **config}.items() if name in its}
+    p = populations.problem(f"envs_for_tests:{env}-v0", algo, train=train, config=config)
     loop = started(p, 2)
     advance(loop, ticks)
     found = np.zeros((2, 4, 2))
     for cohort in loop.cohorts:
         obs = torch.eye(4).expand(len(cohort.slots), -1, -1)
-        found[cohort.slots] = p.algo.values(cohort.state, obs).numpy()
+        found[cohort.slots] = p.algo.values(p.algo_config, cohort.state, obs).numpy()
     loop.close()
     return found
 
 
+@valued
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("target", ["soft", "hard"])
 def test_a_chain_that_terminates(algo: str, double: bool, target: str) -> None:
@@ -48,22 +53,26 @@ def test_a_chain_that_terminates(algo: str, double: bool, target: str) -> None:
     np.testing.assert_allclose(q[:, :3], [CHAIN] * 2, atol=0.1)
 
 
+@valued
 def test_a_chain_by_mean_squared_error_with_layer_normalisation(algo: str) -> None:
     q = learned(algo, "Chain", loss="mse", network={**LEARNER["network"], "layer_norm": True})
     np.testing.assert_allclose(q[:, :3], [CHAIN] * 2, atol=0.1)
 
 
+@valued
 def test_a_truncated_episode_bootstraps(algo: str) -> None:
     """Taken for an end, the time limit after ten steps would pull these values down to at most 4.5."""
     q = learned(algo, "Endless", ticks=600, tau=0.1)
     np.testing.assert_allclose(q, [ENDLESS] * 2, atol=0.1)
 
 
+@valued
 def test_an_episode_that_ends_with_its_first_step_does_not_bootstrap(algo: str) -> None:
     q = learned(algo, "OneStep", ticks=300)
     np.testing.assert_allclose(q[:, :2], [ONE_STEP] * 2, atol=0.1)
 
 
+@each_algorithm
 def test_the_target_can_be_reached_in_the_first_generation(algo: str) -> None:
     """Peer fault: the score was compared only after so many generations that short runs never ended early."""
     train = {"target": 5.0, "evo_steps": 40, "max_steps": 4000, "learning_delay": 0}
@@ -77,6 +86,7 @@ def test_the_target_can_be_reached_in_the_first_generation(algo: str) -> None:
     loop.close()
 
 
+@each_algorithm
 def test_a_target_out_of_reach_ends_nothing(algo: str) -> None:
     train = {"target": 10.5, "evo_steps": 40, "max_steps": 120, "learning_delay": 0}
     loop = started(populations.problem("envs_for_tests:Endless-v0", algo, train=train), 2)
@@ -85,6 +95,7 @@ def test_a_target_out_of_reach_ends_nothing(algo: str) -> None:
     loop.close()
 
 
+@valued
 @pytest.mark.slow
 def test_cartpole_is_solved(algo: str) -> None:
     p = populations.problem(

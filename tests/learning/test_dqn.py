@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import reduce
-from typing import Any
 
 import pytest
 
-import evopipe
-from evopipe.storage.yamlio import parse_yaml, read_yaml
+from learned import SEEDS, run
 from tiny import ROOT
-
-SEEDS = (1, 2, 3)
-
-
-def run(path: str, seed: int, settings: Sequence[tuple[str, str]] = ()) -> evopipe.Result:
-    """Run a committed params file with another seed, and with settings as `dvc exp run -S` takes them."""
-    data: dict[str, Any] = {**read_yaml(ROOT / path).data, "seed": seed}
-    for key, value in settings:
-        *blocks, name = key.split(".")
-        reduce(dict.__getitem__, blocks, data)[name] = parse_yaml(f"value: {value}", "README.md").data["value"]
-    return evopipe.train(data)
 
 
 @pytest.mark.slow

@@ -198,11 +198,8 @@ def test_a_folder_of_another_kind_in_its_place(folder: Path) -> None:
     [
         ("CartPoll-v1", "CartPole-v1"),
         ("nowhere:CartPole-v1", "nowhere"),
-        ("Pendulum-v1", "Box"),
-        ("FrozenLake-v1", "Discrete"),
-        ("Blackjack-v1", "Tuple"),
-        ("envs_for_tests:Image-v0", "(8, 8, 3)"),
-        ("envs_for_tests:Continuous-v0", "Box"),
+        ("envs_for_tests:Text-v0", "Text"),
+        ("envs_for_tests:Several-v0", "MultiDiscrete"),
     ],
 )
 def test_an_environment_that_cannot_be_used(folder: Path, env: str, words: str) -> None:

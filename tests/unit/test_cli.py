@@ -139,9 +139,9 @@ def test_env_check() -> None:
 
 
 def test_env_check_of_an_environment_that_cannot_be_used() -> None:
-    code, message = outcome(run("env", "check", "Pendulum-v1"))
+    code, message = outcome(run("env", "check", "envs_for_tests:Text-v0", cwd=ROOT / "tests"))
     assert code == 71
-    assert message.splitlines()[-1].startswith("error: Pendulum-v1: ")
+    assert message.splitlines()[-1].startswith("error: envs_for_tests:Text-v0: ")
     assert "is not served" in message
 
 

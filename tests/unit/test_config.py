@@ -113,7 +113,7 @@ def test_an_unknown_key_of_an_algorithm(edited: Edit) -> None:
         ("^export:\n.*", "export: [1]", "export:", "export: expected a block of keys, got a list"),
         ("  id: LunarLander-v3", "  id: ''", "  id:", "env.id: must have 1 or more characters, got the text ''"),
         ("algo: dqn", "algo: dqm", "  algo:", "train.algo: unknown algorithm 'dqm', did you mean 'dqn'?"),
-        ("algo: dqn", "algo: zzz", "  algo:", "train.algo: unknown algorithm 'zzz', known are: dqn"),
+        ("algo: dqn", "algo: zzz", "  algo:", "train.algo: unknown algorithm 'zzz', known are: "),
         ("evo_steps: .*", "evo_steps: 15", "  evo_steps:", "train.evo_steps: must be at least env.num_envs (16), for "),
         ("min_layers: 1", "min_layers: 4", "    architecture:", "evolution.mutation.architecture: min_layers (4) is "),
         ("lr: {min: [^,]*", "lr: {min: 1.0", "      lr:", "algos.dqn.evolve.lr: min (1.0) is above max (0.01)"),
@@ -221,7 +221,7 @@ def test_behaviour_policies() -> None:
     assert collect(policies={"heuristc": 1.0}) == (
         "fetch.collect.policies.heuristc: unknown policy, did you mean 'heuristic'?"
     )
-    assert collect(policies={"zzz": 1.0}).endswith("unknown policy, known are: heuristic, random, policy")
+    assert collect(policies={"zzz": 1.0}).endswith("unknown policy, known are: heuristic, medium, random, policy")
     assert collect(policies={"random": 0.0}) == (
         "fetch.collect.policies: all weights are 0: give at least one policy a positive weight"
     )
@@ -268,8 +268,8 @@ def test_mappings_get_the_same_sentences_without_lines(data: dict[str, Any], mes
 
 def test_every_problem_of_an_unknown_algorithm_is_named() -> None:
     assert refusal({"train": {"algo": "ppo"}, "algos": {"ppo": {}}}).splitlines() == [
-        "train.algo: unknown algorithm 'ppo', known are: dqn",
-        "algos.ppo: unknown key: delete it, known here: dqn",
+        f"train.algo: unknown algorithm 'ppo', known are: {', '.join(algos.names())}",
+        f"algos.ppo: unknown key: delete it, known here: {', '.join(algos.names())}",
     ]
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,47 @@ def test_packing_keeps_ends_apart_and_never_bridges_episodes() -> None:
 
 
 def test_packing_counts_actions_from_zero() -> None:
-    np.testing.assert_array_equal(pack([episode(6, start=5)], 5).action, pack([episode(6)]).action)
+    shifted = pack([episode(6, start=5)], lambda own: own - 5)
+    np.testing.assert_array_equal(shifted.action, pack([episode(6)]).action)
+
+
+def vectors(steps: int = 6, width: int = 2) -> Episode:
+    """An episode of continuous actions."""
+    action = np.random.default_rng(1).uniform(-1, 1, (steps, width)).astype(np.float32)
+    return replace(episode(steps), action=action)
+
+
+def test_transitions_of_vectors_come_back_bit_for_bit(tmp_path: Path) -> None:
+    path, packed = tmp_path / "transitions.h5", pack([vectors(), vectors(3)], lambda own: own / 2)
+    write_transitions(path, packed, {})
+    again = read_transitions(path)
+    assert (again.action.dtype, again.action.shape) == (np.float32, (9, 2))
+    assert same(again, packed)
+    np.testing.assert_array_equal(again.action[:6], vectors().action / 2)
+
+
+def test_a_minari_dataset_of_vectors_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    low, high = np.array([[-1.0, -3.0]], np.float32), np.array([[1.0, 5.0]], np.float32)
+    write_minari(
+        tmp_path / "set",
+        [vectors(), vectors(3)],
+        dataset_id="evopipe/Test-v0/collect-v0",
+        observation_space=gymnasium.spaces.Box(-np.inf, np.inf, (OBS,), np.float32),
+        action_space=gymnasium.spaces.Box(low, high),
+        env_spec=None,
+        algorithm="test",
+        description="a test",
+    )
+    found = read_minari(tmp_path / "set")
+    assert same(pack(found.episodes), pack([vectors(), vectors(3)]))
+    assert found.bounds is not None
+    assert [bound.tolist() for bound in found.bounds] == [[-1.0, -3.0], [1.0, 5.0]]
+    assert (found.num_actions, found.action_start) == (2, None)
+    assert MinariDataset(str(tmp_path / "set" / "data"))[0].actions.shape == (6, 1, 2)
+    check_spaces(found, OBS, 2, 0, found.bounds)
+    wider = (found.bounds[0], found.bounds[1] + 1)
+    refused(lambda: check_spaces(found, OBS, 2, 0, wider), "its actions go from", "env's from")
+    refused(lambda: check_spaces(found, OBS, 2, 0), "its actions are vectors of numbers, env's indices")
 
 
 def test_packing_nothing_is_refused() -> None:
@@ -259,8 +300,8 @@ def test_truncated_and_flipped_foreign_datasets_end_in_one_sentence(tmp_path: Pa
         ("rewards", np.zeros(4), "ragged, dataset 'episode_0/rewards' has 4 rows and 'episode_0/actions' 5"),
         ("rewards", np.array([0, 1, np.nan, 0, 0]), "dataset 'episode_0/rewards' holds nan at index [2]"),
         ("observations", np.full((6, OBS), 1e300), "dataset 'episode_0/observations' holds inf at index [0, 0]"),
-        ("actions", np.zeros(5), "dataset 'episode_0/actions' has dtype float64, expected integer"),
-        ("actions", np.zeros((5, 2), int), "only Discrete actions are served yet"),
+        ("actions", np.full((5, 2), np.inf), "dataset 'episode_0/actions' holds inf at index [0, 0]"),
+        ("actions", np.zeros((5, 2), int), "whole numbers are one index a step, vectors are floats"),
         ("terminations", np.array([1, 0, 0, 0, 0], bool), "'episode_0' ends at step 0 and goes on"),
         ("truncations", np.array([0, 0, 0, 0, 7]), "dataset 'episode_0/truncations' holds 7 at index 4, expected 0 or"),
         ("rewards", ["a"] * 5, "dataset 'episode_0/rewards' has dtype object"),
@@ -293,7 +334,7 @@ def metadata(folder: Path, **changes: Any) -> None:
         ({"data_format": "arrow"}, "data format 'arrow' is not served; store the dataset as hdf5"),
         ({"observation_space": '{"type": "Dict"}'}, 'observation space {"type": "Dict"} is not served'),
         ({"observation_space": '{"type": "Box", "shape": [8, 8]}'}, "only a 1-D Box is yet"),
-        ({"action_space": '{"type": "Box", "shape": [2]}'}, "is not served, only Discrete is yet"),
+        ({"action_space": '{"type": "Box", "shape": [2]}'}, "is not served, only Discrete and a Box of floats are"),
         ({"action_space": "{"}, "action_space is not valid JSON"),
         ({"action_space": "3"}, "action_space is no description of a space"),
     ],
@@ -454,10 +495,10 @@ def test_d4rl_scalars_may_be_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"timeouts": None}, "has no dataset 'timeouts'"),
+        ({"terminals": None}, "has no dataset 'terminals'"),
         ({"rewards": np.zeros(9)}, "ragged, dataset 'rewards' has 9 rows and 'actions' 10"),
         ({"observations": np.full((10, OBS), np.nan)}, "dataset 'observations' holds nan at index [0, 0]"),
-        ({"actions": np.zeros((10, 2), np.float32)}, "dataset 'actions' has dtype float32, expected integer"),
+        ({"actions": np.zeros((10, 2), bool)}, "dataset 'actions' has dtype bool, expected float or integer"),
         ({"terminals": np.full(10, 2)}, "dataset 'terminals' holds 2 at index 0, expected 0 or 1"),
         ({"observations": np.zeros(10)}, "dataset 'observations' has shape (10,), expected 2 dimension(s)"),
     ],

@@ -7,16 +7,21 @@ import pytest
 from evopipe.envs.check import check
 from evopipe.errors import EnvironmentFailed, ParamsError
 
-SERVED = "only vector observations (a 1-D Box) and Discrete actions are served yet"
+SHOWN = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them are"
+TAKEN = "only Discrete or bounded Box actions are served yet"
 
 
 def own(name: str, **kwargs: object) -> list[str]:
     return check(f"envs_for_tests:{name}-v0", dict(kwargs))
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "LunarLander-v3"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "LunarLander-v3", "FrozenLake-v1", "Blackjack-v1"])
 def test_good_environments_have_no_findings(env_id: str) -> None:
     assert check(env_id, {}) == []
+
+
+def test_an_environment_of_images_has_no_findings() -> None:
+    assert own("Pixels") == []
 
 
 @pytest.mark.parametrize("name", ["Chain", "Masked"])
@@ -28,8 +33,8 @@ def test_good_own_environments_have_no_findings(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("Image", f"error: observation space Box(0, 255, (8, 8, 3), uint8) is not served: {SERVED}"),
-        ("Continuous", f"error: action space Box(-1.0, 1.0, (2,), float32) is not served: {SERVED}"),
+        ("Text", f"error: observation space Text(1, 4, charset=abc) is not served: {SHOWN}"),
+        ("Several", f"error: action space MultiDiscrete([2 2]) is not served: {TAKEN}"),
         ("NanReward", "error: step 3 gave the reward nan"),
         ("NanObs", "error: step 3 gave an observation that is not finite"),
         ("MaskedOut", "error: info['action_mask'] left no legal action in a running episode"),

@@ -214,8 +214,10 @@ def test_what_envpool_does_not_offer_is_refused() -> None:
         "env.kwargs: envpool's 'LunarLander-v3' does not take {'gravity': -5.0}": config(
             "LunarLander-v3", gravity=-5.0
         ),
-        "env.backend: envpool's 'AcrobotSwingup-v1': observation space Dict(": config("AcrobotSwingup-v1"),
-        "env.backend: envpool's 'MountainCar-v0' has observations of length 2 and 3 actions, ": config(
+        "env.backend: envpool's 'AcrobotSwingup-v1' has observations of length 6 and 1 continuous actions, ": config(
+            "AcrobotSwingup-v1"
+        ),
+        "env.backend: envpool's 'MountainCar-v0' has observations of length 2 and 3 discrete actions, ": config(
             "MountainCar-v0"
         ),
     }

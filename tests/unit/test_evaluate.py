@@ -15,7 +15,7 @@ from evopipe.rng import Purpose
 def play(p: Problem, size: int, rows: int, n: int, cap: int | None = None) -> tuple[np.ndarray, np.ndarray, int]:
     members, _ = first_members(p, size)
     pool = EnvPool(p.env, rows, what="evaluation")
-    played = evaluate(p.algo, p.form(members), pool, p.seeds(Purpose.EVALUATE, n), cap)
+    played = evaluate(p, p.form(members), pool, p.seeds(Purpose.EVALUATE, n), cap)
     pool.close()
     return played.returns, played.lengths, played.steps
 
@@ -36,9 +36,9 @@ def test_every_member_plays_the_same_seeds() -> None:
     members, _ = first_members(p, 2)
     twin = members[0].clone(1, 7, members[1].key)
     pool = EnvPool(p.env, 6, what="evaluation")
-    played = evaluate(p.algo, p.form([members[0], twin]), pool, p.seeds(Purpose.EVALUATE, 5))
+    played = evaluate(p, p.form([members[0], twin]), pool, p.seeds(Purpose.EVALUATE, 5))
     assert played.returns[0].tolist() == played.returns[1].tolist()
-    again = evaluate(p.algo, p.form_alone(members[0]), pool, p.seeds(Purpose.EVALUATE, 5))
+    again = evaluate(p, p.form_alone(members[0]), pool, p.seeds(Purpose.EVALUATE, 5))
     assert again.returns[0].tolist() == played.returns[0].tolist()
     pool.close()
 
@@ -68,5 +68,5 @@ def test_a_stop_leaves_at_once() -> None:
     members, _ = first_members(p, 1)
     pool = EnvPool(p.env, 1, what="evaluation")
     with pytest.raises(Stopped):
-        evaluate(p.algo, p.form(members), pool, p.seeds(Purpose.EVALUATE, 2), None, lambda: True)
+        evaluate(p, p.form(members), pool, p.seeds(Purpose.EVALUATE, 2), None, lambda: True)
     pool.close()

@@ -101,8 +101,8 @@ def test_an_algorithm_with_state_outside_its_state_is_found() -> None:
     bench, ticks = gpu._Bench.of("dqn", CPU, SMALL), count()
     algo = bench.problem.algo
 
-    def update(cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any) -> Any:
-        return algo.update(cfg, state, hp, replace(batch, reward=batch.reward + next(ticks)), healthy)
+    def update(cfg: Any, state: Any, hp: Any, batch: Any, *rest: Any) -> Any:
+        return algo.update(cfg, state, hp, replace(batch, reward=batch.reward + next(ticks)), *rest)
 
     names = {**{name: getattr(algo, name) for name in algos.REQUIRED}, "update": update}
     hidden = replace(bench, problem=replace(bench.problem, algo=types.SimpleNamespace(**names)))  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from evopipe.loops import learners
 from evopipe.loops.learners import Learners, Share, divide, learner_count
 from evopipe.loops.online import Online
 from evopipe.loops.problem import first_members
-from populations import equal_states, problem
+from populations import cases, equal_states, problem
 
 SIZE = 5
 
@@ -29,9 +29,10 @@ def small_work_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learners, "LEAST_WORK", 0.0)
 
 
-def online(processes: int, cohorts: Literal["merged", "exact"] = "merged") -> Online:
+def online(processes: int, cohorts: Literal["merged", "exact"] = "merged", algo: str = "dqn") -> Online:
     """A run of unlike members: activations, widths, depths, batch sizes and learn steps differ."""
-    p = problem(cohorts=cohorts, mutation={"before_training": True, "activations": ["ReLU", "ELU", "GELU", "Tanh"]})
+    mutation = {"before_training": True, "activations": ["ReLU", "ELU", "GELU", "Tanh"]}
+    p = problem(algo=algo, cohorts=cohorts, mutation=mutation)
     members, births = first_members(p, SIZE)
     members = [replace(m, hyper={**m.hyper, "learn_step": 2 + 2 * (m.slot == 3)}) for m in members]
     return Online(p, members, None, births, learners=processes)
@@ -60,6 +61,16 @@ def test_no_bit_depends_on_how_many_processes_learn(
         for run in runs:
             run.close_generation(lambda: False)
         assert equal_states(runs[0].state(), runs[1].state()) == []
+
+
+@pytest.mark.parametrize("algo", cases())
+def test_every_algorithm_learns_alike_in_two_processes(algo: str, runs: list[Online]) -> None:
+    runs += [online(1, algo=algo), online(2, algo=algo)]
+    for run in runs:
+        while not run.generation_over:
+            run.advance()
+    assert len(runs[1].learners._helpers) == 1, "the work was divided"
+    assert equal_states(runs[0].state(), runs[1].state()) == []
 
 
 def test_a_saved_run_goes_on_with_another_number_of_processes(runs: list[Online]) -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from evopipe.errors import DataError, DiskError, EnvironmentFailed, ParamsError,
 from evopipe.play import CannotRender, Gif, Mp4, Score, environment_of, watch
 from evopipe.policy import Policy
 from evopipe.rng import Purpose
+from evopipe.types import Spaces
 from tiny import call, environment
 
 ARCH = Arch((Block(16),), 16, (), "ReLU", False)
@@ -38,9 +40,12 @@ def _nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def save(folder: Path, env: str, observations: int = 2, actions: int = 2, start: int = 0, **kwargs: Any) -> Path:
     """An untrained policy for an environment."""
     algo = get("dqn")
-    widths = algo.networks(observations, actions)
+    cfg = algo.Config()
+    widths = algo.networks(cfg, Spaces(observations, actions))
     rows = {name: [initialise(ARCH, *w, rng.host(7, Purpose.INIT, 0))] for name, w in widths.items()}
-    member = population.create([Member(0, 0, None, 7, ARCH, {"lr": 1e-3}, {})], algo.init, rows, widths)[0]
+    member = population.create([Member(0, 0, None, 7, ARCH, {"lr": 1e-3}, {})], partial(algo.init, cfg), rows, widths)[
+        0
+    ]
     about = {"observations": observations, "actions": actions, "action_start": start}
     about["env"] = {"id": env, "kwargs": kwargs}
     policy.save(folder, "dqn", member, about, program=False, card="# card\n")

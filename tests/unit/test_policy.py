@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from evopipe.errors import DataError, MissingInputError, UsageError
 from evopipe.policy import Policy
 from evopipe.rng import Purpose
 from evopipe.storage import safeio
+from evopipe.types import Spaces
 
 OBS, ACTIONS = 5, 3
 ABOUT: dict[str, Any] = {"observations": OBS, "actions": ACTIONS, "action_start": 0}
@@ -34,10 +36,11 @@ ARCHS = {
 
 def member(arch: Arch, seed: int = 7) -> Member:
     algo = get("dqn")
-    widths = algo.networks(OBS, ACTIONS)
+    cfg = algo.Config()
+    widths = algo.networks(cfg, Spaces(OBS, ACTIONS))
     rows = {name: [initialise(arch, *w, rng.host(seed, Purpose.INIT, 0))] for name, w in widths.items()}
     bare = Member(0, 0, None, seed, arch, {"lr": 1e-3}, {})
-    return population.create([bare], algo.init, rows, widths)[0]
+    return population.create([bare], partial(algo.init, cfg), rows, widths)[0]
 
 
 @pytest.fixture(params=sorted(ARCHS))

@@ -10,7 +10,8 @@ import pytest
 
 from envs_for_tests import RandomEnd
 from evopipe.envs.heuristics import heuristic
-from evopipe.envs.make import EnvConfig, discrete_actions, make_env, vector_observation_size
+from evopipe.envs.make import ActionSpace, EnvConfig, make_env
+from evopipe.envs.observations import ObservationSpace
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, ParamsError
 
@@ -248,24 +249,29 @@ def test_a_project_module_that_cannot_be_imported(source: str, tmp_path: Any, mo
 @pytest.mark.parametrize(
     ("cfg", "text"),
     [
-        (chain("Image"), "observation space Box(0, 255, (8, 8, 3), uint8) is not served"),
-        (chain("Continuous"), "action space Box(-1.0, 1.0, (2,), float32) is not served"),
-        (config("Taxi-v4"), "observation space Discrete(500) is not served"),
+        (
+            chain("Text"),
+            "observation space Text(1, 4, charset=abc) is not served: Box, Discrete, MultiDiscrete, MultiBinary, and "
+            "Dict and Tuple of them are",
+        ),
+        (
+            chain("Several"),
+            "action space MultiDiscrete([2 2]) is not served: only Discrete or bounded Box actions are served yet",
+        ),
     ],
 )
 def test_spaces_that_are_not_served_are_refused(cfg: EnvConfig, text: str) -> None:
     with pytest.raises(ParamsError) as failed:
         EnvPool(cfg, 4)
-    assert str(failed.value) == (
-        f"env.id: {text}: only vector observations (a 1-D Box) and Discrete actions are served yet"
-    )
+    assert str(failed.value) == f"env.id: {text}"
 
 
 def test_spaces_that_are_served() -> None:
     box, discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
-    assert vector_observation_size(box(-1, 1, (3,), np.float64)) == 3
-    assert vector_observation_size(box(0, 9, (2,), np.int64)) == 2
-    assert discrete_actions(discrete(5, start=-2)) == 5
+    assert ObservationSpace.of(box(-1, 1, (3,), np.float64)).size == 3
+    assert ObservationSpace.of(box(0, 9, (2,), np.int64)).size == 2
+    assert ActionSpace.of(discrete(5, start=-2)).size == 5
+    assert ActionSpace.of(box(-1, 1, (2, 2))).size == 4
 
 
 # --- Resume -----------------------------------------------------------------------------------------------------------

@@ -44,13 +44,13 @@ def test_packing_and_unpacking_are_inverse() -> None:
     terminated, legal = rng.random(6) < 0.5, rng.random((6, 4)) < 0.5
     rows = layout.pack(obs, action, reward, terminated, next_obs, legal)
     assert rows.shape == (6, layout.size)
-    weight = torch.ones(1, 6)
-    batch = layout.unpack(torch.from_numpy(rows)[None], weight)
+    weight, gamma = torch.ones(1, 6), torch.tensor([0.5])
+    batch = layout.unpack(torch.from_numpy(rows)[None], weight, gamma)
     np.testing.assert_array_equal(batch.obs[0], obs)
     np.testing.assert_array_equal(batch.next_obs[0], next_obs)
     np.testing.assert_array_equal(batch.action[0], action)
     np.testing.assert_array_equal(batch.reward[0], reward)
-    np.testing.assert_array_equal(batch.terminated[0], terminated)
+    np.testing.assert_array_equal(batch.discount[0], 0.5 * ~terminated)
     assert batch.next_legal is not None
     np.testing.assert_array_equal(batch.next_legal[0], legal)
     assert batch.action.dtype == torch.int64
@@ -60,10 +60,12 @@ def test_packing_and_unpacking_are_inverse() -> None:
 def test_a_masked_layout_takes_transitions_without_masks_as_all_legal() -> None:
     layout = RowLayout(obs=2, actions=3, masked=True)
     one = np.zeros((1, 2), np.float32)
-    batch = layout.unpack(torch.from_numpy(layout.pack(one, *np.zeros((3, 1)), one))[None], torch.ones(1, 1))
+    batch = layout.unpack(
+        torch.from_numpy(layout.pack(one, *np.zeros((3, 1)), one))[None], torch.ones(1, 1), torch.ones(1)
+    )
     assert batch.next_legal is not None
     assert batch.next_legal.all()
-    assert LAYOUT.unpack(torch.zeros(1, 1, LAYOUT.size), torch.ones(1, 1)).next_legal is None
+    assert LAYOUT.unpack(torch.zeros(1, 1, LAYOUT.size), torch.ones(1, 1), torch.ones(1)).next_legal is None
 
 
 @pytest.mark.parametrize("memories", [1, 3])

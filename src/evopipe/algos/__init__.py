@@ -1,7 +1,10 @@
 """The algorithms: one file each, discovered by name.
 
 An algorithm is a module of this package that defines the names below. Params validation, command-line help, contract
-tests, evolution ranges and checkpoints follow from them; a missing one fails at import with a sentence.
+tests, evolution ranges and checkpoints follow from them; a missing one fails at import with a sentence. It may define
+more: `values(cfg, state, obs)`, action values for `Policy.q_values`; `period(cfg)`, after how many updates the pattern
+of its updates repeats (1 where it does not: all are alike; `turn` of `update` counts within it); `OFFLINE_ONLY`, that
+it only makes sense on a dataset (`train.mode: offline`).
 """
 
 from __future__ import annotations
@@ -13,18 +16,19 @@ from functools import cache
 from typing import Any, Protocol
 
 from evopipe.errors import ParamsError, did_you_mean
+from evopipe.types import Learned, Spaces
 
 REQUIRED = {
     "PAPER": "the paper's link",
     "POLICY": "the network that acts",
-    "ACTIONS": "the kind of action space served: `discrete`",
+    "ACTIONS": "the kinds of action space served: `discrete`, `continuous`",
     "Config": "the pydantic schema of its block in params.yaml",
     "State": "the dataclass of everything that learns",
     "networks": "input and output width of every network",
     "init": "the state from fresh networks",
     "explore": "the exploration rate after so many steps",
-    "act": "actions from observations",
-    "values": "action values from observations",
+    "act": "actions while training, exploring",
+    "greedy": "the best actions",
     "loss": "each member's loss",
     "update": "one learning step",
 }
@@ -35,16 +39,16 @@ class Algorithm(Protocol):
 
     PAPER: str
     POLICY: str
-    ACTIONS: str
+    ACTIONS: tuple[str, ...]
     Config: type[Any]
     State: type[Any]
-    networks: Callable[[int, int], Mapping[str, Any]]
-    init: Callable[[Mapping[str, Any]], Any]
+    networks: Callable[[Any, Spaces], Mapping[str, Any]]
+    init: Callable[[Any, Mapping[str, Any]], Any]
     explore: Callable[[Any, int], float]
     act: Callable[..., Any]
-    values: Callable[..., Any]
+    greedy: Callable[..., Any]
     loss: Callable[..., Any]
-    update: Callable[..., Any]
+    update: Callable[..., Learned]
 
 
 @cache

@@ -21,12 +21,13 @@ from evopipe.core.networks import Net, NetworkConfig, forward
 from evopipe.core.optim import Adam
 from evopipe.core.population import Widths, moments, parameters, row
 from evopipe.ops.policy import epsilon_greedy
-from evopipe.ops.value import pick, q_target, regression_loss
-from evopipe.types import Batch, Evolve, Schema, hyper
+from evopipe.ops.value import masked_argmax, pick, q_target, regression_loss
+from evopipe.rng import Stream
+from evopipe.types import Batch, Evolve, Learned, Schema, Spaces, hyper
 
 PAPER = "https://doi.org/10.1038/nature14236"
 POLICY = "q"
-ACTIONS = "discrete"
+ACTIONS = ("discrete",)
 
 
 class Config(Schema):
@@ -87,12 +88,12 @@ class State:
     updates: torch.Tensor = row()  # [P] float32
 
 
-def networks(obs_size: int, num_actions: int) -> dict[str, Widths]:
+def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     """Return input and output width of every network."""
-    return {"q": Widths(obs_size, num_actions)}
+    return {"q": Widths(spaces.observations, spaces.actions)}
 
 
-def init(nets: Mapping[str, Net]) -> State:
+def init(cfg: Config, nets: Mapping[str, Net]) -> State:
     """Start from fresh networks; the target is a copy."""
     q = nets["q"]
     return State(q=q, target=q.copy(), adam=Adam.start(q), updates=torch.zeros(len(q.values), device=q.values.device))
@@ -107,37 +108,46 @@ def explore(cfg: Config, step: int) -> float:
     return float(start * (end / start) ** done)
 
 
-def values(state: State, obs: torch.Tensor) -> torch.Tensor:
+def values(cfg: Config, state: State, obs: torch.Tensor) -> torch.Tensor:
     """Return Q(s, ·): obs `[P, E, O]` → `[P, E, A]`."""
     with torch.no_grad():
         return forward(state.q, obs)
 
 
-def act(state: State, obs: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Choose actions: obs `[P, E, O]`, legal `[P, E, A]`, epsilon `[P]`, u `[P, 2, E]` in [0, 1) → `[P, E]` int64.
+def act(
+    cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, draw: Stream
+) -> torch.Tensor:
+    """Choose actions: obs `[P, E, O]`, legal `[P, E, A]`, epsilon `[P]` → `[P, E]` int64.
 
     A member whose values are not finite still gets a legal action.
     """
-    q = torch.nan_to_num(values(state, obs))
+    q = torch.nan_to_num(values(cfg, state, obs))
+    u = draw.uniform(2 * obs.shape[1]).view(-1, 2, obs.shape[1])
     return epsilon_greedy(q, legal, epsilon, u[:, 0], u[:, 1])
 
 
-def loss(cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-    """Return each member's loss `[P]`; hp values are `[P]`, batch tensors `[P, B, …]`."""
+def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
+    """Choose the best legal actions: obs `[P, E, O]`, legal `[P, E, A]` or None where all are → `[P, E]` int64."""
+    return masked_argmax(torch.nan_to_num(values(cfg, state, obs)), legal)
+
+
+def loss(cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each member's loss `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     with torch.no_grad():
         target_t = forward(state.target, batch.next_obs)  # [P, B, A]
         selector_t = forward(state.q, batch.next_obs) if cfg.double else target_t
-        discount_t = hp["gamma"][:, None] * (1 - batch.terminated)
-        y = q_target(batch.reward, discount_t, target_t, selector_t, batch.next_legal)  # [P, B]
+        y = q_target(batch.reward, batch.discount, target_t, selector_t, batch.next_legal)  # [P, B]
     q_tm1 = pick(forward(state.q, batch.obs), batch.action)
-    return (batch.weight * regression_loss(q_tm1, y, cfg.loss == "huber")).sum(dim=1)
+    losses = (batch.weight * regression_loss(q_tm1, y, cfg.loss == "huber")).sum(dim=1)
+    return losses, (q_tm1 - y).detach()
 
 
 def update(
-    cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch, healthy: torch.Tensor
-) -> tuple[State, torch.Tensor, torch.Tensor]:
-    """Learn from one batch; return the state, the losses `[P]` and which members are healthy `[P]`."""
-    losses = loss(cfg, state, hp, batch)
+    cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch, healthy: torch.Tensor, draw: Stream,
+    turn: int = 0,
+) -> Learned:  # fmt: skip
+    """Learn from one batch; hp values and healthy are `[P]`."""
+    losses, errors = loss(cfg, state, hp, batch)
     optim.backward(losses, state.q)
     norms = optim.clip_gradients(state.q, hp["grad_clip"])
     healthy = health.after_backward(healthy, losses, norms)
@@ -145,4 +155,4 @@ def update(
     updates = state.updates + healthy
     mixed = hp["tau"] if cfg.target == "soft" else (updates % cfg.target_interval == 0).float()
     optim.polyak(state.target, state.q, mixed * healthy)
-    return replace(state, updates=updates), losses.detach(), healthy
+    return Learned(replace(state, updates=updates), losses.detach(), healthy, errors)

@@ -1,7 +1,9 @@
 """Replay memory of packed rows.
 
-A transition is one float32 row: observation, next observation, action, reward, terminated, and the legal next actions
-where the environment masks any. Rows packed in one tensor sample 5 to 28 times faster than five fancy-indexed ones.
+A transition is one float32 row: observation, next observation, action, reward (of each step, where it spans several,
+and how many they are), terminated, and the legal next actions where the environment masks any. Rows packed in one
+tensor sample 5 to 28 times faster than five fancy-indexed ones. Images of bytes may lie beside the rows, as bytes
+(`evopipe.buffers.frames`): rows go in and come out whole all the same.
 """
 
 from __future__ import annotations
@@ -13,19 +15,31 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from evopipe.buffers.frames import Frames
+from evopipe.buffers.priorities import Priorities
 from evopipe.core.graphs import upload
-from evopipe.types import Batch, Schema
+from evopipe.types import Batch, Image, Schema, Spaces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 class ReplayConfig(Schema):
-    """Uniform experience replay (Lin, 1992)."""
+    """Experience replay (Lin, 1992), over one step or several, uniform or prioritised."""
 
     capacity: int = Field(100_000, ge=1, le=10**9, description="transitions kept (per member where sharing is `own`)")
     sharing: Literal["shared", "own"] = Field(
         "shared", description="`shared`: one memory that all members fill and sample; `own`: one memory a member"
+    )
+    n_step: int = Field(
+        1, ge=1, le=100, description="environment steps that a transition spans, fewer where an episode ends"
+    )
+    prioritised: bool = Field(
+        False, description="sample what surprised most (Schaul et al., 2016), every member by its own priorities"
+    )
+    alpha: float = Field(0.6, ge=0, le=1, description="how much priorities count: 0 is uniform")
+    beta: float = Field(
+        0.4, ge=0, le=1, description="how much importance weights correct for that at the start; 1 at the end"
     )
 
 
@@ -36,11 +50,26 @@ class RowLayout:
     obs: int
     actions: int
     masked: bool
+    continuous: bool = False
+    steps: int = 1
+
+    @classmethod
+    def of(cls, spaces: Spaces, masked: bool, steps: int = 1) -> RowLayout:
+        """Return the layout for an environment's spaces and transitions over at most so many steps."""
+        return cls(spaces.observations, spaces.actions, masked, spaces.continuous, steps)
 
     @property
     def size(self) -> int:
         """Numbers in a row."""
-        return 2 * self.obs + 3 + (self.actions if self.masked else 0)
+        return self._mask + (self.actions if self.masked else 0)
+
+    @property
+    def _reward(self) -> int:
+        return 2 * self.obs + (self.actions if self.continuous else 1)
+
+    @property
+    def _mask(self) -> int:
+        return self._reward + self.steps + (2 if self.steps > 1 else 1)
 
     def pack(
         self,
@@ -50,28 +79,52 @@ class RowLayout:
         terminated: np.ndarray,
         next_obs: np.ndarray,
         next_legal: np.ndarray | None = None,
+        taken: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Pack transitions `[n, …]` into rows `[n, size]` float32."""
+        """Pack transitions `[n, …]` into rows `[n, size]` float32.
+
+        Where they span several steps, reward is `[n, steps]`, 0 after the last, and taken `[n]` says how many they are;
+        without it rewards `[n]` are of one step each.
+        """
         rows = np.empty((len(obs), self.size), np.float32)
         o = self.obs
         rows[:, :o], rows[:, o : 2 * o] = obs, next_obs
-        rows[:, 2 * o], rows[:, 2 * o + 1], rows[:, 2 * o + 2] = action, reward, terminated
+        r = self._reward
+        rows[:, 2 * o : r] = action if self.continuous else action[:, None]
+        if self.steps == 1:
+            rows[:, r], rows[:, r + 1] = reward, terminated
+        else:
+            rows[:, r : r + self.steps] = (
+                reward if taken is not None else np.pad(reward[:, None], ((0, 0), (0, self.steps - 1)))
+            )
+            rows[:, r + self.steps], rows[:, r + self.steps + 1] = terminated, 1.0 if taken is None else taken
         if self.masked:
-            rows[:, 2 * o + 3 :] = 1.0 if next_legal is None else next_legal
+            rows[:, self._mask :] = 1.0 if next_legal is None else next_legal
         return rows
 
-    def unpack(self, rows: torch.Tensor, weight: torch.Tensor) -> Batch:
-        """Split rows `[P, B, size]` into a batch of views; weight is `[P, B]`."""
-        o = self.obs
+    def unpack(self, rows: torch.Tensor, weight: torch.Tensor, gamma: torch.Tensor) -> Batch:
+        """Split rows `[P, B, size]` into a batch of views; weight is `[P, B]`, gamma `[P]`."""
+        o, r = self.obs, self._reward
         return Batch(
             obs=rows[..., :o],
-            action=rows[..., 2 * o].long(),
-            reward=rows[..., 2 * o + 1],
-            terminated=rows[..., 2 * o + 2],
+            action=rows[..., 2 * o : r] if self.continuous else rows[..., 2 * o].long(),
+            reward=self._discounted(rows[..., r : r + self.steps], gamma),
+            discount=self._bootstrap(rows, gamma) * (1 - rows[..., r + self.steps]),
             next_obs=rows[..., o : 2 * o],
-            next_legal=rows[..., 2 * o + 3 :] > 0.5 if self.masked else None,
+            next_legal=rows[..., self._mask :] > 0.5 if self.masked else None,
             weight=weight,
         )
+
+    def _discounted(self, rewards: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+        """Σ γᵏ r: rewards `[P, B, n]`, gamma `[P]` → `[P, B]`."""
+        if self.steps == 1:
+            return rewards[..., 0]
+        powers = gamma[:, None] ** torch.arange(self.steps, device=gamma.device)
+        return (rewards * powers[:, None]).sum(dim=-1)
+
+    def _bootstrap(self, rows: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+        """γⁿ: `[P, 1]` or `[P, B]`."""
+        return gamma[:, None] if self.steps == 1 else gamma[:, None] ** rows[..., self._reward + self.steps + 1]
 
 
 class Replay:
@@ -82,29 +135,47 @@ class Replay:
         memories: `M`, 1 for shared.
         capacity: rows of each memory.
         device: where rows live.
+        priorities: every member's, where sampling goes by them; as many rows as `capacity`.
+        images: the columns of an observation that are images of bytes, to be kept as bytes.
 
     Attributes:
-        rows: `[M, capacity, size]`.
+        rows: `[M, capacity, size]`, less the columns that lie in `frames`.
+        frames: the images; None without any.
         position: `[M]` int64 on the host, where the next row goes.
         size: `[M]` int64 on the host, rows filled.
     """
 
-    def __init__(self, layout: RowLayout, memories: int, capacity: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: RowLayout,
+        memories: int,
+        capacity: int,
+        device: torch.device,
+        priorities: Priorities | None = None,
+        images: Sequence[Image] = (),
+    ) -> None:
+        self.priorities = priorities
         self.layout, self.memories, self.capacity, self.device = layout, memories, capacity, device
-        self.rows = torch.zeros(memories, capacity, layout.size, device=device)
+        self.frames = Frames(images, layout.obs, memories * capacity, device) if images else None
+        width = layout.size - (2 * self.frames.size if self.frames else 0)
+        self.rows = torch.zeros(memories, capacity, width, device=device)
         self.position = np.zeros(memories, np.int64)
         self.size = np.zeros(memories, np.int64)
-        self._flat = self.rows.view(-1, layout.size)
+        self._flat = self.rows.view(-1, width)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all that sampling reads beside the priorities."""
+        return [self.rows, *([self.frames.places, self.frames.store] if self.frames else [])]
 
     def rebind(self) -> None:
         """Take note that `rows` lies elsewhere now."""
-        self._flat = self.rows.view(-1, self.layout.size)
+        self._flat = self.rows.view(-1, self.rows.shape[2])
 
     def add(self, rows: np.ndarray, keep: np.ndarray) -> None:
         """Append rows; the oldest go where a memory is full.
 
         Args:
-            rows: `[M, n, size]`.
+            rows: `[M, n, size]`. A column that is one environment's, call after call, keeps each of its images once.
             keep: `[M, n]` bool: rows to leave out (non-finite ones) are False.
         """
         kept = keep & np.isfinite(rows).all(axis=2)
@@ -119,10 +190,57 @@ class Replay:
             chosen = rows[kept]
         memory = np.broadcast_to(np.arange(self.memories)[:, None], kept.shape)[kept]
         place = memory * self.capacity + (self.position[memory] + offset.reshape(-1)) % self.capacity
-        self._flat[upload(torch.from_numpy(place), self.device)] = upload(torch.from_numpy(chosen), self.device)
+        if self.frames is not None:
+            self.frames.add(place, chosen, np.flatnonzero(kept), kept.size)
+            chosen = self.frames.bare(chosen)
+        at = upload(torch.from_numpy(place), self.device)
+        self._flat[at] = upload(torch.from_numpy(chosen), self.device)
+        if self.priorities is not None:
+            self._admit(at)
         count = kept.sum(axis=1)
         self.position = (self.position + count) % self.capacity
         self.size = np.minimum(self.size + count, self.capacity)
+
+    def _admit(self, at: torch.Tensor) -> None:
+        """Let members know of new rows, `[n]` counted through all memories."""
+        assert self.priorities is not None
+        memory, row = at // self.capacity, at % self.capacity
+        if self.memories > 1:
+            self.priorities.admit(memory, row)
+            return
+        members = len(self.priorities.largest)
+        slots = torch.arange(members, device=at.device).repeat_interleave(len(at))
+        self.priorities.admit(slots, row.repeat(members))
+
+    def draw_by_priority(
+        self,
+        slots: torch.Tensor,
+        first: torch.Tensor,
+        size: torch.Tensor,
+        u: torch.Tensor,
+        weight: torch.Tensor,
+        beta: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Draw rows by the members' priorities.
+
+        Args:
+            slots: `[P]` int64, on the device.
+            first: `[P]`, see `first`.
+            size: `[P]`, see `filled`.
+            u: `[P, B]` float64 in [0, 1).
+            weight: `[P, B]`, how much a place of the batch counts, 0 beyond the member's own batch.
+            beta: `[]`, how much importance weights correct.
+
+        Returns:
+            Rows `[P, B, size]`, which they are `[P, B]`, and `weight` times their importance weights (N · p)^−β over
+            the largest that counts, `[P, B]`.
+        """
+        assert self.priorities is not None
+        index, chance = self.priorities.draw(slots, u)
+        importance = (size[:, None] * chance) ** -beta
+        largest = torch.where(weight > 0, importance, 0.0).amax(dim=1, keepdim=True)
+        rows = self._whole((index + first[:, None]).view(-1)).view(*index.shape, self.layout.size)
+        return rows, index, weight * importance / largest
 
     def sample(self, slots: Sequence[int], u: torch.Tensor) -> torch.Tensor:
         """Draw rows uniformly, with replacement.
@@ -161,7 +279,12 @@ class Replay:
             `[P, U, B, size]`.
         """
         index = (u * size[:, None, None]).long() + first[:, None, None]
-        return self._flat.index_select(0, index.view(-1)).view(*u.shape, self.layout.size)
+        return self._whole(index.view(-1)).view(*u.shape, self.layout.size)
+
+    def _whole(self, index: torch.Tensor) -> torch.Tensor:
+        """Return rows `[n]`, counted through all memories, with their images: `[n, size]`."""
+        rows = self._flat.index_select(0, index)
+        return rows if self.frames is None else self.frames.join(rows, index)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return a copy of everything: rows of every memory as far as any is filled, positions, sizes."""
@@ -170,6 +293,8 @@ class Replay:
             "rows": self.rows[:, :filled].to("cpu", copy=True),
             "position": torch.from_numpy(self.position.copy()),
             "size": torch.from_numpy(self.size.copy()),
+            **({} if self.priorities is None else self.priorities.state(filled)),
+            **({} if self.frames is None else self.frames.state()),
         }
 
     def restore(self, state: dict[str, torch.Tensor]) -> None:
@@ -177,3 +302,7 @@ class Replay:
         self.rows[:, : state["rows"].shape[1]] = state["rows"].to(self.device)
         self.position = state["position"].numpy().copy()
         self.size = state["size"].numpy().copy()
+        if self.priorities is not None:
+            self.priorities.restore(state)
+        if self.frames is not None:
+            self.frames.restore(state)

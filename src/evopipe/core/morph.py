@@ -8,7 +8,10 @@ Surviving weights keep their values, surviving Adam moments too. What is added l
   shifts are 0;
 * nodes without it: fresh incoming, zero outgoing weights; where units pass by a blended layer, so that their readers
   are in use already, zero incoming weights;
-* layers: blended in with α = 0.
+* layers: blended in with α = 0;
+* channels of a convolution: fresh incoming, zero outgoing weights;
+* a larger kernel: zero weights around the old ones, and as much more padding;
+* residual blocks, and nodes inside them: zero weights back into the stream.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Any
 import torch
 
 from evopipe.core.layers import NOT_ZERO_AT_ZERO
-from evopipe.core.networks import Arch, LayerLayout, Layout, Part, initialise, layer_names, own_layout
+from evopipe.core.networks import Arch, LayerLayout, Layout, Part, initialise, own_layout
 from evopipe.core.population import Widths
 
 
@@ -33,12 +36,22 @@ class Change:
     @property
     def names(self) -> tuple[list[str], list[str]]:
         """Hidden layer names before and after."""
-        return tuple(layer_names(len(a.encoder), len(a.head)) for a in (self.old, self.new))  # type: ignore[return-value]
+        return self.old.names, self.new.names
 
     def survivors(self) -> list[tuple[int, int]]:
         """(index before, index after) of every hidden layer that is in both; layers keep their names."""
         before, after = self.names
         return [(before.index(name), i) for i, name in enumerate(after) if name in before]
+
+    @property
+    def in_stem(self) -> bool:
+        """Whether it is the convolutions that changed, and so nothing else."""
+        return self.old.stem != self.new.stem
+
+    @property
+    def of_stream(self) -> bool:
+        """Whether it is the width of a residual encoder's stream that changed."""
+        return self.new.kind != "mlp" and self.old.latent != self.new.latent
 
 
 def _view(row: torch.Tensor, part: Part) -> torch.Tensor:
@@ -57,12 +70,16 @@ def resize_parameters(change: Change, widths: Widths, row: torch.Tensor, rng: An
     """
     before, after = (own_layout(arch, *widths) for arch in (change.old, change.new))
     fresh = initialise(change.new, *widths, rng)
+    if change.in_stem:
+        return _carry_stem(change, widths, row, fresh)
+    stem = [(layer, layer, 0) for layer in before.stem]
     pairs = [(before.hidden[old], after.hidden[new], _in_use(before, old)) for old, new in change.survivors()]
-    for old, new, in_use in [*pairs, (before.output, after.output, 0)]:
+    for old, new, in_use in [*stem, *pairs, (before.output, after.output, 0)]:
         _copy_overlap(old, new, row, fresh)
-        if not _arrives_as_zero(change):
+        if not _arrives_as_zero(change) or change.of_stream:
             _view(fresh, new.weight)[old.weight.rows :] = 0.0
-        if new.weight.columns > old.weight.columns:
+        residual = change.new.kind != "mlp" and not new.weight.name.startswith("head")
+        if new.weight.columns > old.weight.columns and not residual:
             _grow(old, new, in_use, fresh)
             if new.shift is not None and not _arrives_as_zero(change):  # nobody reads them yet, so they may differ
                 had, has = old.weight.columns, new.weight.columns
@@ -88,7 +105,7 @@ def _arrives_as_zero(change: Change) -> bool:
 
 def _copy_overlap(old: LayerLayout, new: LayerLayout, source: torch.Tensor, target: torch.Tensor) -> None:
     """Copy what both layers have: the top-left corner of every part."""
-    for a, b in zip(old[:5], new[:5], strict=True):
+    for a, b in zip(old.parts, new.parts, strict=True):
         if isinstance(a, Part) and isinstance(b, Part):
             rows, columns = min(a.rows, b.rows), min(a.columns, b.columns)
             _view(target, b)[:rows, :columns] = _view(source, a)[:rows, :columns]
@@ -110,14 +127,65 @@ def _grow(old: LayerLayout, new: LayerLayout, in_use: int, fresh: torch.Tensor) 
         bias[:, had:in_use] = 0.0
 
 
+def resize_scales(change: Change, widths: Widths, row: torch.Tensor) -> torch.Tensor:
+    """Return the scales `[n']` of the changed network's parameters: survivors keep theirs.
+
+    New ones are c / √(inputs), c the mean of |σ| √(inputs) over all weights before: as large as scales are by now.
+    """
+    before, after = (own_layout(arch, *widths) for arch in (change.old, change.new))
+    weights = [_view(row, layer.weight) for layer in before.layers]
+    mean = sum(float(w.abs().sum()) * w.shape[0] ** 0.5 for w in weights) / sum(w.numel() for w in weights)
+    out = torch.zeros(after.size)
+    for layer in after.layers:
+        for part in (layer.weight, layer.bias):
+            _view(out, part)[:] = mean * layer.weight.rows**-0.5
+    return _carry(change, widths, row, out)
+
+
 def resize_moments(change: Change, widths: Widths, row: torch.Tensor) -> torch.Tensor:
     """Return Adam moments `[n']` of the changed network: survivors keep theirs, new weights start at 0."""
+    return _carry(change, widths, row, torch.zeros(own_layout(change.new, *widths).size))
+
+
+def _carry(change: Change, widths: Widths, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Copy into a row of the changed network what survives of one before; return it."""
+    if change.in_stem:
+        return _carry_stem(change, widths, source, target)
     before, after = (own_layout(arch, *widths) for arch in (change.old, change.new))
-    out = torch.zeros(after.size)
     pairs = [(before.hidden[old], after.hidden[new]) for old, new in change.survivors()]
-    for old, new in [*pairs, (before.output, after.output)]:
-        _copy_overlap(old, new, row, out)
-    return out
+    for old, new in [*zip(before.stem, after.stem, strict=True), *pairs, (before.output, after.output)]:
+        _copy_overlap(old, new, source, target)
+    return target
+
+
+def _carry_stem(change: Change, widths: Widths, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """`_carry` where channels or kernels changed: new channels keep what the target has coming in, and nobody reads
+    them; a kernel is centred in the larger one, or its border cut off."""
+    before, after = (own_layout(arch, *widths) for arch in (change.old, change.new))
+    old_stem, new_stem = change.old.stem, change.new.stem
+    for i, (old, new) in enumerate(zip(before.stem, after.stem, strict=True)):
+        a, b = (stem.convs[i % len(stem.convs)] for stem in (old_stem, new_stem))
+        had, has = _view(source, old.weight).unflatten(0, (-1, a.kernel, a.kernel)), _view(target, new.weight)
+        has = has.unflatten(0, (-1, b.kernel, b.kernel))  # [channels in, kernel, kernel, channels out]
+        ins, outs = min(len(had), len(has)), min(a.channels, b.channels)
+        wider = (b.kernel - a.kernel) // 2
+        inner, cut = slice(max(wider, 0), b.kernel - max(wider, 0)), slice(max(-wider, 0), a.kernel - max(-wider, 0))
+        has[len(had) :] = 0.0
+        if wider > 0:
+            has[..., :outs] = 0.0
+        has[:ins, inner, inner, :outs] = had[:ins, cut, cut, :outs]
+        _view(target, new.bias)[:, :outs] = _view(source, old.bias)[:, :outs]
+    for old, new in zip(before.layers, after.layers, strict=True):
+        _copy_overlap(old, new, source, target)
+    had, has = (_view(row, each.layers[0].weight) for row, each in ((source, before), (target, after)))
+    vector = old_stem.vector(widths.inputs)
+    has[vector:] = 0.0
+    old_at = new_at = vector
+    for (c, places), (d, _) in zip(old_stem.features(), new_stem.features(), strict=True):
+        n = min(c, d) * places
+        has[new_at : new_at + n] = had[old_at : old_at + n]
+        old_at, new_at = old_at + c * places, new_at + d * places
+    return target
 
 
 def preserves_function(arch: Arch, widths: Widths, layer: int) -> bool:
@@ -127,6 +195,9 @@ def preserves_function(arch: Arch, widths: Widths, layer: int) -> bool:
     learn if it is a ReLU without normalisation: their weights start at 0, where its gradient is 0.
     """
     before = own_layout(arch, *widths)
+    if arch.kind != "mlp" and layer <= len(arch.encoder):
+        # A normalised stream cannot widen: every block that writes to it changes what the next one's mean is.
+        return layer > 0 or (arch.kind != "simba" and _in_use(before, len(arch.encoder)) == arch.latent)
     if _in_use(before, layer) == before.hidden[layer].weight.columns:
         return True
     return arch.activation not in NOT_ZERO_AT_ZERO and (arch.layer_norm or arch.activation != "ReLU")

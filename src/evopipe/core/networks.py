@@ -1,8 +1,9 @@
 """Networks over the population axis: architectures, their padded structure, storage and forward pass.
 
-A member's network is observation → encoder → latent → head → output, described by an `Arch`. The networks of several
-members with unlike architectures share one `Structure`: layers are padded to common widths, members that lack a layer
-pass it by. Parameters of all of them lie in one flat tensor `[P, N]` (`Net.values`); pads are exactly zero and stay so.
+A member's network is observation → encoder → latent → head → output, described by an `Arch`; images in the observation
+go through a convolutional stem before. The networks of several members with unlike architectures share one
+`Structure`: layers are padded to common widths, members that lack a layer pass it by. Parameters of all of them lie in
+one flat tensor `[P, N]` (`Net.values`); pads are exactly zero and stay so.
 """
 
 from __future__ import annotations
@@ -16,18 +17,39 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from pydantic import Field
 
+from evopipe.core import stem
 from evopipe.core.layers import NOT_ZERO_AT_ZERO, activate, layer_norm
-from evopipe.types import Schema
+from evopipe.core.stem import Conv, ConvConfig, Stem
+from evopipe.errors import ParamsError
+from evopipe.rng import Stream
+from evopipe.types import Image, Schema
 
 Activation = Literal["ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity"]
+EncoderKind = Literal["mlp", "simba", "resnet"]
 Width = Annotated[int, Field(ge=1, le=4096)]
 LINE = 16  # float32 numbers in a cache line
 WIDTH_MULTIPLE = 16  # hidden widths are padded to a multiple of this
+NO_STEM = Stem()
+
+
+CONV = (ConvConfig(channels=16, kernel=3, stride=2), ConvConfig(channels=32, kernel=3, stride=2))
 
 
 class NetworkConfig(Schema):
-    """Architecture that members start from: observation → encoder → latent → head → output."""
+    """Architecture that members start from: observation → encoder → latent → head → output.
 
+    Images in the observation go through the convolutions first; without images these do not count.
+    """
+
+    encoder_kind: EncoderKind = Field(
+        "mlp",
+        description="`mlp`: plain layers, then the latent; `simba` and `resnet`: the latent, then a residual block for "
+        "each width of `encoder`, normalised before (SimBa), activated before (ResNet)",
+    )
+    conv: tuple[ConvConfig, ...] = Field(
+        CONV, max_length=8, strict=False,
+        description="convolutions that each image of an observation goes through, [] to read images as plain numbers",
+    )  # fmt: skip
     encoder: tuple[Width, ...] = Field((128,), max_length=8, strict=False, description="hidden widths of the encoder")
     latent: Width = Field(128, description="width between encoder and head")
     head: tuple[Width, ...] = Field((), max_length=8, strict=False, description="hidden widths of the head")
@@ -55,22 +77,46 @@ class Arch:
     head: tuple[Block, ...]
     activation: str
     layer_norm: bool
+    stem: Stem = NO_STEM
+    kind: EncoderKind = "mlp"
 
     @classmethod
-    def start(cls, cfg: NetworkConfig) -> Arch:
-        """Return the architecture that `params.yaml` describes."""
+    def start(cls, cfg: NetworkConfig, images: tuple[Image, ...] = ()) -> Arch:
+        """Return the architecture that `params.yaml` describes, for observations with these images.
+
+        Raises:
+            ParamsError: an image is smaller than a kernel.
+        """
         encoder, head = (tuple(Block(width) for width in part) for part in (cfg.encoder, cfg.head))
-        return cls(encoder, cfg.latent, head, cfg.activation, cfg.layer_norm)
+        convs = tuple(Conv(c.channels, c.kernel, c.stride) for c in cfg.conv)
+        first = Stem(images, convs) if images and convs else Stem()
+        misfit = first.misfit()
+        if misfit:
+            raise ParamsError(f"network.conv: {misfit}")
+        return cls(encoder, cfg.latent, head, cfg.activation, cfg.layer_norm, first, cfg.encoder_kind)
 
     @property
     def hidden(self) -> tuple[Block, ...]:
-        """All hidden layers in order: encoder, latent, head."""
-        return (*self.encoder, Block(self.latent), *self.head)
+        """All hidden layers in order: encoder, latent, head; a residual encoder stands behind the latent."""
+        latent = (Block(self.latent),)
+        front = (*self.encoder, *latent) if self.kind == "mlp" else (*latent, *self.encoder)
+        return (*front, *self.head)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the hidden layers."""
+        return layer_names(len(self.encoder), len(self.head), self.kind)
 
     def describe(self) -> str:
-        """Return a short text: `128+64|32|64` is two encoder layers, the latent, one head layer; `~` marks a blend."""
+        """Return a short text: `128+64|32|64` is two encoder layers, the latent, one head layer; `~` marks a blend.
+
+        Convolutions stand before, channels, kernel, stride: `16k3/2+32k3|…`; a residual encoder says so: `simba 64|32`.
+        """
+        convs = "+".join(conv.describe() for conv in self.stem.convs)
         encoder, head = ("+".join(f"{b.width}{'~' * b.blend}" for b in part) for part in (self.encoder, self.head))
-        return "|".join(part for part in (encoder, str(self.latent), head) if part)
+        if self.kind != "mlp":
+            encoder = f"{self.kind} {encoder}"
+        return "|".join(part for part in (convs, encoder, str(self.latent), head) if part)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data."""
@@ -80,13 +126,18 @@ class Arch:
             "head": [list(block) for block in self.head],
             "activation": self.activation,
             "layer_norm": self.layer_norm,
+            **{name: [list(each) for each in part] for name, part in self.stem._asdict().items() if part},
+            **({} if self.kind == "mlp" else {"kind": self.kind}),
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Arch:
         """Build from what `to_json` returned."""
         encoder, head = (tuple(Block(int(w), bool(b)) for w, b in data[part]) for part in ("encoder", "head"))
-        return cls(encoder, int(data["latent"]), head, str(data["activation"]), bool(data["layer_norm"]))
+        images = tuple(Image(*map(int, image)) for image in data.get("images", ()))
+        convs = tuple(Conv(*map(int, conv)) for conv in data.get("convs", ()))
+        activation, norm = str(data["activation"]), bool(data["layer_norm"])
+        return cls(encoder, int(data["latent"]), head, activation, norm, Stem(images, convs), data.get("kind", "mlp"))
 
 
 class Part(NamedTuple):
@@ -99,7 +150,10 @@ class Part(NamedTuple):
 
 
 class LayerLayout(NamedTuple):
-    """One layer's parts; `gain` and `shift` where normalised, `alpha` where blended or passed by."""
+    """One layer's parts; `gain` and `shift` where normalised, `alpha` where blended or passed by.
+
+    A residual block's weight and bias lead out of the stream, `back` and `back_bias` into it again.
+    """
 
     weight: Part
     bias: Part
@@ -107,6 +161,13 @@ class LayerLayout(NamedTuple):
     shift: Part | None
     alpha: Part | None
     out: int  # effective width that the next layer reads
+    back: Part | None = None
+    back_bias: Part | None = None
+
+    @property
+    def parts(self) -> tuple[Part | None, ...]:
+        """All parts, None where it has none."""
+        return (*self[:5], self.back, self.back_bias)
 
 
 @dataclass(frozen=True)
@@ -116,14 +177,27 @@ class Layout:
     hidden: tuple[LayerLayout, ...]
     output: LayerLayout
     size: int
+    stem: tuple[LayerLayout, ...] = ()
 
     @property
     def layers(self) -> tuple[LayerLayout, ...]:
         """Hidden layers, then the output layer."""
         return (*self.hidden, self.output)
 
+    @property
+    def every(self) -> tuple[LayerLayout, ...]:
+        """The stem's convolutions, then `layers`: all that has parameters."""
+        return (*self.stem, *self.layers)
 
-def layout(inputs: int, hidden: Sequence[tuple[str, int, bool]], outputs: int, norm: bool) -> Layout:
+
+def layout(
+    inputs: int,
+    hidden: Sequence[tuple[str, int, bool]],
+    outputs: int,
+    norm: bool,
+    front: Stem = NO_STEM,
+    kind: EncoderKind = "mlp",
+) -> Layout:
     """Lay the parts of a network out, one after another.
 
     Args:
@@ -131,15 +205,37 @@ def layout(inputs: int, hidden: Sequence[tuple[str, int, bool]], outputs: int, n
         hidden: (name, own width, whether its input also passes by) of every hidden layer.
         outputs: output width.
         norm: whether hidden layers are normalised.
+        front: the stem.
+        kind: what the encoder is.
     """
-    at, width, layers = 0, inputs, []
+    at, width, layers = 0, front.reads(inputs), []
 
     def part(name: str, rows: int, columns: int) -> Part:
         nonlocal at
         at += rows * columns
         return Part(name, at - rows * columns, rows, columns)
 
+    def convolution(name: str, rows: int, columns: int) -> LayerLayout:
+        weight, bias = part(f"{name}.weight", rows, columns), part(f"{name}.bias", 1, columns)
+        return LayerLayout(weight, bias, None, None, None, columns)
+
+    def residual(name: str, own: int) -> LayerLayout:
+        nonlocal width
+        weight, bias = part(f"{name}.weight", width, own), part(f"{name}.bias", 1, own)
+        if name == "latent":
+            width = own
+        gain = part(f"{name}.gain", 1, width) if kind == "simba" else None
+        shift = part(f"{name}.shift", 1, width) if kind == "simba" else None
+        if name == "latent":
+            return LayerLayout(weight, bias, gain, shift, None, width)
+        back, back_bias = part(f"{name}.back.weight", own, width), part(f"{name}.back.bias", 1, width)
+        return LayerLayout(weight, bias, gain, shift, None, width, back, back_bias)
+
+    convolutions = tuple(convolution(*each) for each in front.parts())
     for name, own, passes in hidden:
+        if kind != "mlp" and not name.startswith("head"):
+            layers.append(residual(name, own))
+            continue
         weight, bias = part(f"{name}.weight", width, own), part(f"{name}.bias", 1, own)
         gain = part(f"{name}.gain", 1, own) if norm else None
         shift = part(f"{name}.shift", 1, own) if norm else None
@@ -147,19 +243,20 @@ def layout(inputs: int, hidden: Sequence[tuple[str, int, bool]], outputs: int, n
         width = max(width, own) if passes else own
         layers.append(LayerLayout(weight, bias, gain, shift, alpha, width))
     weight, bias = part("output.weight", width, outputs), part("output.bias", 1, outputs)
-    return Layout(tuple(layers), LayerLayout(weight, bias, None, None, None, outputs), at)
+    return Layout(tuple(layers), LayerLayout(weight, bias, None, None, None, outputs), at, convolutions)
 
 
-def layer_names(encoder: int, head: int) -> list[str]:
-    """Name hidden layers: `encoder.0` …, `latent`, `head.0` …"""
-    return [*(f"encoder.{i}" for i in range(encoder)), "latent", *(f"head.{i}" for i in range(head))]
+def layer_names(encoder: int, head: int, kind: EncoderKind = "mlp") -> list[str]:
+    """Name hidden layers: `encoder.0` …, `latent`, `head.0` …; of a residual encoder `latent`, `encoder.0` …"""
+    blocks = [f"encoder.{i}" for i in range(encoder)]
+    front = [*blocks, "latent"] if kind == "mlp" else ["latent", *blocks]
+    return [*front, *(f"head.{i}" for i in range(head))]
 
 
 def own_layout(arch: Arch, inputs: int, outputs: int) -> Layout:
     """Return the unpadded layout of one member's network."""
-    names = layer_names(len(arch.encoder), len(arch.head))
-    hidden = [(name, block.width, block.blend) for name, block in zip(names, arch.hidden, strict=True)]
-    return layout(inputs, hidden, outputs, arch.layer_norm)
+    hidden = [(name, block.width, block.blend) for name, block in zip(arch.names, arch.hidden, strict=True)]
+    return layout(inputs, hidden, outputs, arch.layer_norm, arch.stem, arch.kind)
 
 
 def round_up(value: float, multiple: int) -> int:
@@ -171,7 +268,7 @@ class Structure:
     """The padded structure that the networks of several members share.
 
     Args:
-        archs: one a row; rows must be ordered by activation.
+        archs: one a row; rows must be ordered by activation, and all stems equal.
         inputs: input width, the same for all.
         outputs: output width, the same for all.
         device: where masks live.
@@ -179,20 +276,25 @@ class Structure:
 
     def __init__(self, archs: Sequence[Arch], inputs: int, outputs: int, device: torch.device) -> None:
         self.archs, self.inputs, self.outputs, self.device = tuple(archs), inputs, outputs, device
-        self.norm = archs[0].layer_norm
+        self.norm, self.stem, self.kind = archs[0].layer_norm, archs[0].stem, archs[0].kind
+        if any(arch.stem != self.stem for arch in archs):
+            raise ValueError("members with unlike convolutions cannot share a structure")
         self.runs = _runs([arch.activation for arch in archs])
         encoder, head = max(len(a.encoder) for a in archs), max(len(a.head) for a in archs)
         self.aligned = [_align(arch, encoder, head) for arch in archs]
         columns = list(zip(*self.aligned, strict=True))  # one tuple of blocks a layer
+        self.residual = 0 if self.kind == "mlp" else 1 + encoder  # layers of a residual encoder, the latent first
         hidden = [
             (
                 name,
                 max(round_up(block.width, WIDTH_MULTIPLE) for block in column if block),
-                any(block is None or block.blend for block in column),
+                # A residual block that a member lacks adds the nothing that its pads are.
+                i >= self.residual and any(block is None or block.blend for block in column),
             )
-            for name, column in zip(layer_names(encoder, head), columns, strict=True)
+            for i, (name, column) in enumerate(zip(layer_names(encoder, head, self.kind), columns, strict=True))
         ]
-        fitted = layout(inputs, hidden, outputs, self.norm)
+        # One column alone would be multiplied by another kernel in a cohort of one: other bits than among neighbours.
+        fitted = layout(inputs, hidden, max(outputs, 2), self.norm, self.stem, self.kind)
         # Rows of whole cache lines, so that a kernel over many rows treats each as it would alone.
         self.layout = replace(fitted, size=round_up(fitted.size, LINE))
         self.masks = [self._mask(column, width) for column, (_, width, _) in zip(columns, hidden, strict=True)]
@@ -202,9 +304,12 @@ class Structure:
         zero_stays = not any(arch.activation in NOT_ZERO_AT_ZERO for arch in archs)
         # Pads are 0 by themselves, and nobody reads them; but where a layer is blended, or the next one is, its pads
         # share places with units that are read, and a gradient would come back.
+        read_next = [*self.blends[1:], None]
+        if self.residual:  # what leaves a residual encoder is its stream, as wide as the latent
+            read_next[0] = [*self.blends, None][self.residual]
         self.mask_after = [
             None if mask is None or (zero_stays and blend is None and next_blend is None) else mask
-            for mask, blend, next_blend in zip(self.masks, self.blends, [*self.blends[1:], None], strict=True)
+            for mask, blend, next_blend in zip(self.masks, self.blends, read_next, strict=True)
         ]
         self.index = [self._scatter_index(row) for row in range(len(archs))]
 
@@ -227,8 +332,8 @@ class Structure:
         own = own_layout(self.archs[row], self.inputs, self.outputs)
         present = [layer for layer, block in zip(self.layout.hidden, self.aligned[row], strict=True) if block]
         index = torch.empty(own.size, dtype=torch.int64)
-        for mine, padded in zip(own.layers, (*present, self.layout.output), strict=True):
-            for a, b in zip(mine[:5], padded[:5], strict=True):
+        for mine, padded in zip(own.every, (*self.layout.stem, *present, self.layout.output), strict=True):
+            for a, b in zip(mine.parts, padded.parts, strict=True):
                 if isinstance(a, Part) and isinstance(b, Part):
                     grid = torch.arange(a.rows)[:, None] * b.columns + torch.arange(a.columns) + b.start
                     index[a.start : a.start + a.rows * a.columns] = grid.reshape(-1)
@@ -272,13 +377,10 @@ def _runs(names: Sequence[str]) -> list[tuple[str, int, int]]:
 def _align(arch: Arch, encoder: int, head: int) -> tuple[Block | None, ...]:
     """Stretch an architecture to the common depth: None where it lacks a layer."""
     none: tuple[None, ...] = (None,)
-    return (
-        *arch.encoder,
-        *(none * (encoder - len(arch.encoder))),
-        Block(arch.latent),
-        *arch.head,
-        *(none * (head - len(arch.head))),
-    )
+    blocks = (*arch.encoder, *(none * (encoder - len(arch.encoder))))
+    latent = Block(arch.latent)
+    front = (*blocks, latent) if arch.kind == "mlp" else (latent, *blocks)
+    return (*front, *arch.head, *(none * (head - len(arch.head))))
 
 
 class Views(NamedTuple):
@@ -289,6 +391,8 @@ class Views(NamedTuple):
     gain: torch.Tensor | None
     shift: torch.Tensor | None
     alpha: torch.Tensor | None
+    back: torch.Tensor | None = None
+    back_bias: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -314,7 +418,17 @@ class Net:
     @cached_property
     def views(self) -> tuple[Views, ...]:
         """Layer views: leaves with preset gradients where trainable."""
-        return tuple(Views(*(self._view(part) for part in layer[:5])) for layer in self.structure.layout.layers)  # type: ignore[arg-type]
+        return tuple(Views(*(self._view(part) for part in layer.parts)) for layer in self.structure.layout.layers)  # type: ignore[arg-type]
+
+    @cached_property
+    def convolutions(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+        """Weight and bias of each of the stem's convolutions, views as in `views`."""
+        return tuple((self._view(layer.weight), self._view(layer.bias)) for layer in self.structure.layout.stem)  # type: ignore[misc]
+
+    @cached_property
+    def frozen(self) -> Net:
+        """The same parameters as constants: a loss that goes through them leaves them no gradient."""
+        return replace(self, trainable=False)
 
     def _view(self, part: Part | None) -> torch.Tensor | None:
         if part is None:
@@ -331,11 +445,22 @@ class Net:
         return replace(self, values=self.values.clone(), trainable=trainable)
 
 
-def forward(net: Net, x: torch.Tensor) -> torch.Tensor:
-    """Run every row's network on its own batch: `[P, B, inputs]` → `[P, B, outputs]`."""
-    s = net.structure
+def forward(net: Net, x: torch.Tensor, views: Sequence[Views] | None = None) -> torch.Tensor:
+    """Run every row's network on its own batch: `[P, B, inputs]` → `[P, B, outputs]`.
+
+    Args:
+        net: the networks.
+        x: inputs.
+        views: parameters to use in the place of the network's own, for example `noisy` ones.
+    """
+    s, views = net.structure, views or net.views
+    if s.stem.convs:
+        x = stem.run(s.stem, x, net.convolutions, s.runs)
+    if s.residual:
+        x = _residual_encoder(s, views[: s.residual], x)
+    rest = slice(s.residual, None)
     for layer, mask, mask_after, blend, padded in zip(
-        net.views[:-1], s.masks, s.mask_after, s.blends, s.layout.hidden, strict=True
+        views[s.residual : -1], s.masks[rest], s.mask_after[rest], s.blends[rest], s.layout.hidden[rest], strict=True
     ):
         f = torch.baddbmm(layer.bias, x, layer.weight)  # [P, B, H]
         if layer.gain is not None and layer.shift is not None:
@@ -344,7 +469,78 @@ def forward(net: Net, x: torch.Tensor) -> torch.Tensor:
         if mask_after is not None:
             f = f * mask_after
         x = f if blend is None else _mix(x, f, blend, layer.alpha, padded.out)
-    return torch.baddbmm(net.views[-1].bias, x, net.views[-1].weight)
+    out = torch.baddbmm(views[-1].bias, x, views[-1].weight)
+    return out if out.shape[-1] == s.outputs else out[..., : s.outputs]
+
+
+def _residual_encoder(s: Structure, views: Sequence[Views], x: torch.Tensor) -> torch.Tensor:
+    """x₀ = W s + b, xᵢ = xᵢ₋₁ + back(act(out(pre(xᵢ₋₁)))), then pre(x) once more: `[P, B, inputs]` → `[P, B, latent]`.
+
+    pre is a normalisation (SimBa, Lee et al., 2025) or the activation (ResNet, He et al., 2016).
+    """
+    latent, *blocks = views
+    x = torch.baddbmm(latent.bias, x, latent.weight)
+    inner = slice(1, s.residual)
+    for block, mask, mask_after in zip(blocks, s.masks[inner], s.mask_after[inner], strict=True):
+        f = torch.baddbmm(block.bias, _before(s, block, x), block.weight)
+        f = activate(f, s.runs)
+        if mask_after is not None:
+            f = f * mask_after
+        assert block.back is not None
+        assert block.back_bias is not None
+        # Where a member lacks the block its first unit is a pad, and its bias must not learn.
+        bias = block.back_bias if mask is None else block.back_bias * mask[..., :1]
+        x = x + torch.baddbmm(bias, f, block.back)
+    return _before(s, latent, x)
+
+
+def _before(s: Structure, block: Views, x: torch.Tensor) -> torch.Tensor:
+    """What stands before a residual block: `[P, B, latent]` of the same shape."""
+    if block.gain is not None and block.shift is not None:
+        x = layer_norm(x, block.gain, block.shift, s.masks[0])
+    else:
+        x = activate(x.clone(), s.runs)
+    return x if s.mask_after[0] is None else x * s.mask_after[0]
+
+
+def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
+    """Return parameters with factorised Gaussian noise behind the latent (Fortunato et al., 2018, § 3.1 b).
+
+    w + σ f(ε_in) f(ε_out), b + σ f(ε_out), f(x) = sign(x) √|x|; one draw a member, the same for its whole batch.
+
+    Args:
+        net: means.
+        scale: σ of every parameter, a network of the same structure; of it only weights and biases are used.
+        draw: the members' draws.
+    """
+    first = 1 + max(len(arch.encoder) for arch in net.structure.archs)
+    found = list(net.views[:first])
+    for i, (layer, sigma) in enumerate(zip(net.views[first:], scale.views[first:], strict=True)):
+        rows, columns = layer.weight.shape[1:]
+        drawn = draw.part(i + 1).normal(2 * max(rows, columns)).unflatten(1, (-1, 2))  # in pairs: pads shift nothing
+        noise = drawn.sign() * drawn.abs().sqrt()
+        into, out = noise[:, :rows, 0], noise[:, :columns, 1]
+        weight = torch.addcmul(layer.weight, sigma.weight, into[:, :, None] * out[:, None, :])
+        found.append(layer._replace(weight=weight, bias=torch.addcmul(layer.bias, sigma.bias, out[:, None, :])))
+    return found
+
+
+def noise_scale(structure: Structure, sigma: float) -> torch.Tensor:
+    """Return the scales `[P, N]` that noisy networks begin with: σ / √(inputs) for weights and biases, 0 on pads."""
+    rows = []
+    for arch in structure.archs:
+        own = own_layout(arch, structure.inputs, structure.outputs)
+        row = torch.zeros(own.size)
+        for layer in own.layers:
+            for part in (layer.weight, layer.bias):
+                row[part.start : part.start + part.rows * part.columns] = sigma * layer.weight.rows**-0.5
+        rows.append(row)
+    return structure.pack(rows)
+
+
+def action_value(net: Net, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    """Return Q(s, a) of a network that reads both: obs `[P, B, O]`, action `[P, B, A]` → `[P, B]`."""
+    return forward(net, torch.cat((obs, action), dim=-1)).squeeze(-1)
 
 
 def _mix(
@@ -361,7 +557,7 @@ def initialise(arch: Arch, inputs: int, outputs: int, rng: Any) -> torch.Tensor:
     """Draw one member's own flat row `[n]` on the CPU.
 
     Weights are orthogonal with gain √2, 0.1 at the output so that first values are small (Saxe et al., 2014); biases 0,
-    norm gains 1, norm shifts 0, blends 0.
+    norm gains 1, norm shifts 0, blends 0, and so are the weights back of residual blocks, which begin as identities.
 
     Args:
         arch: the architecture.
@@ -371,7 +567,7 @@ def initialise(arch: Arch, inputs: int, outputs: int, rng: Any) -> torch.Tensor:
     """
     own = own_layout(arch, inputs, outputs)
     row = torch.zeros(own.size)
-    for layer in own.layers:
+    for layer in own.every:
         gain = 0.1 if layer is own.output else 2.0**0.5
         part = layer.weight
         row[part.start : part.start + part.rows * part.columns] = _orthogonal(part.rows, part.columns, gain, rng)
@@ -391,7 +587,7 @@ def _orthogonal(rows: int, columns: int, gain: float, rng: Any) -> torch.Tensor:
 
 def named(arch: Arch, widths: tuple[int, int], row: torch.Tensor) -> dict[str, torch.Tensor]:
     """Split a member's own flat row into its named tensors (views): `encoder.0.weight` `[in, out]` and so on."""
-    parts = [part for layer in own_layout(arch, *widths).layers for part in layer[:5] if isinstance(part, Part)]
+    parts = [part for layer in own_layout(arch, *widths).every for part in layer.parts if isinstance(part, Part)]
     return {
         p.name: row[p.start : p.start + p.rows * p.columns].view(
             (p.rows, p.columns) if p.name.endswith("weight") else -1

@@ -156,6 +156,27 @@ def fused_is_sound() -> bool:
     return bool(torch.allclose(values, expected, atol=1e-6) and torch.allclose(mean, (1 - BETA1) * grad[0]))
 
 
+class ScalarAdam:
+    """Adam for one number a member, out of place: its state is `[P, 3]`, first and second moment and steps."""
+
+    @staticmethod
+    def start(value: torch.Tensor) -> torch.Tensor:
+        """Return the state before the first step, for values `[P]`."""
+        return torch.zeros(*value.shape, 3, device=value.device)
+
+    @staticmethod
+    def step(
+        value: torch.Tensor, state: torch.Tensor, grad: torch.Tensor, lr: torch.Tensor, active: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return values `[P]` and state after one step of the active members `[P]`; grad and lr are `[P]`."""
+        mean, square, steps = state.unbind(dim=-1)
+        mean, square, steps = torch.lerp(mean, grad, 1 - BETA1), torch.lerp(square, grad * grad, 1 - BETA2), steps + 1
+        unbias1, unbias2 = (-torch.expm1(steps * math.log(beta)) for beta in (BETA1, BETA2))
+        moved = value - lr * (mean / unbias1) / ((square / unbias2).sqrt() + EPS)
+        new = torch.stack((mean, square, steps), dim=-1)
+        return torch.where(active, moved, value), torch.where(active[:, None], new, state)
+
+
 def polyak(target: Net, online: Net, weight: torch.Tensor) -> None:
     """target ← target + weight · (online − target) in place, `weight` `[P]`.
 

@@ -17,6 +17,7 @@ import torch
 from evopipe.core.graphs import Paths, Runner
 from evopipe.core.networks import WIDTH_MULTIPLE, Arch, Net, Structure, round_up
 from evopipe.core.optim import Adam
+from evopipe.core.stem import Stem
 
 
 class Widths(NamedTuple):
@@ -29,6 +30,11 @@ class Widths(NamedTuple):
 def parameters(network: str, trainable: bool = False) -> Any:
     """Declare a field of an algorithm's state: parameters of `network`, a `Net`."""
     return field(metadata={"kind": "parameters", "network": network, "trainable": trainable})
+
+
+def scales(network: str, trainable: bool = False) -> Any:
+    """Declare a field of an algorithm's state: one scale for every parameter of `network`, for example of its noise."""
+    return field(metadata={"kind": "scales", "network": network, "trainable": trainable})
 
 
 def moments(network: str) -> Any:
@@ -165,6 +171,7 @@ class Signature(NamedTuple):
     full: tuple[bool, ...]  # hidden layers without pads, where the unmasked normalisation runs
     batch: int
     learn_step: int
+    stem: Stem
 
 
 def signature(member: Member) -> Signature:
@@ -176,7 +183,8 @@ def signature(member: Member) -> Signature:
     full = tuple(block.width % WIDTH_MULTIPLE == 0 for block in arch.hidden)
     batch = round_up(member.hyper.get("batch_size", BATCH_MULTIPLE), BATCH_MULTIPLE)
     latent = round_up(arch.latent, WIDTH_MULTIPLE)
-    return Signature(arch.activation, encoder, latent, head, full, batch, int(member.hyper.get("learn_step", 1)))
+    learn_step = int(member.hyper.get("learn_step", 1))
+    return Signature(arch.activation, encoder, latent, head, full, batch, learn_step, arch.stem)
 
 
 def cost(members: Sequence[Member], costs: Costs = COSTS["cpu"]) -> float:
@@ -185,7 +193,8 @@ def cost(members: Sequence[Member], costs: Costs = COSTS["cpu"]) -> float:
     depth = max(len(a.encoder) for a in archs) + max(len(a.head) for a in archs) + 1
     width = max(round_up(block.width, WIDTH_MULTIPLE) for arch in archs for block in arch.hidden)
     batch = max(signature(member).batch for member in members)
-    return costs.dispatch + costs.per_unit * len(members) * batch * depth * width * width
+    stem = max(arch.stem.work() for arch in archs)
+    return costs.dispatch + costs.per_unit * len(members) * batch * (depth * width * width + stem)
 
 
 def group(members: Sequence[Member], mode: Literal["merged", "exact"], device: str) -> list[list[Member]]:
@@ -194,7 +203,7 @@ def group(members: Sequence[Member], mode: Literal["merged", "exact"], device: s
     Args:
         members: any members.
         mode: `exact`: one cohort a signature; `merged`: also unlike ones where the cost model gains by it. Members with
-            different learn steps never merge: a cohort learns in step.
+            different learn steps never merge: a cohort learns in step. Nor do members with different convolutions.
         device: `cpu` or `cuda`.
 
     Returns:
@@ -218,7 +227,8 @@ def _merge(groups: list[list[Member]], costs: Costs) -> list[list[Member]]:
         for i, a in enumerate(groups):
             for j in range(i + 1, len(groups)):
                 b = groups[j]
-                if a[0].hyper.get("learn_step") != b[0].hyper.get("learn_step") or len(a) + len(b) > costs.max_rows:
+                alike = _together(a[0]) == _together(b[0])
+                if not alike or len(a) + len(b) > costs.max_rows:
                     continue
                 saving = cost(a, costs) + cost(b, costs) - cost([*a, *b], costs)
                 if saving > best:
@@ -228,6 +238,11 @@ def _merge(groups: list[list[Member]], costs: Costs) -> list[list[Member]]:
         i, j = pair
         groups[i] = sorted([*groups[i], *groups[j]], key=lambda m: m.slot)
         del groups[j]
+
+
+def _together(member: Member) -> tuple[Any, ...]:
+    """What members of a merged cohort have in common too."""
+    return member.hyper.get("learn_step"), member.arch.stem
 
 
 def structures(members: Sequence[Member], widths: Mapping[str, Widths], device: torch.device) -> dict[str, Structure]:
@@ -269,7 +284,7 @@ def _form(
             fields[f.name] = torch.stack([m.tensors[f.name] for m in members]).to(device)
             continue
         shape = shapes[f.metadata["network"]]
-        if kind == "parameters":
+        if kind in ("parameters", "scales"):
             values = shape.pack([m.tensors[f.name] for m in members])
             fields[f.name] = Net(shape, values, f.metadata["trainable"])
         else:
@@ -348,7 +363,7 @@ def tensors_of(state: Any) -> list[torch.Tensor]:
 def tensor_kinds(state_type: type[Any]) -> dict[str, tuple[str, str]]:
     """Return how each tensor of a member resizes with its architecture: name → (kind, network).
 
-    Kinds: `parameters`, `moments` (both flat rows of a network), `row` (never resizes).
+    Kinds: `parameters`, `scales`, `moments` (flat rows of a network), `row` (never resizes).
     """
     kinds: dict[str, tuple[str, str]] = {}
     for f in dataclasses.fields(state_type):

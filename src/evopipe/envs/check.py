@@ -10,7 +10,8 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from evopipe.envs.make import EnvConfig, discrete_actions, make_env, vector_observation_size
+from evopipe.envs.make import ActionSpace, EnvConfig, make_env
+from evopipe.envs.observations import ObservationSpace
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.envs.rows import Bools
 from evopipe.errors import EnvironmentFailed, ParamsError
@@ -42,7 +43,7 @@ def check(env_id: str, kwargs: dict[str, Any]) -> list[str]:
 
 
 def _spaces(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
-    for served, space in ((vector_observation_size, env.observation_space), (discrete_actions, env.action_space)):
+    for served, space in ((ObservationSpace.of, env.observation_space), (ActionSpace.of, env.action_space)):
         try:
             served(space)
         except ParamsError as error:
@@ -96,12 +97,20 @@ def _roll(pool: EnvPool, row: int) -> tuple[list[Step], list[int]]:
     lengths: list[int] = []
     pool.reset(rows, np.array([_SEED]))
     while len(steps) < _STEPS and len(lengths) < _EPISODES:
-        action = rng.choice(np.flatnonzero(pool.mask[row]))
+        action = random_action(pool, row, rng)
         steps.append(pool.step(np.array([action]), rows))
         if _over(steps[-1])[0]:
             lengths.append(int(pool.episode_length[row]))
             pool.reset(rows, np.array([_SEED + len(lengths)]))
     return steps, lengths
+
+
+def random_action(pool: EnvPool, row: int, rng: np.random.Generator) -> Any:
+    """Draw an action in an algorithm's terms, uniform over the legal ones of this row."""
+    if pool.actions.continuous:
+        return rng.uniform(-1.0, 1.0, pool.actions.size).astype(np.float32)
+    legal = np.flatnonzero(pool.mask[row])
+    return int(legal[rng.integers(len(legal))])
 
 
 def _over(step: Step) -> Bools:
@@ -118,7 +127,7 @@ def _values(pool: EnvPool, steps: list[Step]) -> Iterator[str]:
     if any((step.broken & ~step.mask.any(axis=1)).any() for step in steps):
         yield "error: info['action_mask'] left no legal action in a running episode"
     space = pool.observation_space
-    if isinstance(space, gymnasium.spaces.Box):
+    if pool.observations.plain and isinstance(space, gymnasium.spaces.Box):
         outside = (obs < space.low.astype(np.float32)) | (obs > space.high.astype(np.float32))
         if outside.any():
             t, i = np.argwhere(outside)[0]

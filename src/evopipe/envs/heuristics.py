@@ -9,26 +9,57 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-Heuristic = Callable[[gymnasium.Env[Any, Any], npt.NDArray[np.float32]], int]
+Heuristic = Callable[[gymnasium.Env[Any, Any], npt.NDArray[np.float32]], Any]
 
 # Position, speed, angle, angular speed: push towards the side the pole falls to, and lean it back to the middle.
 _CARTPOLE = np.array([0.05, 0.15, 1.0, 0.5], np.float64)
+_CARTPOLE_MEDIUM = np.array([-0.4, -0.4, 1.0, 0.5], np.float64)  # keeps the pole up, and drives off the track
 
 
 def heuristic(env_id: str) -> Heuristic | None:
-    """Return the rule `(env, obs [O]) → the environment's action`, or None where there is none for this id."""
+    """Return a good rule `(env, obs [O]) → the environment's action`, or None where there is none for this id."""
     return _RULES.get(env_id)
 
 
-def _lunar_lander(env: gymnasium.Env[Any, Any], obs: npt.NDArray[np.float32]) -> int:
-    """Gymnasium's own demonstration controller."""
+def medium(env_id: str) -> Heuristic | None:
+    """Return a poor rule, better than random, or None where there is none for this id."""
+    return _POOR_RULES.get(env_id)
+
+
+def _lunar_lander(env: gymnasium.Env[Any, Any], obs: npt.NDArray[np.float32]) -> Any:
+    """Gymnasium's own demonstration controller, which asks the environment what kind of actions it takes."""
     from gymnasium.envs.box2d.lunar_lander import heuristic as rule
 
-    return int(rule(env, obs))  # type: ignore[no-untyped-call]
+    return rule(env, obs)  # type: ignore[no-untyped-call]
 
 
 def _cart_pole(env: gymnasium.Env[Any, Any], obs: npt.NDArray[np.float32]) -> int:
     return int(obs @ _CARTPOLE > 0.0)
 
 
-_RULES: dict[str, Heuristic] = {"LunarLander-v3": _lunar_lander, "CartPole-v0": _cart_pole, "CartPole-v1": _cart_pole}
+def _cart_pole_medium(env: gymnasium.Env[Any, Any], obs: npt.NDArray[np.float32]) -> int:
+    return int(obs @ _CARTPOLE_MEDIUM > 0.0)
+
+
+def _pendulum(env: gymnasium.Env[Any, Any], obs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Swing up by energy, then hold (Åström & Furuta, 2000).
+
+    With θ = 0 upright the pendulum is θ̈ = 15 sin θ + 3 u, |u| ≤ 2, so that E = ½ θ̇² + 15 cos θ changes by 3 u θ̇ and is
+    15 where it stands upright. Near there a linear law, which two units of torque are enough for, holds it.
+    """
+    cos, sin, speed = (float(x) for x in obs)
+    if cos > 0.9:
+        torque = -12.0 * np.arctan2(sin, cos) - 3.0 * speed
+    else:
+        torque = (15.0 - 0.5 * speed * speed - 15.0 * cos) * (1.0 if speed >= 0.0 else -1.0)
+    return np.array([np.clip(torque, -2.0, 2.0)], np.float32)
+
+
+_RULES: dict[str, Heuristic] = {
+    "LunarLander-v3": _lunar_lander,
+    "LunarLanderContinuous-v3": _lunar_lander,
+    "CartPole-v0": _cart_pole,
+    "CartPole-v1": _cart_pole,
+    "Pendulum-v1": _pendulum,
+}
+_POOR_RULES: dict[str, Heuristic] = {"CartPole-v0": _cart_pole_medium, "CartPole-v1": _cart_pole_medium}

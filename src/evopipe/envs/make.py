@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pydantic import Field, field_validator
 
+from evopipe.envs.observations import ObservationSpace, brief
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean
-from evopipe.types import Schema
+from evopipe.types import Schema, Spaces
 
 if TYPE_CHECKING:
     import gymnasium
+    import numpy as np
+    import numpy.typing as npt
 
-_SERVED = "only vector observations (a 1-D Box) and Discrete actions are served yet"
+_SERVED = "only Discrete or bounded Box actions are served yet"
 _RESERVED = ("id", "disable_env_checker", "render_mode")
 _OVERLOOKED = ("size", "nfiles")
 _BAD_KWARGS = re.compile(r"unexpected keyword argument|missing \d+ required|multiple values for (keyword )?argument")
@@ -110,35 +115,104 @@ def source_of(cfg: EnvConfig) -> list[Path]:
     return [Path(file).parent if hasattr(module, "__path__") else Path(file)]
 
 
-def vector_observation_size(space: object) -> int:
-    """Return `O`, the length of a 1-D Box of numbers.
+@dataclass(frozen=True, eq=False)
+class ActionSpace:
+    """An environment's action space, and the way from an algorithm's actions to its own.
 
-    Raises:
-        ParamsError: the space is anything else.
+    Attributes:
+        size: `A`, number of actions of a Discrete space, numbers in an action of a Box.
+        start: the environment's own action is this plus the index.
+        low: `[A]` float64, bounds of a Box; None for a Discrete space.
+        high: the same.
+        shape: of the environment's own action.
     """
-    import gymnasium
 
-    if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or space.shape[0] == 0:
-        raise ParamsError(f"env.id: observation space {_short(space)} is not served: {_SERVED}")
-    return int(space.shape[0])
+    size: int
+    start: int = 0
+    low: npt.NDArray[np.float64] | None = None
+    high: npt.NDArray[np.float64] | None = None
+    shape: tuple[int, ...] = ()
 
+    @classmethod
+    def of(cls, space: object) -> ActionSpace:
+        """Read a Gymnasium space.
 
-def discrete_actions(space: object) -> int:
-    """Return `A`, the number of actions of a Discrete space. The environment's own action is `space.start + index`.
+        Raises:
+            ParamsError: it is neither Discrete nor a bounded Box of numbers.
+        """
+        import gymnasium
 
-    Raises:
-        ParamsError: the space is anything else.
-    """
-    import gymnasium
+        if isinstance(space, gymnasium.spaces.Discrete):
+            return cls(int(space.n), int(space.start))
+        if not isinstance(space, gymnasium.spaces.Box) or space.dtype.kind != "f" or not all(space.shape):
+            raise ParamsError(f"env.id: action space {brief(space)} is not served: {_SERVED}")
+        if not space.is_bounded():
+            raise ParamsError(
+                f"env.id: action space {brief(space)} is unbounded; give it bounds, by "
+                "gymnasium.wrappers.RescaleAction or in the environment"
+            )
+        low, high = (bound.astype(float).reshape(-1) for bound in (space.low, space.high))
+        return cls(len(low), 0, low, high, space.shape)
 
-    if not isinstance(space, gymnasium.spaces.Discrete):
-        raise ParamsError(f"env.id: action space {_short(space)} is not served: {_SERVED}")
-    return int(space.n)
+    @property
+    def continuous(self) -> bool:
+        """Whether actions are vectors."""
+        return self.low is not None
 
+    @property
+    def bounds(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
+        """Low and high `[A]` of a Box; None for a Discrete space."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
-def _short(space: object) -> str:
-    text = " ".join(repr(space).split())
-    return text if len(text) <= 200 else text[:197] + "..."
+    def spaces(self, observations: ObservationSpace) -> Spaces:
+        """Return what an algorithm needs to know."""
+        return Spaces(observations.size, self.size, self.continuous, observations.images)
+
+    def empty(self, *shape: int) -> npt.NDArray[Any]:
+        """Return zeros for actions in an algorithm's terms: int64 `[…]`, or float32 `[…, A]`."""
+        import numpy as np
+
+        return np.zeros((*shape, self.size), np.float32) if self.continuous else np.zeros(shape, np.int64)
+
+    def own(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the environment's own actions: from indices `[n]`, or from `[n, A]` in [-1, 1], which are clipped.
+
+        A number that is none counts as 0, the middle: it comes from a member that diverged.
+        """
+        import numpy as np
+
+        if self.low is None or self.high is None:
+            return actions + self.start
+        share = (np.clip(np.nan_to_num(actions.astype(np.float64)), -1.0, 1.0) + 1.0) / 2.0
+        stretched = self.low + share * (self.high - self.low)
+        return np.clip(stretched, self.low, self.high).astype(np.float32).reshape(-1, *self.shape)
+
+    def relative(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the inverse of `own`: the environment's actions `[n, …]` as indices, or as `[n, A]` in [-1, 1]."""
+        import numpy as np
+
+        if self.low is None or self.high is None:
+            return own - self.start
+        width = np.where(self.high > self.low, self.high - self.low, 1.0)
+        share = (own.reshape(len(own), -1).astype(np.float64) - self.low) / width
+        return np.clip(2.0 * share - 1.0, -1.0, 1.0).astype(np.float32)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON data, part of an exported policy's description."""
+        if self.low is None or self.high is None:
+            return {"actions": self.size, "action_start": self.start}
+        bounds = {"action_low": self.low.tolist(), "action_high": self.high.tolist(), "action_shape": [*self.shape]}
+        return {"actions": self.size, **bounds}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ActionSpace:
+        """Build from what `to_json` returned."""
+        import numpy as np
+
+        if "action_low" not in data:
+            return cls(int(data["actions"]), int(data.get("action_start", 0)))
+        low, high = (np.array(data[name], np.float64) for name in ("action_low", "action_high"))
+        return cls(int(data["actions"]), 0, low, high, tuple(data["action_shape"]))
 
 
 def _import_module(env_id: str) -> None:

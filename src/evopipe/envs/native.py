@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from evopipe.envs.make import EnvConfig, discrete_actions, vector_observation_size
-from evopipe.envs.rows import Begun, Fault, Ints, Stepped
+from evopipe.envs.make import ActionSpace, EnvConfig
+from evopipe.envs.observations import ObservationSpace
+from evopipe.envs.rows import Actions, Begun, Fault, Ints, Stepped
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean
+from evopipe.types import Spaces
 
 AHEAD = 8  # episodes of each row that a batch holds, where the caller tells their seeds
 ROWS_A_THREAD = 32  # fewer, and waking a thread costs more than it saves
@@ -31,7 +33,7 @@ class Native:
     Args:
         cfg: which environment.
         rows: `R`.
-        sizes: lengths of an observation and number of actions that Gymnasium's build of it has, `(O, A)`.
+        spaces: those of Gymnasium's build of it.
         threads: CPUs that may step.
         upcoming: `(rows [n], ahead) → seeds [n, ahead or 0]` of the episodes that these rows will begin next.
 
@@ -40,11 +42,11 @@ class Native:
     """
 
     def __init__(
-        self, cfg: EnvConfig, rows: int, sizes: tuple[int, int], threads: int, upcoming: Callable[[Ints, int], Ints]
+        self, cfg: EnvConfig, rows: int, spaces: Spaces, threads: int, upcoming: Callable[[Ints, int], Ints]
     ) -> None:
         self._cfg, self._upcoming = cfg, upcoming
         self._threads = max(1, min(threads, rows // ROWS_A_THREAD))
-        self._sizes = sizes
+        self._spaces = spaces
         self._batch: list[Any] = [None] * rows  # of each row
         self._place = np.zeros(rows, np.int32)  # its environment there
         self._spares: dict[int, list[tuple[Any, int]]] = {}  # environments by seed, that no row has used
@@ -62,17 +64,17 @@ class Native:
                 self._restock(np.array([row]), np.array([seed]))
             self._batch[row], self._place[row] = self._spares[seed].pop()
         self._groups = None
-        observations = np.empty((len(rows), self._sizes[0]), np.float32)
+        observations = np.empty((len(rows), self._spaces.observations), np.float32)
         for batch, where in self._by_batch(rows):
             places = self._place[rows[where]]
             obs, info = batch.reset(places)
-            observations[where] = _flat(obs)[_order(info, places)]
+            observations[where] = self._flat(obs)[_order(info, places)]
         bad = ~np.isfinite(observations).all(axis=1)
         if bad.any():
             raise Fault(int(rows[bad.argmax()]), "reset() returned an observation that is not finite")
         return observations, None
 
-    def send(self, rows: Ints | None, actions: Ints, next_seeds: Ints | None) -> None:
+    def send(self, rows: Ints | None, actions: Actions, next_seeds: Ints | None) -> None:
         """Begin a step; envpool's threads take it."""
         if rows is None:
             if self._groups is None:
@@ -80,7 +82,8 @@ class Native:
             groups = self._groups
         else:
             groups = self._by_batch(rows)
-        chosen, index = actions.astype(np.int32), self._all if rows is None else rows
+        own, index = self._actions.own(actions), self._all if rows is None else rows
+        chosen = own if self._actions.continuous else own.astype(np.int32)
         for batch, where in groups:
             batch.send(chosen[where], self._place[index[where]])
         self._sent = groups
@@ -89,13 +92,13 @@ class Native:
         """End it. See `Rows.step`."""
         index = self._all if rows is None else rows
         n = len(index)
-        obs, reward = np.empty((n, self._sizes[0]), np.float32), np.empty(n, np.float32)
+        obs, reward = np.empty((n, self._spaces.observations), np.float32), np.empty(n, np.float32)
         terminated, truncated = np.empty(n, np.bool_), np.empty(n, np.bool_)
         with np.errstate(over="ignore", invalid="ignore"):
             for batch, where in self._sent:
                 seen, paid, ended, cut, info = batch.recv()
                 order = _order(info, self._place[index[where]])
-                obs[where], reward[where] = _flat(seen)[order], paid[order]
+                obs[where], reward[where] = self._flat(seen)[order], paid[order]
                 terminated[where], truncated[where] = ended[order], cut[order]
         return obs, reward, terminated, truncated, None
 
@@ -160,15 +163,25 @@ class Native:
             )
         batch = self._make(np.zeros(1, np.int64), 1)
         try:
-            sizes = vector_observation_size(batch.observation_space), discrete_actions(batch.action_space)
+            actions = ActionSpace.of(batch.action_space)
+            self._observations = ObservationSpace.of(batch.observation_space)
+            spaces = actions.spaces(self._observations)
         except ParamsError as error:
             text = str(error).removeprefix("env.id: ")
             raise ParamsError(f"env.backend: envpool's {cfg.id!r}: {text}; set it to sync") from error
-        if sizes != self._sizes:
+        if spaces != self._spaces:
             raise ParamsError(
-                f"env.backend: envpool's {cfg.id!r} has observations of length {sizes[0]} and {sizes[1]} actions, "
-                f"Gymnasium's {self._sizes[0]} and {self._sizes[1]}; set it to sync"
+                f"env.backend: envpool's {cfg.id!r} has observations of length {spaces.observations} and "
+                f"{spaces.actions} {spaces.kind} actions, Gymnasium's {self._spaces.observations} and "
+                f"{self._spaces.actions} {self._spaces.kind} ones; set it to sync"
             )
+        self._actions = actions
+
+    def _flat(self, obs: Any) -> Any:
+        """Rows `[n, O]` of a batch of observations."""
+        if self._observations.plain:
+            return np.asarray(obs).astype(np.float32, copy=False).reshape(len(obs), -1)
+        return self._observations.read(obs)[0]
 
 
 def _envpool() -> Any:
@@ -179,10 +192,6 @@ def _envpool() -> Any:
             'env.backend: envpool is not installed: `pip install "evopipe[envpool]"`, or set it to sync'
         ) from error
     return envpool
-
-
-def _flat(obs: Any) -> Any:
-    return np.asarray(obs).astype(np.float32, copy=False).reshape(len(obs), -1)
 
 
 def _order(info: Any, places: Any) -> Any:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import gymnasium
 import numpy as np
 
-from evopipe.envs.make import EnvConfig, discrete_actions, make_env, vector_observation_size
+from evopipe.envs.make import ActionSpace, EnvConfig, make_env
 from evopipe.envs.native import Native
-from evopipe.envs.rows import Begun, Bools, Fault, Floats, Here, Ints, Stepped, broken, close_all, make_rows
+from evopipe.envs.observations import ObservationSpace
+from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Here, Ints, Stepped, broken, close_all, make_rows
 from evopipe.envs.together import Together
 from evopipe.envs.workers import Remote, Unavailable
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, ParamsError, UsageError
@@ -57,7 +58,7 @@ class _Home(Protocol):
 
     def reset(self, rows: Ints, seeds: Ints) -> Begun: ...
 
-    def send(self, rows: Ints | None, actions: Ints, next_seeds: Ints | None) -> None: ...
+    def send(self, rows: Ints | None, actions: Actions, next_seeds: Ints | None) -> None: ...
 
     def receive(self, rows: Ints | None) -> Stepped: ...
 
@@ -81,7 +82,9 @@ class EnvPool:
         masked: whether the environment gives masks; known after the first reset.
         episode_return: `[R]`, undiscounted return of the running episode.
         episode_length: `[R]`, steps of the running episode.
-        action_start: the environment's own action is this plus the index.
+        actions: the action space, and the way to the environment's own actions.
+        observations: the observation space, and the way from the environment's own observations.
+        spaces: what an algorithm knows of the spaces.
         reward_threshold: the return at which the environment counts as solved, where its spec names one.
         upcoming: `(rows [n], ahead) → seeds [n, ahead]`, which the next resets of these rows will be given, where the
             caller knows. Episodes are then begun ahead of time. No result depends on it.
@@ -104,13 +107,15 @@ class EnvPool:
         first = make_env(cfg)
         self.observation_space, self.action_space = (first.observation_space, first.action_space)
         try:
-            self.obs_size = vector_observation_size(self.observation_space)
-            self.num_actions = discrete_actions(self.action_space)
+            self.observations = ObservationSpace.of(self.observation_space)
+            self.actions = ActionSpace.of(self.action_space)
         except EvopipeError:
             close_all([first])
             raise
         self.reward_threshold: float | None = first.spec.reward_threshold if first.spec else None
-        self.action_start = int(getattr(self.action_space, "start", 0))
+        self.num_actions = self.actions.size
+        self.spaces = self.actions.spaces(self.observations)
+        self.obs_size = self.observations.size
         self.upcoming: Callable[[Ints, int], Ints] | None = None
 
         self.obs: Floats = np.zeros((rows, self.obs_size), np.float32)
@@ -123,8 +128,8 @@ class EnvPool:
         self._all_legal.setflags(write=False)
         self._seed: Ints = np.full(rows, -1, np.int64)  # -1: never reset
         self._next_seed: Ints | None = None
-        self._log = np.zeros((rows, _FIRST_LOG), np.int32)  # actions of the running episodes
-        self._sent: tuple[Ints | None, Ints] | None = None  # rows (None: all) and actions of the step that was begun
+        self._log = self.actions.empty(rows, _FIRST_LOG)  # actions of the running episodes
+        self._sent: tuple[Ints | None, Actions] | None = None  # rows (None: all) and actions of the step that was begun
         self._longest = 0  # an upper bound of episode_length, cheaper to keep than its maximum
         self.workers = 0
         self._home: _Home | None = None  # not chosen yet
@@ -135,19 +140,26 @@ class EnvPool:
         else:  # chosen at the first reset: how dear a step is may be known by then
             self._prepare(crew)
 
+    @property
+    def row_space(self) -> gymnasium.Space[Any]:
+        """The space of the pool's own observations, which are rows: the environment's where its are rows already."""
+        if self.observations.plain:
+            return self.observation_space
+        return gymnasium.spaces.Box(-np.inf, np.inf, (self.obs_size,), np.float32)
+
     # ------------------------------------------------------------------------------------------ where they live
 
     def _choose(self, overlapped: bool) -> _Home:
-        crew, first, sizes = self._crew, self._example, (self.obs_size, self.num_actions)
+        crew, first = self._crew, self._example
         if self._cfg.backend == "envpool":
             close_all([first])
             threads = crew.count(self.rows, overlapped) if crew is not None else 1
-            return Native(self._cfg, self.rows, sizes, max(1, threads), self._spares)
+            return Native(self._cfg, self.rows, self.spaces, max(1, threads), self._spares)
         count = crew.count(self.rows, overlapped, crew.step_cost(self._cfg)) if crew is not None else 0
         if crew is not None and count:
             shares = count + (crew.auto and not overlapped)  # this process has time for one
             try:
-                remote = Remote(self._cfg, self.rows, sizes, first, crew, count, shares)
+                remote = Remote(self._cfg, self.rows, self.spaces, first, crew, count, shares)
             except Unavailable as reason:
                 self._stay_here(crew, reason)
             else:
@@ -218,7 +230,12 @@ class EnvPool:
             self._next_seed[index] = self.upcoming(index, 1)[:, 0]
 
     def step(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> Step:
-        """Step `rows` `[n]` (all where None) with action indices `[n]`, counted from 0 whatever the space's start.
+        """Step `rows` `[n]` (all where None).
+
+        Args:
+            actions: indices `[n]`, counted from 0 whatever the space's start; where the space is continuous vectors
+                `[n, A]` in [-1, 1], which are stretched to its bounds.
+            rows: which.
 
         Raises:
             EnvironmentFailed: an environment raised, or returned something of a wrong type or shape.
@@ -237,7 +254,7 @@ class EnvPool:
         """
         if self._sent is not None:
             raise UsageError("the pool's last step was not received: call receive() between two send()")
-        index, action = None if rows is None else np.array(rows, np.int64), np.array(actions, np.int64)
+        index, action = None if rows is None else np.array(rows, np.int64), np.array(actions, self._log.dtype)
         home = self._settled()
         next_seeds = self._next_seed
         if next_seeds is not None and index is not None:
@@ -265,7 +282,7 @@ class EnvPool:
     def _record(
         self,
         index: Ints,
-        action: Ints,
+        action: Actions,
         obs: Floats,
         reward: Floats,
         terminated: Bools,
@@ -296,7 +313,7 @@ class EnvPool:
         """Return what rebuilds the pool.
 
         Returns:
-            `seed` `[R]` of each running episode (-1: never reset), `length` `[R]`, `actions` `[sum(length)]` (the
+            `seed` `[R]` of each running episode (-1: never reset), `length` `[R]`, `actions` `[sum(length), …]` (the
             running episodes' actions, row after row), `obs` `[R, O]`.
         """
         taken = np.arange(self._log.shape[1])[None] < self.episode_length[:, None]
@@ -320,7 +337,7 @@ class EnvPool:
         """
         seed, length = (np.asarray(state["seed"], np.int64), np.asarray(state["length"], np.int64))
         self._check_state(seed, length, state)
-        log = np.zeros((self.rows, max(1, int(length.max(initial=0)))), np.int32)
+        log = self.actions.empty(self.rows, max(1, int(length.max(initial=0))))
         log[np.arange(log.shape[1])[None] < length[:, None]] = state["actions"]
         begun = np.flatnonzero(seed >= 0)
         self._seed[:], self.episode_length[:], self.episode_return[:] = -1, 0, 0.0
@@ -343,7 +360,7 @@ class EnvPool:
                 f"the saved {self._what} environments are {seed.size} rows with observations {state['obs'].shape}; "
                 f"expected {self.rows} rows with {self.obs.shape}"
             )
-        if (length < 0).any() or state["actions"].shape != (int(length.sum()),):
+        if (length < 0).any() or state["actions"].shape != (int(length.sum()), *self._log.shape[2:]):
             raise DataError(f"the saved {self._what} environments hold an action log that does not fit its lengths")
 
     def env(self, row: int) -> gymnasium.Env[Any, Any]:

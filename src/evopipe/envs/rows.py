@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from evopipe.envs.make import EnvConfig, discrete_actions, make_env, vector_observation_size
+from evopipe.envs.make import ActionSpace, EnvConfig, make_env
+from evopipe.envs.observations import ObservationSpace
 from evopipe.errors import EvopipeError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Bools: TypeAlias = "npt.NDArray[np.bool_]"
 Floats: TypeAlias = "npt.NDArray[np.float32]"
 Ints: TypeAlias = "npt.NDArray[np.int64]"
+Actions: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32]"  # [n] indices, or [n, A] in [-1, 1]
 Begun: TypeAlias = "tuple[Floats, Bools | None]"
 Stepped: TypeAlias = "tuple[Floats, Floats, Bools, Bools, Bools | None]"
 
@@ -74,9 +76,11 @@ class Rows:
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], numbers: range) -> None:
         self.envs, self.numbers, self.masked = envs, numbers, False
-        space, actions = envs[0].observation_space, envs[0].action_space
-        self._shape, self._dtype = (vector_observation_size(space),), space.dtype
-        self._actions, self._start = discrete_actions(actions), int(getattr(actions, "start", 0))
+        space = envs[0].observation_space
+        self._space = ObservationSpace.of(space)
+        self._shape = (self._space.size,)
+        self._dtype = space.dtype if self._space.plain else np.dtype(np.float32)
+        self._actions = ActionSpace.of(envs[0].action_space)
         self._steps = {number: env.step for number, env in zip(numbers, envs, strict=True)}
 
     def env(self, row: int) -> gymnasium.Env[Any, Any]:
@@ -90,7 +94,7 @@ class Rows:
             Fault: an environment raised, or its first observation or mask cannot be used.
         """
         observations = np.empty((len(rows), *self._shape), np.float32)
-        masks = np.ones((len(rows), self._actions), np.bool_)
+        masks = np.ones((len(rows), self._actions.size), np.bool_)
         for i, (row, seed) in enumerate(zip(rows, seeds, strict=True)):
             try:
                 obs, info = self.env(row).reset(seed=seed)
@@ -110,8 +114,8 @@ class Rows:
                     raise Fault(row, "reset() returned an action_mask in which no action is legal")
         return observations, masks if self.masked else None
 
-    def step(self, rows: Sequence[int], actions: Ints) -> Stepped:
-        """Step `rows` `[n]` with action indices `[n]`.
+    def step(self, rows: Sequence[int], actions: Actions) -> Stepped:
+        """Step `rows` `[n]` with actions in an algorithm's terms: indices `[n]`, or `[n, A]` in [-1, 1].
 
         Returns:
             Observations `[n, O]`, rewards, terminations and truncations `[n]`, masks `[n, A]` or None.
@@ -119,13 +123,16 @@ class Rows:
         Raises:
             Fault: an environment raised, or returned something of a wrong type or shape.
         """
-        shape, dtype, masked, steps = self._shape, self._dtype, self.masked, self._steps
+        shape, dtype, masked, steps, plain = self._shape, self._dtype, self.masked, self._steps, self._space.plain
         bools, numbers = _bools(), _numbers()
         observations, rewards, terminations, truncations, masks = [], [], [], [], []
         row = -1
         try:
-            for row, action in zip(rows, (actions + self._start).tolist(), strict=True):
+            own = self._actions.own(actions)
+            for row, action in zip(rows, own if self._actions.continuous else own.tolist(), strict=True):
                 obs, reward, terminated, truncated, info = steps[row](action)
+                if not plain:
+                    obs = self._observation(row, obs)
                 if not (
                     obs.__class__ is np.ndarray
                     and obs.shape == shape
@@ -160,9 +167,15 @@ class Rows:
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if flag.__class__ not in _bools():
                 raise Fault(row, f"step() returned {name} = {_name(flag)}, which is not a bool")
-        return self._observation(row, obs), _reward(row, reward)
+        return self._observation(row, obs) if self._space.plain else obs, _reward(row, reward)
 
     def _observation(self, row: int, obs: Any) -> Floats:
+        """Flatten one observation: `[O]`."""
+        if not self._space.plain:
+            try:
+                return self._space.row(obs)
+            except ValueError as error:
+                raise Fault(row, f"returned {error}") from error
         try:
             array = np.asarray(obs)
         except Exception as error:
@@ -181,8 +194,10 @@ class Rows:
         if "action_mask" not in info:
             raise Fault(row, NO_MASK)
         mask = np.asarray(info["action_mask"])
-        if mask.shape != (self._actions,) or mask.dtype.kind not in "biu":
-            raise Fault(row, f"returned an action_mask {mask.dtype}{list(mask.shape)}, expected bool[{self._actions}]")
+        if mask.shape != (self._actions.size,) or mask.dtype.kind not in "biu":
+            raise Fault(
+                row, f"returned an action_mask {mask.dtype}{list(mask.shape)}, expected bool[{self._actions.size}]"
+            )
         legal: Bools = np.asarray(mask != 0, np.bool_)
         return legal
 
@@ -193,13 +208,13 @@ class Here:
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
         self._all = list(rows.numbers)
-        self._actions: Ints | None = None
+        self._actions: Actions | None = None
 
     def reset(self, rows: Ints, seeds: Ints) -> Begun:
         """Begin episodes, see `Rows.reset`."""
         return self.rows.reset(rows.tolist(), seeds.tolist())
 
-    def send(self, rows: Ints | None, actions: Ints, next_seeds: Ints | None) -> None:
+    def send(self, rows: Ints | None, actions: Actions, next_seeds: Ints | None) -> None:
         """Begin a step of `rows`, of all where None."""
         self._actions = actions
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evopipe.errors import EnvironmentFailed
+from evopipe.types import Spaces
 
 if TYPE_CHECKING:
     import socket
@@ -137,7 +138,7 @@ class SharedArrays:
 
     Attributes:
         rows: `[R]`, the rows that a request is about. A worker reads its own, in the places of its first rows.
-        action: `[R]`, action indices.
+        action: `[R]` indices, or `[R, A]` in [-1, 1].
         seed: `[R]`, of the episodes to begin.
         next_seed: `[R]`, of the episode that is begun where a step ends one; -1: none.
         obs, reward, terminated, truncated, mask: what the last step or reset gave.
@@ -146,10 +147,11 @@ class SharedArrays:
         spent, stepped: nanoseconds that a worker has spent stepping, and steps, both in the place of its first row.
     """
 
-    def __init__(self, rows: int, obs_size: int, actions: int, fd: int | None = None) -> None:
+    def __init__(self, rows: int, spaces: Spaces, fd: int | None = None) -> None:
+        obs_size, actions, vector = spaces.observations, spaces.actions, spaces.continuous
         kinds: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
             "rows": ((rows,), np.int64),
-            "action": ((rows,), np.int64),
+            "action": ((rows, actions), np.float32) if vector else ((rows,), np.int64),
             "seed": ((rows,), np.int64),
             "next_seed": ((rows,), np.int64),
             "begun": ((rows,), np.int64),
@@ -171,7 +173,7 @@ class SharedArrays:
         memory = mmap.mmap(self.fd, end)
         view = {name: np.ndarray(shape, kind, memory, places[name]) for name, (shape, kind) in kinds.items()}
         self.rows: npt.NDArray[np.int64] = view["rows"]
-        self.action: npt.NDArray[np.int64] = view["action"]
+        self.action: npt.NDArray[Any] = view["action"]
         self.seed: npt.NDArray[np.int64] = view["seed"]
         self.next_seed: npt.NDArray[np.int64] = view["next_seed"]
         self.begun: npt.NDArray[np.int64] = view["begun"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from evopipe.envs.rows import NO_MASK, Begun, Bools, Fault, Here, Ints, Stepped
+from evopipe.envs.rows import NO_MASK, Actions, Begun, Bools, Fault, Here, Ints, Stepped
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -48,7 +48,7 @@ class Together:
         )
         return _merged(ours, here[0], there[0]), self._masks(rows, ours, here[1], there[1])
 
-    def send(self, rows: Ints | None, actions: Ints, next_seeds: Ints | None) -> None:
+    def send(self, rows: Ints | None, actions: Actions, next_seeds: Ints | None) -> None:
         """Begin a step of `rows`, of all where None."""
         if rows is None:
             self._remote.send(None, actions, next_seeds)

@@ -21,6 +21,7 @@ from evopipe.envs.rows import Fault, Rows, broken, compute_alike, describe_spec,
 from evopipe.envs.shared import Bell, Message, Op, SharedArrays, read_message
 from evopipe.errors import EvopipeError
 from evopipe.processes import ignore_stop_signals, signal_at_parent_death
+from evopipe.types import Spaces
 
 _LOOK_SECONDS = 2.0  # between two looks at whether the starter is still there
 
@@ -114,7 +115,7 @@ class _Share:
         spec = describe_spec(self.rows.env(self.mine[0]))
         if spec != about["spec"]:
             raise EvopipeError(f"{cfg.id} is registered as {spec} here")
-        self.shared = SharedArrays(about["rows"], about["obs_size"], about["actions"], fd)
+        self.shared = SharedArrays(about["rows"], Spaces(**about["spaces"]), fd)
         os.close(fd)
         self.failed: dict[int, tuple[int, Exception]] = {}  # episodes begun ahead that did not begin: seed, and why
         _same_threads(about["torch_threads"])

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,9 +23,10 @@ import numpy as np
 
 from evopipe import errors
 from evopipe.envs.make import EnvConfig
-from evopipe.envs.rows import NO_MASK, Begun, Fault, Ints, Stepped, describe_spec, floating_point
+from evopipe.envs.rows import NO_MASK, Actions, Begun, Fault, Ints, Stepped, describe_spec, floating_point
 from evopipe.envs.shared import Bell, Message, Op, SharedArrays, read_message
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError
+from evopipe.types import Spaces
 
 MOST = 16  # workers that `auto` starts at most
 LEAST_ROWS = 8  # rows that `auto` gives workers at least: below, a message costs more than it saves
@@ -261,7 +263,7 @@ class Remote:
     Args:
         cfg: which environment.
         rows: `R`.
-        sizes: lengths of an observation and number of actions, `(O, A)`.
+        spaces: what an algorithm knows of its spaces.
         example: one of the environments, made here.
         crew: the processes.
         count: how many of them.
@@ -272,18 +274,18 @@ class Remote:
     """
 
     def __init__(
-        self, cfg: EnvConfig, rows: int, sizes: tuple[int, int], example: Any, crew: Crew, count: int, shares: int
+        self, cfg: EnvConfig, rows: int, spaces: Spaces, example: Any, crew: Crew, count: int, shares: int
     ) -> None:
         kwargs = _portable(cfg.kwargs)
         self._workers = crew.take(count)
-        self.cfg, self.rows, self.shared = cfg, rows, SharedArrays(rows, *sizes)
+        self.cfg, self.rows, self.shared = cfg, rows, SharedArrays(rows, spaces)
         self._pool = crew.add(self)
         self.masked = False
         self._asked: list[tuple[Worker, int, Ints | None]] = []  # what was not answered yet: about which rows
         self._shares = shares
         torch = sys.modules.get("torch")
         about = {
-            "id": cfg.id, "kwargs": kwargs, "rows": rows, "shares": shares, "obs_size": sizes[0], "actions": sizes[1],
+            "id": cfg.id, "kwargs": kwargs, "rows": rows, "shares": shares, "spaces": asdict(spaces),
             "spec": describe_spec(example),
             "folder": os.getcwd(), "path": sys.path, "torch_threads": torch.get_num_threads() if torch else None,
             "floating_point": floating_point(),
@@ -322,7 +324,7 @@ class Remote:
                     raise Fault(int(own[0]), NO_MASK)
         return shared.obs[rows], shared.mask[rows] if self.masked else None
 
-    def send(self, rows: Ints | None, actions: Ints, next_seeds: Ints | None) -> None:
+    def send(self, rows: Ints | None, actions: Actions, next_seeds: Ints | None) -> None:
         """Begin a step of `rows`, of all where None."""
         where: Ints | slice = slice(None) if rows is None else rows
         self.shared.action[where] = actions

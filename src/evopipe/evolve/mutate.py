@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from evopipe.core.morph import Change, preserves_function, resize_moments, resize_parameters
-from evopipe.core.networks import Activation, Arch, Block, layer_names, named
+from evopipe.core.morph import Change, preserves_function, resize_moments, resize_parameters, resize_scales
+from evopipe.core.networks import Activation, Arch, Block, named
 from evopipe.core.population import Member, Widths
+from evopipe.core.stem import Conv
 from evopipe.types import Evolve, Schema
 
 Weight = Annotated[float, Field(ge=0.0)]
@@ -32,7 +33,9 @@ class Probabilities(Schema):
     """Relative weights of the mutation kinds; they are normalised."""
 
     none: Weight = Field(0.4, description="child equals parent")
-    architecture: Weight = Field(0.2, description="add or remove a layer, nodes, or latent width")
+    architecture: Weight = Field(
+        0.2, description="add or remove a layer, nodes, latent width, or channels; change a kernel"
+    )
     parameters: Weight = Field(0.2, description="Gaussian noise on some weights")
     activation: Weight = Field(0.2, description="another activation function")
     rl_hp: Weight = Field(0.2, description="one RL hyper-parameter grows or shrinks")
@@ -57,10 +60,17 @@ class ArchitectureBounds(Schema):
     latent_steps: tuple[Step, ...] = Field(
         (8, 16, 32), min_length=1, strict=False, description="latent width added or removed"
     )
+    min_channels: int = Field(8, ge=1, le=1024, description="fewest channels of a convolution")
+    max_channels: int = Field(64, ge=1, le=1024, description="most channels of a convolution")
+    channel_steps: tuple[Step, ...] = Field(
+        (8, 16), min_length=1, strict=False, description="channels added or removed"
+    )
+    min_kernel: int = Field(2, ge=1, le=31, description="smallest kernel; kernels change by 2")
+    max_kernel: int = Field(7, ge=1, le=31, description="largest kernel")
 
     @model_validator(mode="after")
     def _ordered(self) -> ArchitectureBounds:
-        for what in ("layers", "nodes", "latent"):
+        for what in ("layers", "nodes", "latent", "channels", "kernel"):
             low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
             if low > high:
                 raise ValueError(f"min_{what} ({low}) is above max_{what} ({high})")
@@ -174,19 +184,18 @@ def _in_random_order(items: Sequence[Any], weights: Sequence[float], rng: np.ran
 def mutate_architecture(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
 ) -> tuple[Member, Mutation] | None:
-    """Add or remove a layer, nodes or latent width; None where no change is possible."""
-    layers, nodes = (
-        list(_layer_changes(cfg.architecture, member.arch)),
-        list(_node_changes(cfg.architecture, member.arch, list(traits.widths.values()))),
-    )
-    groups = _in_random_order([layers, nodes], [cfg.new_layer_prob, 1 - cfg.new_layer_prob], rng)
+    """Add or remove a layer, nodes, latent width or channels, or change a kernel; None where no change is possible."""
+    bounds, arch = cfg.architecture, member.arch
+    layers = list(_layer_changes(bounds, arch))
+    widths = [*_node_changes(bounds, arch, list(traits.widths.values())), *_stem_changes(bounds, arch)]
+    groups = _in_random_order([layers, widths], [cfg.new_layer_prob, 1 - cfg.new_layer_prob], rng)
     for group in groups:
         if group:
             methods = sorted({name for name, *_ in group})
             method = methods[int(rng.integers(len(methods)))]
             options = [change for change in group if change[0] == method]
-            _, what, before, after, arch = options[int(rng.integers(len(options)))]
-            return _rebuild(traits, member, arch, rng), Mutation("architecture", what, before, after)
+            _, what, before, after, changed = options[int(rng.integers(len(options)))]
+            return _rebuild(traits, member, changed, rng), Mutation("architecture", what, before, after)
     return None
 
 
@@ -196,7 +205,8 @@ def _layer_changes(bounds: ArchitectureBounds, arch: Arch) -> Iterator[tuple[str
         blocks: tuple[Block, ...] = getattr(arch, part)
         if len(blocks) < bounds.max_layers:
             last = _effective(arch, part)
-            grown = _with_blocks(arch, part, (*blocks, Block(last, blend=True)))
+            blend = part == "head" or arch.kind == "mlp"  # a residual block begins as an identity by itself
+            grown = _with_blocks(arch, part, (*blocks, Block(last, blend)))
             yield f"{part}.add_layer", f"{part} layers", len(blocks), len(blocks) + 1, grown
         if len(blocks) > (bounds.min_layers if part == "encoder" else 0):
             shrunk = _with_blocks(arch, part, blocks[:-1])
@@ -213,7 +223,7 @@ def _node_changes(
     bounds: ArchitectureBounds, arch: Arch, widths: Sequence[Widths]
 ) -> Iterator[tuple[str, str, int, int, Arch]]:
     """(method, what, width before, width after, architecture) of every possible width change."""
-    for i, (name, block) in enumerate(zip(layer_names(len(arch.encoder), len(arch.head)), arch.hidden, strict=True)):
+    for i, (name, block) in enumerate(zip(arch.names, arch.hidden, strict=True)):
         latent = name == "latent"
         low, high = (bounds.min_latent, bounds.max_latent) if latent else (bounds.min_nodes, bounds.max_nodes)
         part = name.partition(".")[0]
@@ -222,7 +232,7 @@ def _node_changes(
         for n in bounds.latent_steps if latent else bounds.node_steps:
             if block.width + n <= high and may_grow:
                 yield f"{part}.add_node", what, block.width, block.width + n, _with_width(arch, name, block.width + n)
-            if block.width - n >= low:
+            if block.width - n >= low and not (latent and arch.kind == "simba"):
                 yield (
                     f"{part}.remove_node",
                     what,
@@ -230,6 +240,31 @@ def _node_changes(
                     block.width - n,
                     _with_width(arch, name, block.width - n),
                 )
+
+
+def _stem_changes(bounds: ArchitectureBounds, arch: Arch) -> Iterator[tuple[str, str, int, int, Arch]]:
+    """(method, what, before, after, architecture) of every possible change of a convolution."""
+    first = arch.hidden[0]
+    for i, conv in enumerate(arch.stem.convs):
+        for n in bounds.channel_steps:
+            # Where the input passes the first layer by, new channels would be read already.
+            if conv.channels + n <= bounds.max_channels and not first.blend:
+                yield _with_conv("conv.add_channel", arch, i, conv._replace(channels=conv.channels + n))
+            if conv.channels - n >= bounds.min_channels and not first.blend:
+                yield _with_conv("conv.remove_channel", arch, i, conv._replace(channels=conv.channels - n))
+        for n in (2, -2):
+            if bounds.min_kernel <= conv.kernel + n <= bounds.max_kernel:
+                changed = conv._replace(kernel=conv.kernel + n, padding=conv.padding + n // 2)
+                yield _with_conv("conv.change_kernel", arch, i, changed)
+
+
+def _with_conv(method: str, arch: Arch, i: int, conv: Conv) -> tuple[str, str, int, int, Arch]:
+    old, convs = arch.stem.convs[i], list(arch.stem.convs)
+    convs[i] = conv
+    changed = replace(arch, stem=arch.stem._replace(convs=tuple(convs)))
+    if conv.kernel != old.kernel:
+        return method, f"conv.{i} kernel", old.kernel, conv.kernel, changed
+    return method, f"conv.{i} channels", old.channels, conv.channels, changed
 
 
 def _with_width(arch: Arch, name: str, width: int) -> Arch:
@@ -255,6 +290,8 @@ def _rebuild(traits: Traits, member: Member, arch: Arch, rng: np.random.Generato
         if kind == "parameters":  # one seed a network: online and target receive the same new weights
             fresh = np.random.Generator(np.random.Philox(seeds[network]))
             tensor = resize_parameters(change, traits.widths[network], tensor, fresh)
+        elif kind == "scales":
+            tensor = resize_scales(change, traits.widths[network], tensor)
         elif kind == "moments":
             tensor = resize_moments(change, traits.widths[network], tensor)
         tensors[name] = tensor

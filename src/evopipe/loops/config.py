@@ -11,9 +11,14 @@ from evopipe.types import Schema
 
 
 class TrainConfig(Schema):
-    """The training run. Steps are environment steps of *each member*."""
+    """The training run. Steps are environment steps of *each member*; offline, steps in which it only learns."""
 
     algo: str = Field("dqn", description="which algorithm: a block of `algos`")
+    mode: Literal["online", "offline"] = Field(
+        "online",
+        description="`online`: act in the environment and learn; `offline`: learn from the dataset alone, all of it, "
+        "without `learning_delay`, `warm_start`, `replay.capacity` and `replay.sharing`",
+    )
     max_steps: int = Field(130_000, ge=1, le=10**12, description="environment steps of each member")
     evo_steps: int = Field(5_000, ge=1, le=10**12, description="environment steps of each member between evolutions")
     learning_delay: int = Field(1_000, ge=0, le=10**12, description="environment steps of each member before it learns")

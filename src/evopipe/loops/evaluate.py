@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from evopipe.algos import Algorithm
 from evopipe.core.population import Cohort
 from evopipe.envs.pool import EnvPool
-from evopipe.loops.acting import choose
+from evopipe.loops.acting import choose, gather
+from evopipe.loops.problem import Problem
 
 
 class Stopped(Exception):
@@ -28,7 +28,7 @@ class Episodes:
 
 
 def evaluate(
-    algo: Algorithm,
+    problem: Problem,
     cohorts: Sequence[Cohort],
     pool: EnvPool,
     seeds: np.ndarray,
@@ -38,7 +38,7 @@ def evaluate(
     """Play one greedy episode a seed with every member.
 
     Args:
-        algo: the algorithm.
+        problem: configuration.
         cohorts: the members, `P` in all.
         pool: environments, at least `P`; each member uses `rows // P` of them at a time.
         seeds: `[n]` episode seeds, the same for all members.
@@ -66,8 +66,8 @@ def evaluate(
     while len(running):
         if stopped():
             raise Stopped
-        actions = greedy(algo, cohorts, rows, pool, members, width).reshape(-1)
-        step = pool.step(actions[running], running)
+        actions = greedy(problem, cohorts, rows, pool, members, width)
+        step = pool.step(actions.reshape(-1, *actions.shape[2:])[running], running)
         steps += len(running)
         over = step.terminated | step.truncated | step.broken
         if cap is not None:
@@ -86,14 +86,11 @@ def evaluate(
 
 
 def greedy(
-    algo: Algorithm, cohorts: Sequence[Cohort], rows: Sequence[torch.Tensor], pool: EnvPool, members: int, width: int
+    problem: Problem, cohorts: Sequence[Cohort], rows: Sequence[torch.Tensor], pool: EnvPool, members: int, width: int
 ) -> np.ndarray:
-    """Return every member's greedy actions `[P, W]` on the pool's first `P × W` rows."""
+    """Return every member's greedy actions `[P, W]`, or `[P, W, A]`, on the pool's first `P × W` rows."""
     obs = pool.obs[: members * width].reshape(members, width, -1)
     legal = pool.mask[: members * width].reshape(members, width, -1)
-    actions = np.zeros((members, width), np.int64)
     places = [index.numpy() for index in rows]
-    chosen = [choose(algo, c, obs[place], legal[place], None) for c, place in zip(cohorts, places, strict=True)]
-    for place, each in zip(places, chosen, strict=True):
-        actions[place] = each.cpu().numpy()
-    return actions
+    chosen = [choose(problem, c, obs[place], legal[place], None) for c, place in zip(cohorts, places, strict=True)]
+    return gather(chosen, places)

@@ -125,7 +125,9 @@ class Learners:
         self.problem, self.replay = problem, replay
         self.processes = processes if problem.device.type == "cpu" and problem.paths.capture == "none" else 1
         if self.processes > 1:
-            _share([replay.rows], replay.rebind)
+            trees = [] if replay.priorities is None else replay.priorities.tensors()
+            places = [] if replay.frames is None else [replay.frames.places]  # the frames themselves are shared
+            _share([replay.rows, *places, *trees], replay.rebind)
         self._helpers: list[_Helper] = []
         # What each process learns with; empty where this one is alone.
         self._parts: list[list[tuple[Share, Cohort]]] = []
@@ -149,7 +151,9 @@ class Learners:
         steps = min(self.problem.train.evo_steps, self.problem.train.max_steps)
         return steps * sum(_modelled(cohort, 0, len(cohort.members)) for cohort in cohorts)
 
-    def learn(self, cohorts: list[Cohort], losses: list[torch.Tensor], tick: int, due: Sequence[int]) -> None:
+    def learn(
+        self, cohorts: list[Cohort], losses: list[torch.Tensor], tick: int, due: Sequence[int], turns: Sequence[int]
+    ) -> None:
         """Take each cohort's due updates at one tick; `cohorts` and `losses` are brought up to date in place.
 
         Args:
@@ -157,22 +161,23 @@ class Learners:
             losses: the members' last losses, `[P]` each.
             tick: when; with the members' keys it fixes the draws.
             due: updates of each cohort.
+            turns: see `evopipe.loops.steps.turn_at`, of each cohort.
 
         Raises:
             ResourceError: a helper was killed.
         """
         if not self._parts:
-            for i, updates in enumerate(due):
+            for i, (updates, turn) in enumerate(zip(due, turns, strict=True)):
                 if updates:
-                    cohorts[i], losses[i] = learn(self.problem, cohorts[i], self.replay, tick, updates)
+                    cohorts[i], losses[i] = learn(self.problem, cohorts[i], self.replay, tick, updates, turn)
             return
         if not self._helpers:  # not before the first learning: until then there is nothing to divide
-            self._order = np.frombuffer(mmap.mmap(-1, 8 * (1 + len(due) + len(self.replay.size))), np.int64)
+            self._order = np.frombuffer(mmap.mmap(-1, 8 * (1 + 2 * len(due) + len(self.replay.size))), np.int64)
             self._helpers.extend(_Helper(self._serve(mine, len(cohorts))) for mine in self._parts[1:])
-        self._order[:] = (tick, *due, *self.replay.size)
+        self._order[:] = (tick, *due, *turns, *self.replay.size)
         for helper in self._helpers:
             helper.tell()
-        _take(self.problem, self.replay, self._parts[0], self._losses, tick, due)
+        _take(self.problem, self.replay, self._parts[0], self._losses, tick, due, turns)
         for helper in self._helpers:
             helper.wait()
         for i, updates in enumerate(due):
@@ -187,8 +192,8 @@ class Learners:
     def _serve(self, mine: Sequence[tuple[Share, Cohort]], cohorts: int) -> Callable[[], None]:
         def serve() -> None:
             tick, *rest = self._order.tolist()
-            self.replay.size = np.array(rest[cohorts:], np.int64)
-            _take(self.problem, self.replay, mine, self._losses, tick, rest[:cohorts])
+            self.replay.size = np.array(rest[2 * cohorts :], np.int64)
+            _take(self.problem, self.replay, mine, self._losses, tick, rest[:cohorts], rest[cohorts : 2 * cohorts])
 
         return serve
 
@@ -200,11 +205,12 @@ def _take(
     losses: Sequence[torch.Tensor],
     tick: int,
     due: Sequence[int],
+    turns: Sequence[int],
 ) -> None:
     """Take one process's updates of one tick."""
     for share, cohort in mine:
         if due[share.cohort]:
-            last = learn_in_place(problem, cohort, replay, tick, due[share.cohort])
+            last = learn_in_place(problem, cohort, replay, tick, due[share.cohort], turns[share.cohort])
             losses[share.cohort][share.first : share.end] = last
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from evopipe import rng
+from evopipe.buffers.nstep import NStep
+from evopipe.buffers.priorities import Priorities
 from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core import health, population
 from evopipe.core.population import Member
@@ -23,15 +25,17 @@ from evopipe.evolve.step import evolve
 from evopipe.loops.evaluate import Episodes, evaluate
 from evopipe.loops.learners import Learners
 from evopipe.loops.problem import Problem
-from evopipe.loops.steps import act, updates_due
+from evopipe.loops.steps import act, turn_at, updates_due
 from evopipe.ops.statistics import mean_of_finite, standard_error
 from evopipe.rng import Purpose
 from evopipe.storage import members as stored
+from evopipe.types import Image
 
 if TYPE_CHECKING:
     from evopipe.storage.dataset import Transitions
 
 DIVERGED_IN_A_ROW = 3
+_BYTES = ((0.0, 255.0), (0.0, 1.0))  # bounds of such images
 BROKEN_SHARE, BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may be broken, and at least so many ticks'
 
 
@@ -81,14 +85,13 @@ class Online:
     ) -> None:
         self.problem = problem
         size, envs = len(members), problem.env.num_envs
-        self.pool = EnvPool(problem.env, size * envs, crew=crew, overlapped=True)
-        self.pool.upcoming = self._episode_seeds
+        self.pool = self._make_pool(size * envs, crew)
         episodes = problem.train.eval_episodes
         self.eval_pool = EnvPool(problem.env, size * min(episodes, max(8, 64 // size)), what="evaluation", crew=crew)
         self.keys = np.array([member.key for member in members])
         self.tick = self.generation = self.ticks_here = 0  # ticks_here: of this generation
         self.env_steps = self.eval_steps = self.broken_rows = self.broken_here = self.diverged = 0
-        self.episodes = np.zeros(size * envs, np.int64)
+        self.episodes = np.zeros(self.pool.rows, np.int64)
         self.next_id = max(member.id for member in members) + 1
         self.champion: Champion | None = None
         self.lineage: list[dict[str, Any]] = [_beginning(members, births or [NONE] * size)]
@@ -98,18 +101,26 @@ class Online:
         self.pending: np.ndarray | None = None  # actions chosen and learned after, but not yet taken
         self.births = list(births or [NONE] * size)
         self.losses = [float("nan")] * size
-        self._reset_rows(np.arange(size * envs))
+        self._reset_rows(np.arange(self.pool.rows))
         self._make_replay(warm)
         self.learners = Learners(problem, self.replay, learners)
         self._adopt(members)
 
     # ------------------------------------------------------------------------------------------ set-up
 
+    def _make_pool(self, rows: int, crew: Crew | None) -> EnvPool:
+        pool = EnvPool(self.problem.env, rows, crew=crew, overlapped=True)
+        pool.upcoming = self._episode_seeds
+        return pool
+
     def _make_replay(self, warm: Transitions | None) -> None:
         cfg = self.problem.train.replay
-        layout = RowLayout(self.pool.obs_size, self.pool.num_actions, self.pool.masked)
+        layout = RowLayout.of(self.problem.spaces, self.pool.masked, cfg.n_step)
         memories = len(self.keys) if cfg.sharing == "own" else 1
-        self.replay = Replay(layout, memories, cfg.capacity, self.problem.device)
+        device = self.problem.device
+        trees = Priorities(len(self.keys), cfg.capacity, cfg.alpha, device) if cfg.prioritised else None
+        self.replay = Replay(layout, memories, cfg.capacity, device, trees, _byte_images(self.pool))
+        self.nstep = NStep(layout, self.pool.rows) if cfg.n_step > 1 else None
         self.warm = min(0 if warm is None else len(warm), cfg.capacity)  # transitions that were there from the start
         if warm is not None and self.warm:
             if self.pool.masked:
@@ -184,8 +195,12 @@ class Online:
 
     def _store(self, obs: np.ndarray, actions: np.ndarray, step: Step) -> None:
         layout, memories = self.replay.layout, self.replay.memories
-        rows = layout.pack(obs, actions, step.reward, step.terminated, step.obs, step.mask)
-        keep = ~step.broken & np.isfinite(obs).all(axis=1)
+        if self.nstep is None:
+            rows = layout.pack(obs, actions, step.reward, step.terminated, step.obs, step.mask)
+            keep = ~step.broken & np.isfinite(obs).all(axis=1)
+        else:
+            ends = step.terminated, step.truncated
+            rows, keep = self.nstep.add(obs, actions, step.reward, *ends, step.obs, step.mask, step.broken)
         self.replay.add(rows.reshape(memories, -1, layout.size), keep.reshape(memories, -1))
         broken = int(step.broken.sum())
         self.broken_rows += broken
@@ -203,8 +218,10 @@ class Online:
     def _learn(self) -> None:
         """Update each cohort as often as its learn step says for this tick of the generation."""
         if self.replay.size.min() > 0:  # not a batch full: a neighbour's broken rows would delay all
-            due = [updates_due(cohort, self.ticks_here, self.problem.env.num_envs) for cohort in self.cohorts]
-            self.learners.learn(self.cohorts, self.cohort_losses, self.tick, due)
+            p, now, envs = self.problem, self.ticks_here, self.problem.env.num_envs
+            due = [updates_due(cohort, now, envs) for cohort in self.cohorts]
+            turns = [turn_at(p, cohort, now, envs) for cohort in self.cohorts]
+            self.learners.learn(self.cohorts, self.cohort_losses, self.tick, due, turns)
 
     # ------------------------------------------------------------------------------------------ a generation
 
@@ -256,7 +273,7 @@ class Online:
         net = self.problem.algo.POLICY
         cohorts = [replace(c, healthy=c.healthy & health.of_parameters(getattr(c.state, net))) for c in self.cohorts]
         seeds = self.problem.seeds(Purpose.EVALUATE, train.eval_episodes)
-        played = evaluate(self.problem.algo, cohorts, self.eval_pool, seeds, train.eval_steps, stopped)
+        played = evaluate(self.problem, cohorts, self.eval_pool, seeds, train.eval_steps, stopped)
         if not np.isfinite(played.returns).any():
             raise EnvironmentFailed(
                 f"environment {self.problem.env.id!r} returned non-finite observations or rewards in every evaluation "
@@ -300,7 +317,7 @@ class Online:
         """Evaluate one member on the run's confirmation seeds."""
         p = self.problem
         seeds = self.problem.seeds(Purpose.CONFIRM, p.train.confirm_episodes)
-        return evaluate(p.algo, p.form_alone(member), self.eval_pool, seeds, p.train.eval_steps, stopped)
+        return evaluate(p, p.form_alone(member), self.eval_pool, seeds, p.train.eval_steps, stopped)
 
     @property
     def target(self) -> float | None:
@@ -329,10 +346,12 @@ class Online:
         """Go back to the last healthy generation: all its members diverged."""
         self.diverged += 1
         if self.diverged >= DIVERGED_IN_A_ROW:
+            block, rates = f"algos.{self.problem.train.algo}", self.problem.rates
             raise DivergedError(
                 f"every member diverged in {self.diverged} generations in a row (generation {self.generation}, step "
-                f"{self.step}), no elite was written: lower algos.{self.problem.train.algo}.lr, tighten grad_clip, or "
-                "narrow evolve.lr.max"
+                f"{self.step}), no elite was written: lower "
+                f"{' and '.join(f'{block}.{rate}' for rate in rates)}, tighten grad_clip, or narrow "
+                f"{' and '.join(f'evolve.{rate}.max' for rate in rates)}"
             )
         self.lineage[-1]["restored"] = True
         self._form(self.last_good)
@@ -391,6 +410,8 @@ class Online:
             tensors |= packed
         tensors |= {f"replay.{k}": v for k, v in self.replay.state().items()}
         tensors |= {f"pool.{k}": torch.from_numpy(v) for k, v in self.pool.state().items()}
+        if self.nstep is not None:
+            tensors |= {f"nstep.{k}": torch.from_numpy(v) for k, v in self.nstep.state().items()}
         tensors["episodes"] = torch.from_numpy(self.episodes.copy())
         tensors["losses"] = torch.tensor(self.losses)
         if self.pending is not None:
@@ -416,7 +437,9 @@ class Online:
         self.cohort_losses = [tensors[f"cohort_losses.{i}"].to(self.problem.device) for i in range(len(self.cohorts))]
         if "champion" in meta:
             self.champion = Champion(stored.unpack(tensors, meta["champion"], "champion")[0], **meta["confirmed"])
-        self.replay.restore({k: tensors[f"replay.{k}"] for k in ("rows", "position", "size")})
+        self.replay.restore({k.removeprefix("replay."): v for k, v in tensors.items() if k.startswith("replay.")})
+        if self.nstep is not None:
+            self.nstep.restore({k: tensors[f"nstep.{k}"].numpy() for k in self.nstep.state()})
         self.episodes = tensors["episodes"].numpy().copy()
         self.losses = tensors["losses"].tolist()
         self.pending = tensors["pending"].numpy().copy() if "pending" in tensors else None
@@ -424,6 +447,8 @@ class Online:
         lost = np.flatnonzero(different)
         if len(lost):
             self._reset_rows(lost)
+            if self.nstep is not None:
+                self.nstep.forget(lost)
         return len(lost)
 
     def close(self) -> None:
@@ -431,6 +456,19 @@ class Online:
         self.learners.close()
         self.pool.close()
         self.eval_pool.close()
+
+
+def _byte_images(pool: EnvPool) -> list[Image]:
+    """Return the images that are whole 255ths in an observation: those of bytes from 0 to 255, and of bools."""
+    found, start = [], 0
+    for leaf in pool.observations.leaves:
+        space: Any = pool.observation_space
+        for key in leaf.path:
+            space = space[key]
+        if leaf.channels is not None and space.dtype in (np.uint8, np.bool_) and (leaf.low, leaf.high) in _BYTES:
+            found.append(leaf.image(start))
+        start += leaf.size
+    return found
 
 
 def _birth(child: Member, mutation: Mutation, parent_slot: int | None) -> dict[str, Any]:

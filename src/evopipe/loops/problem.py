@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
 from evopipe import rng
-from evopipe.algos import Algorithm
+from evopipe.algos import Algorithm, get, names
 from evopipe.core import population
 from evopipe.core.graphs import Paths
 from evopipe.core.networks import Arch, initialise
 from evopipe.core.population import Cohort, Member, Widths
-from evopipe.envs.make import EnvConfig, discrete_actions, make_env, vector_observation_size
+from evopipe.envs.make import ActionSpace, EnvConfig, make_env
+from evopipe.envs.observations import ObservationSpace
+from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import NONE, Mutation, MutationConfig, Traits, mutate
 from evopipe.evolve.select import TournamentConfig
 from evopipe.rng import Purpose
-from evopipe.types import evolvable
+from evopipe.types import Spaces, evolvable
 
 if TYPE_CHECKING:
     from evopipe.loops.config import TrainConfig
@@ -30,8 +33,7 @@ class Problem:
     """Environment, algorithm and evolution of a run.
 
     Attributes:
-        observations: `O`, length of an observation.
-        actions: `A`, number of actions.
+        spaces: what the algorithm knows of the environment's.
         paths: the fast paths that training takes.
     """
 
@@ -42,8 +44,7 @@ class Problem:
     mutation: MutationConfig
     algo: Algorithm
     algo_config: Any
-    observations: int
-    actions: int
+    spaces: Spaces
     device: torch.device
     cohorts: Literal["merged", "exact"] = "merged"
     paths: Paths = field(default_factory=Paths, repr=False, compare=False)
@@ -51,7 +52,28 @@ class Problem:
     @property
     def widths(self) -> dict[str, Widths]:
         """Input and output width of every network."""
-        return dict(self.algo.networks(self.observations, self.actions))
+        return dict(self.algo.networks(self.algo_config, self.spaces))
+
+    @property
+    def observations(self) -> int:
+        """`O`, length of an observation."""
+        return self.spaces.observations
+
+    @property
+    def actions(self) -> int:
+        """`A`, number of actions, or dimensions of a continuous one."""
+        return self.spaces.actions
+
+    @property
+    def period(self) -> int:
+        """After how many updates the pattern of the algorithm's updates repeats."""
+        period = getattr(self.algo, "period", None)
+        return int(period(self.algo_config)) if period else 1
+
+    @property
+    def rates(self) -> list[str]:
+        """Names of the algorithm's learning rates."""
+        return [name for name in evolvable(self.algo.Config) if name.startswith("lr")]
 
     @property
     def traits(self) -> Traits:
@@ -78,17 +100,24 @@ class Problem:
         return rng.seeds(np.full(n, rng.run_key(self.seed)), purpose, np.arange(n))
 
 
-def space_sizes(env_config: EnvConfig) -> tuple[int, int]:
-    """Return the length of an observation and the number of actions, `(O, A)`.
+def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
+    """Return what an algorithm needs to know of an environment's spaces.
 
     Raises:
-        ParamsError: the environment is unknown, or its spaces are not served.
+        ParamsError: the environment is unknown, its spaces are not served, or not by this algorithm.
     """
     env = make_env(env_config)
     try:
-        return vector_observation_size(env.observation_space), discrete_actions(env.action_space)
+        spaces = ActionSpace.of(env.action_space).spaces(ObservationSpace.of(env.observation_space))
     finally:
         env.close()
+    if spaces.kind not in get(algo).ACTIONS:
+        able = [name for name in names() if spaces.kind in get(name).ACTIONS]
+        raise ParamsError(
+            f"train.algo: {algo} serves {' and '.join(get(algo).ACTIONS)} actions, {env_config.id} has "
+            f"{spaces.kind} ones ({env.action_space}); " + (f"take {', '.join(able)}" if able else "none can yet")
+        )
+    return spaces
 
 
 def first_members(problem: Problem, size: int) -> tuple[list[Member], list[Mutation]]:
@@ -102,13 +131,16 @@ def first_members(problem: Problem, size: int) -> tuple[list[Member], list[Mutat
         Members, and what each one's mutation was.
     """
     keys = [int(key) for key in rng.member_keys(problem.seed, range(size))]
-    arch = Arch.start(problem.algo_config.network)
+    try:
+        arch = Arch.start(problem.algo_config.network, problem.spaces.images)
+    except ParamsError as error:
+        raise ParamsError(f"algos.{problem.train.algo}.{error}") from None
     hyper = {name: getattr(problem.algo_config, name) for name in evolvable(problem.algo.Config)}
     bare = [Member(slot, slot, None, key, arch, dict(hyper), {}) for slot, key in enumerate(keys)]
     rows: dict[str, list[torch.Tensor]] = {}
     for i, (network, widths) in enumerate(sorted(problem.widths.items())):
         rows[network] = [initialise(arch, *widths, rng.host(key, Purpose.INIT, i)) for key in keys]
-    members = population.create(bare, problem.algo.init, rows, problem.widths)
+    members = population.create(bare, partial(problem.algo.init, problem.algo_config), rows, problem.widths)
     if not problem.mutation.before_training:
         return members, [NONE] * size
     born = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,9 +14,9 @@ from evopipe import rng
 from evopipe.buffers.replay import Replay
 from evopipe.core.graphs import Body, Runner, upload
 from evopipe.core.population import Cohort, tensors_of
-from evopipe.loops.acting import choose
+from evopipe.loops.acting import choose, gather
 from evopipe.loops.problem import Problem
-from evopipe.rng import Purpose
+from evopipe.rng import Purpose, Stream
 
 UPDATES_PER_TICK = 1 << 13  # more than any member can take: keeps the replay draws of different ticks apart
 
@@ -35,17 +35,13 @@ def act(
         tick: when; with the members' keys it fixes the draws.
 
     Returns:
-        `[P · E]` int64. A frozen member's values mean nothing: its environments go on with random legal actions.
+        `[P · E]` int64, `[P · E, A]` float32 where actions are continuous. A frozen member's values mean nothing: its
+        environments go on with random legal actions.
     """
     members = sum(len(cohort.members) for cohort in cohorts)
     obs, legal = obs.reshape(members, -1, obs.shape[-1]), legal.reshape(members, -1, legal.shape[-1])
-    chosen = [
-        choose(problem.algo, cohort, obs[cohort.slots], legal[cohort.slots], (epsilon, tick)) for cohort in cohorts
-    ]
-    actions = np.empty(obs.shape[:2], np.int64)
-    for cohort, each in zip(cohorts, chosen, strict=True):  # all are under way before the first is waited for
-        actions[cohort.slots] = each.cpu().numpy()
-    return actions.reshape(-1)
+    chosen = [choose(problem, cohort, obs[cohort.slots], legal[cohort.slots], (epsilon, tick)) for cohort in cohorts]
+    return gather(chosen, [cohort.slots for cohort in cohorts]).reshape(-1, *chosen[0].shape[2:])
 
 
 def updates_due(cohort: Cohort, tick: int, envs: int) -> int:
@@ -55,7 +51,20 @@ def updates_due(cohort: Cohort, tick: int, envs: int) -> int:
     return (tick + 1) * envs // every - tick * envs // every
 
 
-def learn(problem: Problem, cohort: Cohort, replay: Replay, tick: int, updates: int) -> tuple[Cohort, torch.Tensor]:
+def turn_at(problem: Problem, cohort: Cohort, tick: int, envs: int) -> int:
+    """Return which of the algorithm's unlike updates the first one of this tick is, see `evopipe.algos`."""
+    every = int(cohort.members[0].hyper.get("learn_step", 1))
+    return tick * envs // every % problem.period
+
+
+def discount_rate(cohort: Cohort) -> torch.Tensor:
+    """Return γ of each member `[P]`: 1 where the algorithm has none, as imitation has not."""
+    return cohort.hyper.get("gamma", torch.ones_like(cohort.weight[:, 0]))
+
+
+def learn(
+    problem: Problem, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0
+) -> tuple[Cohort, torch.Tensor]:
     """Take so many updates, each on a fresh batch.
 
     Args:
@@ -64,54 +73,106 @@ def learn(problem: Problem, cohort: Cohort, replay: Replay, tick: int, updates: 
         replay: where batches come from; every memory must hold at least one row.
         tick: when; with the members' keys it fixes the draws.
         updates: how many, at least 1.
+        turn: see `turn_at`.
 
     Returns:
         The cohort, and its members' losses `[P]` in the last update.
     """
     now = torch.from_numpy(np.concatenate(([tick * UPDATES_PER_TICK], replay.filled(cohort.slots))))  # [1 + P]
     if cohort.runner.eager:
-        first, now = replay.first(cohort.slots), upload(now, problem.device)
-        state, losses, healthy = _updates(problem, problem.algo.update, cohort, replay, first, updates, now)
+        memory, now = _Memory.of(replay, cohort.slots), upload(now, problem.device)
+        beta = upload(_beta(problem, tick), problem.device)
+        state, losses, healthy = _updates(problem, problem.algo.update, cohort, memory, updates, turn, now, beta)
         return replace(cohort, state=state, healthy=healthy), losses
 
     def make(compiled: Callable[[Any], Any]) -> Body:
-        bare, first = replace(cohort, runner=Runner()), replay.first(cohort.slots)
-        return partial(_updates_in_place, problem, compiled(problem.algo.update), bare, replay, first, updates)
+        bare, memory = replace(cohort, runner=Runner()), _Memory.of(replay, cohort.slots)
+        return partial(_updates_in_place, problem, compiled(problem.algo.update), bare, memory, updates, turn)
 
     written = [*tensors_of(cohort.state), cohort.healthy]
-    bound = [replay.rows, cohort.keys, cohort.weight, *cohort.hyper.values(), *written]
-    (losses,) = cohort.runner.run(("learn", updates), make, [now], bound, written)
+    if replay.priorities is not None:
+        written += replay.priorities.tensors()
+    bound = [*replay.tensors(), cohort.keys, cohort.weight, *cohort.hyper.values(), *written]
+    (losses,) = cohort.runner.run(("learn", updates, turn), make, [now, _beta(problem, tick)], bound, written)
     return cohort, losses
 
 
-def learn_in_place(problem: Problem, cohort: Cohort, replay: Replay, tick: int, updates: int) -> torch.Tensor:
+def learn_in_place(
+    problem: Problem, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0
+) -> torch.Tensor:
     """`learn` that leaves everything in the cohort's own tensors; return the losses `[P]`. Eager, on the CPU."""
     now = torch.from_numpy(np.concatenate(([tick * UPDATES_PER_TICK], replay.filled(cohort.slots))))
-    (losses,) = _updates_in_place(
-        problem, problem.algo.update, cohort, replay, replay.first(cohort.slots), updates, now
-    )
+    memory, beta = _Memory.of(replay, cohort.slots), _beta(problem, tick)
+    (losses,) = _updates_in_place(problem, problem.algo.update, cohort, memory, updates, turn, now, beta)
     return losses
 
 
+class _Memory(NamedTuple):
+    """A replay memory as the members of a cohort see it: their slots, and where each one's memory begins, `[P]`."""
+
+    replay: Replay
+    slots: torch.Tensor
+    first: torch.Tensor
+
+    @classmethod
+    def of(cls, replay: Replay, slots: Sequence[int]) -> _Memory:
+        return cls(replay, upload(torch.tensor(slots), replay.device), replay.first(slots))
+
+
+def _beta(problem: Problem, tick: int) -> torch.Tensor:
+    """How much importance weights correct by now, `[]`: from `beta` to 1 over the run."""
+    done = min(1.0, tick * problem.env.num_envs / problem.train.max_steps)
+    beta = problem.train.replay.beta
+    return torch.tensor(beta + done * (1.0 - beta))
+
+
 def _updates(
-    problem: Problem, update: Any, cohort: Cohort, replay: Replay, first: torch.Tensor, updates: int, now: torch.Tensor
+    problem: Problem,
+    update: Any,
+    cohort: Cohort,
+    memory: _Memory,
+    updates: int,
+    turn: int,
+    now: torch.Tensor,
+    beta: torch.Tensor,
 ) -> tuple[Any, torch.Tensor, torch.Tensor]:
     """Draw, sample and update on the device. `now` `[1 + P]`: counter of the first draw, rows filled."""
+    replay, slots, first = memory
     when = now[:1] + torch.arange(updates, device=now.device)
     u = rng.uniform(cohort.keys, Purpose.REPLAY, when, cohort.batch)
-    rows = replay.draw(first, now[1:], u)  # [P, U, B, size]
+    if replay.priorities is None:
+        rows = replay.draw(first, now[1:], u)  # [P, U, B, size]
     state, healthy = cohort.state, cohort.healthy
+    gamma = discount_rate(cohort)
     for i in range(updates):
-        batch = replay.layout.unpack(rows[:, i], cohort.weight)
-        state, losses, healthy = update(problem.algo_config, state, cohort.hyper, batch, healthy)
+        if replay.priorities is None:
+            drawn, weight = rows[:, i], cohort.weight
+        else:  # one after the other: an update changes what the next one draws
+            drawn, index, weight = replay.draw_by_priority(slots, first, now[1:], u[:, i], cohort.weight, beta)
+        batch = replay.layout.unpack(drawn, weight, gamma)
+        draw = Stream(cohort.keys, Purpose.UPDATE, when[i : i + 1])
+        state, losses, healthy, errors = update(
+            problem.algo_config, state, cohort.hyper, batch, healthy, draw, (turn + i) % problem.period
+        )
+        if replay.priorities is not None and errors is not None:
+            # A member's batch may be smaller than the padded one: where it saw nothing, its first row stands again.
+            index, errors = (torch.where(cohort.weight > 0, x, x[:, :1]) for x in (index, errors))
+            replay.priorities.update(slots, index, errors)
     return state, losses, healthy
 
 
 def _updates_in_place(
-    problem: Problem, update: Any, cohort: Cohort, replay: Replay, first: torch.Tensor, updates: int, now: torch.Tensor
+    problem: Problem,
+    update: Any,
+    cohort: Cohort,
+    memory: _Memory,
+    updates: int,
+    turn: int,
+    now: torch.Tensor,
+    beta: torch.Tensor,
 ) -> tuple[torch.Tensor]:
     """`_updates` that leaves the new state in the tensors of the old, where a replay will look for it."""
-    state, losses, healthy = _updates(problem, update, cohort, replay, first, updates, now)
+    state, losses, healthy = _updates(problem, update, cohort, memory, updates, turn, now, beta)
     kept, new = [*tensors_of(cohort.state), cohort.healthy], [*tensors_of(state), healthy]
     for old, tensor in zip(kept, new, strict=True):
         if old is not tensor:

@@ -18,8 +18,9 @@ from typing import Any
 from ruamel.yaml import YAML
 
 import evopipe
-from evopipe.envs.make import EnvConfig, discrete_actions, make_env, vector_observation_size
-from evopipe.errors import EvopipeError, UsageError
+from evopipe.envs.make import ActionSpace, EnvConfig, make_env
+from evopipe.envs.observations import ObservationSpace
+from evopipe.errors import EvopipeError, ParamsError, UsageError
 from evopipe.storage import safeio
 from evopipe.storage.yamlio import parse_yaml
 
@@ -176,8 +177,12 @@ def _check_place(folder: Path) -> None:
 def _check_env(env_id: str) -> None:
     env = make_env(EnvConfig(id=env_id))
     try:
-        vector_observation_size(env.observation_space)
-        discrete_actions(env.action_space)
+        ObservationSpace.of(env.observation_space)
+        if ActionSpace.of(env.action_space).continuous:
+            raise ParamsError(
+                f"new: {env_id} has continuous actions, and a new project begins with DQN, which serves discrete ones; "
+                "make it without --env and take the blocks `train` and `algos` of evopipe's own pipelines/sac-pendulum"
+            )
     finally:
         env.close()
 

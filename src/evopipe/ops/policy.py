@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from evopipe.ops.value import masked_argmax
+from evopipe.rng import Stream
 
 
 def random_legal(u: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
@@ -30,3 +31,14 @@ def epsilon_greedy(
         `[P, E]` int64.
     """
     return torch.where(u_explore < epsilon[:, None], random_legal(u_action, legal), masked_argmax(q, legal))
+
+
+def or_random(action: torch.Tensor, epsilon: torch.Tensor, draw: Stream) -> torch.Tensor:
+    """Clip actions `[P, E, A]` to [−1, 1]; with chance epsilon `[P]` draw one uniformly there instead.
+
+    A member whose actions are not finite gets 0s.
+    """
+    members, envs, size = action.shape
+    u = draw.uniform(envs * (size + 1)).float().view(members, envs, size + 1)
+    known = torch.nan_to_num(action).clamp(-1.0, 1.0)
+    return torch.where(u[..., :1] < epsilon[:, None, None], 2.0 * u[..., 1:] - 1.0, known)

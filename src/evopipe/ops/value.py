@@ -47,3 +47,59 @@ def regression_loss(value: torch.Tensor, target: torch.Tensor, huber: bool) -> t
         return loss
     error = value - target
     return 0.5 * error * error
+
+
+def clipped_double_target(
+    r_t: torch.Tensor, discount_t: torch.Tensor, q1_t: torch.Tensor, q2_t: torch.Tensor
+) -> torch.Tensor:
+    """Return r + γ min(Q₁, Q₂), clipped double Q-learning (Fujimoto, van Hoof & Meger, 2018, eq. 10). Shapes `[…]`."""
+    return torch.addcmul(r_t, discount_t, torch.minimum(q1_t, q2_t))
+
+
+def support(low: float, high: float, atoms: int, device: torch.device) -> torch.Tensor:
+    """Return the values `[K]` that the atoms of a categorical return distribution stand for."""
+    return torch.linspace(low, high, atoms, device=device)
+
+
+def project(
+    z: torch.Tensor, r_t: torch.Tensor, discount_t: torch.Tensor, probabilities_t: torch.Tensor
+) -> torch.Tensor:
+    """Project the distribution of r + γ z back onto z (Bellemare, Dabney & Munos, 2017, algorithm 1).
+
+    Args:
+        z: `[K]`, evenly spaced.
+        r_t: `[…]`.
+        discount_t: `[…]`.
+        probabilities_t: `[…, K]`, of the next state's best action.
+
+    Returns:
+        `[…, K]`, which sums to what `probabilities_t` sums to.
+    """
+    low, high, atoms = z[0], z[-1], len(z)
+    apart = (high - low) / (atoms - 1)
+    # Where r + γ z lies, counted in atoms from the lowest: written so that γ = 1, r = 0 gives whole numbers exactly.
+    place = (r_t - low * (1 - discount_t))[..., None] / apart + discount_t[..., None] * torch.arange(
+        atoms, device=z.device
+    )
+    place = place.clamp(0, atoms - 1)
+    below = torch.nan_to_num(place).floor().clamp(max=atoms - 2)  # a value that is no number stays one in the shares
+    above = place - below  # in [0, 1]: the share that goes to the atom above
+    index, projected = below.long(), torch.zeros_like(probabilities_t)
+    projected.scatter_add_(-1, index, probabilities_t * (1 - above))
+    return projected.scatter_add_(-1, index + 1, probabilities_t * above)
+
+
+def conservative_gap(q: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    """Return log Σ exp Q(s, ·) − Q(s, a), a of the dataset (Kumar et al., 2020, eq. 4): `[…, A]`, int64 `[…]` → `[…]`.
+
+    Never negative; its gradient is the difference of softmax(Q) and the action taken.
+    """
+    return torch.logsumexp(q, dim=-1) - pick(q, action)
+
+
+def expectile_loss(error: torch.Tensor, tau: torch.Tensor | float) -> torch.Tensor:
+    """Return |τ − 1(e < 0)| e² (Newey & Powell, 1987; Kostrikov et al., 2021, eq. 5), e = target − value `[…]`.
+
+    τ = ½ is half the squared error; towards 1 the value that it fits goes from the mean to the largest target.
+    """
+    return (tau - (error < 0).to(error.dtype)).abs() * error * error

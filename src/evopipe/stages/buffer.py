@@ -35,8 +35,8 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         dataset = read_minari(source)
         if not sum(len(episode) for episode in dataset.episodes):
             raise DataError(f"{source}: holds no step; run `evopipe fetch` with at least one episode")
-        check_spaces(dataset, pool.obs_size, pool.num_actions, pool.action_start)
-        transitions = pack(dataset.episodes, pool.action_start)
+        check_spaces(dataset, pool.obs_size, pool.num_actions, pool.actions.start, pool.actions.bounds)
+        transitions = pack(dataset.episodes, pool.actions.relative)
         stats = statistics(transitions, pool.num_actions)
     finally:
         pool.close()
@@ -53,12 +53,13 @@ def statistics(transitions: Transitions, num_actions: int) -> dict[str, Any]:
     """Describe transitions as plain numbers.
 
     Returns:
-        Counts, returns by episode, reward, each observation element, and how often each action was taken.
+        Counts, returns by episode, reward, each observation element, and how often each action was taken, or each
+        element of continuous ones.
     """
     returns = np.bincount(transitions.episode, weights=transitions.reward.astype(np.float64))
     lengths = np.bincount(transitions.episode).astype(np.float64)
     played = lengths > 0
-    obs = transitions.obs.astype(np.float64)
+    action = transitions.action
     return {
         "transitions": len(transitions),
         "episodes": int(played.sum()),
@@ -67,9 +68,15 @@ def statistics(transitions: Transitions, num_actions: int) -> dict[str, Any]:
         "return": _summary(returns[played]),
         "length": _summary(lengths[played]),
         "reward": _summary(transitions.reward.astype(np.float64)),
-        "obs": {name: getattr(obs, name)(axis=0).tolist() for name in ("mean", "std", "min", "max")},
-        "actions": np.bincount(transitions.action, minlength=num_actions).tolist(),
+        "obs": _by_element(transitions.obs),
+        "actions": np.bincount(action, minlength=num_actions).tolist() if action.ndim == 1 else _by_element(action),
     }
+
+
+def _by_element(rows: npt.NDArray[Any]) -> dict[str, list[float]]:
+    """Describe each column of `[N, n]`."""
+    wide = rows.astype(np.float64)
+    return {name: getattr(wide, name)(axis=0).tolist() for name in ("mean", "std", "min", "max")}
 
 
 def _summary(values: npt.NDArray[Any]) -> dict[str, float]:

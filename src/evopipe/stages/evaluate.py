@@ -49,7 +49,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     try:
         with runtime.StopSignal() as stop, runtime.translate_failures():
             stopped = lambda: stop.signum is not None  # noqa: E731
-            played = evaluate(problem.algo, cohorts, pool, seeds, params.evaluate.steps, stopped)
+            played = evaluate(problem, cohorts, pool, seeds, params.evaluate.steps, stopped)
     except Stopped:
         raise Interrupted(
             stop.signum or signal.SIGTERM, "evaluation stopped, nothing was written; the same command begins it again"

@@ -7,9 +7,11 @@ from typing import Any
 
 import evopipe
 from evopipe import __version__, policy, runtime
+from evopipe.algos import get
 from evopipe.config import Params
 from evopipe.core.population import Member
-from evopipe.envs.make import make_env
+from evopipe.envs.make import ActionSpace, make_env
+from evopipe.envs.observations import ObservationSpace
 from evopipe.errors import DataError, MissingInputError
 from evopipe.stages import paths
 from evopipe.stages.setup import make_problem, read_members
@@ -31,7 +33,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     elite = members[-1]
     about = {
         "observations": trained["observations"],
-        "actions": trained["actions"],
+        "config": params.algo_config.model_dump(mode="json"),
         "env": {"id": params.env.id, "kwargs": params.env.kwargs},
         **_spaces(params),
         "preprocessing": [],
@@ -73,11 +75,11 @@ def _params_hash(params: Params) -> str:
 def _spaces(params: Params) -> dict[str, Any]:
     env = make_env(params.env)
     try:
-        start = int(getattr(env.action_space, "start", 0))
         return {
             "observation_space": str(env.observation_space),
             "action_space": str(env.action_space),
-            "action_start": start,
+            **ActionSpace.of(env.action_space).to_json(),
+            **ObservationSpace.of(env.observation_space).to_json(),
         }
     finally:
         env.close()
@@ -105,6 +107,7 @@ def _ancestry(folder: Path, elite: int) -> list[dict[str, Any]]:
 def _card(params: Params, elite: Member, about: dict[str, Any]) -> str:
     """Write the model card: what it is, how good, how to use it."""
     score = about["evaluation"]
+    answers = "actions, values" if hasattr(get(params.train.algo), "values") else "actions"
     low, high = score["interval"]
     scores = f"{score['mean']:.1f} | [{low:.1f}, {high:.1f}] | {score['std']:.1f} | {score['median']:.1f}"
     scores += f" | {score['iqm']:.1f}"
@@ -138,6 +141,6 @@ action = policy.act(obs)
 Or with torch alone, for `obs` of shape `[B, {about["observations"]}]`:
 
 ```python
-actions, values = torch.export.load("models/elite/policy.pt2").module()(obs)
+{answers} = torch.export.load("models/elite/policy.pt2").module()(obs)
 ```
 """

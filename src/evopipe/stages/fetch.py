@@ -10,7 +10,8 @@ import numpy as np
 
 from evopipe import runtime
 from evopipe.config import CollectConfig, Params
-from evopipe.envs.heuristics import Heuristic, heuristic
+from evopipe.envs.check import random_action
+from evopipe.envs.heuristics import Heuristic, heuristic, medium
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError
 from evopipe.rng import Purpose, host
@@ -20,9 +21,10 @@ from evopipe.storage import safeio
 from evopipe.storage.dataset import Dataset, Episode, check_spaces, read_d4rl, read_minari, write_minari
 
 REPORT = REPORTS / "fetch.json"
+MEDIUM_RANDOM = 0.3  # share of random actions of the policy `medium`, so that its data shows what it would not do
 
-Policy = Callable[[EnvPool, np.random.Generator], int]
-"""From a pool of one row and the episode's own generator to the index of an action."""
+Policy = Callable[[EnvPool, np.random.Generator], Any]
+"""From a pool of one row and the episode's own generator to an action as an algorithm knows it: an index, or `[A]`."""
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
@@ -45,7 +47,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
             folder / DATASET,
             episodes,
             dataset_id=f"evopipe/{_slug(params.env.id)}/{params.fetch.source}-v0",
-            observation_space=pool.observation_space,
+            observation_space=pool.row_space,
             action_space=pool.action_space,
             env_spec=pool.env(0).spec,
             algorithm=params.fetch.source,
@@ -98,8 +100,8 @@ def _convert(params: Params, pool: EnvPool) -> tuple[list[Episode], dict[str, An
         dataset = read_d4rl(Path(params.fetch.hdf5.path))
     if not sum(len(episode) for episode in dataset.episodes):
         raise DataError(f"{dataset.where}: holds no step; give a dataset with at least one episode")
-    check_spaces(dataset, pool.obs_size, pool.num_actions, pool.action_start)
-    return dataset.episodes, {"notes": _dropped(dataset), "dropped_steps": dataset.dropped}
+    check_spaces(dataset, pool.obs_size, pool.num_actions, pool.actions.start, pool.actions.bounds)
+    return dataset.episodes, {"notes": [*dataset.notes, *_dropped(dataset)], "dropped_steps": dataset.dropped}
 
 
 def _dropped(dataset: Dataset) -> list[str]:
@@ -165,42 +167,45 @@ def _roll(pool: EnvPool, policy: Policy, rng: np.random.Generator, max_steps: in
     truncated = np.array([bool(each.truncated[0]) for each in steps], np.bool_)
     truncated[-1:] |= ~terminated[-1:]  # a step cap, or a broken step behind it, cuts the episode
     reward = np.array([each.reward[0] for each in steps], np.float32)
-    episode = Episode(
-        np.stack(obs), np.array(actions, np.int64) + pool.action_start, reward, terminated, truncated, seed
-    )
-    return episode, bool(step.broken[0])
+    taken = pool.actions.empty(len(actions))
+    if actions:
+        taken[:] = actions
+    own = pool.actions.own(taken).reshape(taken.shape)
+    return Episode(np.stack(obs), own, reward, terminated, truncated, seed), bool(step.broken[0])
 
 
 def _behaviour(cfg: CollectConfig, pool: EnvPool, env_id: str) -> tuple[dict[str, Policy], list[str]]:
     """Return the policies that have a weight, and what there is to say about them."""
     wanted = [name for name, weight in cfg.policies.items() if weight > 0.0]
-    rule = heuristic(env_id)
-    notes = []
-    if "heuristic" in wanted and rule is None:
-        wanted.remove("heuristic")
-        if not wanted:
-            raise ParamsError(
-                f"fetch.collect.policies: {env_id} has no heuristic; give `random` or `policy` a positive weight"
-            )
-        notes.append(f"{env_id} has no heuristic, its weight went to {', '.join(sorted(wanted))}")
+    rules = {"heuristic": heuristic(env_id), "medium": medium(env_id)}
+    missing = [name for name in wanted if rules.get(name, _random) is None]
+    wanted = [name for name in wanted if name not in missing]
+    if not wanted:
+        raise ParamsError(
+            f"fetch.collect.policies: {env_id} has no {' and no '.join(missing)}; give `random` or `policy` a positive "
+            "weight"
+        )
+    notes = [f"{env_id} has no {name}, its weight went to {', '.join(sorted(wanted))}" for name in missing]
     policies: dict[str, Policy] = {}
     for name in wanted:
-        if name == "heuristic" and rule is not None:
-            policies[name] = _ruled(rule)
+        if (rule := rules.get(name)) is not None:
+            policies[name] = _ruled(rule, MEDIUM_RANDOM if name == "medium" else 0.0)
         else:
             policies[name] = _random if name == "random" else _exported(cfg.policy_path, pool)
     return policies, notes
 
 
-def _random(pool: EnvPool, rng: np.random.Generator) -> int:
-    """Uniform over the legal actions."""
-    legal = np.flatnonzero(pool.mask[0])
-    return int(legal[rng.integers(len(legal))])
+def _random(pool: EnvPool, rng: np.random.Generator) -> Any:
+    return random_action(pool, 0, rng)
 
 
-def _ruled(rule: Heuristic) -> Policy:
-    def act(pool: EnvPool, rng: np.random.Generator) -> int:
-        return rule(pool.env(0), pool.obs[0]) - pool.action_start
+def _ruled(rule: Heuristic, random: float = 0.0) -> Policy:
+    """Follow a rule, with chance `random` act at random instead."""
+
+    def act(pool: EnvPool, rng: np.random.Generator) -> Any:
+        if random and rng.random() < random:
+            return _random(pool, rng)
+        return pool.actions.relative(np.asarray([rule(pool.env(0), pool.obs[0])]))[0]
 
     return act
 
@@ -210,15 +215,20 @@ def _exported(path: str | None, pool: EnvPool) -> Policy:
 
     if path is None:
         raise ParamsError("fetch.collect.policy_path: the weight `policy` needs an exported policy's folder")
-    policy = load(path)
+    policy = load(path).on_rows()
     if (policy.observations, policy.actions) != (pool.obs_size, pool.num_actions):
         raise ParamsError(
             f"fetch.collect.policy_path: {path} takes {policy.observations} observations and {policy.actions} actions, "
             f"the environment has {pool.obs_size} and {pool.num_actions}"
         )
+    if policy.action_space.continuous != pool.actions.continuous:
+        kinds = ("continuous" if space.continuous else "discrete" for space in (policy.action_space, pool.actions))
+        raise ParamsError(
+            f"fetch.collect.policy_path: {path} takes {next(kinds)} actions, the environment {next(kinds)} ones"
+        )
 
-    def act(pool: EnvPool, rng: np.random.Generator) -> int:
-        chosen = int(policy.act(pool.obs[0], mask=pool.mask[0] if pool.masked else None))
-        return chosen - int(policy.about.get("action_start", 0))
+    def act(pool: EnvPool, rng: np.random.Generator) -> Any:
+        chosen = policy.act(pool.obs[0], mask=pool.mask[0] if pool.masked else None)
+        return policy.action_space.relative(np.asarray([chosen]))[0]
 
     return act

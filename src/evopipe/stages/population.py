@@ -7,7 +7,7 @@ from pathlib import Path
 from evopipe.config import Params
 from evopipe.loops.problem import first_members
 from evopipe.stages.paths import POPULATION
-from evopipe.stages.setup import make_problem, write_members
+from evopipe.stages.setup import about_problem, make_problem, write_members
 from evopipe.stages.tell import tell
 
 
@@ -20,10 +20,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     problem = make_problem(params)
     members, mutations = first_members(problem, params.population.size)
     about = {
-        "algo": params.train.algo,
-        "env": params.env.id,
-        "observations": problem.observations,
-        "actions": problem.actions,
+        **about_problem(problem),
         "mutations": [mutation.to_json() for mutation in mutations],
     }
     write_members(folder / POPULATION, members, about)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from evopipe.config import Params
 from evopipe.core.graphs import Paths
 from evopipe.core.population import Member
 from evopipe.errors import DataError, MissingInputError
-from evopipe.loops.problem import Problem, space_sizes
+from evopipe.loops.problem import Problem, spaces_of
 from evopipe.storage import members as stored
 from evopipe.storage import safeio
 
@@ -27,7 +28,6 @@ def make_problem(params: Params, device: torch.device | None = None) -> Problem:
     Raises:
         ParamsError: the environment is unknown, or the algorithm does not serve its spaces.
     """
-    observations, actions = space_sizes(params.env)
     return Problem(
         seed=params.seed,
         env=params.env,
@@ -36,8 +36,7 @@ def make_problem(params: Params, device: torch.device | None = None) -> Problem:
         mutation=params.evolution.mutation,
         algo=get(params.train.algo),
         algo_config=params.algo_config,
-        observations=observations,
-        actions=actions,
+        spaces=spaces_of(params.env, params.train.algo),
         device=device or torch.device("cpu"),
         cohorts=params.runtime.cohorts,
         paths=Paths.choose(params.runtime.compile, device or torch.device("cpu")),
@@ -51,6 +50,12 @@ def write_members(folder: Path, members: Sequence[Member], about: dict[str, Any]
     safeio.write_folder(folder, {MEMBERS: data, TENSORS: safeio.dump_tensors(tensors)})
 
 
+def about_problem(problem: Problem) -> dict[str, Any]:
+    """Return what members were made for: they are of no use to another algorithm or environment."""
+    about = {"algo": problem.train.algo, "env": problem.env.id, **problem.spaces.to_json()}
+    return dict(json.loads(json.dumps(about)))  # as it reads when it comes back
+
+
 def read_members(folder: Path, problem: Problem, stage: str) -> tuple[list[Member], dict[str, Any]]:
     """Read what `write_members` wrote, on the problem's own terms.
 
@@ -62,13 +67,7 @@ def read_members(folder: Path, problem: Problem, stage: str) -> tuple[list[Membe
         raise MissingInputError(f"{folder}: not there; run `evopipe {stage}` or `dvc repro {stage}` first")
     files = safeio.read_folder(folder, only=(MEMBERS, TENSORS))
     about = safeio.parse_json(files[MEMBERS], str(folder / MEMBERS))
-    wanted = {
-        "algo": problem.train.algo,
-        "env": problem.env.id,
-        "observations": problem.observations,
-        "actions": problem.actions,
-    }
-    for name, value in wanted.items():
+    for name, value in about_problem(problem).items():
         if about.get(name) != value:
             raise DataError(
                 f"{folder}: written for {name} {about.get(name)!r}, params.yaml says {value!r}; "

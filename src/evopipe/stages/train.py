@@ -16,11 +16,12 @@ from evopipe.envs.workers import Crew
 from evopipe.errors import DataError, DiskError, DivergedError, EnvironmentFailed, Interrupted, MissingInputError
 from evopipe.evolve.mutate import Mutation
 from evopipe.loops.learners import learner_count
+from evopipe.loops.offline import Offline
 from evopipe.loops.online import Champion, Online
 from evopipe.loops.problem import Problem
 from evopipe.loops.run import run as run_loop
 from evopipe.stages import paths, tracking
-from evopipe.stages.setup import make_problem, read_members, write_members
+from evopipe.stages.setup import about_problem, make_problem, read_members, write_members
 from evopipe.storage import safeio
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.dataset import Transitions, read_transitions
@@ -37,7 +38,7 @@ TIMING = ("generation", "seconds", "env_steps", "eval_steps")
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
-    """Train from `models/population` (and `data/transitions.h5`, where warm-started) to `models/trained`.
+    """Train from `models/population` (and `data/transitions.h5`, offline or warm-started) to `models/trained`.
 
     A run that was stopped or killed goes on from its last checkpoint, bit for bit. Checkpoints are keyed by the content
     of everything the run depends on, so that another run's state is never taken for it.
@@ -55,7 +56,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     learners = learner_count(params.runtime.learners, params.runtime.threads)
     members, about = read_members(folder / paths.POPULATION, problem, "population")
     births = [Mutation(**mutation) for mutation in about["mutations"]]
-    warm = _warm_start(params, problem, folder)
+    warm = _transitions(params, problem, folder)
     state = runtime.state_folder("train", _key(params, folder, warm is not None), folder)
     outputs = runtime.state_folder("locks", runtime.content_key({"outputs": folder.absolute()}), folder)
     with (
@@ -66,7 +67,8 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     ):
         store = CheckpointStore(state / "checkpoints")
         # Nothing is there to save before the loop is: until then a signal simply ends the process.
-        loop = Online(problem, members, warm, births, crew, learners)
+        kind = Offline if params.train.mode == "offline" else Online
+        loop = kind(problem, members, warm, births, crew, learners)
         try:
             with (
                 runtime.StopSignal() as stop,
@@ -82,21 +84,30 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         store.clear()
 
 
-def _warm_start(params: Params, problem: Problem, folder: Path) -> Transitions | None:
-    """Read the transitions that fill the replay first; refuse those of another environment."""
-    if not params.train.warm_start:
+def _transitions(params: Params, problem: Problem, folder: Path) -> Transitions | None:
+    """Read the transitions that fill the replay first, offline all there are; refuse those of another environment."""
+    limit = None if params.train.mode == "offline" else params.train.warm_start
+    if limit == 0:
         return None
     path = folder / paths.TRANSITIONS
     if not path.exists():
         raise MissingInputError(f"{path}: not there; run `evopipe buffer` or `dvc repro buffer` first")
-    warm = read_transitions(path, params.train.warm_start)
-    observations, actions = warm.obs.shape[1], int(warm.action.max(initial=0)) + 1
-    if observations != problem.observations or actions > problem.actions:
+    found = read_transitions(path, limit)
+    if not len(found):
+        raise DataError(f"{path}: holds no transition; fetch at least one episode, then `dvc repro fetch buffer`")
+    vectors, remedy = found.action.ndim == 2, "run `dvc repro fetch buffer` again"
+    if vectors != problem.spaces.continuous:
+        kind = "continuous" if vectors else "discrete"
+        raise DataError(f"{path}: holds {kind} actions, {problem.env.id} has {problem.spaces.kind} ones; {remedy}")
+    observations = found.obs.shape[1]
+    actions = found.action.shape[1] if vectors else int(found.action.max()) + 1
+    if observations != problem.observations or actions > problem.actions or (vectors and actions < problem.actions):
+        what = "actions" if not vectors else "numbers in an action"
         raise DataError(
-            f"{path}: holds observations of length {observations} and {actions} actions, {problem.env.id} has "
-            f"{problem.observations} and {problem.actions}; run `dvc repro fetch buffer` again"
+            f"{path}: holds observations of length {observations} and {actions} {what}, {problem.env.id} has "
+            f"{problem.observations} and {problem.actions}; {remedy}"
         )
-    return warm
+    return found
 
 
 def _key(params: Params, folder: Path, warm: bool) -> str:
@@ -195,10 +206,7 @@ class _Saver:
 def _write_outputs(loop: Online, champion: Champion, params: Params, folder: Path) -> None:
     """Write `models/trained` and the reports; no clock in any of them, so that equal runs give equal bytes."""
     about: dict[str, Any] = {
-        "algo": params.train.algo,
-        "env": params.env.id,
-        "observations": loop.pool.obs_size,
-        "actions": loop.pool.num_actions,
+        **about_problem(loop.problem),
         "elite": {
             "id": champion.member.id,
             "generation": champion.generation,

@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,8 @@ _MAX_METADATA = 16 * 2**20
 _MAX_RATIO = 1100  # deflate's limit is 1032: a dataset that declares more than this holds nothing but its declaration
 _CHUNK_ROWS = 4096
 _FORMAT = 1
-_FLOATS, _INTEGERS, _NUMBERS, _FLAGS = "f", "iu", "fiu", "biu"
+_SLACK = 1e-4  # share of its width by which an action may lie outside of a Box, as rounding makes it
+_NUMBERS, _FLAGS = "fiu", "biu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class Transitions:
 
     Attributes:
         obs: `[N, O]` float32.
-        action: `[N]` int64, indices from 0 whatever the action space starts at.
+        action: `[N]` int64, indices from 0 whatever the action space starts at; or `[N, A]` float32 in [-1, 1],
+            relative to the action space's bounds.
         reward: `[N]` float32.
         terminated: `[N]` bool; `next_obs` has no future.
         truncated: `[N]` bool; the episode was cut after this step, `next_obs` is still its true next observation.
@@ -77,7 +79,7 @@ class Episode:
 
     Attributes:
         obs: `[T + 1, O]` float32.
-        action: `[T]` int64, the environment's own values.
+        action: `[T]` int64 or `[T, A]` float32, the environment's own values.
         reward: `[T]` float32.
         terminated: `[T]` bool, True at most in the last step.
         truncated: `[T]` bool, True at most in the last step.
@@ -105,7 +107,9 @@ class Dataset:
         obs_size: `O` of the recorded observation space; None where the source records none.
         num_actions: `A` of the recorded action space; None where the source records none.
         action_start: the recorded Discrete space's smallest action; None where the source records none.
+        bounds: low and high `[A]` of the recorded Box; None where the source records none.
         dropped: steps left out because their true next observation is not known.
+        notes: what else there is to say of the source, in sentences.
     """
 
     episodes: list[Episode]
@@ -113,7 +117,9 @@ class Dataset:
     obs_size: int | None = None
     num_actions: int | None = None
     action_start: int | None = None
+    bounds: tuple[Array, Array] | None = None
     dropped: int = 0
+    notes: tuple[str, ...] = ()
 
 
 _DTYPES = {
@@ -130,17 +136,23 @@ _DTYPES = {
 # --- Packed transitions -----------------------------------------------------------------------------------------------
 
 
-def pack(episodes: Sequence[Episode], action_start: int = 0) -> Transitions:
-    """Flatten episodes into transitions; actions become indices from 0.
+def pack(episodes: Sequence[Episode], relative: Callable[[Array], Array] | None = None) -> Transitions:
+    """Flatten episodes into transitions.
+
+    Args:
+        episodes: at least one step in all.
+        relative: from the environment's own actions `[N, …]` to indices from 0, or to vectors in [-1, 1]; None where
+            they are that already.
 
     Raises:
         DataError: there is no step at all.
     """
     if not sum(len(episode) for episode in episodes):
         raise DataError("the dataset holds no step: collect or fetch at least one episode")
+    action: Array = np.concatenate([episode.action for episode in episodes])
     return Transitions(
         obs=np.concatenate([episode.obs[:-1] for episode in episodes]),
-        action=np.concatenate([episode.action for episode in episodes]) - action_start,
+        action=action if relative is None else relative(action),
         reward=np.concatenate([episode.reward for episode in episodes]),
         terminated=np.concatenate([episode.terminated for episode in episodes]),
         truncated=np.concatenate([episode.truncated for episode in episodes]),
@@ -149,32 +161,75 @@ def pack(episodes: Sequence[Episode], action_start: int = 0) -> Transitions:
     )
 
 
-def check_spaces(dataset: Dataset, obs_size: int, num_actions: int, action_start: int) -> None:
+def check_spaces(
+    dataset: Dataset,
+    obs_size: int,
+    num_actions: int,
+    action_start: int,
+    bounds: tuple[Array, Array] | None = None,
+) -> None:
     """Compare what a dataset records and holds with an environment's spaces.
+
+    Args:
+        dataset: what was read.
+        obs_size: `O`.
+        num_actions: `A`, actions of a Discrete space, numbers in an action of a Box.
+        action_start: a Discrete space's smallest action.
+        bounds: low and high `[A]` of a Box; None for a Discrete space.
 
     Raises:
         DataError: they differ; the message says which and how.
     """
     remedy = "set `env` to the dataset's environment, or fetch another dataset"
+    kinds = {True: "vectors of numbers", False: "indices"}
+    if dataset.num_actions is not None and (dataset.bounds is None) != (bounds is None):
+        mine, theirs = kinds[bounds is not None], kinds[dataset.bounds is not None]
+        raise DataError(f"{dataset.where}: its actions are {theirs}, env's {mine}: {remedy}")
     recorded = (
         ("observation space has", dataset.obs_size, "numbers", obs_size),
-        ("action space has", dataset.num_actions, "actions", num_actions),
+        ("action space has", dataset.num_actions, "actions" if bounds is None else "numbers", num_actions),
         ("action space starts at", dataset.action_start, "", action_start),
     )
     for what, has, unit, wanted in recorded:
         if has not in (None, wanted):
             raise DataError(f"{dataset.where}: its {what} {has} {unit}".rstrip() + f", env's {wanted}: {remedy}")
-    first, last = action_start, action_start + num_actions - 1
+    if bounds is not None and dataset.bounds is not None and not np.allclose(dataset.bounds, bounds):
+        theirs, mine = (f"{low.tolist()} to {high.tolist()}" for low, high in (dataset.bounds, bounds))
+        raise DataError(f"{dataset.where}: its actions go from {theirs}, env's from {mine}: {remedy}")
     for number, episode in enumerate(dataset.episodes):
         where = f"{dataset.where}: episode {number}"
         if episode.obs.shape[1] != obs_size:
             raise DataError(
                 f"{where} has observations of {episode.obs.shape[1]} numbers, env's have {obs_size}: {remedy}"
             )
-        wrong = np.flatnonzero((episode.action < first) | (episode.action > last))
-        if wrong.size:
-            taken = episode.action[wrong[0]]
-            raise DataError(f"{where} took action {taken} at step {wrong[0]}, env has {first} to {last}: {remedy}")
+        if (episode.action.ndim == 2) != (bounds is not None):
+            mine, theirs = kinds[bounds is not None], kinds[episode.action.ndim == 2]
+            raise DataError(f"{where} took actions that are {theirs}, env's are {mine}: {remedy}")
+        if bounds is None:
+            _check_indices(episode.action, action_start, action_start + num_actions - 1, where, remedy)
+        else:
+            _check_vectors(episode.action, *bounds, where, remedy)
+
+
+def _check_indices(action: Array, first: int, last: int, where: str, remedy: str) -> None:
+    wrong = np.flatnonzero((action < first) | (action > last))
+    if wrong.size:
+        raise DataError(
+            f"{where} took action {action[wrong[0]]} at step {wrong[0]}, env has {first} to {last}: {remedy}"
+        )
+
+
+def _check_vectors(action: Array, low: Array, high: Array, where: str, remedy: str) -> None:
+    if action.shape[1] != len(low):
+        raise DataError(f"{where} took actions of {action.shape[1]} numbers, env's have {len(low)}: {remedy}")
+    slack = _SLACK * (high - low)
+    wrong = np.argwhere((action < low - slack) | (action > high + slack))
+    if wrong.size:
+        step, i = wrong[0]
+        raise DataError(
+            f"{where} took action {action[step].tolist()} at step {step}, env's go from {low[i]:g} to {high[i]:g} at "
+            f"index {i}: {remedy}"
+        )
 
 
 def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, Any]) -> None:
@@ -188,7 +243,8 @@ def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, 
         file.attrs["format"] = _FORMAT
         file.attrs["stats"] = np.bytes_(safeio.dump_json(dict(stats), str(path)))
         for name, dtype in _DTYPES.items():
-            array: Array = np.ascontiguousarray(getattr(transitions, name), dtype)
+            array: Array = getattr(transitions, name)
+            array = np.ascontiguousarray(array, np.float32 if name == "action" and array.ndim == 2 else dtype)
             chunks = (min(_CHUNK_ROWS, max(1, len(array))), *array.shape[1:])
             # The checksum of each chunk lets a reader notice a damaged file.
             file.create_dataset(name, data=array, chunks=chunks, fletcher32=True)
@@ -207,18 +263,26 @@ def read_transitions(path: Path, limit: int | None = None) -> Transitions:
         if file.attrs.get("format") != _FORMAT:
             raise DataError(f"{where}: not a transitions file of format {_FORMAT}; run the stage `buffer` again")
         for name, dtype in _DTYPES.items():
-            array = _read(file, name, where, 2 if name.endswith("obs") else 1, limit=limit)
-            if array.dtype != np.dtype(dtype):
-                raise DataError(f"{where}: dataset '{name}' has dtype {array.dtype}, expected {np.dtype(dtype)}")
+            vectors = name.endswith("obs") or (name == "action" and _dimensions(file, name, where) == 2)
+            array = _read(file, name, where, 2 if vectors else 1, limit=limit)
+            expected = np.dtype(np.float32 if vectors else dtype)
+            if array.dtype != expected:
+                raise DataError(f"{where}: dataset '{name}' has dtype {array.dtype}, expected {expected}")
             arrays[name] = array
         _same_length(where, {name: file[name].shape[0] for name in _DTYPES})
     if arrays["obs"].shape != arrays["next_obs"].shape:
         raise DataError(
             f"{where}: datasets 'obs' {arrays['obs'].shape} and 'next_obs' {arrays['next_obs'].shape} differ"
         )
-    for name in ("obs", "reward", "next_obs"):
+    for name in ("obs", "action", "reward", "next_obs"):
         _finite(arrays[name], where, name)
-    _not_negative(arrays["action"], where, "action")
+    if arrays["action"].ndim == 1:
+        _not_negative(arrays["action"], where, "action")
+    elif (np.abs(arrays["action"]) > 1.0).any():
+        row = np.argwhere(np.abs(arrays["action"]) > 1.0)[0].tolist()
+        raise DataError(
+            f"{where}: dataset 'action' holds {arrays['action'][tuple(row)]} at index {row}, not in [-1, 1]"
+        )
     return Transitions(**arrays)
 
 
@@ -268,7 +332,7 @@ def write_minari(
                 id=number,
                 seed=episode.seed,
                 observations=episode.obs.astype(observation_space.dtype),
-                actions=episode.action,
+                actions=episode.action.reshape(-1, *(action_space.shape or ())),
                 rewards=episode.reward,
                 terminations=episode.terminated,
                 truncations=episode.truncated,
@@ -291,7 +355,7 @@ def _plain_spec(env_spec: EnvSpec | None) -> EnvSpec | None:
 
 
 def read_minari(dataset: str | Path, *, reach_seconds: float = REACH_SECONDS) -> Dataset:
-    """Read a Minari dataset of vector observations and discrete actions.
+    """Read a Minari dataset of vector observations and Discrete or Box actions.
 
     Args:
         dataset: a folder (the dataset's own, or its `data`), or the id of a remote one (`namespace/name-v0`), which is
@@ -338,20 +402,35 @@ def _metadata(source: Path | bytes, where: str) -> dict[str, Any]:
     return content
 
 
-def _recorded_spaces(metadata: Mapping[str, Any], where: str) -> tuple[int | None, int | None, int | None]:
-    """Return `O`, `A` and the first action of the spaces in the metadata, None where it records none."""
+def _recorded_spaces(
+    metadata: Mapping[str, Any], where: str
+) -> tuple[int | None, int | None, int | None, tuple[Array, Array] | None]:
+    """Return `O`, `A`, the first action and the bounds of the spaces in the metadata, None where it records none."""
     observation, action = (_space(metadata, key, where) for key in ("observation_space", "action_space"))
-    obs_size = num_actions = start = None
+    obs_size = num_actions = start = bounds = None
     if observation is not None:
         shape = observation.get("shape")
         if observation.get("type") != "Box" or not isinstance(shape, list) or len(shape) != 1:
             raise DataError(f"{where}: observation space {_brief(observation)} is not served, only a 1-D Box is yet")
         obs_size = int(shape[0])
-    if action is not None:
-        if action.get("type") != "Discrete" or not isinstance(action.get("n"), int):
-            raise DataError(f"{where}: action space {_brief(action)} is not served, only Discrete is yet")
+    if action is not None and action.get("type") == "Discrete" and isinstance(action.get("n"), int):
         num_actions, start = int(action["n"]), int(action.get("start", 0))
-    return obs_size, num_actions, start
+    elif action is not None:
+        bounds = _recorded_bounds(action, where)
+        num_actions = len(bounds[0])
+    return obs_size, num_actions, start, bounds
+
+
+def _recorded_bounds(action: Mapping[str, Any], where: str) -> tuple[Array, Array]:
+    """Return low and high `[A]` of a recorded Box of floats."""
+    try:
+        low, high = (np.asarray(action[name], np.float64).reshape(-1) for name in ("low", "high"))
+    except (KeyError, TypeError, ValueError):
+        low = high = np.empty(0)
+    floats = action.get("type") == "Box" and str(action.get("dtype")).startswith("float")
+    if not floats or not 0 < len(low) == len(high):
+        raise DataError(f"{where}: action space {_brief(action)} is not served, only Discrete and a Box of floats are")
+    return low, high
 
 
 def _space(metadata: Mapping[str, Any], key: str, where: str) -> dict[str, Any] | None:
@@ -376,7 +455,7 @@ def _minari_episode(file: h5py.File, group_name: str, where: str) -> Episode:
     _only_hard_links(group, where)
     prefix = group_name + "/"
     arrays = {
-        "actions": _actions(_read(group, "actions", where, None, _INTEGERS, prefix), where, prefix + "actions"),
+        "actions": _actions(_read(group, "actions", where, None, _NUMBERS, prefix), where, prefix + "actions"),
         "rewards": _float32(_read(group, "rewards", where, 1, _NUMBERS, prefix)),
         "terminations": _flags(_read(group, "terminations", where, 1, _FLAGS, prefix), where, prefix + "terminations"),
         "truncations": _flags(_read(group, "truncations", where, 1, _FLAGS, prefix), where, prefix + "truncations"),
@@ -453,9 +532,10 @@ def _child(script: str, argument: str, dataset_id: str, seconds: float) -> str:
 
 
 def read_d4rl(path: Path) -> Dataset:
-    """Read an HDF5 file in D4RL layout: observations, actions, rewards, terminals, timeouts [, next_observations].
+    """Read an HDF5 file in D4RL layout: observations, actions, rewards, terminals [, timeouts] [, next_observations].
 
-    Episodes end at terminals and timeouts, and are never bridged. Where the file has no next observations, the last
+    Episodes end at terminals and timeouts, and are never bridged (AgileRL's files have no timeouts, so that where an
+    episode was cut there is not known: `notes` says so). Where the file has no next observations, the last
     step of an episode that was cut has no true one and is left out (`dropped` counts them); the last step of an episode
     that terminated is kept, with its own observation repeated, from which nothing bootstraps.
 
@@ -466,14 +546,17 @@ def read_d4rl(path: Path) -> Dataset:
     with _opened(Path(path)) as (file, where):
         _only_hard_links(file, where)
         arrays = {
-            "actions": _actions(_read(file, "actions", where, None, _INTEGERS), where, "actions"),
+            "actions": _actions(_read(file, "actions", where, None, _NUMBERS), where, "actions"),
             "observations": _float32(_read(file, "observations", where, 2, _NUMBERS)),
             "rewards": _float32(_squeezed(_read(file, "rewards", where, None, _NUMBERS))),
             "terminals": _flags(_squeezed(_read(file, "terminals", where, None, "biuf")), where, "terminals"),
-            "timeouts": _flags(_squeezed(_read(file, "timeouts", where, None, "biuf")), where, "timeouts"),
         }
+        timed = bool(file.id.links.exists(b"timeouts"))
+        if timed:
+            arrays["timeouts"] = _flags(_squeezed(_read(file, "timeouts", where, None, "biuf")), where, "timeouts")
         if file.id.links.exists(b"next_observations"):
             arrays["next_observations"] = _float32(_read(file, "next_observations", where, 2, _NUMBERS))
+    arrays.setdefault("timeouts", np.zeros_like(arrays["terminals"]))
     _same_length(where, {name: len(array) for name, array in arrays.items()})
     for name in ("observations", "rewards", "next_observations"):
         if name in arrays:
@@ -482,7 +565,10 @@ def read_d4rl(path: Path) -> Dataset:
         raise DataError(f"{where}: datasets 'observations' and 'next_observations' differ in shape")
     episodes = [_d4rl_episode(arrays, first, last) for first, last in _runs(arrays)]
     kept = [episode for episode in episodes if len(episode)]
-    return Dataset(kept, where, dropped=len(arrays["rewards"]) - sum(len(episode) for episode in kept))
+    dropped = len(arrays["rewards"]) - sum(len(episode) for episode in kept)
+    known = timed or "next_observations" in arrays
+    notes = () if known else ("the file has no timeouts: an episode that was cut runs on into the next one",)
+    return Dataset(kept, where, dropped=dropped, notes=notes)
 
 
 def _runs(arrays: Mapping[str, Array]) -> Iterator[tuple[int, int]]:
@@ -595,10 +681,21 @@ def _squeezed(array: Array) -> Array:
     return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
 
 
+def _dimensions(file: h5py.File, name: str, where: str) -> int:
+    return len(getattr(_member(file, name, where), "shape", None) or ())
+
+
 def _actions(array: Array, where: str, name: str) -> Array:
+    """Integers are indices `[N]`, floats are vectors `[N, A]`."""
+    if array.dtype.kind == "f":
+        vectors = _float32(array.reshape(len(array), int(np.prod(array.shape[1:]))))
+        _finite(vectors, where, name)
+        return vectors
     flat = _squeezed(array)
     if flat.ndim != 1:
-        raise DataError(f"{where}: dataset '{name}' has shape {array.shape}; only Discrete actions are served yet")
+        raise DataError(
+            f"{where}: dataset '{name}' has shape {array.shape}; whole numbers are one index a step, vectors are floats"
+        )
     return flat.astype(np.int64)
 
 

@@ -1,0 +1,143 @@
+"""Conservative Q-learning for discrete actions, to learn from a dataset.
+
+Kumar, Zhou, Tucker & Levine, "Conservative Q-learning for offline reinforcement learning", NeurIPS 2020, CQL(H).
+
+With y = r + γ (1 − terminated) Q⁻(s′, a*), where a* maximises Q (double) or Q⁻ (not), the loss of a member is the
+weighted mean over its batch of ℓ(Q(s, a) − y) + α (log Σ exp Q(s, ·) − Q(s, a)), ℓ Huber or ½ e². The second term
+lowers the values of all actions and raises that of the dataset's own, so that an action that the data does not know is
+not believed to be good. α = 0 is deep Q-learning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from evopipe.core import health, optim
+from evopipe.core.networks import Net, NetworkConfig, forward
+from evopipe.core.optim import Adam
+from evopipe.core.population import Widths, moments, parameters, row
+from evopipe.ops.policy import epsilon_greedy
+from evopipe.ops.value import conservative_gap, masked_argmax, pick, q_target, regression_loss
+from evopipe.rng import Stream
+from evopipe.types import Batch, Evolve, Learned, Schema, Spaces, hyper
+
+PAPER = "https://arxiv.org/abs/2006.04779"
+POLICY = "q"
+ACTIONS = ("discrete",)
+
+
+class Config(Schema):
+    """Hyper-parameters of conservative Q-learning."""
+
+    lr: float = hyper(5e-4, doc="learning rate of Adam", raising="faster, less stable", evolvable=True, gt=0, le=1)
+    batch_size: int = hyper(
+        128, doc="transitions an update", raising="steadier gradients, slower updates", evolvable=True, ge=1, le=65536
+    )
+    learn_step: int = hyper(
+        1, doc="steps of the member between two updates", unit="steps", raising="fewer updates, faster",
+        evolvable=True, ge=1, le=65536,
+    )  # fmt: skip
+    gamma: float = hyper(0.99, doc="discount", raising="looks further ahead", evolvable=True, ge=0, le=1)
+    tau: float = hyper(5e-3, doc="share of the online network mixed into the target at each update", evolvable=True,
+        raising="targets follow faster, less stable", ge=0, le=1)  # fmt: skip
+    grad_clip: float = hyper(
+        10.0, doc="largest gradient norm", raising="larger steps let through", evolvable=True, gt=0
+    )
+    alpha: float = hyper(
+        1.0, doc="weight of the conservative term; 0: plain deep Q-learning", raising="closer to the dataset's actions",
+        evolvable=True, ge=0, le=1000,
+    )  # fmt: skip
+    double: bool = hyper(True, doc="double Q-learning: the online network chooses the bootstrap action")
+    loss: Literal["huber", "mse"] = hyper("huber", doc="regression loss of the temporal-difference error")
+    epsilon: float = hyper(
+        0.05, doc="chance of a random action while it learns online", raising="explores more", ge=0, le=1
+    )
+    network: NetworkConfig = Field(default_factory=NetworkConfig, description="architecture that members start from")
+    evolve: dict[str, Evolve] = Field(
+        default_factory=lambda: {
+            "lr": Evolve(min=6.25e-5, max=1e-2),
+            "batch_size": Evolve(min=32, max=512),
+            "alpha": Evolve(min=0.05, max=5.0),
+        },
+        description="which hyper-parameters the `rl_hp` mutation may change, and how far",
+    )
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that learns, one row a member."""
+
+    q: Net = parameters("q", trainable=True)
+    target: Net = parameters("q")
+    adam: Adam = moments("q")
+    updates: torch.Tensor = row()  # [P] float32
+
+
+def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
+    """Return input and output width of every network."""
+    return {"q": Widths(spaces.observations, spaces.actions)}
+
+
+def init(cfg: Config, nets: Mapping[str, Net]) -> State:
+    """Start from fresh networks; the target is a copy."""
+    q = nets["q"]
+    return State(q=q, target=q.copy(), adam=Adam.start(q), updates=torch.zeros(len(q.values), device=q.values.device))
+
+
+def explore(cfg: Config, step: int) -> float:
+    """Return the chance of a random action, the same at every step of a member."""
+    return cfg.epsilon
+
+
+def values(cfg: Config, state: State, obs: torch.Tensor) -> torch.Tensor:
+    """Return Q(s, ·): obs `[P, E, O]` → `[P, E, A]`."""
+    with torch.no_grad():
+        return forward(state.q, obs)
+
+
+def act(
+    cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, draw: Stream
+) -> torch.Tensor:
+    """Choose actions: obs `[P, E, O]`, legal `[P, E, A]`, epsilon `[P]` → `[P, E]` int64.
+
+    A member whose values are not finite still gets a legal action.
+    """
+    q = torch.nan_to_num(values(cfg, state, obs))
+    u = draw.uniform(2 * obs.shape[1]).view(-1, 2, obs.shape[1])
+    return epsilon_greedy(q, legal, epsilon, u[:, 0], u[:, 1])
+
+
+def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
+    """Choose the best legal actions: obs `[P, E, O]`, legal `[P, E, A]` or None where all are → `[P, E]` int64."""
+    return masked_argmax(torch.nan_to_num(values(cfg, state, obs)), legal)
+
+
+def loss(cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each member's loss `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
+    with torch.no_grad():
+        target_t = forward(state.target, batch.next_obs)  # [P, B, A]
+        selector_t = forward(state.q, batch.next_obs) if cfg.double else target_t
+        y = q_target(batch.reward, batch.discount, target_t, selector_t, batch.next_legal)  # [P, B]
+    q = forward(state.q, batch.obs)  # [P, B, A]
+    q_tm1 = pick(q, batch.action)
+    each = regression_loss(q_tm1, y, cfg.loss == "huber") + hp["alpha"][:, None] * conservative_gap(q, batch.action)
+    return (batch.weight * each).sum(dim=1), (q_tm1 - y).detach()
+
+
+def update(
+    cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch, healthy: torch.Tensor, draw: Stream,
+    turn: int = 0,
+) -> Learned:  # fmt: skip
+    """Learn from one batch; hp values and healthy are `[P]`."""
+    losses, errors = loss(cfg, state, hp, batch)
+    optim.backward(losses, state.q)
+    norms = optim.clip_gradients(state.q, hp["grad_clip"])
+    healthy = health.after_backward(healthy, losses, norms)
+    optim.step(state.q, state.adam, hp["lr"], healthy)
+    optim.polyak(state.target, state.q, hp["tau"] * healthy)
+    return Learned(replace(state, updates=state.updates + healthy), losses.detach(), healthy, errors)

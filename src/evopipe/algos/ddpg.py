@@ -1,0 +1,164 @@
+"""Deep deterministic policy gradient.
+
+Lillicrap et al., "Continuous control with deep reinforcement learning", ICLR 2016.
+
+The critic regresses on y = r + γ (1 − terminated) Q⁻(s′, μ⁻(s′)); the actor climbs Q(s, μ(s)). Actions are tanh(·) in
+[−1, 1], which the environment stretches to its bounds, in targets as well. As in TD3 the actor and the targets move
+once in `policy_delay` updates; 1 is the paper's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from pydantic import Field
+
+from evopipe.core import health, optim
+from evopipe.core.networks import Net, NetworkConfig, action_value, forward
+from evopipe.core.optim import Adam
+from evopipe.core.population import Widths, moments, parameters, row
+from evopipe.ops.noise import Noise, exploration
+from evopipe.ops.policy import or_random
+from evopipe.rng import Stream
+from evopipe.types import Batch, Evolve, Learned, Schema, Spaces, hyper
+
+PAPER = "https://arxiv.org/abs/1509.02971"
+POLICY = "actor"
+ACTIONS = ("continuous",)
+
+
+class Config(Schema):
+    """Hyper-parameters of DDPG."""
+
+    lr_actor: float = hyper(
+        1e-3, doc="learning rate of the actor's Adam", raising="faster, less stable", evolvable=True, gt=0, le=1
+    )
+    lr_critic: float = hyper(
+        1e-3, doc="learning rate of the critic's Adam", raising="faster, less stable", evolvable=True, gt=0, le=1
+    )
+    batch_size: int = hyper(
+        128, doc="transitions an update", raising="steadier gradients, slower updates", evolvable=True, ge=1, le=65536
+    )
+    learn_step: int = hyper(
+        1, doc="steps of the member between two updates", unit="environment steps", raising="fewer updates, faster",
+        evolvable=True, ge=1, le=65536,
+    )  # fmt: skip
+    gamma: float = hyper(0.99, doc="discount", raising="looks further ahead", evolvable=True, ge=0, le=1)
+    tau: float = hyper(5e-3, doc="share of the online networks mixed into the targets", evolvable=True,
+        raising="targets follow faster, less stable", ge=0, le=1)  # fmt: skip
+    grad_clip: float = hyper(
+        10.0, doc="largest gradient norm", raising="larger steps let through", evolvable=True, gt=0
+    )
+    policy_delay: int = hyper(
+        1, doc="critic updates for one of the actor and the targets", raising="slower, steadier actor", ge=1, le=1000
+    )
+    noise: Noise = hyper("gaussian", doc="exploration noise: `gaussian`, or `ou` (Ornstein-Uhlenbeck)")
+    noise_sd: float = hyper(0.1, doc="standard deviation of the noise", raising="explores more", ge=0, le=10)
+    ou_theta: float = hyper(0.15, doc="how fast Ornstein-Uhlenbeck noise returns to 0", raising="less correlated",
+        ge=0.05, le=1)  # fmt: skip
+    random_steps: int = hyper(
+        1_000, doc="first steps of the member, with uniform actions", unit="environment steps",
+        raising="explores longer at first", ge=0, le=10**12,
+    )  # fmt: skip
+    network: NetworkConfig = Field(default_factory=NetworkConfig, description="architecture that members start from")
+    evolve: dict[str, Evolve] = Field(
+        default_factory=lambda: {
+            "lr_actor": Evolve(min=1e-4, max=1e-2),
+            "lr_critic": Evolve(min=1e-4, max=1e-2),
+            "batch_size": Evolve(min=32, max=512),
+            "learn_step": Evolve(min=1, max=8),
+        },
+        description="which hyper-parameters the `rl_hp` mutation may change, and how far",
+    )
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that learns, one row a member."""
+
+    actor: Net = parameters("actor", trainable=True)
+    actor_target: Net = parameters("actor")
+    critic: Net = parameters("critic", trainable=True)
+    critic_target: Net = parameters("critic")
+    actor_adam: Adam = moments("actor")
+    critic_adam: Adam = moments("critic")
+    updates: torch.Tensor = row()  # [P] float32
+
+
+def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
+    """Return input and output width of every network."""
+    return {
+        "actor": Widths(spaces.observations, spaces.actions),
+        "critic": Widths(spaces.observations + spaces.actions, 1),
+    }
+
+
+def init(cfg: Config, nets: Mapping[str, Net]) -> State:
+    """Start from fresh networks; the targets are copies."""
+    actor, critic = nets["actor"], nets["critic"]
+    updates = torch.zeros(len(actor.values), device=actor.values.device)
+    return State(actor, actor.copy(), critic, critic.copy(), Adam.start(actor), Adam.start(critic), updates)
+
+
+def period(cfg: Config) -> int:
+    """Return after how many updates their pattern repeats."""
+    return cfg.policy_delay
+
+
+def explore(cfg: Config, step: int) -> float:
+    """Return the chance of a uniform action after `step` environment steps of a member."""
+    return float(step < cfg.random_steps)
+
+
+def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
+    """Return μ(s): obs `[P, E, O]` → `[P, E, A]` in [−1, 1]."""
+    with torch.no_grad():
+        return torch.tanh(forward(state.actor, obs))
+
+
+def act(
+    cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, draw: Stream
+) -> torch.Tensor:
+    """Return μ(s) and noise, clipped; with chance epsilon `[P]` a uniform action: obs `[P, E, O]` → `[P, E, A]`."""
+    mean = greedy(cfg, state, obs, legal)
+    drawn = exploration(cfg.noise, draw, (mean.shape[1], mean.shape[2]), cfg.noise_sd, cfg.ou_theta)
+    return or_random(mean + drawn, epsilon, draw.part(1))
+
+
+def loss(cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each member's critic loss `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
+    with torch.no_grad():
+        next_action = torch.tanh(forward(state.actor_target, batch.next_obs))
+        y = batch.reward + batch.discount * action_value(state.critic_target, batch.next_obs, next_action)
+    errors = action_value(state.critic, batch.obs, batch.action) - y
+    return (batch.weight * errors * errors).sum(dim=1), errors.detach()
+
+
+def actor_loss(state: State, batch: Batch) -> torch.Tensor:
+    """Return −Q(s, μ(s)), weighted, of each member `[P]`."""
+    action = torch.tanh(forward(state.actor, batch.obs))
+    return -(batch.weight * action_value(state.critic.frozen, batch.obs, action)).sum(dim=1)
+
+
+def update(
+    cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch, healthy: torch.Tensor, draw: Stream,
+    turn: int = 0,
+) -> Learned:  # fmt: skip
+    """Learn from one batch; hp values and healthy are `[P]`."""
+    losses, errors = loss(cfg, state, hp, batch)
+    optim.backward(losses, state.critic)
+    norms = optim.clip_gradients(state.critic, hp["grad_clip"])
+    healthy = healthy & health.of_parameters(state.actor)  # its own loss may come later
+    healthy = health.after_backward(healthy, losses, norms)
+    optim.step(state.critic, state.critic_adam, hp["lr_critic"], healthy)
+    if turn == cfg.policy_delay - 1:
+        climb = actor_loss(state, batch)
+        optim.backward(climb, state.actor)
+        norms = optim.clip_gradients(state.actor, hp["grad_clip"])
+        healthy = health.after_backward(healthy, climb, norms)
+        optim.step(state.actor, state.actor_adam, hp["lr_actor"], healthy)
+        optim.polyak(state.critic_target, state.critic, hp["tau"] * healthy)
+        optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)
+    return Learned(replace(state, updates=state.updates + healthy), losses.detach(), healthy, errors)

@@ -1,0 +1,203 @@
+"""Rainbow DQN.
+
+Hessel et al., "Rainbow: combining improvements in deep reinforcement learning", AAAI 2018.
+
+The network gives the distribution p(s, a) of the return over `atoms` values z between `v_min` and `v_max` (C51), as
+advantages around a value, v + a − mean a, both from its last layer (dueling), with learned noise w + σ ε on the weights
+behind the latent instead of ε-greedy actions (noisy networks). With y the projection of r + γⁿ z under the target
+network's p⁻(s′, a*), where a* maximises the online network's mean (double), the loss of a member is the weighted mean
+over its batch of the cross-entropy −Σ y ln p(s, a). The priority of a transition is the divergence Σ y ln (y / p).
+Several steps (n) and priorities come from the replay: `train.replay.n_step`, `train.replay.prioritised`. Every part can
+be switched off; without all of them it is DQN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from pydantic import Field, model_validator
+
+from evopipe.core import health, optim
+from evopipe.core.networks import Net, NetworkConfig, Views, forward, noise_scale, noisy
+from evopipe.core.optim import Adam
+from evopipe.core.population import Widths, moments, parameters, row, scales
+from evopipe.ops.policy import epsilon_greedy
+from evopipe.ops.value import masked_argmax, project, regression_loss, support
+from evopipe.rng import Stream
+from evopipe.types import Batch, Evolve, Learned, Schema, Spaces, hyper
+
+PAPER = "https://arxiv.org/abs/1710.02298"
+POLICY = "q"
+ACTIONS = ("discrete",)
+
+
+class Config(Schema):
+    """Hyper-parameters of Rainbow."""
+
+    lr: float = hyper(5e-4, doc="learning rate of Adam", raising="faster, less stable", evolvable=True, gt=0, le=1)
+    batch_size: int = hyper(
+        128, doc="transitions an update", raising="steadier gradients, slower updates", evolvable=True, ge=1, le=65536
+    )
+    learn_step: int = hyper(
+        1, doc="steps of the member between two updates", unit="environment steps", raising="fewer updates, faster",
+        evolvable=True, ge=1, le=65536,
+    )  # fmt: skip
+    gamma: float = hyper(0.99, doc="discount", raising="looks further ahead", evolvable=True, ge=0, le=1)
+    tau: float = hyper(1e-2, doc="share of the online network mixed into the target at each update", evolvable=True,
+        raising="targets follow faster, less stable", ge=0, le=1)  # fmt: skip
+    grad_clip: float = hyper(
+        10.0, doc="largest gradient norm", raising="larger steps let through", evolvable=True, gt=0
+    )
+    distributional: bool = hyper(True, doc="learn the distribution of the return (C51), not its mean alone")
+    atoms: int = hyper(51, doc="values that the distribution has", raising="finer, slower", ge=2, le=1001)
+    v_min: float = hyper(-200.0, doc="smallest return that the distribution knows", unit="return",
+        raising="atoms closer together; worse returns look alike")  # fmt: skip
+    v_max: float = hyper(200.0, doc="largest return that the distribution knows", unit="return",
+        raising="atoms further apart; better returns can be told apart")  # fmt: skip
+    dueling: bool = hyper(True, doc="advantages around a value (Wang et al., 2016)")
+    noisy: bool = hyper(True, doc="learned noise on the weights explores, instead of ε (Fortunato et al., 2018)")
+    noisy_sigma: float = hyper(0.5, doc="that noise at the start", raising="explores more", ge=0, le=10)
+    double: bool = hyper(True, doc="double Q-learning: the online network chooses the bootstrap action")
+    eps_start: float = hyper(1.0, doc="exploration at the start, without noise", raising="more random actions early",
+        ge=0, le=1)  # fmt: skip
+    eps_end: float = hyper(0.05, doc="exploration at the end, without noise", raising="more random actions later",
+        ge=0, le=1)  # fmt: skip
+    eps_steps: int = hyper(
+        10_000, doc="steps of the member until ε reaches its end", unit="environment steps", raising="explores longer",
+        ge=1, le=10**12,
+    )  # fmt: skip
+    network: NetworkConfig = Field(default_factory=NetworkConfig, description="architecture that members start from")
+    evolve: dict[str, Evolve] = Field(
+        default_factory=lambda: {
+            "lr": Evolve(min=6.25e-5, max=1e-2),
+            "batch_size": Evolve(min=32, max=512),
+            "learn_step": Evolve(min=1, max=8),
+        },
+        description="which hyper-parameters the `rl_hp` mutation may change, and how far",
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Config:
+        if self.v_min >= self.v_max:
+            raise ValueError(f"v_min ({self.v_min}) must be below v_max ({self.v_max})")
+        return self
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that learns, one row a member."""
+
+    q: Net = parameters("q", trainable=True)
+    target: Net = parameters("q")
+    noise: Net = scales("q", trainable=True)  # σ of every weight; those up to the latent are not used
+    noise_target: Net = scales("q")
+    adam: Adam = moments("q")
+    noise_adam: Adam = moments("q")
+    updates: torch.Tensor = row()  # [P] float32
+
+
+def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
+    """Return input and output width of every network."""
+    outputs = (spaces.actions + cfg.dueling) * (cfg.atoms if cfg.distributional else 1)
+    return {"q": Widths(spaces.observations, outputs)}
+
+
+def init(cfg: Config, nets: Mapping[str, Net]) -> State:
+    """Start from fresh networks; the targets are copies."""
+    q = nets["q"]
+    noise = replace(q, values=noise_scale(q.structure, cfg.noisy_sigma if cfg.noisy else 0.0))
+    updates = torch.zeros(len(q.values), device=q.values.device)
+    return State(q, q.copy(), noise, noise.copy(), Adam.start(q), Adam.start(noise), updates)
+
+
+def explore(cfg: Config, step: int) -> float:
+    """Return ε after `step` environment steps of a member: 0 where the noise explores."""
+    if cfg.noisy:
+        return 0.0
+    return cfg.eps_start + min(1.0, step / cfg.eps_steps) * (cfg.eps_end - cfg.eps_start)
+
+
+def logits(cfg: Config, net: Net, obs: torch.Tensor, views: Sequence[Views] | None) -> torch.Tensor:
+    """Return the network's output for every action: obs `[P, B, O]` → `[P, B, A, K]`, K = 1 without a distribution."""
+    out = forward(net, obs, views)
+    out = out.view(*out.shape[:-1], -1, cfg.atoms if cfg.distributional else 1)
+    if not cfg.dueling:
+        return out
+    value, advantage = out[..., :1, :], out[..., 1:, :]
+    return value + advantage - advantage.mean(dim=-2, keepdim=True)
+
+
+def mean(cfg: Config, out: torch.Tensor) -> torch.Tensor:
+    """Return action values `[P, B, A]` from outputs `[P, B, A, K]`."""
+    if not cfg.distributional:
+        return out[..., 0]
+    return out.softmax(dim=-1) @ support(cfg.v_min, cfg.v_max, cfg.atoms, out.device)
+
+
+def values(cfg: Config, state: State, obs: torch.Tensor) -> torch.Tensor:
+    """Return Q(s, ·) without noise: obs `[P, E, O]` → `[P, E, A]`."""
+    with torch.no_grad():
+        return mean(cfg, logits(cfg, state.q, obs, None))
+
+
+def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
+    """Choose the best legal actions: obs `[P, E, O]`, legal `[P, E, A]` or None where all are → `[P, E]` int64."""
+    return masked_argmax(torch.nan_to_num(values(cfg, state, obs)), legal)
+
+
+def act(
+    cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, draw: Stream
+) -> torch.Tensor:
+    """Choose actions: obs `[P, E, O]`, legal `[P, E, A]`, epsilon `[P]` → `[P, E]` int64."""
+    with torch.no_grad():
+        views = noisy(state.q, state.noise, draw.part(1)) if cfg.noisy else None
+        q = torch.nan_to_num(mean(cfg, logits(cfg, state.q, obs, views)))
+    u = draw.uniform(2 * obs.shape[1]).view(-1, 2, obs.shape[1])
+    return epsilon_greedy(q, legal, epsilon, u[:, 0], u[:, 1])
+
+
+def loss(
+    cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch, draw: Stream
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each member's loss `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
+    online = noisy(state.q, state.noise, draw.part(1)) if cfg.noisy else None
+    with torch.no_grad():
+        views = noisy(state.target, state.noise_target, draw.part(2)) if cfg.noisy else None
+        out_t = logits(cfg, state.target, batch.next_obs, views)  # [P, B, A, K]
+        selector_t = logits(cfg, state.q, batch.next_obs, online) if cfg.double else out_t
+        out_t = of_action(out_t, masked_argmax(mean(cfg, selector_t), batch.next_legal))  # [P, B, K]
+    out_tm1 = of_action(logits(cfg, state.q, batch.obs, online), batch.action)
+    if not cfg.distributional:
+        y = torch.addcmul(batch.reward, batch.discount, out_t[..., 0])
+        losses = regression_loss(out_tm1[..., 0], y, huber=True)
+        return (batch.weight * losses).sum(dim=1), (out_tm1[..., 0] - y).detach()
+    z = support(cfg.v_min, cfg.v_max, cfg.atoms, out_t.device)
+    y = project(z, batch.reward, batch.discount, out_t.softmax(dim=-1))
+    losses = -(y * out_tm1.log_softmax(dim=-1)).sum(dim=-1)  # cross-entropy
+    divergence = losses.detach() - torch.special.entr(y).sum(dim=-1)  # Kullback-Leibler
+    return (batch.weight * losses).sum(dim=1), divergence
+
+
+def of_action(out: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    """Return the outputs of the action taken: `[P, B, A, K]`, int64 `[P, B]` → `[P, B, K]`."""
+    return out.gather(-2, action[..., None, None].expand(*action.shape, 1, out.shape[-1])).squeeze(-2)
+
+
+def update(
+    cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch, healthy: torch.Tensor, draw: Stream,
+    turn: int = 0,
+) -> Learned:  # fmt: skip
+    """Learn from one batch; hp values and healthy are `[P]`."""
+    losses, errors = loss(cfg, state, hp, batch, draw)
+    nets = [(state.q, state.target, state.adam)]
+    if cfg.noisy:
+        nets.append((state.noise, state.noise_target, state.noise_adam))
+    optim.backward(losses, *(net for net, _, _ in nets))
+    norms = torch.stack([optim.clip_gradients(net, hp["grad_clip"]) for net, _, _ in nets]).sum(dim=0)
+    healthy = health.after_backward(healthy, losses, norms)
+    for net, target, adam in nets:
+        optim.step(net, adam, hp["lr"], healthy)
+        optim.polyak(target, net, hp["tau"] * healthy)
+    return Learned(replace(state, updates=state.updates + healthy), losses.detach(), healthy, errors)

@@ -1,0 +1,242 @@
+"""Soft actor-critic, for continuous and discrete actions, with a learned temperature.
+
+Haarnoja et al., "Soft actor-critic algorithms and applications", 2018 (continuous); Christodoulou, "Soft actor-critic
+for discrete action settings", 2019.
+
+Two critics regress on y = r + γ (1 − terminated) V⁻(s′), V⁻(s′) = E[min(Q₁⁻, Q₂⁻)(s′, a′) − α log π(a′|s′)]; the actor
+climbs E[min(Q₁, Q₂)(s, a) − α log π(a|s)]; log α follows the entropy's distance from its target. The expectations are
+one draw of a tanh-squashed Gaussian where actions are continuous, exact sums where they are discrete.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from evopipe.core import health, optim
+from evopipe.core.networks import Net, NetworkConfig, action_value, forward
+from evopipe.core.optim import Adam, ScalarAdam
+from evopipe.core.population import Widths, moments, parameters, row
+from evopipe.ops.distributions import LOG_STD_MAX, LOG_STD_MIN, masked_log_softmax, squashed_gaussian
+from evopipe.ops.policy import or_random, random_legal
+from evopipe.ops.value import masked_argmax, pick
+from evopipe.rng import Stream
+from evopipe.types import Batch, Evolve, Learned, Schema, Spaces, hyper
+
+PAPER = "https://arxiv.org/abs/1812.05905"
+POLICY = "actor"
+ACTIONS = ("continuous", "discrete")
+
+
+class Config(Schema):
+    """Hyper-parameters of SAC."""
+
+    lr_actor: float = hyper(
+        3e-4, doc="learning rate of the actor's Adam", raising="faster, less stable", evolvable=True, gt=0, le=1
+    )
+    lr_critic: float = hyper(
+        1e-3, doc="learning rate of the critics' Adam", raising="faster, less stable", evolvable=True, gt=0, le=1
+    )
+    lr_alpha: float = hyper(
+        1e-3, doc="learning rate of the temperature's Adam", raising="entropy reaches its target sooner",
+        evolvable=True, gt=0, le=1,
+    )  # fmt: skip
+    batch_size: int = hyper(
+        128, doc="transitions an update", raising="steadier gradients, slower updates", evolvable=True, ge=1, le=65536
+    )
+    learn_step: int = hyper(
+        1, doc="steps of the member between two updates", unit="environment steps", raising="fewer updates, faster",
+        evolvable=True, ge=1, le=65536,
+    )  # fmt: skip
+    gamma: float = hyper(0.99, doc="discount", raising="looks further ahead", evolvable=True, ge=0, le=1)
+    tau: float = hyper(5e-3, doc="share of the online critics mixed into the targets", evolvable=True,
+        raising="targets follow faster, less stable", ge=0, le=1)  # fmt: skip
+    grad_clip: float = hyper(
+        10.0, doc="largest gradient norm", raising="larger steps let through", evolvable=True, gt=0
+    )
+    alpha: float = hyper(0.2, doc="temperature at the start", raising="explores more", gt=0, le=100)
+    learn_alpha: bool = hyper(True, doc="whether the temperature is learned")
+    target_entropy: float | Literal["auto"] = hyper(
+        "auto", doc="entropy that the temperature aims at; `auto`: −A, or 0.6 log A where actions are discrete",
+        unit="nats", raising="explores more",
+    )  # fmt: skip
+    random_steps: int = hyper(
+        1_000, doc="first steps of the member, with uniform actions", unit="environment steps",
+        raising="explores longer at first", ge=0, le=10**12,
+    )  # fmt: skip
+    network: NetworkConfig = Field(default_factory=NetworkConfig, description="architecture that members start from")
+    evolve: dict[str, Evolve] = Field(
+        default_factory=lambda: {
+            "lr_actor": Evolve(min=1e-4, max=1e-2),
+            "lr_critic": Evolve(min=1e-4, max=1e-2),
+            "batch_size": Evolve(min=32, max=512),
+            "learn_step": Evolve(min=1, max=8),
+        },
+        description="which hyper-parameters the `rl_hp` mutation may change, and how far",
+    )
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that learns, one row a member."""
+
+    actor: Net = parameters("actor", trainable=True)
+    critic_1: Net = parameters("critic_1", trainable=True)
+    critic_2: Net = parameters("critic_2", trainable=True)
+    critic_1_target: Net = parameters("critic_1")
+    critic_2_target: Net = parameters("critic_2")
+    actor_adam: Adam = moments("actor")
+    critic_1_adam: Adam = moments("critic_1")
+    critic_2_adam: Adam = moments("critic_2")
+    log_alpha: torch.Tensor = row()  # [P]
+    log_alpha_adam: torch.Tensor = row()  # [P, 3], see ScalarAdam
+    updates: torch.Tensor = row()  # [P] float32
+
+
+def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
+    """Return input and output width of every network: mean and log-deviation, or a logit for each action."""
+    o, a = spaces.observations, spaces.actions
+    critic = Widths(o + a, 1) if spaces.continuous else Widths(o, a)
+    return {"actor": Widths(o, 2 * a if spaces.continuous else a), "critic_1": critic, "critic_2": critic}
+
+
+def init(cfg: Config, nets: Mapping[str, Net]) -> State:
+    """Start from fresh networks; the targets are copies."""
+    actor, one, two = nets["actor"], nets["critic_1"], nets["critic_2"]
+    zeros = torch.zeros(len(actor.values), device=actor.values.device)
+    return State(
+        actor, one, two, one.copy(), two.copy(), Adam.start(actor), Adam.start(one), Adam.start(two),
+        zeros + math.log(cfg.alpha), ScalarAdam.start(zeros), zeros.clone(),
+    )  # fmt: skip
+
+
+def explore(cfg: Config, step: int) -> float:
+    """Return the chance of a uniform action after `step` environment steps of a member."""
+    return float(step < cfg.random_steps)
+
+
+def is_continuous(state: State) -> bool:
+    """Whether actions are continuous: then the critics read them."""
+    return state.critic_1.structure.inputs > state.actor.structure.inputs
+
+
+def gaussian(state: State, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and log standard deviation before squashing: obs `[P, B, O]` → `[P, B, A]` each."""
+    mean, log_std = forward(state.actor, obs).chunk(2, dim=-1)
+    return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+
+
+def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
+    """Return the mode: obs `[P, E, O]` → `[P, E, A]` in [−1, 1], or `[P, E]` int64, the likeliest legal action."""
+    with torch.no_grad():
+        if is_continuous(state):
+            return torch.tanh(gaussian(state, obs)[0])
+        return masked_argmax(torch.nan_to_num(forward(state.actor, obs)), legal)
+
+
+def act(
+    cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, draw: Stream
+) -> torch.Tensor:
+    """Draw from the policy, with chance epsilon `[P]` uniformly: obs `[P, E, O]` → `[P, E, A]`, or `[P, E]` int64."""
+    with torch.no_grad():
+        if is_continuous(state):
+            mean, log_std = gaussian(state, obs)
+            action, _ = squashed_gaussian(mean, log_std, draw.normal(mean[0].numel()).view(mean.shape))
+            return or_random(action, epsilon, draw.part(1))
+        log_pi = masked_log_softmax(torch.nan_to_num(forward(state.actor, obs)), legal)
+        u = draw.uniform(log_pi[0].numel() + 2 * obs.shape[1]).float()
+        pick_u, choose_u, gumbel_u = u.split([obs.shape[1], obs.shape[1], log_pi[0].numel()], dim=1)
+        drawn = masked_argmax(log_pi - torch.log(-torch.log(gumbel_u.view(log_pi.shape).clamp(1e-20, 1 - 1e-7))), legal)
+        return torch.where(pick_u < epsilon[:, None], random_legal(choose_u, legal), drawn)
+
+
+def loss(
+    cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch, draw: Stream
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each member's loss of both critics `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
+    with torch.no_grad():
+        y = torch.addcmul(batch.reward, batch.discount, soft_value(state, batch, draw))
+    if is_continuous(state):
+        values = [action_value(net, batch.obs, batch.action) for net in (state.critic_1, state.critic_2)]
+    else:
+        values = [pick(forward(net, batch.obs), batch.action) for net in (state.critic_1, state.critic_2)]
+    errors = [value - y for value in values]
+    losses = 0.5 * (batch.weight * (errors[0].square() + errors[1].square())).sum(dim=1)
+    return losses, (0.5 * (errors[0].abs() + errors[1].abs())).detach()
+
+
+def soft_value(state: State, batch: Batch, draw: Stream) -> torch.Tensor:
+    """Return V⁻(s′) `[P, B]`."""
+    alpha, targets = state.log_alpha.exp()[:, None], (state.critic_1_target, state.critic_2_target)
+    if is_continuous(state):
+        mean, log_std = gaussian(state, batch.next_obs)
+        action, log_pi = squashed_gaussian(mean, log_std, draw.normal(mean[0].numel()).view(mean.shape))
+        q1_t, q2_t = (action_value(net, batch.next_obs, action) for net in targets)
+        return torch.minimum(q1_t, q2_t) - alpha * log_pi
+    log_pi = masked_log_softmax(forward(state.actor, batch.next_obs), batch.next_legal)
+    q1_t, q2_t = (forward(net, batch.next_obs) for net in targets)
+    return expected(log_pi, torch.minimum(q1_t, q2_t) - alpha[..., None] * log_pi)
+
+
+def expected(log_pi: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return Σ π(a) values(a), `[…, A]` → `[…]`; an action of probability 0 counts nothing whatever its value."""
+    pi = log_pi.exp()
+    return torch.where(pi > 0, pi * values, 0.0).sum(dim=-1)
+
+
+def actor_loss(state: State, batch: Batch, draw: Stream) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return E[α log π − min Q], weighted, of each member `[P]`, and the entropy of each state `[P, B]`."""
+    alpha, critics = state.log_alpha.exp()[:, None], (state.critic_1.frozen, state.critic_2.frozen)
+    if is_continuous(state):
+        mean, log_std = gaussian(state, batch.obs)
+        action, log_pi = squashed_gaussian(mean, log_std, draw.normal(mean[0].numel()).view(mean.shape))
+        q1, q2 = (action_value(net, batch.obs, action) for net in critics)
+        return (batch.weight * (alpha * log_pi - torch.minimum(q1, q2))).sum(dim=1), -log_pi.detach()
+    log_pi = masked_log_softmax(forward(state.actor, batch.obs), None)
+    with torch.no_grad():
+        q1, q2 = (forward(net, batch.obs) for net in critics)
+    losses = (batch.weight * expected(log_pi, alpha[..., None] * log_pi - torch.minimum(q1, q2))).sum(dim=1)
+    return losses, -expected(log_pi, log_pi).detach()
+
+
+def aim(cfg: Config, state: State) -> float:
+    """Return the entropy that the temperature aims at."""
+    if cfg.target_entropy != "auto":
+        return cfg.target_entropy
+    outputs = state.actor.structure.outputs
+    return -outputs / 2.0 if is_continuous(state) else 0.6 * math.log(outputs)
+
+
+def update(
+    cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch, healthy: torch.Tensor, draw: Stream,
+    turn: int = 0,
+) -> Learned:  # fmt: skip
+    """Learn from one batch; hp values and healthy are `[P]`."""
+    critics = ((state.critic_1, state.critic_1_adam), (state.critic_2, state.critic_2_adam))
+    losses, errors = loss(cfg, state, hp, batch, draw)
+    optim.backward(losses, state.critic_1, state.critic_2)
+    norms = [optim.clip_gradients(net, hp["grad_clip"]) for net, _ in critics]
+    healthy = healthy & health.of_parameters(state.actor)  # its own loss may come later
+    healthy = health.after_backward(healthy, losses, norms[0] + norms[1])
+    for net, adam in critics:
+        optim.step(net, adam, hp["lr_critic"], healthy)
+
+    climb, entropy = actor_loss(state, batch, draw.part(1))
+    optim.backward(climb, state.actor)
+    norm = optim.clip_gradients(state.actor, hp["grad_clip"])
+    healthy = health.after_backward(healthy, climb, norm)
+    optim.step(state.actor, state.actor_adam, hp["lr_actor"], healthy)
+
+    log_alpha, alpha_adam = state.log_alpha, state.log_alpha_adam
+    if cfg.learn_alpha:
+        surplus = (batch.weight * (entropy - aim(cfg, state))).sum(dim=1)  # the gradient of the temperature's loss
+        log_alpha, alpha_adam = ScalarAdam.step(log_alpha, alpha_adam, surplus, hp["lr_alpha"], healthy)
+    for target, (net, _) in zip((state.critic_1_target, state.critic_2_target), critics, strict=True):
+        optim.polyak(target, net, hp["tau"] * healthy)
+    state = replace(state, log_alpha=log_alpha, log_alpha_adam=alpha_adam, updates=state.updates + healthy)
+    return Learned(state, losses.detach(), healthy, errors)

@@ -1,0 +1,173 @@
+"""The images of a replay memory: bytes, each frame kept once.
+
+A transition holds two observations, and the second of one is the first of the next. So the rows of a memory keep what
+is no image, and point to frames that lie beside them. A transition brings its next frame; its own is found where it is,
+byte for byte, what came last from the same environment (or in the row before), and is brought too where it is not, as
+when an episode begins. A frame is held as long as a row points to it, and its place then serves the next one: there is
+room for two frames a row, the worst case, and on a CPU memory is taken for the places only that were ever used.
+
+A byte b stands for the float32 number b / 255, which is what an image of bytes is in an observation.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from evopipe.core.graphs import upload
+from evopipe.types import Image
+
+NONE = -1
+
+
+class Frames:
+    """Frames, and which of them every row has.
+
+    Args:
+        images: the columns of an observation that are images of bytes, in order.
+        observations: `O`.
+        rows: `N` of all memories together.
+        device: where frames live.
+
+    Attributes:
+        size: `S`, bytes of a frame: all images of an observation.
+        store: `[2 N, S]` uint8; on a CPU in memory that forked processes share.
+        places: `[N, 2]` int64, where in `store` the own and the next frame of every row lie.
+        used: places ever used; beyond them `store` is untouched.
+    """
+
+    def __init__(self, images: Sequence[Image], observations: int, rows: int, device: torch.device) -> None:
+        self.images, self._obs, self._rows, self._device = tuple(images), observations, rows, device
+        self.size = sum(image.size for image in images)
+        self.store = _empty(2 * rows, self.size, device)
+        self.places = torch.zeros(rows, 2, dtype=torch.int64, device=device)
+        self._white = torch.full((), 255.0, device=device)  # on the device: dividing by a number would not be exact
+        self._clear()
+
+    def _clear(self) -> None:
+        self.used = 0
+        self._held = np.full((self._rows, 2), NONE)  # `places` on the host, NONE where a row is not filled
+        self._count = np.zeros(2 * self._rows, np.int64)  # how many rows point to each place, once or twice each
+        self._free = np.empty(0, np.int64)  # places below `used` that no row points to; the last one goes first
+        self._last = np.empty(0, np.int64)  # where the last next frame of each environment lies
+        self._seen = np.empty((0, self.size), np.uint8)  # and that frame
+
+    def _columns(self, start: int) -> list[slice]:
+        """Where the images lie in packed rows whose observation begins at a column."""
+        return [slice(start + image.start, start + image.start + image.size) for image in self.images]
+
+    def _between(self, size: int) -> list[slice]:
+        """Which columns of packed rows `[n, size]` lie in no image."""
+        images = [*self._columns(0), *self._columns(self._obs)]
+        ends, starts = [0, *(image.stop for image in images)], [*(image.start for image in images), size]
+        return [slice(a, b) for a, b in zip(ends, starts, strict=True)]
+
+    def bare(self, rows: np.ndarray) -> np.ndarray:
+        """Leave the images out of packed rows: `[n, size]` → `[n, size - 2 S]`."""
+        return np.concatenate([rows[:, columns] for columns in self._between(rows.shape[1])], axis=1)
+
+    def add(self, at: np.ndarray, rows: np.ndarray, source: np.ndarray, sources: int) -> None:
+        """Take the frames of rows that replace those `at`.
+
+        Args:
+            at: `[n]`, all different.
+            rows: `[n, size]`, packed, with the images.
+            source: `[n]`, which environment each comes from, all different.
+            sources: how many there are.
+        """
+        own, following = self._read(rows, 0), self._read(rows, self._obs)
+        if len(self._last) != sources:
+            self._last, self._seen = np.full(sources, NONE), np.zeros((sources, self.size), np.uint8)
+        before = self._last[source]
+        known = (before != NONE) & (own == self._seen[source]).all(axis=1)
+        chained = np.zeros(len(at), bool)  # its own frame is the next one of the row before
+        chained[1:] = ~known[1:] & (own[1:] == following[:-1]).all(axis=1)
+        new = ~known & ~chained
+        np.add.at(self._count, before[known], 1)
+        self._release(self._held[at])
+
+        place = self._take(int(new.sum()) + len(at))
+        held = np.empty((len(at), 2), np.int64)
+        held[:, 1] = place[: len(at)]
+        held[1:, 0] = held[:-1, 1]
+        held[known, 0], held[new, 0] = before[known], place[len(at) :]
+        np.add.at(self._count, held[:, 1], 1)
+        np.add.at(self._count, held[~known, 0], 1)
+        self._held[at] = held
+        self._last[source], self._seen[source] = held[:, 1], following
+        fresh = upload(torch.from_numpy(np.concatenate((following, own[new]))), self._device)
+        self.store[upload(torch.from_numpy(place), self._device)] = fresh
+        self.places[upload(torch.from_numpy(at), self._device)] = upload(torch.from_numpy(held), self._device)
+
+    def _read(self, rows: np.ndarray, start: int) -> np.ndarray:
+        """The frames in the observations that begin at a column of packed rows: `[n, S]` uint8."""
+        x = np.concatenate([rows[:, columns] for columns in self._columns(start)], axis=1)
+        np.clip(x, 0, 1, out=x)
+        x *= np.float32(255)
+        frames: np.ndarray = np.rint(x, out=x).astype(np.uint8)
+        return frames
+
+    def _release(self, held: np.ndarray) -> None:
+        """Let go of what rows that go held, `[n, 2]`."""
+        gone = held[held != NONE]
+        np.subtract.at(self._count, gone, 1)
+        gone = np.unique(gone)
+        self._free = np.concatenate((self._free, gone[self._count[gone] == 0]))
+        self._last[(self._last != NONE) & (self._count[self._last] == 0)] = NONE
+
+    def _take(self, n: int) -> np.ndarray:
+        """Find places for n frames: those that were let go last, then those never used."""
+        kept = max(0, len(self._free) - n)
+        again, self._free = self._free[kept:], self._free[:kept]
+        never = np.arange(self.used, self.used + n - len(again))
+        self.used += len(never)
+        return np.concatenate((again, never))
+
+    def join(self, bare: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Put the images back into the rows `index` `[n]`: `[n, size - 2 S]` → `[n, size]`."""
+        size = bare.shape[1] + 2 * self.size
+        rows, at = bare.new_empty(len(bare), size), 0
+        for columns in self._between(size):
+            width = columns.stop - columns.start
+            rows[:, columns] = bare[:, at : at + width]
+            at += width
+        places = self.places.index_select(0, index)
+        for which, start in enumerate((0, self._obs)):
+            frames, at = self.store.index_select(0, places[:, which]), 0
+            for columns, image in zip(self._columns(start), self.images, strict=True):
+                torch.div(frames[:, at : at + image.size], self._white, out=rows[:, columns])
+                at += image.size
+        return rows
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return a copy of everything."""
+        kept = {"held": self._held, "free": self._free, "last": self._last}
+        return {
+            "frames": self.store[: self.used].to("cpu", copy=True),
+            **{f"frames.{name}": torch.from_numpy(array.copy()) for name, array in kept.items()},
+        }
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `state` returned."""
+        self._clear()
+        self.used = len(state["frames"])
+        self.store[: self.used] = state["frames"].to(self._device)
+        self._held, self._free, self._last = (state[f"frames.{name}"].numpy().copy() for name in _ARRAYS)
+        self._count += np.bincount(self._held[self._held != NONE], minlength=len(self._count))
+        self.places.copy_(torch.from_numpy(np.maximum(self._held, 0)))
+        self._seen = np.zeros((len(self._last), self.size), np.uint8)
+        known = self._last != NONE
+        self._seen[known] = state["frames"].numpy()[self._last[known]]
+
+
+_ARRAYS = ("held", "free", "last")
+
+
+def _empty(rows: int, columns: int, device: torch.device) -> torch.Tensor:
+    """Bytes that are 0; on a CPU in memory that forked processes share, and that is taken where it is first written."""
+    if device.type != "cpu":
+        return torch.zeros(rows, columns, dtype=torch.uint8, device=device)
+    return torch.frombuffer(mmap.mmap(-1, rows * columns), dtype=torch.uint8).view(rows, columns)

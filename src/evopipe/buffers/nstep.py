@@ -1,0 +1,109 @@
+"""Transitions over n steps, put together as an environment is stepped.
+
+Every environment has its own window of the last n steps. A transition begins at the oldest of them and ends after n
+steps, or where the episode ends before: at a terminal state without anything to bootstrap from, at a truncation
+bootstrapping from the true last observation. Rewards are kept apart, so that each member discounts them by its own γ
+(Sutton & Barto, 2018, § 7.1).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evopipe.buffers.replay import RowLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class NStep:
+    """The windows of `R` environments.
+
+    Args:
+        layout: of the rows to make; `layout.steps` is n.
+        rows: `R`.
+    """
+
+    def __init__(self, layout: RowLayout, rows: int) -> None:
+        n, self._layout = layout.steps, layout
+        self._obs = np.zeros((n, rows, layout.obs), np.float32)  # slot t mod n holds step t of the episode
+        shape = (n, rows, layout.actions) if layout.continuous else (n, rows)
+        self._action = np.zeros(shape, np.float32)
+        self._reward = np.zeros((n, rows), np.float32)
+        self._legal = np.ones((rows, layout.actions if layout.masked else 0), np.bool_)  # after the last good step
+        self._first = np.zeros(rows, np.int64)  # the oldest step in the window, counted from the episode's first
+        self._next = np.zeros(rows, np.int64)  # the step that comes next
+
+    def add(
+        self,
+        obs: np.ndarray,
+        action: np.ndarray,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        next_obs: np.ndarray,
+        next_legal: np.ndarray | None,
+        broken: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Take one step of all environments, `[R, …]`; return what it completes.
+
+        A broken step is left out. What came before it in the window ends there, bootstrapping from the last good
+        observation.
+
+        Returns:
+            Rows `[R, n, size]`, and which of them are transitions `[R, n]`.
+        """
+        n, index = self._layout.steps, np.arange(len(obs))
+        good = ~broken & np.isfinite(obs).all(axis=1)
+        place = self._next % n
+        self._obs[place[good], index[good]] = obs[good]
+        self._action[place[good], index[good]] = action[good]
+        self._reward[place[good], index[good]] = reward[good]
+        self._next += good
+        over = terminated | truncated | ~good
+        until = np.where(over, self._next, np.maximum(self._next - n + 1, self._first))  # starts below it are complete
+
+        start = self._first[:, None] + np.arange(n)  # [R, n]
+        keep = start < until[:, None]
+        length = np.maximum(self._next[:, None] - start, 0)  # steps from each start to now
+        if not good.all():  # a row's last good observation is where its broken step began
+            next_obs = np.where(good[:, None], next_obs, obs)
+            keep &= np.isfinite(next_obs).all(axis=1)[:, None]
+        if self._layout.masked:
+            if next_legal is not None:
+                self._legal[good] = next_legal[good]
+            next_legal = self._legal
+        each, slot = np.broadcast_to(index[:, None], start.shape), start % n
+        later = start[..., None] + np.arange(n)  # [R, n, n], the steps from each start on
+        rewards = np.where(later < self._next[:, None, None], self._reward[later % n, each[..., None]], 0.0)
+        flat = keep.size
+        rows = self._layout.pack(
+            self._obs[slot, each].reshape(flat, -1),
+            self._action[slot, each].reshape(flat, *self._action.shape[2:]),
+            rewards.reshape(flat, n),
+            np.repeat(terminated & good, n),
+            np.repeat(next_obs, n, axis=0),
+            None if next_legal is None else np.repeat(next_legal, n, axis=0),
+            length.reshape(flat),
+        )
+        self._first = np.where(over, 0, until)
+        self._next = np.where(over, 0, self._next)
+        return rows.reshape(*keep.shape, -1), keep
+
+    def forget(self, rows: np.ndarray) -> None:
+        """Begin anew in these rows: their episodes were given up."""
+        self._first[rows] = self._next[rows] = 0
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return a copy of everything."""
+        return {name.removeprefix("_"): getattr(self, name).copy() for name in _PARTS}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take over what `state` returned."""
+        for name in _PARTS:
+            setattr(self, name, state[name.removeprefix("_")].copy())
+
+
+_PARTS = ("_obs", "_action", "_reward", "_legal", "_first", "_next")

@@ -1,0 +1,123 @@
+"""Proportional priorities: which transitions a member samples, and how much each then counts.
+
+Schaul et al., "Prioritized experience replay", ICLR 2016. A sum tree over the rows of the memory, on the device: every
+level holds the sums of `FAN_OUT` neighbours below, up to a top narrow enough to be added up anew at every draw; a whole
+batch goes down together. Members have trees of their own, on a shared memory too: whom a transition surprised is who
+should see it again, and nobody's draws depend on a neighbour.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import torch
+
+FAN_OUT = 32
+TOP = 1024  # most sums on the highest level
+LEAST = 1e-6  # added to every error: nothing is forgotten for good
+BELOW = 1.0 - 2.0**-23  # times a sum: rounding must not lead past the last positive number of what was summed
+MOST = 1e30  # largest priority: a million of them still have a finite sum
+
+
+class Priorities:
+    """Sum trees of `P` members over `capacity` rows.
+
+    Args:
+        members: `P`.
+        capacity: rows.
+        alpha: how much errors count; 0 is uniform.
+        device: where the trees live.
+
+    Attributes:
+        levels: `[P, n]` each, from the rows up to at most `TOP` sums; a row that is not filled has priority 0, and so
+            have the few beyond the capacity that make every level `FAN_OUT` times as wide as the next.
+        largest: `[P]`, the largest priority so far, which new rows get.
+    """
+
+    def __init__(self, members: int, capacity: int, alpha: float, device: torch.device) -> None:
+        top, below = capacity, 0
+        while top > TOP:
+            top, below = -(-top // FAN_OUT), below + 1
+        self.alpha = alpha
+        self.levels = [torch.zeros(members, top * FAN_OUT**level, device=device) for level in range(below, -1, -1)]
+        self.largest = torch.ones(members, device=device)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return everything that changes."""
+        return [*self.levels, self.largest]
+
+    def admit(self, slots: torch.Tensor, index: torch.Tensor) -> None:
+        """Give new rows the largest priority so far: row `index` `[n]` of member `slots` `[n]`."""
+        self._write(slots, index, self.largest.index_select(0, slots))
+
+    def draw(self, slots: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw rows in proportion to their priorities.
+
+        Args:
+            slots: `[P]` int64, which members.
+            u: `[P, B]` float64 in [0, 1).
+
+        Returns:
+            Rows `[P, B]` int64, and the probability `[P, B]` float32 of each.
+        """
+        top = self.levels[-1].index_select(0, slots)
+        sums = top.cumsum(dim=1, dtype=torch.float64)
+        total = sums[:, -1:]
+        left = u * total
+        place = torch.searchsorted(sums, torch.minimum(left, total * BELOW), right=True)
+        chosen = top.gather(1, place).view(-1, 1)
+        left = left.sub_(sums.gather(1, place)).float().view(-1, 1).add_(chosen).clamp_(min=0.0)  # of the sum there
+        block = (place + slots[:, None] * top.shape[1]).view(-1, 1)
+        for level in reversed(self.levels[:-1]):
+            children = level.view(-1, FAN_OUT).index_select(0, block[:, 0])  # [P · B, 32]
+            sums = children.cumsum(dim=1)
+            before = sums.le_(torch.minimum(left, sums[:, -1:] * BELOW))  # 1 up to the child, from there on 0
+            child = before.sum(dim=1, keepdim=True).long()
+            chosen, block = children.gather(1, child), block * FAN_OUT + child
+            if level is not self.levels[0]:
+                left.sub_((children * before).sum(dim=1, keepdim=True)).clamp_(min=0.0)
+        index = block.view(u.shape) - slots[:, None] * self.levels[0].shape[1]
+        return index, chosen.view(u.shape) / total.float()
+
+    def update(self, slots: torch.Tensor, index: torch.Tensor, errors: torch.Tensor) -> None:
+        """Set the priorities of rows `[P, B]` from how wrong each was found, `[P, B]`; one that is no number stays.
+
+        Of a row that is in a batch several times, the largest counts.
+        """
+        flat, at = self.levels[0].view(-1), (slots[:, None] * self.levels[0].shape[1] + index).view(-1)
+        priority = ((errors.abs() + LEAST) ** self.alpha).clamp(max=MOST).view(-1)
+        priority = torch.where(torch.isnan(priority), flat.index_select(0, at), priority)
+        flat.index_fill_(0, at, 0.0)
+        flat.scatter_reduce_(0, at, priority, "amax")
+        largest = torch.maximum(self.largest.index_select(0, slots), priority.view(index.shape).amax(dim=1))
+        self.largest.index_copy_(0, slots, largest)
+        self._add_up(slots[:, None].expand(index.shape).reshape(-1), index.reshape(-1))
+
+    def _write(self, slots: torch.Tensor, index: torch.Tensor, priority: torch.Tensor) -> None:
+        """Set rows `index` `[n]` of members `slots` `[n]`, all different."""
+        self.levels[0].view(-1).index_copy_(0, slots * self.levels[0].shape[1] + index, priority)
+        self._add_up(slots, index)
+
+    def _add_up(self, slots: torch.Tensor, index: torch.Tensor) -> None:
+        """Sum anew, on every level, what is above rows `index` `[n]` of members `slots` `[n]`."""
+        for below, above in itertools.pairwise(self.levels):
+            index = index // FAN_OUT
+            block = slots * above.shape[1] + index
+            above.view(-1).index_copy_(0, block, below.view(-1, FAN_OUT).index_select(0, block).sum(dim=1))
+
+    def state(self, filled: int) -> dict[str, torch.Tensor]:
+        """Return a copy of everything: the priorities of the first so many rows, and the largest of each member."""
+        return {
+            "priorities": self.levels[0][:, :filled].to("cpu", copy=True),
+            "largest": self.largest.to("cpu", copy=True),
+        }
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `state` returned."""
+        kept = state["priorities"]
+        self.largest.copy_(state["largest"])
+        self.levels[0].zero_()
+        self.levels[0][:, : kept.shape[1]] = kept.to(self.largest.device)
+        for below, above in itertools.pairwise(self.levels):
+            above.copy_(below.view(-1, FAN_OUT).sum(dim=1).view(above.shape))

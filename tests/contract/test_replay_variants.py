@@ -1,0 +1,188 @@
+"""Every promise of a run also holds with transitions over several steps and prioritised replay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+import torch
+
+import populations
+from device import DEVICE, Device
+from evopipe.core import optim, population
+from evopipe.core.graphs import Capture, Paths
+from evopipe.loops import learners
+from evopipe.loops.online import Online
+from evopipe.loops.problem import Problem, first_members
+from populations import advance, close_generation, equal, equal_states, finish, same, started
+
+pytestmark = pytest.mark.parametrize("algo", populations.cases(quick=("rainbow",)))
+
+UNLIKE = {
+    "before_training": True,
+    "architecture": {"min_nodes": 8, "max_nodes": 64, "min_latent": 8, "node_steps": (1, 8, 16), "latent_steps": (8,)},
+    "activations": ("ReLU", "GELU", "Sigmoid"),
+}
+LONG: dict[str, Any] = {"evo_steps": 100_000, "max_steps": 100_000}
+Sharing = Literal["own", "shared"]
+
+
+def variant(
+    algo: str, sharing: Sharing = "own", cohorts: Literal["exact", "merged"] = "exact", env: str | None = None,
+    **train: Any,
+) -> Problem:  # fmt: skip
+    """Three steps at once, prioritised; unlike members; a ring that goes round within the run."""
+    replay = {"capacity": 300, "sharing": sharing, "n_step": 3, "prioritised": True}
+    return populations.problem(env, algo, mutation=UNLIKE, cohorts=cohorts, train={**train, "replay": replay})
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., Online]]:
+    """Makes runs, and closes them."""
+    made: list[Online] = []
+
+    def make(p: Problem, members: Any, processes: int = 1) -> Online:
+        found = first_members(p, members)[0] if isinstance(members, int) else members
+        made.append(Online(p, found, learners=processes))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("sharing", ["own", "shared"])
+def test_a_restored_run_continues_bit_for_bit(algo: str, sharing: Sharing, run: Callable[..., Online]) -> None:
+    """In the middle of the windows, after the ring went round, and at a generation's end."""
+    p = variant(algo, sharing)
+    for ticks in (1, 50, 93):
+        whole = run(p, 3)
+        advance(whole, ticks)
+        if ticks == 50:
+            close_generation(whole)
+        assert whole.nstep is not None
+        assert ((whole.nstep._next - whole.nstep._first) > 0).any(), "some window is half full"
+        tensors, meta = whole.state()
+        tensors, meta = {n: t.clone() for n, t in tensors.items()}, json.loads(json.dumps(meta))
+        resumed = run(p, 3)
+        advance(resumed, 5)  # whatever it held before is gone
+        assert resumed.restore(tensors, meta) == 0
+        assert equal_states(whole.state(), resumed.state()) == []
+        for loop in (whole, resumed):
+            finish(loop)
+        assert equal_states(whole.state(), resumed.state()) == []
+        assert "replay.priorities" in whole.state()[0]
+
+
+@pytest.mark.parametrize("sharing", ["own", "shared"])
+@pytest.mark.parametrize("cohorts", ["exact", "merged"])
+def test_no_bit_depends_on_how_many_processes_learn(
+    algo: str, cohorts: Literal["exact", "merged"], sharing: Sharing, run: Callable[..., Online],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(learners, "LEAST_WORK", 0.0)
+    p = variant(algo, sharing, cohorts, max_steps=400)
+    alone, divided = run(p, 4, 1), run(p, 4, 2)
+    while not alone.reason:
+        for loop in (alone, divided):
+            while not loop.generation_over:
+                loop.advance()
+        assert len(divided.learners._helpers) == 1, "the work was divided"
+        assert equal_states(alone.state(), divided.state()) == []
+        for loop in (alone, divided):
+            close_generation(loop)
+    assert equal_states(alone.state(), divided.state()) == []
+
+
+def test_a_member_trains_alike_alone_and_in_a_crowd(algo: str, run: Callable[..., Online]) -> None:
+    """With exact cohorts and its own replay, to the bit, priorities included."""
+    p = variant(algo, **LONG)
+    crowd = run(p, 6)
+    advance(crowd, 90)
+    for slots in ([5], [1, 3]):
+        few = run(p, [replace(populations.alone(p, slot), slot=i) for i, slot in enumerate(slots)])
+        advance(few, 90)
+        assert few.replay.priorities is not None
+        assert crowd.replay.priorities is not None
+        for i, slot in enumerate(slots):
+            assert same(few.members[i], crowd.members[slot]), slot
+            assert equal(few.replay.rows[i], crowd.replay.rows[slot])
+            assert equal(few.replay.priorities.levels[0][i], crowd.replay.priorities.levels[0][slot])
+            assert equal(few.replay.priorities.largest[i], crowd.replay.priorities.largest[slot])
+    assert all(float(m.tensors["updates"]) > 50 for m in crowd.members)
+
+
+def test_a_diverged_member_spoils_nobodys_priorities(algo: str, run: Callable[..., Online]) -> None:
+    """On a shared memory with merged cohorts: its own tree stays finite too."""
+    p = variant(algo, "shared", "merged", **LONG)
+    clean, ill = run(p, 4), run(p, 4)
+    for loop in (clean, ill):
+        advance(loop, 40)
+    cohort, row = populations.of_slot(ill.cohorts, 1)
+    getattr(cohort.state, p.algo.POLICY).values[row] = torch.nan
+    # What it does fills the memory of all, so its own rows must not count here: one tick, before they are learned from.
+    for loop in (clean, ill):
+        advance(loop, 1)
+    cohort, row = populations.of_slot(ill.cohorts, 1)
+    assert not cohort.healthy[row]
+    for slot in (0, 2, 3):
+        assert same(clean.members[slot], ill.members[slot]), slot
+    trees = ill.replay.priorities
+    assert trees is not None
+    assert all(torch.isfinite(tensor).all() for tensor in trees.tensors())
+    close_generation(ill)
+    advance(ill, 20)
+    assert all(m.healthy for m in ill.members)
+
+
+def test_broken_steps_never_enter_the_memory(algo: str, run: Callable[..., Online]) -> None:
+    if populations.env_for(algo) != "CartPole-v1":
+        pytest.skip("the small environments that break have discrete actions")
+    for env in ("NanReward", "NanObs", "HugeObs"):
+        loop = run(variant(algo, "shared", env=f"envs_for_tests:{env}-v0", **LONG), 3)
+        advance(loop, 30)
+        assert loop.broken_rows > 0
+        assert torch.isfinite(loop.replay.rows).all()
+        assert all(m.healthy for m in loop.members)
+
+
+def test_a_run_on_fixed_buffers_is_the_eager_run(algo: str, run: Callable[..., Online]) -> None:
+    p = variant(algo)
+    eager, paths = run(p, 3), Paths("buffers")
+    fixed = run(replace(p, paths=paths), 3)
+    for _ in range(3):
+        for loop in (eager, fixed):
+            advance(loop, 23)
+        assert equal_states(eager.state(), fixed.state()) == []
+    assert paths.recorded > 3
+    assert not paths.given_up
+
+
+@pytest.mark.parametrize("capture", ["none", "buffers"])
+def test_a_run_on_another_device_is_the_run_on_the_host(
+    algo: str, capture: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing in learning waits for the device."""
+    monkeypatch.setitem(population.COSTS, DEVICE.type, population.COSTS["cuda"])
+    monkeypatch.setitem(population.COSTS, "cpu", population.COSTS["cuda"])
+    monkeypatch.setattr(optim, "fused_is_sound", lambda: False)
+    optim._take_layout_warning()
+    p = variant(algo, cohorts="merged", learning_delay=20, evo_steps=120, max_steps=240)
+    with Device() as device:
+        there = Online(replace(p, device=DEVICE, paths=Paths(capture)), first_members(p, 3)[0])
+        here = started(p, 3)
+        for loop in (there, here):
+            advance(loop, 12)
+        device.waits.clear()
+        advance(there, 10)
+        assert device.waits == {"a copy from or to the host": 10 * len(there.cohorts)}
+        advance(here, 10)
+        assert equal_states(there.state(), here.state()) == []
+        for loop in (there, here):
+            finish(loop)
+        assert equal_states(there.state(), here.state()) == []
+        there.close()
+        here.close()
