@@ -25,8 +25,9 @@ from evopipe.errors import MissingInputError, ParamsError, UsageError
 from evopipe.track import record
 from evopipe.track.base import End, Generation, MemberRow, Progress, Start, Tracker
 from evopipe.track.config import TrackingConfig
+from evopipe.track.deliver import open_backend
 from evopipe.track.files import JsonlSink
-from evopipe.track.run import FILES, New, TrackerError, flat_params, open_backend
+from evopipe.track.run import FILES, New, TrackerError, flat_params
 from evopipe.track.sync import sync
 from evopipe.track.ui import serve
 

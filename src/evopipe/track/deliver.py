@@ -20,7 +20,7 @@ from evopipe.errors import BusyError, EvopipeError
 from evopipe.storage.lock import RunLock
 from evopipe.track.config import Name, TrackingConfig
 from evopipe.track.record import Record, write_status
-from evopipe.track.run import Backend, New, Run, open_backend
+from evopipe.track.run import Backend, New, Run, TrackerError, missing_package
 
 POLL_SECONDS, FIRST_PAUSE, LONGEST_PAUSE = 2.0, 5.0, 60.0
 GATHER_SECONDS = 1.5  # stages that end shortly after one another are brought together
@@ -29,6 +29,34 @@ GATHER_SECONDS = 1.5  # stages that end shortly after one another are brought to
 def lock_of(folder: Path) -> RunLock:
     """Return the lock of who delivers a record; not a training's own lock."""
     return RunLock(folder.with_suffix(".track"))
+
+
+def open_backend(name: Name, config: TrackingConfig, root: Path) -> Backend:
+    """Make one tracker ready.
+
+    Args:
+        name: which.
+        config: the `tracking` block.
+        root: the DVC root; what a tracker keeps locally goes below `.evopipe/` there.
+
+    Raises:
+        TrackerError: its package is not installed, or the project is not there any more.
+    """
+    if not root.is_dir():  # a temporary copy; do not make a part of it anew
+        raise TrackerError(f"{root}: this folder is gone, and with it what was to be delivered")
+    if (missing := missing_package(name)) is not None:
+        raise TrackerError(missing)
+    if name == "mlflow":
+        from evopipe.track.mlflow import Mlflow
+
+        return Mlflow(config, root)
+    if name == "wandb":
+        from evopipe.track.wandb import Wandb
+
+        return Wandb(config, root)
+    from evopipe.track.tensorboard import Tensorboard
+
+    return Tensorboard(config, root)
 
 
 class Channel:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from evopipe.errors import EvopipeError
 from evopipe.track.base import Generation, MemberRow
-from evopipe.track.config import Name, TrackingConfig
+from evopipe.track.config import Name
 
 Status = Literal["running", "finished", "killed"]
 
@@ -147,34 +147,6 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go."""
-
-
-def open_backend(name: Name, config: TrackingConfig, root: Path) -> Backend:
-    """Make one tracker ready.
-
-    Args:
-        name: which.
-        config: the `tracking` block.
-        root: the DVC root; what a tracker keeps locally goes below `.evopipe/` there.
-
-    Raises:
-        TrackerError: its package is not installed, or the project is not there any more.
-    """
-    if not root.is_dir():  # a temporary copy; do not make a part of it anew
-        raise TrackerError(f"{root}: this folder is gone, and with it what was to be delivered")
-    if (missing := missing_package(name)) is not None:
-        raise TrackerError(missing)
-    if name == "mlflow":
-        from evopipe.track.mlflow import Mlflow
-
-        return Mlflow(config, root)
-    if name == "wandb":
-        from evopipe.track.wandb import Wandb
-
-        return Wandb(config, root)
-    from evopipe.track.tensorboard import Tensorboard
-
-    return Tensorboard(config, root)
 
 
 def missing_package(name: Name) -> str | None:
