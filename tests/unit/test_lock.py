@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -88,8 +89,14 @@ def test_a_child_forked_by_a_killed_holder_does_not_keep_it(tmp_path: Path) -> N
             pass
         kill(process)
         os.kill(child, 0)  # it is still alive
-        with RunLock(path):
-            pass
+        for last in (*[False] * 50, True):  # on a busy machine it may not have run yet, and lets go when it does
+            try:
+                with RunLock(path):
+                    break
+            except BusyError:
+                if last:
+                    raise
+                time.sleep(0.1)
     finally:
         os.kill(child, signal.SIGKILL)
 
