@@ -37,10 +37,11 @@ class Policy:
     """
 
     def __init__(self, algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) -> None:
-        self.about, self._algo, self._cfg = dict(about), algo, cfg
+        self.about, self._algo = dict(about), algo
         self.arch = member.arch
         self.action_space, self.observation_space = ActionSpace.from_json(about), ObservationSpace.from_json(about)
         spaces = self.action_space.spaces(self.observation_space)
+        self._cfg = cfg.at(spaces)
         self.observations, self.actions = spaces.observations, spaces.actions
         self.widths: Mapping[str, Widths] = algo.networks(cfg, spaces)
         self._cohort = form([member], algo.State, self.widths, torch.device("cpu"), "exact")[0]

@@ -9,9 +9,9 @@ Shapes in docstrings and comments use these letters:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 if TYPE_CHECKING:
     import torch
@@ -103,6 +103,25 @@ class Spaces:
         """Return plain JSON data."""
         images = {"images": [list(image) for image in self.images]} if self.images else {}
         return {"observations": self.observations, "actions": self.actions, "continuous": self.continuous, **images}
+
+
+class AlgoConfig(Schema):
+    """Base of every algorithm's `Config`: its hyper-parameters, and the spaces of the environment it is used in."""
+
+    _spaces: Spaces | None = PrivateAttr(default=None)
+
+    @property
+    def spaces(self) -> Spaces:
+        """What the algorithm knows of the environment's spaces."""
+        if self._spaces is None:
+            raise RuntimeError("this configuration knows no environment: use cfg.at(spaces)")
+        return self._spaces
+
+    def at(self, spaces: Spaces) -> Self:
+        """Return the same hyper-parameters for an environment with these spaces."""
+        config = self.model_copy()
+        config._spaces = spaces
+        return config
 
 
 @dataclass(frozen=True, slots=True)

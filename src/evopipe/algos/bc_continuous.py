@@ -22,7 +22,7 @@ from evopipe.core.optim import Adam
 from evopipe.core.population import Widths, moments, parameters, row
 from evopipe.ops.policy import or_random
 from evopipe.rng import Stream
-from evopipe.types import Batch, Evolve, Learned, Schema, Spaces, hyper
+from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://proceedings.neurips.cc/paper/1988/hash/812b4ba287f5ee0bc9d43bbf5bbe87fb-Abstract.html"
 POLICY = "actor"
@@ -30,7 +30,7 @@ ACTIONS = ("continuous",)
 OFFLINE_ONLY = True
 
 
-class Config(Schema):
+class Config(AlgoConfig):
     """Hyper-parameters of behaviour cloning, continuous actions."""
 
     lr: float = hyper(1e-3, doc="learning rate of Adam", raising="faster, less stable", evolvable=True, gt=0, le=1)

@@ -24,14 +24,14 @@ from evopipe.core.population import Widths, moments, parameters, row
 from evopipe.ops.policy import epsilon_greedy
 from evopipe.ops.value import conservative_gap, masked_argmax, pick, q_target, regression_loss
 from evopipe.rng import Stream
-from evopipe.types import Batch, Evolve, Learned, Schema, Spaces, hyper
+from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://arxiv.org/abs/2006.04779"
 POLICY = "q"
 ACTIONS = ("discrete",)
 
 
-class Config(Schema):
+class Config(AlgoConfig):
     """Hyper-parameters of conservative Q-learning."""
 
     lr: float = hyper(5e-4, doc="learning rate of Adam", raising="faster, less stable", evolvable=True, gt=0, le=1)

@@ -22,14 +22,14 @@ from evopipe.core.population import Widths, moments, parameters, row
 from evopipe.ops.noise import Noise, exploration
 from evopipe.ops.policy import or_random
 from evopipe.rng import Stream
-from evopipe.types import Batch, Evolve, Learned, Schema, Spaces, hyper
+from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://arxiv.org/abs/1509.02971"
 POLICY = "actor"
 ACTIONS = ("continuous",)
 
 
-class Config(Schema):
+class Config(AlgoConfig):
     """Hyper-parameters of DDPG."""
 
     lr_actor: float = hyper(

@@ -23,14 +23,14 @@ from evopipe.core.population import Widths, moments, parameters, row
 from evopipe.ops.policy import epsilon_greedy
 from evopipe.ops.value import masked_argmax, pick, q_target, regression_loss
 from evopipe.rng import Stream
-from evopipe.types import Batch, Evolve, Learned, Schema, Spaces, hyper
+from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://doi.org/10.1038/nature14236"
 POLICY = "q"
 ACTIONS = ("discrete",)
 
 
-class Config(Schema):
+class Config(AlgoConfig):
     """Hyper-parameters of DQN."""
 
     lr: float = hyper(5e-4, doc="learning rate of Adam", raising="faster, less stable", evolvable=True, gt=0, le=1)

@@ -25,14 +25,14 @@ from evopipe.ops.noise import gaussian
 from evopipe.ops.policy import epsilon_greedy, or_random
 from evopipe.ops.value import expectile_loss, masked_argmax, pick
 from evopipe.rng import Stream
-from evopipe.types import Batch, Evolve, Learned, Schema, Spaces, hyper
+from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://arxiv.org/abs/2110.06169"
 POLICY = "actor"
 ACTIONS = ("continuous", "discrete")
 
 
-class Config(Schema):
+class Config(AlgoConfig):
     """Hyper-parameters of implicit Q-learning."""
 
     lr_actor: float = hyper(

@@ -26,14 +26,14 @@ from evopipe.core.population import Widths, moments, parameters, row, scales
 from evopipe.ops.policy import epsilon_greedy
 from evopipe.ops.value import masked_argmax, project, regression_loss, support
 from evopipe.rng import Stream
-from evopipe.types import Batch, Evolve, Learned, Schema, Spaces, hyper
+from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://arxiv.org/abs/1710.02298"
 POLICY = "q"
 ACTIONS = ("discrete",)
 
 
-class Config(Schema):
+class Config(AlgoConfig):
     """Hyper-parameters of Rainbow."""
 
     lr: float = hyper(5e-4, doc="learning rate of Adam", raising="faster, less stable", evolvable=True, gt=0, le=1)

@@ -26,14 +26,14 @@ from evopipe.ops.distributions import LOG_STD_MAX, LOG_STD_MIN, masked_log_softm
 from evopipe.ops.policy import or_random, random_legal
 from evopipe.ops.value import masked_argmax, pick
 from evopipe.rng import Stream
-from evopipe.types import Batch, Evolve, Learned, Schema, Spaces, hyper
+from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://arxiv.org/abs/1812.05905"
 POLICY = "actor"
 ACTIONS = ("continuous", "discrete")
 
 
-class Config(Schema):
+class Config(AlgoConfig):
     """Hyper-parameters of SAC."""
 
     lr_actor: float = hyper(

@@ -23,14 +23,14 @@ from evopipe.ops.noise import Noise, exploration
 from evopipe.ops.policy import or_random
 from evopipe.ops.value import clipped_double_target
 from evopipe.rng import Stream
-from evopipe.types import Batch, Evolve, Learned, Schema, Spaces, hyper
+from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://arxiv.org/abs/1802.09477"
 POLICY = "actor"
 ACTIONS = ("continuous",)
 
 
-class Config(Schema):
+class Config(AlgoConfig):
     """Hyper-parameters of TD3."""
 
     lr_actor: float = hyper(

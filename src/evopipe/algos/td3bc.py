@@ -24,14 +24,14 @@ from evopipe.ops.noise import gaussian
 from evopipe.ops.policy import or_random
 from evopipe.ops.value import clipped_double_target
 from evopipe.rng import Stream
-from evopipe.types import Batch, Evolve, Learned, Schema, Spaces, hyper
+from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://arxiv.org/abs/2106.06860"
 POLICY = "actor"
 ACTIONS = ("continuous",)
 
 
-class Config(Schema):
+class Config(AlgoConfig):
     """Hyper-parameters of TD3+BC."""
 
     lr_actor: float = hyper(

@@ -49,6 +49,9 @@ class Problem:
     cohorts: Literal["merged", "exact"] = "merged"
     paths: Paths = field(default_factory=Paths, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "algo_config", self.algo_config.at(self.spaces))
+
     @property
     def widths(self) -> dict[str, Widths]:
         """Input and output width of every network."""
