@@ -1,4 +1,7 @@
-"""Write `docs/algorithms/` from the algorithms' files: `python docs/make_algorithms.py`; `--check` compares."""
+"""Write `docs/algorithms/` from the algorithms' files: `python docs/make_algorithms.py`; `--check` compares.
+
+The pictures of their learning curves are drawn anew where they show other data than `docs/curves/` holds.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import learning_curves
 from make_parameters import publish, rows, table
 
 from evopipe import algos
 from evopipe.evolve.mutate import MutationConfig
+from evopipe.storage.yamlio import read_yaml
 from evopipe.types import Spaces
 
 FOLDER = Path(__file__).parent / "algorithms"
+PIPELINES = Path(__file__).parents[1] / "pipelines"
 OBSERVATIONS, ACTIONS = 1009, 911  # primes that no network has by chance: they stand for O and A
 
 
@@ -24,10 +30,11 @@ def render(name: str) -> str:
     parts = [
         f"# {title.rstrip('.')}",
         "<!-- Made by docs/make_algorithms.py: do not edit. -->",
-        f"`train.algo: {name}`. Paper: <{algo.PAPER}>. Serves: vector observations, {' and '.join(algo.ACTIONS)} "
-        "actions. "
+        f"`train.algo: {name}`. Paper: <{algo.PAPER}>. Serves: {' and '.join(algo.ACTIONS)} actions, every "
+        "[observation](../environments.md). "
         f"All of it is in one file: [src/evopipe/algos/{name}.py](../../src/evopipe/algos/{name}.py).",
         text,
+        *_curves(name),
         "## Hyper-parameters\n\nKeys of `algos." + name + "`. The network's own keys are in "
         f"[parameters.md](../parameters.md#algos{name}network).",
         table([row for row in rows(algo.Config, f"algos.{name}") if not row.name.endswith(".evolve`")]),
@@ -39,6 +46,13 @@ def render(name: str) -> str:
         _evolution(algo, name),
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _curves(name: str) -> list[str]:
+    """Return the section on learning curves, nothing where there is none yet."""
+    ran = dict.fromkeys(row.pipeline for row in learning_curves.read(name))
+    own = {pipeline: read_yaml(PIPELINES / pipeline / "params.yaml").data["train"]["algo"] for pipeline in ran}
+    return [learning_curves.section(name, own)] if own else []
 
 
 def _networks(algo: algos.Algorithm) -> str:
@@ -53,7 +67,7 @@ def _networks(algo: algos.Algorithm) -> str:
     lines = ["| Network | Input width | Output width | Acts |", "| --- | --- | --- | --- |"]
     spaces = Spaces(OBSERVATIONS, ACTIONS, continuous)
     for name, widths in algo.networks(algo.Config(), spaces).items():
-        inputs, outputs = (letters.get(width, str(width)) for width in widths)
+        inputs, outputs = (letters.get(width, str(width)) for width in (widths.inputs, widths.outputs))
         lines.append(f"| `{name}` | {inputs} | {outputs} | {'yes' if name == algo.POLICY else 'no'} |")
     return "\n".join(lines)
 
@@ -61,7 +75,7 @@ def _networks(algo: algos.Algorithm) -> str:
 def _state(algo: algos.Algorithm) -> str:
     lines = ["| Part | What it is |", "| --- | --- |"]
     for field in dataclasses.fields(algo.State):
-        kind, network = field.metadata["kind"], field.metadata.get("network")
+        kind, network = field.metadata["kind"], "` and `".join(field.metadata["networks"])
         what = {
             "parameters": f"weights of `{network}`" + ("" if field.metadata.get("trainable") else ", not trained"),
             "scales": f"a scale for every weight of `{network}`"
@@ -95,7 +109,18 @@ def _evolution(algo: algos.Algorithm, name: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Write or check the pages."""
     pages = {FOLDER / f"{name}.md": render(name) for name in algos.names()}
-    return publish(pages, "Write docs/algorithms/ from the algorithms' files.", arguments)
+    code = publish(pages, "Write docs/algorithms/ from the algorithms' files.", arguments)
+    for name in algos.names():
+        stale = learning_curves.stale(name)
+        if stale and "--check" in (arguments if arguments is not None else sys.argv):
+            print(
+                *(f"{path}: stale, run `python docs/make_algorithms.py`" for path in stale), sep="\n", file=sys.stderr
+            )
+            code = 1
+        elif stale:
+            for path, content in learning_curves.pictures(name).items():
+                path.write_bytes(content)
+    return code
 
 
 if __name__ == "__main__":

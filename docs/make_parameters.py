@@ -39,6 +39,7 @@ NOTES: dict[str, tuple[str, str]] = {
     "train.target": ("return", "training ends later or never"),
     "train.confirm_episodes": ("episodes", "a surer score of the elite, more evaluation steps"),
     "train.target_sigmas": ("standard errors", "surer that the target is really reached, ends later"),
+    "train.normalise.clip": ("standard deviations", "outliers count for more"),
     "train.replay.capacity": ("transitions", "older experience kept, more memory"),
     "train.replay.n_step": ("environment steps", "rewards reach further back, targets are noisier"),
     "train.replay.alpha": ("", "surprising transitions come more often"),

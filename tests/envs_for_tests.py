@@ -16,7 +16,8 @@ LENGTH = 4
 
 
 class Chain(gymnasium.Env[Any, Any]):
-    """A walk along `LENGTH` cells: action 1 goes right, 0 left; of continuous actions what is above 0 goes right.
+    """A walk along `LENGTH` cells: action 1 goes right, 0 left; of continuous actions what is above 0 goes right. The
+    kind of the action space is as asked for, of one choice, one bit or one number.
     Reaching the right end gives 1 and terminates.
 
     The start cell is drawn from the seed among the first two. The observation is one-hot. Every subclass spoils one
@@ -25,10 +26,15 @@ class Chain(gymnasium.Env[Any, Any]):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
-    def __init__(self, when: int = 3, offset: int = 0, continuous: bool = False) -> None:
+    def __init__(self, when: int = 3, offset: int = 0, kind: str = "discrete") -> None:
         self.observation_space: spaces.Space[Any] = spaces.Box(0.0, 1.0, (LENGTH,), np.float32)
-        box = spaces.Box(-1.0, 1.0, (1,), np.float32)
-        self.action_space: spaces.Space[Any] = box if continuous else spaces.Discrete(2, start=offset)
+        kinds: dict[str, spaces.Space[Any]] = {
+            "discrete": spaces.Discrete(2, start=offset),
+            "continuous": spaces.Box(-1.0, 1.0, (1,), np.float32),
+            "multidiscrete": spaces.MultiDiscrete([2], start=[offset]),
+            "multibinary": spaces.MultiBinary(1),
+        }
+        self.action_space = kinds[kind]
         self.when, self.offset = when, offset
         self.cell = self.steps = 0
 
@@ -41,7 +47,7 @@ class Chain(gymnasium.Env[Any, Any]):
         if not self.action_space.contains(action):
             raise ValueError(f"action {action!r} is not in {self.action_space}")
         self.steps += 1
-        right = action[0] > 0 if isinstance(self.action_space, spaces.Box) else action - self.offset == 1
+        right = np.ravel(action)[0] - self.offset > 0
         self.cell = max(0, self.cell + (1 if right else -1))
         end = self.cell == LENGTH - 1
         return self.seen(), self.reward(float(end)), self.ended(end), False, self.info()
@@ -177,6 +183,22 @@ class Endless(Chain):
         return False
 
 
+class Countdown(Chain):
+    """Pays 1 a step and ends after four, whatever is done; the observation says how many were taken."""
+
+    def __init__(self, kind: str = "discrete", truncates: bool = False) -> None:
+        super().__init__(kind=kind)
+        self.truncates = truncates
+
+    def seen(self) -> Any:
+        return np.eye(LENGTH, dtype=np.float32)[self.steps % LENGTH]
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.steps += 1
+        end = self.steps == LENGTH
+        return self.seen(), 1.0, end and not self.truncates, end and self.truncates, {}
+
+
 class OneStep(Chain):
     """Ends with its first step, which pays half a point a cell."""
 
@@ -264,7 +286,7 @@ class Several(Chain):
 
     def __init__(self) -> None:
         super().__init__()
-        self.action_space = spaces.MultiDiscrete([2, 2])
+        self.action_space = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
 
 
 class Continuous(Chain):
@@ -281,8 +303,8 @@ class Marks(Chain):
 
     marks = (0.25, 0.75)
 
-    def __init__(self, continuous: bool = True) -> None:
-        super().__init__(continuous=continuous)
+    def __init__(self, kind: str = "continuous") -> None:
+        super().__init__(kind=kind)
         self.action_space = spaces.Box(0.0, 1.0, (1,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

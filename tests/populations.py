@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -10,38 +11,74 @@ import pytest
 import torch
 
 from evopipe import algos, rng
+from evopipe.buffers.rollout import Rollout, StepLayout
+from evopipe.core import population
 from evopipe.core.population import Cohort, Member
 from evopipe.envs.make import EnvConfig
 from evopipe.evolve.mutate import MutationConfig
 from evopipe.evolve.select import TournamentConfig
+from evopipe.loops import acting
+from evopipe.loops.base import Loop
 from evopipe.loops.config import TrainConfig
-from evopipe.loops.online import Online
+from evopipe.loops.on_policy import OnPolicy
 from evopipe.loops.problem import Problem, first_members, spaces_of
-from evopipe.types import evolvable
+from evopipe.loops.rollouts import learn_from_rollout
+from evopipe.loops.run import begin
+from evopipe.loops.steps import discount_rate
+from evopipe.rng import Purpose, Stream
+from evopipe.types import Batch, evolvable
 
 CPU = torch.device("cpu")
-ALIKE = {"bc", "bc_continuous", "ddpg", "iql", "iql:continuous", "sac:continuous", "td3bc"}
+ALIKE = {
+    "bc", "bc:continuous", "ddpg", "iql", "iql:continuous", "ppo:continuous", "ppo:multibinary", "ppo:multidiscrete",
+    "sac:continuous", "td3bc",
+}  # fmt: skip
+ENVIRONMENTS = {  # a small one for each kind of actions
+    "discrete": "CartPole-v1",
+    "continuous": "Pendulum-v1",
+    "multidiscrete": "action_envs:Locks-v0",
+    "multibinary": "action_envs:Switches-v0",
+}
+UNLIKE = {
+    "before_training": True,
+    "architecture": {"min_nodes": 8, "max_nodes": 64, "min_latent": 8, "node_steps": (1, 8, 16), "latent_steps": (8,)},
+    "activations": ("ReLU", "GELU", "Sigmoid"),
+}
+"""Members of unlike architectures, activations and hyper-parameters, widths that are no multiple of 16."""
+LONG: dict[str, Any] = {"evo_steps": 100_000, "max_steps": 100_000}
+TICKS = 16  # of a random rollout
+ON_POLICY = {"batch_size": 32, "learn_step": 64, "epochs": 2}
 
 
-def cases(quick: Sequence[str] | None = None) -> list[Any]:
-    """Every algorithm by name; one that serves two kinds of actions by `name:kind` for the second as well.
+def cases(quick: Sequence[str] | None = None, on_policy: bool | None = None) -> list[Any]:
+    """Every algorithm by name; one that serves several kinds of actions by `name:kind` for the others as well, and one
+    of each regime with a shared encoder, by `name:kind:shared`.
 
     Those whose shape another one has too, or all but the `quick` ones, are slow: their turn comes with `--slow`.
+    `on_policy` chooses those that are, or those that are not.
     """
-    names = [name if i == 0 else f"{name}:{kind}" for name in algos.names() for i, kind in enumerate(_kinds(name))]
-    slow = ALIKE if quick is None else {*names} - {*quick}
+    chosen = [name for name in algos.names() if on_policy in (None, is_on_policy(name))]
+    names = [name if i == 0 else f"{name}:{kind}" for name in chosen for i, kind in enumerate(_kinds(name))]
+    shared = [f"{name}:{_kinds(name)[0]}:shared" for name in ("td3", "ppo") if name in chosen]
+    names += shared
+    slow = {*ALIKE, *shared} if quick is None else {*names} - {*quick}
     return [pytest.param(name, id=name, marks=pytest.mark.slow if name in slow else ()) for name in names]
+
+
+def is_on_policy(algo: str) -> bool:
+    """Whether an algorithm, or a case of it, learns from what its members have just done."""
+    return algos.on_policy(algos.get(algo.partition(":")[0]))
 
 
 def _kinds(algo: str) -> list[str]:
     """The kinds of actions that an algorithm, or a case of it, is tested with; discrete ones first."""
-    name, _, kind = algo.partition(":")
-    return [kind] if kind else sorted(algos.get(name).ACTIONS, reverse=True)
+    name, _, kind = algo.removesuffix(":shared").partition(":")
+    return [kind] if kind else [kind for kind in ENVIRONMENTS if kind in algos.get(name).ACTIONS]
 
 
 def env_for(algo: str) -> str:
     """A small environment with actions that an algorithm serves."""
-    return "CartPole-v1" if _kinds(algo)[0] == "discrete" else "Pendulum-v1"
+    return ENVIRONMENTS[_kinds(algo)[0]]
 
 
 def rates(algo: str) -> list[str]:
@@ -63,11 +100,16 @@ def problem(
 ) -> Problem:
     """A small problem: exact cohorts, a replay memory a member, nets of 16 units; any block can be changed."""
     name, own = algo.partition(":")[0], dict(kwargs or {})
-    if env and env.startswith("envs_for_tests:") and _kinds(algo)[0] == "continuous":
-        own["continuous"] = True
+    if env and env.startswith("envs_for_tests:") and _kinds(algo)[0] != "discrete":
+        own["kind"] = _kinds(algo)[0]
     found = algos.get(name)
     env_config = EnvConfig.model_validate({"id": env or env_for(algo), "num_envs": num_envs, "kwargs": own})
-    block = {"network": {"encoder": [16], "latent": 16}, "batch_size": 32, "learn_step": 2, **(config or {})}
+    sizes = {"batch_size": 32, "learn_step": 2}
+    if is_on_policy(name):
+        sizes = {key: value for key, value in ON_POLICY.items() if key in found.Config.model_fields}
+    block = {"network": {"encoder": [16], "latent": 16}, **sizes, **(config or {})}
+    if algo.endswith(":shared"):
+        block |= {"share_encoder": True, "network": {"head": [16], **block["network"]}}
     small = {
         "algo": name, "max_steps": 600, "evo_steps": 200, "learning_delay": 50, "warm_start": 0, "eval_episodes": 2,
         "eval_steps": 30, "target": None, "confirm_episodes": 4,
@@ -87,23 +129,23 @@ def problem(
     )
 
 
-def started(p: Problem, size: int) -> Online:
+def started(p: Problem, size: int) -> Any:
     """A run with its first population."""
-    return Online(p, first_members(p, size)[0])
+    return begin(p, first_members(p, size)[0])
 
 
-def close_generation(run: Online) -> None:
+def close_generation(run: Loop) -> None:
     """Evaluate and evolve, undisturbed."""
     run.close_generation(lambda: False)
 
 
-def finish(run: Online) -> None:
+def finish(run: Loop) -> None:
     """Advance a run to its end."""
     while not run.reason:
         close_generation(run) if run.generation_over else run.advance()
 
 
-def advance(run: Online, ticks: int) -> None:
+def advance(run: Loop, ticks: int) -> None:
     """Take so many ticks, generations included."""
     for _ in range(ticks):
         if run.generation_over:
@@ -127,6 +169,17 @@ def equal_states(a: tuple[Any, Any], b: tuple[Any, Any]) -> list[str]:
     return sorted(tensors) + [n for n in a[1].keys() | b[1].keys() if repr(a[1].get(n)) != repr(b[1].get(n))]
 
 
+def memory_of(run: Any, slot: int, name: str = "rows") -> torch.Tensor:
+    """What a slot's member learns from: its own replay memory, or a tensor of its rollout."""
+    tensor: torch.Tensor
+    if isinstance(run, OnPolicy):
+        i = next(i for i, cohort in enumerate(run.cohorts) if slot in cohort.slots)
+        tensor = getattr(run.lessons.rollouts[i], name)[run.cohorts[i].slots.index(slot)]
+    else:
+        tensor = run.replay.rows[slot]
+    return tensor
+
+
 def of_slot(cohorts: Sequence[Cohort], slot: int) -> tuple[Cohort, int]:
     """The cohort that a slot's member trains in, and its row there."""
     cohort = next(c for c in cohorts if slot in c.slots)
@@ -139,3 +192,90 @@ def alone(p: Problem, slot: int) -> Member:
     member = first_members(p, slot + 1)[0][slot]
     assert member.key == key
     return replace(member, slot=0)
+
+
+def unlike(algo: str, norm: bool = False, cohorts: Literal["merged", "exact"] = "exact", **train: Any) -> Problem:
+    """A problem whose members differ in all that may differ."""
+    network = {"encoder": [16], "latent": 16, "layer_norm": norm}
+    faster = {rate: {"min": 1e-4, "max": 1e-2} for rate in rates(algo)}
+    config = {"network": network, "evolve": {"batch_size": {"min": 16, "max": 64}, **faster}}
+    return problem(algo=algo, mutation=UNLIKE, cohorts=cohorts, config=config, train=train)
+
+
+def batch_for(p: Problem, cohort: Cohort, seed: int = 0) -> Batch:
+    """Random transitions of the right shapes for a cohort."""
+    g = torch.Generator().manual_seed(seed)
+    shape = (len(cohort.members), cohort.batch)
+    return Batch(
+        obs=torch.randn(*shape, p.observations, generator=g),
+        action=torch.rand(*shape, p.actions, generator=g) * 2 - 1
+        if p.spaces.continuous
+        else torch.randint(p.actions, shape, generator=g),
+        reward=torch.randn(*shape, generator=g),
+        discount=(torch.rand(*shape, generator=g) > 0.2).float(),
+        next_obs=torch.randn(*shape, p.observations, generator=g),
+        next_legal=None,
+        weight=cohort.weight,
+    )
+
+
+def legal_for(p: Problem, shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    """Random masks `[*shape, A]` that leave a legal choice everywhere."""
+    legal = torch.rand(*shape, p.actions, generator=g) < 0.6
+    first = 0
+    for choices in p.spaces.choices if p.spaces.kind in ("discrete", "multidiscrete") else ():
+        always = first + torch.randint(choices, (*shape, 1), generator=g)
+        legal, first = legal.scatter(-1, always, True), first + choices
+    return legal
+
+
+def rollout_for(
+    p: Problem, cohort: Cohort, seed: int = 0, ticks: int = TICKS, envs: int = 4, masked: bool = False,
+    broken: float = 0.05,
+) -> Rollout:  # fmt: skip
+    """What a cohort did on random observations, with random rewards, ends and broken steps."""
+    g, members = torch.Generator().manual_seed(seed), len(cohort.members)
+    shape, device = (members, ticks, envs), cohort.keys.device
+    size = cohort.memory
+    rollout = Rollout(StepLayout(p.spaces, masked), members, ticks, envs, size, device)
+    obs, after = (torch.randn(*shape, p.observations, generator=g).to(device) for _ in range(2))
+    reward = torch.randn(*shape, generator=g).to(device)
+    terminated, truncated, bad = (torch.rand(*shape, generator=g) < share for share in (0.1, 0.1, broken))
+    begins = torch.cat((torch.ones(members, 1, envs, dtype=torch.bool), (terminated | truncated | bad)[:, :-1]), dim=1)
+    legal = legal_for(p, shape, g) if masked else torch.ones(*shape, p.actions, dtype=torch.bool)
+    terminated, truncated, bad, begins, legal = (x.to(device) for x in (terminated, truncated, bad, begins, legal))
+    memory = torch.zeros(members, envs, size, device=device)
+    for t in range(ticks):
+        took = acting.step(p, cohort, obs[:, t], legal[:, t], begins[:, t], memory, 1000 * seed + t)
+        rollout.enter(t, obs[:, t], legal[:, t], begins[:, t], memory, took)
+        memory = took.memory
+        rollout.finish(t, after[:, t], reward[:, t], terminated[:, t], truncated[:, t], bad[:, t])
+    return rollout
+
+
+def draw_at(cohort: Cohort, step: int = 0) -> Stream:
+    """The draws of an update."""
+    return Stream(cohort.keys, Purpose.UPDATE, torch.tensor([step], device=cohort.keys.device))
+
+
+def updated(p: Problem, cohort: Cohort, times: int = 5) -> list[Member]:
+    """Members after some updates on random transitions, or after some random rollouts."""
+    if algos.on_policy(p.algo):
+        for i in range(times):
+            cohort, _ = learn_from_rollout(p, cohort, rollout_for(p, cohort, i), TICKS, i)
+        return population.dissolve([cohort])
+    state, healthy = cohort.state, cohort.healthy
+    for i in range(times):
+        batch = batch_for(p, cohort, i)
+        batch = replace(batch, discount=batch.discount * discount_rate(cohort)[:, None])
+        state, _, healthy, _ = p.algo.update(
+            p.algo_config, state, cohort.hyper, batch, healthy, draw_at(cohort, i), i % p.period
+        )
+    return population.dissolve([replace(cohort, state=state, healthy=healthy)])
+
+
+def plant_weight(run: Any, slot: int) -> None:
+    """Spoil one weight of the network that acts."""
+    cohort, row = of_slot(run.cohorts, slot)
+    acts = getattr(cohort.state, run.problem.algo.POLICY)
+    acts.values[row, acts.structure.index[row][0]] = math.nan

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from evopipe.core.networks import Arch, Block, initialise, layer_names, named
+from evopipe.core.networks import Arch, Block, Widths, initialise, layer_names, named
 
 ACTIVATIONS = {
     "ReLU": torch.relu,
@@ -25,8 +25,13 @@ ACTIVATIONS = {
 
 
 def network(arch: Arch, parts: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """One member's network without pads: `[B, inputs]` → `[B, outputs]`."""
+    """One member's network without pads: `[B, inputs]` → `[B, outputs]`; of an encoder `[B, latent]`.
+
+    A layer whose parameters are not among the parts is not in this network.
+    """
     for name, block in zip(layer_names(len(arch.encoder), len(arch.head)), arch.hidden, strict=True):
+        if f"{name}.weight" not in parts:
+            continue
         f = x @ parts[f"{name}.weight"] + parts[f"{name}.bias"]
         if arch.layer_norm:
             centred = f - f.mean(dim=1, keepdim=True)
@@ -38,17 +43,17 @@ def network(arch: Arch, parts: Mapping[str, torch.Tensor], x: torch.Tensor) -> t
             x, f = (F.pad(t, (0, width - t.shape[1])) for t in (x, f))
             f = x + parts[f"{name}.alpha"] * (f - x)
         x = f
-    return x @ parts["output.weight"] + parts["output.bias"]
+    return x @ parts["output.weight"] + parts["output.bias"] if "output.weight" in parts else x
 
 
-def function(arch: Arch, widths: tuple[int, int], row: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def function(arch: Arch, widths: Widths, row: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The same from a flat row."""
     return network(arch, named(arch, widths, row), x)
 
 
-def random_row(arch: Arch, widths: tuple[int, int], rng: np.random.Generator) -> torch.Tensor:
+def random_row(arch: Arch, widths: Widths, rng: np.random.Generator) -> torch.Tensor:
     """Parameters as training may leave them: no bias 0, no gain 1, no blend 0."""
-    row = initialise(arch, *widths, rng)
+    row = initialise(arch, widths, rng)
     for name, part in named(arch, widths, row).items():
         if name.endswith("alpha"):
             part.copy_(torch.from_numpy(rng.uniform(-0.3, 1.3, part.shape)))

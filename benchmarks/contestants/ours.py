@@ -24,7 +24,8 @@ from evopipe.core.population import Cohort, dissolve
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import Interrupted
 from evopipe.evolve.step import evolve
-from evopipe.loops import online
+from evopipe.loops import base, on_policy, online
+from evopipe.loops.base import Loop
 from evopipe.loops.problem import Problem, first_members
 from evopipe.loops.steps import act, learn, updates_due
 from evopipe.rng import Purpose, Stream
@@ -37,17 +38,35 @@ from evopipe.types import Batch
 Settings = Mapping[str, Any]
 
 
+CONTINUOUS = ("tau", "lr_actor", "lr_critic", "policy_delay", "noise_sd", "random_steps")
+# The settings of each algorithm's block that are its own.
+OWN = {
+    "dqn": ("tau", "lr", "double", "eps_start", "eps_end"), "td3": CONTINUOUS, "ddpg": CONTINUOUS,
+    "cqn": ("tau", "lr", "double"), "rainbow": ("tau", "lr", "atoms", "v_min", "v_max", "noisy_sigma"),
+    "ppo": (
+        "lr", "epochs", "gae_lambda", "clip", "clip_value", "vf_coef", "ent_coef", "max_seq_len", "share_encoder",
+    ),
+}  # fmt: skip
+
+
+def algorithm_of(s: Settings) -> tuple[str, dict[str, Any]]:
+    """Return the algorithm's name and its block of a params file."""
+    algo = s.get("algo", "dqn")
+    block = {name: s[name] for name in ("batch_size", "learn_step", "gamma", "grad_clip", *OWN[algo])}
+    if algo == "dqn":
+        decay = np.log(s["eps_end"] / s["eps_start"]) / np.log(s["eps_decay"]) if "eps_decay" in s else 1.0
+        block |= {"eps_schedule": "exponential", "eps_steps": max(1, round(decay * s["num_envs"]))}
+    if algo in ("dqn", "cqn"):
+        block["loss"] = "mse"
+    block["network"] = {name: s[name] for name in ("encoder", "latent", "head", "layer_norm")}
+    block["network"]["encoder_kind"] = "lstm" if s.get("recurrent") else "mlp"
+    block["evolve"] = {name: {"min": low, "max": high} for name, (low, high) in s["search"].items()}
+    return algo, block
+
+
 def params_of(s: Settings, size: int | None = None) -> Params:
     """Return a params file's content with these settings."""
-    envs = s["num_envs"]
-    decay = np.log(s["eps_end"] / s["eps_start"]) / np.log(s["eps_decay"]) if "eps_decay" in s else 1.0
-    network = {"encoder": s["encoder"], "latent": s["latent"], "head": s["head"], "layer_norm": s["layer_norm"]}
-    dqn = {
-        name: s[name]
-        for name in ("lr", "batch_size", "learn_step", "gamma", "tau", "double", "grad_clip", "eps_start", "eps_end")
-    }
-    dqn |= {"loss": "mse", "eps_schedule": "exponential", "eps_steps": max(1, round(decay * envs)), "network": network}
-    dqn["evolve"] = {name: {"min": low, "max": high} for name, (low, high) in s["search"].items()}
+    algo, block = algorithm_of(s)
     mutation = {
         "probabilities": s["probabilities"], "new_layer_prob": s["new_layer_prob"], "sd": s["mutation_sd"],
         "mutate_elite": s["mutate_elite"], "before_training": True,
@@ -55,20 +74,20 @@ def params_of(s: Settings, size: int | None = None) -> Params:
     return parse_params(
         {
             "seed": s["seed"],
-            "env": {"id": s["env"], "num_envs": envs, "backend": s.get("backend", "sync")},
+            "env": {"id": s["env"], "num_envs": s["num_envs"], "backend": s.get("backend", "sync")},
             "population": {"size": size or s["population"]},
             "train": {
-                "max_steps": s["max_steps"], "evo_steps": s["evo_steps"], "learning_delay": s["learning_delay"],
-                "warm_start": 0, "eval_episodes": s["eval_episodes"],
+                "algo": algo, "max_steps": s["max_steps"], "evo_steps": s["evo_steps"],
+                "learning_delay": s["learning_delay"], "warm_start": 0, "eval_episodes": s["eval_episodes"],
                 "target": 1e9,  # out of reach: nobody else confirms champions, which costs 100 episodes each
-                "replay": {"capacity": s["capacity"]},
+                "replay": {"capacity": s["capacity"], **s.get("replay", {})},
             },
             "evolution": {"tournament": {"size": s["tournament"]}, "mutation": mutation},
             "runtime": {
                 "device": s["device"], "threads": s["threads"], "env_workers": s.get("env_workers", "auto"),
             },
             "tracking": {"backends": []},  # the peers track nothing either; the local log is always written
-            "algos": {"dqn": dqn},
+            "algos": {algo: block},
         }
     )  # fmt: skip
 
@@ -79,33 +98,33 @@ def count_environments(clock: EnvClock) -> None:
     gymnasium.make = lambda *args, **options: clock.watch(make(*args, **options))
 
 
-def keep_run() -> list[online.Online]:
+def keep_run() -> list[Loop]:
     """Keep the loops that the train stage makes where they can be asked."""
-    runs: list[online.Online] = []
-    original = train.Online
+    runs: list[Loop] = []
+    original = train.begin
 
-    def made(*args: Any, **options: Any) -> online.Online:
+    def made(*args: Any, **options: Any) -> Loop:
         runs.append(original(*args, **options))
         return runs[-1]
 
-    train.Online = made  # type: ignore[assignment, misc]
+    train.begin = made
     return runs
 
 
 def count_updates() -> Callable[[], int]:
     """Count the updates that members took, by the algorithm's own counters."""
     total, start = [0.0], [0.0]
-    original = online.Online.close_generation
+    original = Loop.close_generation
 
-    def taken(loop: online.Online) -> float:
+    def taken(loop: Loop) -> float:
         return sum(float(cohort.state.updates.sum()) for cohort in loop.cohorts)
 
-    def counted(loop: online.Online, stopped: Callable[[], bool]) -> None:
+    def counted(loop: Loop, stopped: Callable[[], bool]) -> None:
         total[0] += taken(loop) - start[0]
         original(loop, stopped)
         start[0] = taken(loop)  # children begin with their parents' counts
 
-    online.Online.close_generation = counted  # type: ignore[method-assign]
+    Loop.close_generation = counted  # type: ignore[method-assign]
     return lambda: round(total[0])
 
 
@@ -113,8 +132,11 @@ def watch_parts() -> Parts:
     """Count the seconds of learning (sampling included), acting, the environments, evaluating, evolving, saving."""
     parts = Parts()
     for owner, method, part in (
-        (online.Online, "_learn", "learn and sample"), (online, "act", "act"), (online, "evaluate", "evaluate"),
-        (online, "evolve", "evolve"), (online.Online, "_form", "evolve"), (online.Online, "_store", "store"),
+        (online.Online, "_learn", "learn and sample"), (online, "act", "act"), (base, "evaluate", "evaluate"),
+        (base, "evolve", "evolve"), (online.Online, "_form", "evolve"), (online.Online, "_store", "store"),
+        (on_policy.OnPolicy, "_learn", "learn and sample"), (on_policy, "step", "act"),
+        (on_policy.OnPolicy, "_choose", "store"), (on_policy.OnPolicy, "_form", "evolve"),
+        (on_policy.OnPolicy, "_store", "store"),
         (EnvPool, "send", "environment"), (EnvPool, "receive", "environment"), (EnvPool, "reset", "environment"),
         (EnvPool, "__init__", "set up"), (CheckpointStore, "save", "save"), (CheckpointStore, "load", "save"),
         (population, "run", "set up"),
@@ -129,7 +151,7 @@ def end_to_end(s: Settings) -> dict[str, Any]:
     clock, here = EnvClock(), params.runtime.env_workers == 0 and params.env.backend == "sync"
     if here:
         count_environments(clock)
-    updates, parts, runs = count_updates(), watch_parts(), keep_run()
+    updates, parts = count_updates(), watch_parts()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         began = time.perf_counter()
@@ -146,15 +168,8 @@ def end_to_end(s: Settings) -> dict[str, Any]:
         "step_seconds": clock.step_seconds,
         "reset_seconds": clock.reset_seconds,
         "updates": updates(),
-        "parameters": _parameters(s, runs[0].problem),
         "parts": parts.seconds,
     }
-
-
-def _parameters(s: Settings, problem: Problem) -> int:
-    widths = [problem.observations, *s["encoder"], s["latent"], *s["head"], problem.actions]
-    norms = 2 * sum((*s["encoder"], *s["head"])) if s["layer_norm"] else 0
-    return sum(a * b + b for a, b in itertools.pairwise(widths)) + norms
 
 
 def time_to_solved(s: Settings) -> dict[str, Any]:
@@ -199,7 +214,7 @@ def solving_params(s: Settings) -> Params:
     return parse_params(data)
 
 
-def _stop_at(s: Settings, runs: list[online.Online]) -> None:
+def _stop_at(s: Settings, runs: list[Loop]) -> None:
     """Ask the run to stop, as a user would, when its seconds or its steps are used up."""
     stop = lambda *_: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     signal.signal(signal.SIGALRM, stop)
@@ -242,8 +257,11 @@ def random_batch(cohort: Cohort, problem: Problem) -> Batch:
     generator = torch.Generator().manual_seed(1)
     p, b = cohort.weight.shape
     draw = lambda *shape: torch.randn(*shape, generator=generator).to(problem.device)  # noqa: E731
-    action = torch.randint(problem.actions, (p, b), generator=generator).to(problem.device)
     o = problem.observations
+    if problem.spaces.continuous:
+        action = draw(p, b, problem.actions).clamp(-1.0, 1.0)
+    else:
+        action = torch.randint(problem.actions, (p, b), generator=generator).to(problem.device)
     discount = cohort.hyper["gamma"][:, None].expand(p, b)
     return Batch(draw(p, b, o), action, draw(p, b), discount, draw(p, b, o), None, cohort.weight)
 
@@ -340,6 +358,21 @@ def parts(s: Settings) -> dict[str, Any]:
     return result
 
 
+def learn_step(s: Settings) -> dict[str, Any]:
+    """Time one learn step of a population on batches that are there, and with drawing them from a full memory."""
+    sync, seconds, result = sync_of(s["device"]), s["part_seconds"], {}
+    for size in s["sizes"]:
+        problem = problem_of(s, size)
+        replay, ticks = filled_replay(problem, s["capacity"]), itertools.count()
+        (cohort,) = problem.form(like_members(problem, size))
+        drawn = lambda p=problem, c=cohort, r=replay, t=ticks: learn(p, c, r, next(t), 1)  # noqa: E731
+        result[str(size)] = {
+            "learn": timed(update_call(s, size), seconds, sync=sync),
+            "learn and sample": timed(drawn, seconds, sync=sync),
+        }
+    return result
+
+
 def _timed_evolution(s: Settings, problem: Problem, members: list[Any], sync: Any) -> float:
     """Return the median microseconds of dissolve, select, clone, mutate and form."""
     draw, times = np.random.default_rng(1), []
@@ -430,6 +463,24 @@ def _learn_alone(loop: online.Online, first: int, ticks: int) -> float:
     return time.perf_counter() - began
 
 
+def acting(s: Settings) -> dict[str, Any]:
+    """Time ticks of the loop before its first rollout ends: the environments, acting, and keeping what happened."""
+    params = params_of(s)
+    problem = make_problem(params, runtime.configure(params.runtime))
+    loop = train.begin(problem, like_members(problem, s["population"]))
+    for _ in range(s["warm_ticks"]):
+        loop.advance()
+    began = time.perf_counter()
+    for _ in range(s["ticks"]):
+        loop.advance()
+    seconds = time.perf_counter() - began
+    steps = s["ticks"] * s["population"] * s["num_envs"]
+    if sum(float(cohort.state.updates.sum()) for cohort in loop.cohorts):
+        raise RuntimeError("a rollout ended within the measurement")
+    loop.close()
+    return {"seconds": seconds, "steps": steps, "steps_per_second": steps / seconds}
+
+
 def checkpoint(s: Settings) -> dict[str, Any]:
     """Time one checkpoint with a full replay, and give its share of wall time at the default interval."""
     problem = problem_of({**s, "env_workers": 0}, s["population"])
@@ -478,6 +529,7 @@ if __name__ == "__main__":
     main(
         {
             "end-to-end": end_to_end, "time-to-solved": time_to_solved, "parts": parts, "curve": curve,
-            "efficiency": efficiency, "checkpoint": checkpoint, "roofline": roofline,
+            "efficiency": efficiency, "checkpoint": checkpoint, "roofline": roofline, "learn-step": learn_step,
+            "acting": acting,
         }
     )  # fmt: skip

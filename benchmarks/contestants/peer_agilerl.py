@@ -1,4 +1,6 @@
-"""AgileRL's evolutionary DQN, as its documentation shows it: `DQN.population`, `ReplayBuffer`, `train_off_policy`."""
+"""AgileRL's evolutionary training as it is documented: `Algorithm.population`, then `train_off_policy` with a memory,
+or `train_on_policy`.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,55 @@ warnings.filterwarnings("ignore")
 import gymnasium  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from agilerl.algorithms import DQN  # noqa: E402
+from agilerl.algorithms import CQN, DDPG, DQN, PPO, TD3, RainbowDQN  # noqa: E402
+from agilerl.algorithms.core.optimizer_wrapper import OptimizerWrapper  # noqa: E402
 from agilerl.algorithms.core.registry import HyperparameterConfig, RLParameter  # noqa: E402
-from agilerl.components.replay_buffer import ReplayBuffer  # noqa: E402
+from agilerl.components.replay_buffer import (  # noqa: E402
+    MultiStepReplayBuffer,
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+)
+from agilerl.components.rollout_buffer import RolloutBuffer  # noqa: E402
 from agilerl.hpo.mutation import Mutations  # noqa: E402
 from agilerl.hpo.tournament import TournamentSelection  # noqa: E402
 from agilerl.training.train_off_policy import train_off_policy  # noqa: E402
+from agilerl.training.train_on_policy import train_on_policy  # noqa: E402
 from common import EnvClock, OutOfBudget, Parts, held_out_seeds, main, play_episodes, sync_of, timed  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 
 Settings = Mapping[str, Any]
+CONTINUOUS = {
+    "lr_actor": "lr_actor", "lr_critic": "lr_critic", "policy_freq": "policy_delay", "expl_noise": "noise_sd",
+    "vect_noise_dim": "num_envs", "share_encoders": "share_encoders", "O_U_noise": "ou", "tau": "tau",
+}  # fmt: skip
+# Each algorithm, and which setting each of its own arguments is.
+ALGORITHMS: dict[str, tuple[Any, dict[str, str]]] = {
+    "dqn": (DQN, {"lr": "lr", "double": "double", "tau": "tau"}),
+    "td3": (TD3, CONTINUOUS),
+    "ddpg": (DDPG, CONTINUOUS),
+    "rainbow": (
+        RainbowDQN,
+        {
+            "lr": "lr", "num_atoms": "atoms", "v_min": "v_min", "v_max": "v_max", "noise_std": "noisy_sigma",
+            "tau": "tau",
+        },
+    ),
+    "cqn": (CQN, {"lr": "lr", "double": "double", "tau": "tau"}),
+    "ppo": (
+        PPO,
+        {
+            "lr": "lr", "update_epochs": "epochs", "gae_lambda": "gae_lambda", "clip_coef": "clip",
+            "vf_coef": "vf_coef", "ent_coef": "ent_coef", "max_grad_norm": "grad_clip",
+            "share_encoders": "share_encoders", "num_envs": "num_envs", "recurrent": "recurrent",
+            "max_seq_len": "max_seq_len",
+        },
+    ),
+}  # fmt: skip
+
+
+def algorithm_of(s: Settings) -> Any:
+    """Return the algorithm's class."""
+    return ALGORITHMS[s.get("algo", "dqn")][0]
 
 
 def vector_of(s: Settings, clock: EnvClock, envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
@@ -34,20 +75,40 @@ def vector_of(s: Settings, clock: EnvClock, envs: int) -> gymnasium.vector.Vecto
 
 def population_of(s: Settings, env: gymnasium.vector.VectorEnv[Any, Any, Any], size: int) -> list[Any]:
     """Return the first agents."""
+    encoder = {"hidden_size": list(s["encoder"]), "layer_norm": s["layer_norm"]}
+    if s.get("recurrent"):
+        encoder = {"hidden_state_size": s["encoder"][0], "num_layers": len(s["encoder"])}
     net = {
         "latent_dim": s["latent"],
-        "encoder_config": {"hidden_size": list(s["encoder"]), "layer_norm": s["layer_norm"]},
+        "encoder_config": encoder,
         "head_config": {"hidden_size": list(s["head"]), "layer_norm": s["layer_norm"]},
     }
     ranges = {
         name: RLParameter(min=low, max=high, dtype=int if isinstance(low, int) else float)
         for name, (low, high) in s["search"].items()
     }
-    return DQN.population(
+    algorithm, names = ALGORITHMS[s.get("algo", "dqn")]
+    own = {argument: s[setting] for argument, setting in names.items()}
+    if s.get("replay"):
+        own |= {"n_step": s["replay"]["n_step"], "beta": s["replay"]["beta"]}
+    return algorithm.population(
         size=size, observation_space=env.single_observation_space, action_space=env.single_action_space,
         net_config=net, hp_config=HyperparameterConfig(**ranges), device=s["device"], batch_size=s["batch_size"],
-        lr=s["lr"], learn_step=s["learn_step"], gamma=s["gamma"], tau=s["tau"], double=s["double"],
+        learn_step=s["learn_step"], gamma=s["gamma"], **own,
     )  # fmt: skip
+
+
+def memories_of(s: Settings) -> dict[str, Any]:
+    """Return the replay memory, for several steps and priorities a second one beside it, as `train_off_policy` asks."""
+    replay = s.get("replay")
+    if not replay:
+        return {"memory": ReplayBuffer(s["capacity"], device=s["device"])}
+    return {
+        "memory": PrioritizedReplayBuffer(s["capacity"], alpha=replay["alpha"], device=s["device"]),
+        "n_step_memory": MultiStepReplayBuffer(
+            s["capacity"], n_step=replay["n_step"], gamma=s["gamma"], device=s["device"]
+        ),
+    }
 
 
 def evolution_of(s: Settings, size: int) -> tuple[TournamentSelection, Mutations]:
@@ -71,21 +132,29 @@ def start(s: Settings) -> None:
 def train(s: Settings, env: Any, population: list[Any]) -> None:
     """Train as its documentation does. `max_steps` are of each agent, in whole generations."""
     tournament, mutation = evolution_of(s, s["population"])
-    train_off_policy(
-        env=env, env_name=s["env"], algo="DQN", pop=population, memory=ReplayBuffer(s["capacity"], device=s["device"]),
-        max_steps=s["max_steps"], evo_steps=s["evo_steps"], eval_steps=None, eval_loop=1,
-        learning_delay=s["learning_delay"], eps_start=s["eps_start"], eps_end=s["eps_end"], eps_decay=s["eps_decay"],
-        selection_strategy=tournament, mutation=mutation, verbose=False,
-    )  # fmt: skip
+    shared = {
+        "env": env, "env_name": s["env"], "algo": algorithm_of(s).__name__, "pop": population,
+        "max_steps": s["max_steps"], "evo_steps": s["evo_steps"], "eval_steps": None, "eval_loop": 1,
+        "selection_strategy": tournament, "mutation": mutation, "verbose": False,
+    }  # fmt: skip
+    if algorithm_of(s) is PPO:
+        train_on_policy(**shared)
+        return
+    exploration = {name: s[name] for name in ("eps_start", "eps_end", "eps_decay") if name in s}
+    train_off_policy(**shared, learning_delay=s["learning_delay"], **exploration, **memories_of(s))
 
 
-def watch_parts() -> Parts:
+def watch_parts(algorithm: Any) -> Parts:
     """Count the seconds of learning, acting, sampling, storing, evaluating and evolving."""
     parts = Parts()
     for owner, method, part in (
-        (DQN, "learn", "learn"), (DQN, "get_action", "act"), (DQN, "test", "evaluate"), (ReplayBuffer, "add", "store"),
-        (ReplayBuffer, "sample", "sample"), (Mutations, "mutation", "evolve"),
-        (TournamentSelection, "select", "evolve"),
+        (algorithm, "learn", "learn"), (algorithm, "get_action", "act"), (algorithm, "test", "evaluate"),
+        (ReplayBuffer, "add", "store"), (MultiStepReplayBuffer, "add", "store"),
+        (PrioritizedReplayBuffer, "add", "store"), (PrioritizedReplayBuffer, "update_priorities", "store"),
+        (ReplayBuffer, "sample", "sample"), (PrioritizedReplayBuffer, "sample", "sample"),
+        (MultiStepReplayBuffer, "sample_from_indices", "sample"), (Mutations, "mutation", "evolve"),
+        (TournamentSelection, "select", "evolve"), (RolloutBuffer, "add", "store"),
+        (RolloutBuffer, "compute_returns_and_advantages", "learn"), (OptimizerWrapper, "step", "optimiser"),
     ):  # fmt: skip
         parts.watch(owner, method, part)
     return parts
@@ -94,10 +163,9 @@ def watch_parts() -> Parts:
 def end_to_end(s: Settings) -> dict[str, Any]:
     """Train a population for a number of steps, evolution and evaluation included."""
     start(s)
-    parts, clock = watch_parts(), EnvClock()
+    parts, clock = watch_parts(algorithm_of(s)), EnvClock()
     env = vector_of(s, clock, s["num_envs"])
     population = population_of(s, env, s["population"])
-    parameters = sum(p.numel() for p in population[0].actor.parameters())
     train(s, env, population)
     seconds = clock.seconds
     return {
@@ -106,8 +174,8 @@ def end_to_end(s: Settings) -> dict[str, Any]:
         "steps": clock.steps or None,
         "step_seconds": clock.step_seconds,
         "reset_seconds": clock.reset_seconds,
-        "updates": parts.calls["learn"],
-        "parameters": parameters,
+        # PPO makes many of one call of `learn`; TD3 and DDPG have two optimisers.
+        "updates": parts.calls["optimiser" if algorithm_of(s) is PPO else "learn"],
         "parts": parts.seconds,
     }
 
@@ -170,6 +238,25 @@ def parts(s: Settings) -> dict[str, Any]:
     return result
 
 
+def learn_step(s: Settings) -> dict[str, Any]:
+    """Time a learn step of every agent on a batch that is there, and with drawing each its own from a full memory."""
+    start(s)
+    sync, seconds, result = sync_of(s["device"]), s["part_seconds"], {}
+    env = vector_of(s, EnvClock(), s["num_envs"])
+    memory = filled_memory(s, env)
+    batch = memory.sample(s["batch_size"])
+    for size in s["sizes"]:
+        agents = population_of(s, env, size)
+        for agent in agents:
+            agent.init_training_step(True)
+        drawn = lambda agents=agents: [agent.learn(memory.sample(s["batch_size"])) for agent in agents]  # noqa: E731
+        result[str(size)] = {
+            "learn": timed(lambda agents=agents: [agent.learn(batch) for agent in agents], seconds, sync=sync),
+            "learn and sample": timed(drawn, seconds, sync=sync),
+        }
+    return result
+
+
 def filled_memory(s: Settings, env: Any) -> ReplayBuffer:
     """Return a replay memory full of standard-normal transitions."""
     rows, width = s["capacity"], env.single_observation_space.shape[0]
@@ -206,4 +293,4 @@ def timed_evolution(s: Settings, agents: list[Any], sync: Any) -> float:
 
 
 if __name__ == "__main__":
-    main({"end-to-end": end_to_end, "time-to-solved": time_to_solved, "parts": parts})
+    main({"end-to-end": end_to_end, "time-to-solved": time_to_solved, "parts": parts, "learn-step": learn_step})

@@ -94,6 +94,99 @@ def cartpole_core(o: Options) -> Settings:
     return {**lander(o), "env": "CartPole-v1", **small, "batch_size": 64}
 
 
+def another(o: Options, algo: str, ticks: int, **own: Any) -> Settings:
+    """Another algorithm on LunarLander: two generations of so many vector steps a member.
+
+    The peer's published settings, but for generations' length and for the delay before learning. What would change the
+    number of updates does not evolve, as in `lander`.
+    """
+    ticks, generations = (32, 1) if o.quick else (ticks, 2)
+    envs = own.get("num_envs", 16)
+    dqn = ("lr", "sb3_tau", "target_interval", "eps_start", "eps_end", "eps_decay", "exploration_fraction", "double")
+    shared = {name: value for name, value in lander(o).items() if name not in dqn}
+    probabilities = {**EVOLUTION["probabilities"], "activation": 0.0}  # type: ignore[dict-item]
+    return {
+        **shared, "algo": algo, "probabilities": probabilities, "evo_steps": envs * ticks,
+        "max_steps": envs * ticks * generations, **own,
+    }  # fmt: skip
+
+
+def deterministic(o: Options, algo: str, width: int, **own: Any) -> Settings:
+    """DDPG and TD3: networks three layers of `width`. Both sides explore by the same Gaussian noise."""
+    net: Settings = {"encoder": [width], "latent": width, "head": [width], "layers": [width] * 3}
+    return another(
+        o, algo, **net, env="LunarLanderContinuous-v3", tau=5e-3, policy_delay=2, noise_sd=0.1, ou=False,
+        random_steps=0, share_encoders=False, **own, search={"lr_actor": [1e-4, 1e-2], "lr_critic": [1e-4, 1e-2]},
+    )  # fmt: skip
+
+
+def td3(o: Options) -> Settings:
+    """TD3, 49,920 training steps of the population; an update every 4 steps."""
+    return deterministic(o, "td3", 64, ticks=390, num_envs=16, learn_step=4, lr_actor=1e-4, lr_critic=1e-3)
+
+
+def ddpg(o: Options) -> Settings:
+    """DDPG, 49,920 training steps of the population; an update every 2 steps."""
+    return deterministic(o, "ddpg", 128, ticks=780, num_envs=8, learn_step=2, lr_actor=3e-4, lr_critic=3e-4)
+
+
+def rainbow(o: Options) -> Settings:
+    """Rainbow with priorities over four steps, 12,800 training steps of the population, an update at each."""
+    net: Settings = {"encoder": [128], "latent": 64, "head": [128], "layers": [128, 64, 128]}
+    return {
+        **another(o, "rainbow", 100, **net, batch_size=64, learn_step=1, lr=1e-4, search={"lr": [6.25e-5, 1e-3]}),
+        "probabilities": EVOLUTION["probabilities"], "atoms": 51, "v_min": -200.0, "v_max": 200.0, "noisy_sigma": 0.5,
+        "replay": {"n_step": 4, "prioritised": True, "alpha": 0.6, "beta": 0.4},
+    }  # fmt: skip
+
+
+def cqn(o: Options) -> Settings:
+    """The learn step of conservative Q-learning, 4 and 8 members."""
+    net: Settings = {"encoder": [64], "latent": 64, "head": [64], "layers": [64, 64, 64]}
+    return {
+        **another(o, "cqn", 32, **net, env="CartPole-v1", batch_size=256, learn_step=1, lr=1e-3, grad_clip=1.0),
+        "double": True, "search": {"lr": [1e-4, 1e-2]}, "sizes": [4] if o.quick else [4, 8],
+    }  # fmt: skip
+
+
+def ppo(o: Options) -> Settings:
+    """PPO, 98,304 training steps of the population: six rollouts a generation."""
+    net: Settings = {"encoder": [64], "latent": 64, "head": [64], "layers": [64, 64, 64]}
+    return another(
+        o, "ppo", 768, **net, learn_step=256 if o.quick else 2048, epochs=4, lr=1e-3, gae_lambda=0.95, clip=0.2,
+        clip_value=True, vf_coef=0.5, ent_coef=0.01, grad_clip=0.5, share_encoders=True, share_encoder=True,
+        recurrent=False, max_seq_len=16, search={"lr": [1e-4, 1e-2], "ent_coef": [1e-3, 0.1]},
+    )  # fmt: skip
+
+
+def ppo_recurrent(o: Options) -> Settings:
+    """Recurrent PPO on CartPole, 65,536 training steps of the population: two rollouts a generation.
+
+    The peer's published settings, but for rollouts a quarter as long, and as many members as in `ppo`. Its batches
+    count sequences; it cuts these where episodes end and leaves out their last steps, so how many it has depends on how
+    it plays: in a rollout of this length enough for as many batches as ours has, four.
+    """
+    net: Settings = {"encoder": [64], "latent": 64, "head": [128], "layers": [64, 64, 128]}
+    ticks, generations = (64, 1) if o.quick else (512, 2)
+    return {
+        **ppo(o), **net, "env": "CartPole-v1", "recurrent": True, "lr": 3e-4, "ent_coef": 1e-4,
+        "learn_step": 1024 if o.quick else 4096, "batch_size": 64 * 16, "evo_steps": 16 * ticks,
+        "max_steps": 16 * ticks * generations, "search": {"lr": [1e-4, 1e-2], "ent_coef": [1e-4, 1e-3]},
+        "probabilities": {"none": 0.4, "architecture": 0.0, "parameters": 0.2, "activation": 0.0, "rl_hp": 0.2},
+    }  # fmt: skip
+
+
+def ppo_native(o: Options) -> Settings:
+    """PPO acts in evopipe's own CartPole: 8 members, 64 environments each, one rollout longer than the measurement."""
+    ticks, warm = (40, 10) if o.quick else (1500, 50)
+    small: Settings = {"encoder": [64], "latent": 64, "head": [], "layers": [64, 64]}
+    return {
+        **ppo(o), **small, "env": "CartPole-v1", "backend": "torch", "population": 8, "num_envs": 64, "ticks": ticks,
+        "warm_ticks": warm, "learn_step": 64 * 2 * (ticks + warm), "evo_steps": 64 * 2 * (ticks + warm),
+        "max_steps": 64 * 2 * (ticks + warm),
+    }  # fmt: skip
+
+
 def parts(o: Options) -> Settings:
     """One round of a population of 4 and 8."""
     return {**lander(o), "sizes": [4] if o.quick else [4, 8], "evolutions": 3 if o.quick else 12}
@@ -186,11 +279,27 @@ def measurements() -> dict[str, Measurement]:
     if importlib.util.find_spec("envpool"):
         ours.append(Contestant("evopipe, envpool", changes={"backend": "envpool"}))
     peers_threads = tuple({"threads": n} for n in (1, 2))
+    sharing = {"threads": 1, "share_encoders": True}
     listed = (
         Measurement(
             "end_to_end", "end-to-end", (*ours, AGILERL, SB3), lander,
             chosen={"AgileRL": (*peers_threads, {"threads": 1, "vector": "async"}), "SB3": peers_threads},
         ),
+        Measurement(
+            "td3", "end-to-end", (*ours[:2], AGILERL), td3, chosen={"AgileRL": (*peers_threads, sharing)}
+        ),
+        Measurement(
+            "ddpg", "end-to-end", (*ours[:2], AGILERL), ddpg, chosen={"AgileRL": (*peers_threads, sharing)}
+        ),
+        Measurement("rainbow", "end-to-end", (*ours[:2], AGILERL), rainbow, chosen={"AgileRL": peers_threads}),
+        Measurement("cqn", "learn-step", (EVOPIPE, AGILERL), cqn, cores=1),
+        Measurement("ppo", "end-to-end", (*ours, AGILERL), ppo, chosen={"AgileRL": peers_threads}),
+        Measurement(
+            "ppo_recurrent", "end-to-end",
+            (*ours[:2], Contestant("AgileRL", "agilerl", {"batch_size": 64})), ppo_recurrent,
+            chosen={"AgileRL": peers_threads},
+        ),
+        Measurement("ppo_native", "acting", (EVOPIPE,), ppo_native, cores=1),
         Measurement("roofline", "roofline", (EVOPIPE,), lander, cores=1),
         Measurement("parts", "parts", (EVOPIPE, AGILERL), parts, cores=1),
         Measurement("curve_128", "curve", (EVOPIPE,), curve, cores=1),

@@ -14,6 +14,8 @@ Results = Mapping[str, Result]
 
 MACHINE = ("cpu", "processors", "cpu_capability", "device", "torch", "gymnasium", "python")
 ENVPOOL = "evopipe, envpool"
+NATIVE_RATE = 500_000  # steps per second of our own CartPole that are the aim
+OFF_POLICY = {"td3": ("TD3", 8.0), "ddpg": ("DDPG", 8.0), "rainbow": ("Rainbow", 6.0)}  # names, least ratios
 EQUAL_UPDATES = 0.02  # how far two contestants' numbers of updates may be apart
 MISSING = "Not measured yet."
 
@@ -139,6 +141,14 @@ def _outside(r: Mapping[str, Any]) -> float:
     return float((r["seconds"] - r["step_seconds"]) / r["training_steps"] * 1e6)
 
 
+def _outside_ratio(result: Result) -> Ratio | None:
+    """Return AgileRL's time outside `env.step()` over ours, environments in process."""
+    both = [run["result"] for run in result["runs"] if run["contestant"] in ("AgileRL", "evopipe, no workers")]
+    # Environments in processes of their own cannot be timed from here: then nothing is claimed.
+    seen = all(run["step_seconds"] for run in both)
+    return paired(result, "AgileRL", "evopipe, no workers", _outside) if seen else None
+
+
 def time_of(r: Mapping[str, Any], key: str = "seconds") -> Time:
     """A run's time to solved, in seconds or steps."""
     return Time(float(r[key]), not r["solved"])
@@ -158,15 +168,29 @@ def targets(results: Results) -> list[tuple[str, float, Ratio | None, bool]]:
     end, cartpole = results.get("end_to_end"), results.get("cartpole")
     listed: list[tuple[str, float, Ratio | None, bool]] = []
     if end:
-        both = [run["result"] for run in end["runs"] if run["contestant"] in ("AgileRL", "evopipe, no workers")]
-        # Environments in processes of their own cannot be timed from here: then nothing is claimed.
-        seen = all(result["step_seconds"] for result in both)
-        outside = paired(end, "AgileRL", "evopipe, no workers", _outside) if seen else None
         listed += [
             ("steps/s end to end over AgileRL, Gymnasium", 10.0, paired(end, "AgileRL", "evopipe", _seconds), False),
             ("steps/s end to end over AgileRL, envpool", 12.0, paired(end, "AgileRL", ENVPOOL, _seconds), False),
-            ("time outside `env.step()` of AgileRL over ours, in process", 12.0, outside, False),
+            ("time outside `env.step()` of AgileRL over ours, in process", 12.0, _outside_ratio(end), False),
         ]  # fmt: skip
+    for name, (title, least) in OFF_POLICY.items():
+        if name in results:
+            ratio = paired(results[name], "AgileRL", "evopipe", _seconds)
+            listed.append((f"steps/s of {title} end to end over AgileRL", least, ratio, False))
+    if "cqn" in results:
+        ratio = paired(results["cqn"], "AgileRL", "evopipe", _part("4", "learn"))
+        listed.append(("learn step of CQN, 4 members, AgileRL over ours", 4.0, ratio, False))
+    if "ppo" in results:
+        result = results["ppo"]
+        gymnasium, envpool = (paired(result, "AgileRL", name, _seconds) for name in ("evopipe", ENVPOOL))
+        listed += [
+            ("steps/s of PPO end to end over AgileRL, Gymnasium", 5.0, gymnasium, False),
+            ("steps/s of PPO end to end over AgileRL, envpool", 10.0, envpool, False),
+            ("PPO's time outside `env.step()` of AgileRL over ours, in process", 10.0, _outside_ratio(result), False),
+        ]
+    if "ppo_recurrent" in results:
+        ratio = paired(results["ppo_recurrent"], "AgileRL", "evopipe", _seconds)
+        listed.append(("steps/s of recurrent PPO end to end over AgileRL", 5.0, ratio, False))
     if cartpole:
         listed.append(
             (
@@ -191,8 +215,9 @@ an hour on four cores (`make bench BENCH_ARGS="--lanes 2"`), goes on where it wa
 
 ## How it is measured
 
-- Peers: AgileRL 2.58.0 (evolutionary DQN by `train_off_policy`), Stable-Baselines3 2.9.2 (DQN), Optuna 5.0.0; each in
-  an environment of its own under `benchmarks/.venvs`, all with the same torch, NumPy and Gymnasium.
+- Peers: AgileRL 2.58.0 (evolutionary DQN, TD3, DDPG and Rainbow by `train_off_policy`, PPO by
+  `train_on_policy`; CQN's learn step), Stable-Baselines3 2.9.2 (DQN), Optuna 5.0.0; each in an environment of its own
+  under `benchmarks/.venvs`, all with the same torch, NumPy and Gymnasium.
 - Contestants alternate (A B A B …) on the same pinned cores, at least five turns; every run is a fresh process. Imports
   are not counted; making populations and environments, logs, checkpoints and outputs are.
 - A figure is the median over turns (smallest – largest). A ratio is the median over turns of the ratio within the turn,
@@ -211,7 +236,7 @@ an hour on four cores (`make bench BENCH_ARGS="--lanes 2"`), goes on where it wa
 def page(results: Results) -> str:
     """Return the page. Results that are missing are said to be."""
     sections = (
-        _machine, _summary, _end_to_end, _roofline, _parts, _curve, _threads, _loop,
+        _machine, _summary, _end_to_end, _off_policy, _on_policy, _roofline, _parts, _curve, _threads, _loop,
         lambda r: _solved(r, "cartpole", "CartPole-v1, mean of 100 held-out episodes ≥ 475"),
         lambda r: _solved(r, "lunarlander", "LunarLander-v3, mean of 100 held-out episodes ≥ 200"),
     )  # fmt: skip
@@ -241,6 +266,8 @@ def _summary(results: Results) -> list[str]:
         rows.append((words, f"≥ {bound:g} ×", told(r, wide), said))
     if "cartpole" in results:
         rows.append(_cartpole_seconds(results["cartpole"]))
+    if "ppo_native" in results:
+        rows.append(_native_rate(results["ppo_native"]))
     lines = ["## What was to be reached", ""]
     lines += table(("figure", "aim", "measured", ""), rows) if rows else [MISSING, ""]
     return [*lines, *_not_won(results)]
@@ -256,14 +283,22 @@ def _cartpole_seconds(result: Result) -> tuple[str, str, str, str]:
     return "seconds to a solved CartPole-v1 on 2 cores, median", "≤ 45 s", f"{_time(middle)} s", f"**{said}**"
 
 
+def _native_rate(result: Result) -> tuple[str, str, str, str]:
+    rates = values(result, "evopipe", _field("steps_per_second"), turns(result, "evopipe"))
+    middle, (low, high) = statistics.median(rates), stats.interval(rates)
+    said = stats.verdict(Ratio(middle, low, high, len(rates)), NATIVE_RATE)
+    words = "steps/s of evopipe's own CartPole with PPO acting, on one core"
+    return words, f"≥ {NATIVE_RATE:,}", f"{number(middle)} [{number(low)}, {number(high)}]", f"**{said}**"
+
+
 def _not_won(results: Results) -> list[str]:
     """List what a peer does better, or what is not shown to be better."""
     lost = []
-    for result in [results[name] for name in ("parts",) if name in results]:
-        for size, part in _part_keys(result):
-            r = paired(result, "AgileRL", "evopipe", _part(size, part))
+    for name, algorithm in (("parts", ""), ("cqn", "CQN: ")):
+        for size, part in _part_keys(results[name]) if name in results else []:
+            r = paired(results[name], "AgileRL", "evopipe", _part(size, part))
             if r and not r.low > 1:
-                lost.append(f"{part}, {size} members: AgileRL takes {told(r)} our time")
+                lost.append(f"{algorithm}{part}, {size} members: AgileRL takes {told(r)} our time")
     for name in ("cartpole", "lunarlander"):
         for over in [n for n in names(results[name]) if n != "evopipe"] if name in results else []:
             for key in ("seconds", "steps"):
@@ -273,6 +308,10 @@ def _not_won(results: Results) -> list[str]:
     for words, bound, r, wide in targets(results):
         if r and stats.verdict(r, bound, wide) != "reached":
             lost.append(f"aim not shown: {words}, ≥ {bound:g} ×: {told(r, wide)}")
+    if "ppo_native" in results:
+        words, aim, measured, said = _native_rate(results["ppo_native"])
+        if said != "**reached**":
+            lost.append(f"aim not shown: {words}, {aim}: {measured}")
     if not results:
         return []
     if not lost:
@@ -298,6 +337,13 @@ def _end_to_end(results: Results) -> list[str]:
         "the contestant's own process.",
         "",
     ]
+    lines += [*_runs(result), *_choices(result), "![Steps per second](images/bench-end-to-end.svg)", ""]
+    lines += ["Where the seconds go (medians):", "", *_shares(result), *made_by(result)]
+    return lines
+
+
+def _runs(result: Result) -> list[str]:
+    """The table of an end-to-end measurement's contestants."""
     rows = []
     for name in names(result):
         runs = values(result, name, lambda r: r, turns(result, name))
@@ -316,9 +362,86 @@ def _end_to_end(results: Results) -> list[str]:
             )
         )
     header = ("", "seconds", "steps/s", "all steps/s", "outside `env.step()`", "updates", "its seconds over evopipe's")
-    lines += [*table(header, rows), *_choices(result), "![Steps per second](images/bench-end-to-end.svg)", ""]
-    lines += ["Where the seconds go (medians):", "", *_shares(result), *made_by(result)]
-    return lines
+    return table(header, rows)
+
+
+def _off_policy(results: Results) -> list[str]:
+    lines = ["## Other off-policy algorithms", ""]
+    if not {*OFF_POLICY, "cqn"} & set(results):
+        return [*lines, MISSING]
+    lines += [
+        "End to end as above, with AgileRL's published settings for each, but for the length of a generation and the "
+        "delay before learning. TD3 and DDPG explore by the same Gaussian noise, and their actors learn once in two "
+        "updates; AgileRL's critics read the action behind their latent layer, ours beside the observation, and where "
+        "it says *share_encoders* its critics' encoders are copies of the actor's first one and do not learn. Rainbow "
+        "has priorities, several steps, noise, dueling, double and 51 atoms on both sides.", "",
+    ]  # fmt: skip
+    for name, (title, _) in OFF_POLICY.items():
+        if name in results:
+            result = results[name]
+            check_updates(result)
+            s = result["settings"]
+            lines += [
+                f"{title} on {s['env']}: {s['population']} members of {s['num_envs']} environments, networks "
+                f"{' × '.join(map(str, s['layers']))}, batches of {s['batch_size']}, an update every "
+                f"{s['learn_step']} steps, {s['population'] * s['max_steps']:,} training steps of the population.", "",
+                *_runs(result), *_choices(result), *_shares(result), *made_by(result),
+            ]  # fmt: skip
+    return [*lines, *(_cqn(results["cqn"]) if "cqn" in results else [])]
+
+
+def _on_policy(results: Results) -> list[str]:
+    lines = ["## PPO", ""]
+    if not {"ppo", "ppo_recurrent", "ppo_native"} & set(results):
+        return [*lines, MISSING]
+    lines += [
+        "End to end as above, with AgileRL's published settings, but for the length of a generation. Policy and value "
+        "share their encoder on both sides. Batch size, learn step and epochs do not evolve. An update is one "
+        "minibatch; time outside `env.step()` is per training step.", "",
+    ]  # fmt: skip
+    for name, title in (("ppo", "PPO"), ("ppo_recurrent", "Recurrent PPO")):
+        if name in results:
+            result = results[name]
+            check_updates(result)
+            s = result["settings"]
+            lines += [
+                f"{title} on {s['env']}: {s['population']} members of {s['num_envs']} environments, networks "
+                f"{' × '.join(map(str, s['layers']))}, rollouts of {s['learn_step']:,} steps, {s['epochs']} epochs of "
+                f"batches of {s['batch_size']:,}, {s['population'] * s['max_steps']:,} training steps of the "
+                f"population.{_sequences(s)}", "",
+                *_runs(result), *_choices(result), *_shares(result), *made_by(result),
+            ]  # fmt: skip
+    return [*lines, *(_native(results["ppo_native"]) if "ppo_native" in results else [])]
+
+
+def _sequences(s: Mapping[str, Any]) -> str:
+    if not s["recurrent"]:
+        return ""
+    return (
+        f" The first layer is an LSTM, learned in sequences of {s['max_seq_len']} steps. AgileRL counts sequences, so "
+        "its batches are of as many as hold these steps; it begins one wherever an episode begins, and leaves out the "
+        "last steps of most episodes, which ours learns from too."
+    )
+
+
+def _native(result: Result) -> list[str]:
+    s, ran = result["settings"], turns(result, "evopipe")
+    rates = values(result, "evopipe", _field("steps_per_second"), ran)
+    return [
+        f"evopipe's own {s['env']} (`env.backend: torch`), in the loop that trains: {s['population']} members of "
+        f"{s['num_envs']} environments, networks {' × '.join(map(str, s['layers']))}. Stepping, acting and keeping the "
+        f"rollout, before the first is learned from: {spread(rates)} environment steps a second on one core.", "",
+        *made_by(result),
+    ]  # fmt: skip
+
+
+def _cqn(result: Result) -> list[str]:
+    s = result["settings"]
+    return [
+        f"CQN's learn step of a whole population, µs: networks {' × '.join(map(str, s['layers']))}, {s['env']}, "
+        f"batches of {s['batch_size']} that are there, or that are drawn from {s['capacity']:,} transitions.", "",
+        *_compared(result), *made_by(result),
+    ]  # fmt: skip
 
 
 def _choices(result: Result) -> list[str]:
@@ -380,7 +503,9 @@ def _roofline(results: Results) -> list[str]:
 
 
 def _part_keys(result: Result) -> list[tuple[str, str]]:
-    return [(str(size), part) for size in result["settings"]["sizes"] for part in ("learn", "act", "sample", "evolve")]
+    one = ("learn", "learn and sample")
+    parts = one if result["measurement"] == "cqn" else ("learn", "act", "sample", "evolve")
+    return [(str(size), part) for size in result["settings"]["sizes"] for part in parts]
 
 
 def _part(size: str, part: str) -> Callable[[Mapping[str, Any]], float]:
@@ -393,6 +518,17 @@ def _parts(results: Results) -> list[str]:
         return [*lines, MISSING]
     result = results["parts"]
     s = result["settings"]
+    lines += [
+        f"One round of a whole population, µs: every member learns from one batch of {s['batch_size']}, acts in "
+        f"{s['num_envs']} environments, draws one batch from {s['capacity']:,} transitions, or all are selected, "
+        "cloned and mutated. AgileRL's round is that many calls.", "",
+        *_compared(result), *made_by(result),
+    ]  # fmt: skip
+    return lines
+
+
+def _compared(result: Result) -> list[str]:
+    """The table of parts timed alone."""
     rows = []
     for size, part in _part_keys(result):
         of = _part(size, part)
@@ -401,13 +537,7 @@ def _parts(results: Results) -> list[str]:
             for n in ("evopipe", "AgileRL")
         ]
         rows.append((f"{part}, {size} members", *each, told(paired(result, "AgileRL", "evopipe", of))))
-    lines += [
-        f"One round of a whole population, µs: every member learns from one batch of {s['batch_size']}, acts in "
-        f"{s['num_envs']} environments, draws one batch from {s['capacity']:,} transitions, or all are selected, "
-        "cloned and mutated. AgileRL's round is that many calls.", "",
-        *table(("", "evopipe", "AgileRL", "AgileRL over evopipe"), rows), *made_by(result),
-    ]  # fmt: skip
-    return lines
+    return table(("", "evopipe", "AgileRL", "AgileRL over evopipe"), rows)
 
 
 def _curve(results: Results) -> list[str]:

@@ -16,16 +16,23 @@ def plots(results: Results) -> dict[str, bytes]:
     """Return the SVG files by name."""
     drawn: dict[str, bytes] = {}
     if "end_to_end" in results:
-        drawn["bench-end-to-end.svg"] = _draw(lambda axes: _end_to_end(axes, results["end_to_end"]), 2.4)
+        drawn["bench-end-to-end.svg"] = picture(lambda axes: _end_to_end(axes, results["end_to_end"]), 2.4)
     if "curve_64" in results or "curve_128" in results:
-        drawn["bench-curve.svg"] = _draw(lambda axes: _curve(axes, results), 3.6)
+        drawn["bench-curve.svg"] = picture(lambda axes: _curve(axes, results), 3.6)
     for name in ("cartpole", "lunarlander"):
         if name in results:
-            drawn[f"bench-{name}.svg"] = _draw(lambda axes, name=name: _solved(axes, results[name]), 2.4)  # type: ignore[misc]
+            drawn[f"bench-{name}.svg"] = picture(lambda axes, name=name: _solved(axes, results[name]), 2.4)  # type: ignore[misc]
     return drawn
 
 
-def _draw(draw: Callable[[Any], None], height: float) -> bytes:
+def picture(draw: Callable[[Any], None], height: float, about: str | None = None) -> bytes:
+    """Return what is drawn on axes as SVG.
+
+    Args:
+        draw: draws.
+        height: in inches.
+        about: a text that goes into the file's metadata.
+    """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -43,7 +50,7 @@ def _draw(draw: Callable[[Any], None], height: float) -> bytes:
         draw(axes)
         file = io.BytesIO()
         canvas: Any = FigureCanvasSVG(figure)
-        canvas.print_svg(file, metadata={"Date": None, "Creator": None})
+        canvas.print_svg(file, metadata={"Date": None, "Creator": None, **({"Description": about} if about else {})})
     return file.getvalue()
 
 

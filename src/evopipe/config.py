@@ -155,6 +155,16 @@ class Params(Schema):
             problems.append(Problem(("algo",), f"unknown algorithm {train.algo!r}{guess}"))
         elif train.mode == "online" and getattr(registry.get(train.algo), "OFFLINE_ONLY", False):
             problems.append(Problem(("mode",), f"{train.algo} only learns from a dataset: set it to offline"))
+        elif train.mode == "offline" and registry.on_policy(registry.get(train.algo)):
+            problems.append(Problem(("mode",), f"{train.algo} only learns from its own steps: set it to online"))
+        elif train.normalise.rewards and not registry.on_policy(registry.get(train.algo)):
+            problems.append(
+                Problem(
+                    ("normalise", "rewards"),
+                    f"{train.algo} learns from a memory, and the scale of its values would move under its targets: set "
+                    "it to false, or take an on-policy algorithm",
+                )
+            )
         env = info.data.get("env")
         if env is not None and train.evo_steps < env.num_envs:
             problems.append(
@@ -177,6 +187,7 @@ class Params(Schema):
         if train is not None and train.algo not in given:
             given[train.algo] = registry.get(train.algo).Config()
         problems = [problem for name, config in given.items() for problem in _not_evolvable(name, config)]
+        problems += [problem for name, config in given.items() for problem in _batch_above_rollout(name, config)]
         if problems:
             raise located(problems)
         return given
@@ -282,6 +293,16 @@ def _out_of_bounds(algo: str, config: Any, name: str) -> Iterable[Problem]:
             type(config).model_validate({**config.model_dump(), name: int(value) if whole else value})
         except ValidationError as error:
             yield Problem(path, f"{name} cannot be {value:g}: {error.errors()[0]['msg'].lower()}")
+
+
+def _batch_above_rollout(algo: str, config: Any) -> Iterable[Problem]:
+    """A minibatch that an on-policy algorithm's rollout cannot fill."""
+    if registry.on_policy(registry.get(algo)) and config.batch_size > config.learn_step:
+        yield Problem(
+            (algo, "batch_size"),
+            f"{config.batch_size} steps are more than a rollout has ({algo}.learn_step: {config.learn_step}); lower "
+            "it, or raise learn_step",
+        )
 
 
 def _known(words: Iterable[str]) -> str:

@@ -26,15 +26,19 @@ import torch
 
 from evopipe import algos, rng, runtime
 from evopipe.buffers.replay import Replay, RowLayout
+from evopipe.buffers.rollout import StepLayout
 from evopipe.config import parse_params
 from evopipe.core import population
 from evopipe.core.graphs import Capture, Paths
 from evopipe.core.population import Cohort, Member
 from evopipe.errors import EvopipeError, ResourceError, UsageError, did_you_mean
+from evopipe.loops.acting import gather, step
 from evopipe.loops.problem import Problem, first_members
+from evopipe.loops.rollouts import RolloutLessons, learn_from_rollout
 from evopipe.loops.steps import act, learn
 from evopipe.rng import Purpose
 from evopipe.stages.setup import make_problem
+from evopipe.types import Chosen
 
 TICKS = 6
 ROWS = 4096  # transitions that the members share
@@ -139,8 +143,11 @@ class _Bench:
     @classmethod
     def of(cls, algo: str, device: torch.device, size: Size) -> _Bench:
         found = algos.get(algo)
+        rollout = size.envs * size.updates
+        own = {"learn_step": rollout, "batch_size": max(1, rollout // 2), "epochs": 2, "evolve": {}}
         params = parse_params(
             {
+                "algos": {algo: own} if algos.on_policy(found) else {},
                 "env": {"id": "CartPole-v1" if "discrete" in found.ACTIONS else "Pendulum-v1", "num_envs": size.envs},
                 "train": {"algo": algo, "mode": "offline" if getattr(found, "OFFLINE_ONLY", False) else "online"},
                 "evolution": {"mutation": {"before_training": True}},
@@ -162,7 +169,8 @@ class _Bench:
         problem = dataclasses.replace(self.problem, device=device, paths=Paths(capture))
         replay = Replay(RowLayout.of(problem.spaces, masked=False), 1, ROWS, device)
         replay.add(self.rows[None], np.ones((1, ROWS), bool))
-        return _Live(self, problem, replay, problem.form(self.members))
+        kind = _LiveOnPolicy if algos.on_policy(problem.algo) else _Live
+        return kind(self, problem, replay)
 
 
 @dataclass
@@ -172,7 +180,12 @@ class _Live:
     bench: _Bench
     problem: Problem
     replay: Replay
-    cohorts: list[Cohort]
+
+    def __post_init__(self) -> None:
+        self.form(self.bench.members)
+
+    def form(self, members: Sequence[Member]) -> None:
+        self.cohorts: list[Cohort] = self.problem.form(members)
 
     def act(self, tick: int) -> np.ndarray:
         obs = self.bench.obs[tick % TICKS]
@@ -190,7 +203,7 @@ class _Live:
         out = []
         for tick in range(TICKS):
             if tick == TICKS // 2:
-                self.cohorts = self.problem.form(self.members)
+                self.form(self.members)
             out.append(torch.from_numpy(self.act(tick)))
             out += [losses.cpu() for losses in self.learn(tick)]
         return out + [member.tensors[name] for member in self.members for name in sorted(member.tensors)]
@@ -206,6 +219,47 @@ class _Live:
             work(tick)
         _wait(self.problem.device)
         return (time.perf_counter() - began) / calls
+
+
+class _LiveOnPolicy(_Live):
+    """Members that learn from what they have just done: a rollout of made-up observations and rewards."""
+
+    def form(self, members: Sequence[Member]) -> None:
+        super().form(members)
+        layout = StepLayout(self.problem.spaces, masked=False)
+        self.lessons = RolloutLessons(self.problem, layout, lambda: self.bench.size.updates)
+        self.lessons.adopt(self.cohorts)
+
+    def act(self, tick: int) -> np.ndarray:
+        return gather([took.action for took in self._step(tick)], [cohort.slots for cohort in self.cohorts])
+
+    def learn(self, tick: int) -> list[torch.Tensor]:
+        ticks, losses = self.bench.size.updates, []
+        for t in range(ticks):
+            self._step(tick + t, t)
+        for i, (cohort, rollout) in enumerate(zip(self.cohorts, self.lessons.rollouts, strict=True)):
+            self.cohorts[i], each = learn_from_rollout(self.problem, cohort, rollout, ticks, tick)
+            losses.append(each)
+        return losses
+
+    def _step(self, tick: int, place: int | None = None) -> list[Chosen]:
+        """Let all choose; with a place, enter it there in the rollouts."""
+        device, (members, envs) = self.problem.device, (self.bench.size.members, self.bench.size.envs)
+        now, then = (
+            torch.from_numpy(self.bench.obs[t % TICKS]).view(members, envs, -1).to(device) for t in (tick, tick + 1)
+        )
+        legal = torch.ones(members, envs, self.problem.actions, dtype=torch.bool, device=device)
+        no = torch.zeros(members, envs, dtype=torch.bool, device=device)
+        found = []
+        for cohort, rollout in zip(self.cohorts, self.lessons.rollouts, strict=True):
+            rows = cohort.slots
+            empty = torch.zeros(len(rows), envs, cohort.memory, device=device)
+            found.append(step(self.problem, cohort, now[rows], legal[rows], no[rows], empty, tick))
+            if place is not None:
+                rollout.enter(place, now[rows], legal[rows], no[rows], empty, found[-1])
+                over = then[rows][..., 0] > 1.0
+                rollout.finish(place, then[rows], now[rows][..., 1], over, no[rows], no[rows])
+        return found
 
 
 def _wait(device: torch.device) -> None:
@@ -282,7 +336,7 @@ def _values(live: _Live) -> list[torch.Tensor]:
 
 
 def _moments(live: _Live) -> list[torch.Tensor]:
-    kinds = population.tensor_kinds(live.problem.algo.State)
+    kinds = population.tensor_kinds(live.problem.algo.State, live.problem.widths)
     names = [name for name, (kind, _) in kinds.items() if kind == "moments" and name.endswith(".mean")]
     return [member.tensors[name] for member in live.members for name in names]
 

@@ -11,9 +11,11 @@ from evopipe.evolve.mutate import Mutation, MutationConfig, mutate
 from evopipe.evolve.select import Selection, TournamentConfig, tournament
 from evopipe.evolve.step import Evolved, evolve
 from evopipe.loops.evaluate import Episodes, evaluate
+from evopipe.loops.on_policy import OnPolicy
 from evopipe.loops.online import Online
 from evopipe.loops.problem import Problem, first_members
-from evopipe.loops.steps import act, learn, updates_due
+from evopipe.loops.run import begin
+from evopipe.loops.steps import act, learn, take_note, updates_due
 from evopipe.runtime import configure
 from evopipe.stages.setup import make_problem
 
@@ -27,6 +29,7 @@ __all__ = [
     "Member",
     "Mutation",
     "MutationConfig",
+    "OnPolicy",
     "Online",
     "Problem",
     "Replay",
@@ -35,6 +38,7 @@ __all__ = [
     "Step",
     "TournamentConfig",
     "act",
+    "begin",
     "configure",
     "dissolve",
     "evaluate",
@@ -45,6 +49,7 @@ __all__ = [
     "make_env",
     "make_problem",
     "mutate",
+    "take_note",
     "tournament",
     "updates_due",
 ]

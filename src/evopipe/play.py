@@ -212,9 +212,10 @@ def _episode(
     with _explained(cfg):
         obs, info = env.reset(seed=seed)
     yield _Moment(0.0, False)
+    memory = None
     for _ in range(max_steps or LIMIT):
-        action = policy.act(obs, mask=info.get("action_mask"))
-        action = action if policy.action_space.continuous else int(action)
+        action, memory = policy.step(obs, memory, info.get("action_mask"))
+        action = int(action) if policy.action_space.kind == "discrete" else action
         with _explained(cfg):
             obs, reward, terminated, truncated, info = env.step(action)
             moment = _Moment(float(reward), bool(terminated))
@@ -273,12 +274,18 @@ def _make(cfg: EnvConfig, mode: str) -> gymnasium.Env[Any, Any]:
 
 
 def _check_fit(env: gymnasium.Env[Any, Any], policy: Policy, cfg: EnvConfig) -> None:
-    found = ObservationSpace.of(env.observation_space).size, ActionSpace.of(env.action_space).size
+    actions = ActionSpace.of(env.action_space)
+    found = ObservationSpace.of(env.observation_space).size, actions.size
     expected = policy.observations, policy.actions
     if found != expected:
         raise DataError(
             f"environment {cfg.id!r} has {found[0]} observations and {found[1]} actions, the policy {expected[0]} "
             f"and {expected[1]}; play it in the environment that it was trained in"
+        )
+    if actions.kind != policy.action_space.kind:
+        raise DataError(
+            f"environment {cfg.id!r} has {actions.kind} actions, the policy {policy.action_space.kind} ones; play it "
+            "in the environment that it was trained in"
         )
 
 

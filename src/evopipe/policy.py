@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
 import torch
 
-from evopipe.algos import Algorithm, get
+from evopipe.algos import Algorithm, get, on_policy
 from evopipe.core.networks import Arch, named, own_layout
-from evopipe.core.population import Member, Widths, form, tensor_kinds
+from evopipe.core.normalise import SHOWN
+from evopipe.core.population import Cohort, Member, Widths, acting_networks, form, tensor_kinds
 from evopipe.envs.make import ActionSpace
 from evopipe.envs.observations import ObservationSpace
 from evopipe.errors import DataError, UsageError
@@ -28,12 +30,13 @@ class Policy:
     Args:
         algo: its algorithm.
         cfg: the algorithm's configuration.
-        member: its architecture and tensors; only the acting network's are used.
+        member: its architecture and tensors; only the acting network's are used, and its normaliser's.
         about: what `policy.json` says: spaces, scores, provenance.
 
     Attributes:
         action_space: the environment's, and the way to its own actions.
         observation_space: the environment's, and the way from its own observations.
+        memory: how many numbers it keeps from step to step; 0 unless it is recurrent.
     """
 
     def __init__(self, algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) -> None:
@@ -44,7 +47,10 @@ class Policy:
         self._cfg = cfg.at(spaces)
         self.observations, self.actions = spaces.observations, spaces.actions
         self.widths: Mapping[str, Widths] = algo.networks(cfg, spaces)
-        self._cohort = form([member], algo.State, self.widths, torch.device("cpu"), "exact")[0]
+        self._cohort = form([_bare(algo, member, self.widths)], algo.State, self.widths, torch.device("cpu"), "exact")[
+            0
+        ]
+        self.memory = self._cohort.memory
 
     @overload
     def act(
@@ -58,27 +64,58 @@ class Policy:
         Args:
             obs: an observation as the environment gives it (a vector, an image, an index, a dict or tuple of such), or
                 a batch, whose every array has one dimension more; NumPy or torch.
-            mask: legal actions, `[A]` (the same for all observations) or `[B, A]`; None where all are.
+            mask: legal actions, `[A]` (the same for all observations) or `[B, A]`; None where all are. Of several
+                choices it may be a tuple of arrays too, one for each.
             epsilon: above 0 it explores as in training: with the algorithm's own noise, where it has any, and with
-                this chance by a random legal action.
+                this chance by a random legal action. One that learned on-policy draws from its policy.
             seed: seed of the exploration.
 
         Returns:
-            int64 `[]` or `[B]`, or float32 `[*shape]` or `[B, *shape]` in the environment's own bounds where its
-            actions are continuous; of the kind that `obs` was (a NumPy scalar or array for one observation, ready for
-            `env.step`).
+            int64 `[]` or `[B]`, `[*shape]` or `[B, *shape]` where an action is several choices or bits, or the same in
+            float32, in the environment's own bounds, where its actions are continuous; of the kind that `obs` was (a
+            NumPy scalar or array for one observation, ready for `env.step`).
 
         Raises:
-            UsageError: a shape does not fit, no action is legal, or a value is no number.
+            UsageError: a shape does not fit, no action is legal, or a value is no number; or the policy keeps a memory.
+        """
+        if self.memory:
+            raise UsageError("this policy keeps a memory: call step(obs, memory), and hand on the memory it returns")
+        return self.step(obs, None, mask, epsilon, seed)[0]
+
+    def step(
+        self, obs: Any, memory: torch.Tensor | None = None, mask: Any = None, epsilon: float = 0.0, seed: int = 0
+    ) -> tuple[Any, torch.Tensor]:
+        """Choose actions as `act` does, of a policy that may keep a memory.
+
+        Args:
+            obs: as in `act`.
+            memory: what the last step of these episodes returned, `[B, memory]`; None where they begin. (Zeros in a
+                row begin that one anew.)
+            mask: as in `act`.
+            epsilon: as in `act`.
+            seed: as in `act`; give each step another.
+
+        Returns:
+            Actions as in `act`, and the memory after them.
+
+        Raises:
+            UsageError: as in `act`, or the memory is of another shape.
         """
         batch, single = self._batch(obs)
-        legal = self._legal(mask, batch.shape[1])
-        if epsilon == 0.0:
-            actions = self._algo.greedy(self._cfg, self._cohort.state, batch, legal)[0]
-        else:
+        batch, legal = self._cohort.shown(batch), self._legal(mask, batch.shape[1])
+        before = batch.new_zeros(1, batch.shape[1], self.memory) if memory is None else memory[None]
+        if before.shape != (1, batch.shape[1], self.memory):
+            raise UsageError(f"memory has shape {tuple(before.shape[1:])}; expected [{batch.shape[1]}, {self.memory}]")
+        state, draw = self._cohort.state, None
+        if epsilon > 0.0:
             draw = Stream(torch.tensor([seed]), Purpose.ACT, torch.zeros(1, dtype=torch.int64))
-            actions = self._algo.act(self._cfg, self._cohort.state, batch, legal, torch.tensor([epsilon]), draw)[0]
-        return self._like(obs, single, torch.from_numpy(self.action_space.own(actions.numpy())))
+        if on_policy(self._algo):
+            actions, _, _, before = self._algo.step(self._cfg, state, batch, legal, before, draw)
+        elif draw is None:
+            actions = self._algo.greedy(self._cfg, state, batch, legal)
+        else:
+            actions = self._algo.act(self._cfg, state, batch, legal, torch.tensor([epsilon]), draw)
+        return self._like(obs, single, torch.from_numpy(self.action_space.own(actions[0].numpy()))), before[0]
 
     def q_values(self, obs: Any) -> Any:
         """Return action values `[A]` or `[B, A]`, of the kind that `obs` was.
@@ -90,7 +127,7 @@ class Policy:
         if values is None:
             raise UsageError(f"a policy of {self.about.get('algo')} has no action values: call act(obs)")
         batch, single = self._batch(obs)
-        return self._like(obs, single, values(self._cfg, self._cohort.state, batch)[0])
+        return self._like(obs, single, values(self._cfg, self._cohort.state, self._cohort.shown(batch))[0])
 
     def _batch(self, obs: Any) -> tuple[torch.Tensor, bool]:
         """`[1, B, O]` float32, and whether it is one observation."""
@@ -110,12 +147,15 @@ class Policy:
     def _legal(self, mask: Any, batch: int) -> torch.Tensor:
         if mask is None:
             return torch.ones(1, batch, self.actions, dtype=torch.bool)
-        legal = _tensor(mask, "mask").bool()
+        try:
+            legal = _tensor(self.action_space.flat_mask(mask), "mask").bool()
+        except ValueError as error:
+            raise UsageError(f"mask is {error}") from error
         if legal.shape not in ((self.actions,), (batch, self.actions)):
             raise UsageError(
                 f"mask has shape {tuple(legal.shape)}; expected [{self.actions}] or [{batch}, {self.actions}]"
             )
-        if not legal.any(dim=-1).all():
+        if not self.action_space.possible(legal.view(-1, self.actions).numpy()).all():
             raise UsageError("mask leaves no legal action: allow at least one for every observation")
         return legal.expand(1, batch, self.actions)
 
@@ -135,9 +175,10 @@ class Policy:
     def module(self) -> torch.nn.Module:
         """Return the greedy policy as a plain module: obs `[B, O]` → (actions `[B]`, values `[B, A]`).
 
-        Where the algorithm has no action values, they are left out; continuous actions are `[B, *shape]`.
+        Where the algorithm has no action values, they are left out; actions of more than one number are `[B, *shape]`.
+        A policy that keeps a memory takes it too: (obs `[B, O]`, memory `[B, M]`) → (actions, memory), zeros at first.
         """
-        return _Greedy(self._algo, self._cfg, self._cohort.state, self.action_space)
+        return _Greedy(self._algo, self._cfg, self._cohort, self.action_space)
 
 
 def _tensor(value: Any, name: str) -> torch.Tensor:
@@ -153,23 +194,36 @@ class _Greedy(torch.nn.Module):
 
     low: torch.Tensor
     high: torch.Tensor
+    starts: torch.Tensor
 
-    def __init__(self, algo: Algorithm, cfg: Any, state: Any, space: ActionSpace) -> None:
+    def __init__(self, algo: Algorithm, cfg: Any, cohort: Cohort, space: ActionSpace) -> None:
         super().__init__()
-        self._algo, self._cfg, self._state, self._space = algo, cfg, state, space
-        self.register_buffer("weights", getattr(state, algo.POLICY).values)
+        self._algo, self._cfg, self._state, self._space = algo, cfg, cohort.state, space
+        self._shown = cohort.shown
+        self.register_buffer("weights", getattr(cohort.state, algo.POLICY).values)
         if space.continuous:
             self.register_buffer("low", torch.as_tensor(space.low, dtype=torch.float32))
             self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32))
+        elif space.kind != "discrete":
+            self.register_buffer("starts", torch.tensor(space.starts))
 
-    def forward(self, obs: torch.Tensor) -> Any:
-        """obs `[B, O]` → (actions `[B]`, values `[B, A]`), or actions alone."""
+    def forward(self, obs: torch.Tensor, memory: torch.Tensor | None = None) -> Any:
+        """obs `[B, O]` → (actions `[B]`, values `[B, A]`), or actions alone; with a memory, see `Policy.module`."""
+        shown = self._shown(obs[None])
+        if memory is not None:
+            actions, _, _, after = self._algo.step(self._cfg, self._state, shown, None, memory[None], None)
+            return self._own(actions[0]), after[0]
         if hasattr(self._algo, "values"):
-            values = self._algo.values(self._cfg, self._state, obs[None])[0]
+            values = self._algo.values(self._cfg, self._state, shown)[0]
             return values.argmax(dim=-1) + self._space.start, values
-        actions = self._algo.greedy(self._cfg, self._state, obs[None], None)[0]
-        if not self._space.continuous:
+        return self._own(self._algo.greedy(self._cfg, self._state, shown, None)[0])
+
+    def _own(self, actions: torch.Tensor) -> torch.Tensor:
+        """Return the environment's own actions, as `ActionSpace.own` does."""
+        if self._space.kind == "discrete":
             return actions + self._space.start
+        if not self._space.continuous:
+            return (actions + self.starts).view(-1, *self._space.shape)
         stretched = self.low + (actions + 1.0) / 2.0 * (self.high - self.low)
         return stretched.clamp(self.low, self.high).view(-1, *self._space.shape)
 
@@ -181,15 +235,17 @@ def save(folder: Path, algo_name: str, member: Member, about: Mapping[str, Any],
         folder: where; replaced as a whole.
         algo_name: the algorithm.
         member: the member.
-        about: `observations`, `actions`, `action_start` (or `action_low`, `action_high`, `action_shape`), the
-            algorithm's `config` where it is not the default one, and whatever else the reader should know.
+        about: `observations`, `actions` and whatever else of the spaces `ObservationSpace.to_json` and
+            `ActionSpace.to_json` say, the algorithm's `config` where it is not the default one, and whatever else the
+            reader should know.
         program: whether to write a `torch.export` program too.
         card: the model card's text.
     """
     algo = get(algo_name)
-    policy, network = Policy(algo, _config(algo, about), member, about), algo.POLICY
-    tensors = named(member.arch, policy.widths[network], member.tensors[network])
-    content = {**about, "format": FORMAT, "algo": algo_name, "network": network, "arch": member.arch.to_json()}
+    policy, tensors = Policy(algo, _config(algo, about), member, about), _beside(algo, member.tensors)
+    for network in acting_networks(algo.POLICY, policy.widths):  # parts of one architecture share no name
+        tensors |= named(member.arch, policy.widths[network], member.tensors[network])
+    content = {**about, "format": FORMAT, "algo": algo_name, "network": algo.POLICY, "arch": member.arch.to_json()}
     files: dict[str, bytes] = {
         POLICY: safeio.dump_json(content, str(folder / POLICY), indent=2),
         TENSORS: safeio.dump_tensors(tensors),
@@ -204,8 +260,9 @@ def _export(policy: Policy) -> bytes:
     """Return the bytes of a `torch.export` program."""
     import io
 
-    obs = torch.zeros(2, policy.observations)
-    program = torch.export.export(policy.module(), (obs,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    inputs = [torch.zeros(2, policy.observations), *([torch.zeros(2, policy.memory)] if policy.memory else [])]
+    batch = {0: torch.export.Dim("batch")}
+    program = torch.export.export(policy.module(), tuple(inputs), dynamic_shapes=(*[batch] * len(inputs),))
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)  # names source files by absolute path: another folder, other bytes
@@ -231,10 +288,11 @@ def load(path: str | Path) -> Policy:
         algo, arch = get(about["algo"]), Arch.from_json(about["arch"])
         cfg, space = _config(algo, about), ActionSpace.from_json(about)
         widths = algo.networks(cfg, space.spaces(ObservationSpace.from_json(about)))
-        row = _flat(arch, widths[algo.POLICY], tensors)
+        rows = {name: _flat(arch, widths[name], tensors) for name in acting_networks(algo.POLICY, widths)}
+        member = Member(0, 0, None, 0, arch, {}, rows | _beside(algo, tensors))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{folder}: tensors and description do not fit: {error}; export it again") from error
-    return Policy(algo, cfg, _bare_member(algo, arch, widths, row), about)
+    return Policy(algo, cfg, member, about)
 
 
 def _config(algo: Algorithm, about: Mapping[str, Any]) -> Any:
@@ -243,20 +301,27 @@ def _config(algo: Algorithm, about: Mapping[str, Any]) -> Any:
 
 def _flat(arch: Arch, widths: Widths, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Put named tensors into one flat row `[n]`."""
-    row = torch.empty(own_layout(arch, *widths).size)
+    row = torch.empty(own_layout(arch, widths).size)
     for name, view in named(arch, widths, row).items():
         view.copy_(tensors[name].view(view.shape))
     return row
 
 
-def _bare_member(algo: Algorithm, arch: Arch, widths: Mapping[str, Widths], row: torch.Tensor) -> Member:
-    """Give a member the acting network's weights; everything else of its state, which acting never reads, is zero."""
-    tensors = {}
-    for name, (kind, network) in tensor_kinds(algo.State).items():
-        if kind == "parameters" and network == algo.POLICY:
-            tensors[name] = row
+def _beside(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return those of a member's tensors that acting reads beside the network: what normalises what it is shown (none
+    where it sees all as it is), and the rows that the algorithm names."""
+    seen = SHOWN if set(SHOWN) <= set(tensors) else ()
+    return {name: tensors[name] for name in (*seen, *getattr(algo, "ACTS_WITH", ()))}
+
+
+def _bare(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Member:
+    """Return a member with what acting reads; everything else of its state is zero."""
+    acting, tensors = acting_networks(algo.POLICY, widths), _beside(algo, member.tensors)
+    for name, (kind, network) in tensor_kinds(algo.State, widths).items():
+        if kind == "parameters" and name in acting:
+            tensors[name] = member.tensors[name]
         elif kind == "row":
-            tensors[name] = torch.zeros(())
+            tensors.setdefault(name, torch.zeros(()))
         else:
-            tensors[name] = torch.zeros(own_layout(arch, *widths[network]).size)
-    return Member(slot=0, id=0, parent=None, key=0, arch=arch, hyper={}, tensors=tensors)
+            tensors[name] = torch.zeros(own_layout(member.arch, widths[network]).size)
+    return replace(member, tensors=tensors)

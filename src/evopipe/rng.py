@@ -47,11 +47,27 @@ _MIX2 = _signed(0x94D049BB133111EB)
 _INIT = _signed(0xD1B54A32D192ED03)
 
 
+def _unsigned(value: int) -> int:
+    return value & 0xFFFFFFFFFFFFFFFF
+
+
+_GOLDEN_HOST, _MIX1_HOST, _MIX2_HOST = map(_unsigned, (_GOLDEN, _MIX1, _MIX2))
+
+
 def _mix(x: Any) -> Any:
     """SplitMix64's finaliser on int64; `& mask` turns the arithmetic shift into a logical one."""
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _MIX1
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _MIX2
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def _mix_host(x: np.ndarray) -> np.ndarray:
+    """`_mix` on uint64, in place: there the shift is logical by itself."""
+    for shift, factor in ((30, _MIX1_HOST), (27, _MIX2_HOST)):
+        x ^= x >> shift
+        x *= factor
+    x ^= x >> 31
+    return x
 
 
 def bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
@@ -66,6 +82,8 @@ def bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> t
     Returns:
         `[P, U, n]` int64; entry (p, u, j) depends on `keys[p]`, `purpose`, `steps[u]` and `j` alone.
     """
+    if _on_host(keys):
+        return torch.from_numpy(_host_bits(keys, purpose, steps, n).view(np.int64))
     base = _mix(keys + _signed(int(purpose) * _INIT))[:, None] + steps * _GOLDEN  # [P, U]
     position = torch.arange(1, n + 1, device=keys.device) * _GOLDEN  # [n]
     drawn: torch.Tensor = _mix(_mix(base)[:, :, None] + position)
@@ -74,7 +92,23 @@ def bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> t
 
 def uniform(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
     """Draw from [0, 1) with 53 bits: `[P, U, n]` float64 (shapes as in `bits`)."""
+    if _on_host(keys):
+        drawn = (_host_bits(keys, purpose, steps, n) >> 11).astype(np.float64)
+        drawn *= 2.0**-53
+        return torch.from_numpy(drawn)
     return ((bits(keys, purpose, steps, n) >> 11) & 0x1FFFFFFFFFFFFF).to(torch.float64) * 2.0**-53
+
+
+def _on_host(keys: torch.Tensor) -> bool:
+    """Whether NumPy may do the work: the same bits at a quarter of the dispatch."""
+    return keys.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _host_bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> np.ndarray:
+    """`bits` as uint64."""
+    base = _mix_host(keys.numpy().view(np.uint64) + _unsigned(int(purpose) * _INIT))
+    at = _mix_host(base[:, None] + steps.numpy().view(np.uint64) * _GOLDEN_HOST)  # [P, U]
+    return _mix_host(at[:, :, None] + np.arange(1, n + 1, dtype=np.uint64) * _GOLDEN_HOST)
 
 
 @dataclass(frozen=True)
@@ -128,13 +162,12 @@ def run_key(seed: int) -> int:
     return int(member_keys(seed, [-1])[0])
 
 
-def seeds(keys: np.ndarray, purpose: Purpose, *counters: np.ndarray) -> np.ndarray:
-    """Derive environment seeds in [0, 2³¹) from keys and counters, all of one shape."""
-    x = _mix(keys + np.int64(_signed(int(purpose) * _INIT)))
+def seeds(keys: Any, purpose: Purpose, *counters: Any) -> Any:
+    """Derive environment seeds in [0, 2³¹) from keys and counters, int64 arrays or tensors, all of one shape."""
+    x = _mix(keys + _signed(int(purpose) * _INIT))
     for counter in counters:
-        x = _mix(x + (np.asarray(counter, dtype=np.int64) + 1) * _GOLDEN)
-    drawn: np.ndarray = (x >> 33) & 0x7FFFFFFF
-    return drawn
+        x = _mix(x + (counter + 1) * _GOLDEN)
+    return (x >> 33) & 0x7FFFFFFF
 
 
 def host(key: int, purpose: Purpose, step: int = 0) -> np.random.Generator:

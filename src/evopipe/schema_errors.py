@@ -106,7 +106,7 @@ def missing_block_sentence(default: BaseModel) -> str:
 
 def _shown(value: Any) -> str:
     """A value as one may write it in YAML."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, default=lambda block: block.model_dump(mode="json"))
 
 
 def _place(item: ErrorDetails, data: Any) -> Path:

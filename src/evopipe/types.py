@@ -81,28 +81,55 @@ class Image(NamedTuple):
 class Spaces:
     """What an algorithm knows of an environment's spaces.
 
+    An action is one of four kinds: `discrete`, an index below A; `multidiscrete`, D indices, each below its own
+    number of choices; `multibinary`, D bits; `continuous`, a vector in [-1, 1]^A, which the environments stretch to
+    their own bounds.
+
     Attributes:
         observations: `O`, length of an observation.
-        actions: `A`, number of actions of a discrete space, dimensions of a continuous one.
-        continuous: whether an action is a vector in [-1, 1]^A, which the environments stretch to their own bounds, or
-            an index below A.
+        actions: `A`, width of a mask and of a policy's logits: all choices of a multidiscrete action together, one a
+            bit of a multibinary one; dimensions of a continuous one.
+        continuous: whether the kind is `continuous`.
         images: which columns of an observation are images; what lies in none is a vector.
+        kind: of an action; by default as `continuous` says, else `discrete`.
+        choices: of each index of an action; `(A,)` where discrete, 2 for each bit, none where continuous. They must be
+            given where multidiscrete, and follow from the kind elsewhere.
+        one_hot: which columns of an observation are one-hot: the first of them and the end, of each stretch.
     """
 
     observations: int
     actions: int
     continuous: bool = False
     images: tuple[Image, ...] = ()
+    kind: str = ""
+    choices: tuple[int, ...] = ()
+    one_hot: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        kind = self.kind or ("continuous" if self.continuous else "discrete")
+        implied = {"discrete": (self.actions,), "multibinary": (2,) * self.actions}
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "choices", tuple(self.choices) or implied.get(kind, ()))
 
     @property
-    def kind(self) -> str:
-        """`discrete` or `continuous`."""
-        return "continuous" if self.continuous else "discrete"
+    def action_shape(self) -> tuple[int, ...]:
+        """Shape of one action in an algorithm's terms: `()` of an index, `(D,)` of several, `(A,)` of a vector."""
+        if self.kind == "discrete":
+            return ()
+        return (self.actions if self.continuous else len(self.choices),)
+
+    @property
+    def action_size(self) -> int:
+        """`D`, numbers in one action."""
+        return self.action_shape[0] if self.action_shape else 1
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data."""
         images = {"images": [list(image) for image in self.images]} if self.images else {}
-        return {"observations": self.observations, "actions": self.actions, "continuous": self.continuous, **images}
+        several = self.kind not in ("discrete", "continuous")
+        kind = {"kind": self.kind, "choices": list(self.choices)} if several else {}
+        return {"observations": self.observations, "actions": self.actions, "continuous": self.continuous, **images,
+                **kind}  # fmt: skip
 
 
 class AlgoConfig(Schema):
@@ -144,6 +171,52 @@ class Batch:
     discount: torch.Tensor
     next_obs: torch.Tensor
     next_legal: torch.Tensor | None
+    weight: torch.Tensor
+
+
+class Chosen(NamedTuple):
+    """What an on-policy algorithm's `step` returns.
+
+    Attributes:
+        action: as in `Batch`, `[P, E, …]`.
+        log_prob: `[P, E]`, of the action.
+        value: `[P, E]`, of the observation.
+        memory: `[P, E, M]`, what recurrent networks carry to the next step.
+    """
+
+    action: torch.Tensor
+    log_prob: torch.Tensor
+    value: torch.Tensor
+    memory: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Stretches of L steps that members took, a minibatch of them: `[P, B, L, …]`. Without recurrence L is 1.
+
+    Attributes:
+        obs: `[P, B, L, O]` float32.
+        action: `[P, B, L]` int64; `[P, B, L, D]` int64 or float32 of the other kinds of spaces.
+        legal: `[P, B, L, A]` bool, None where all actions always are.
+        log_prob: `[P, B, L]`, of the action when it was taken.
+        value: `[P, B, L]`, of the observation then.
+        advantage: `[P, B, L]`.
+        target: `[P, B, L]`, what the value should have been.
+        begins: `[P, B, L]` bool, an episode begins here.
+        memory: `[P, B, M]`, before the first step.
+        weight: `[P, B, L]`, how much a step counts: they sum to 1; pads count 0, and so does everything of a member
+            that has no minibatch left.
+    """
+
+    obs: torch.Tensor
+    action: torch.Tensor
+    legal: torch.Tensor | None
+    log_prob: torch.Tensor
+    value: torch.Tensor
+    advantage: torch.Tensor
+    target: torch.Tensor
+    begins: torch.Tensor
+    memory: torch.Tensor
     weight: torch.Tensor
 
 

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+import populations
 import tiny
-from evopipe import config
+from evopipe import algos, config
 from evopipe.loops.online import Online
+from evopipe.loops.run import begin
 from evopipe.stages.setup import make_problem, read_members
 from evopipe.storage.checkpoint import CheckpointStore
 from tiny import TRAINED, Run, Starter, call, checkpoints, digests, evopipe, starter, wait_for, write_params
@@ -139,6 +141,61 @@ def test_every_bit_of_the_state_comes_back(tmp_path: Path, sharing: str) -> None
     assert any(name.startswith("replay.") for name in tensors)
     straight.close()
     loop.close()
+
+
+ON_POLICY = {"batch_size": 32, "learn_step": 128, "epochs": 2, "max_seq_len": 8, "std": 0.5}
+
+
+def on_policy(kind: str) -> dict[str, Any]:
+    """A run of PPO, whose networks may remember."""
+    network = {"encoder": [16], "latent": 16, "encoder_kind": kind}
+    block = algos.get("ppo").Config.model_validate({**ON_POLICY, "network": network}).model_dump(mode="json")
+    return {"train.algo": "ppo", "algos.ppo": block}
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lstm"])
+def test_every_bit_of_an_on_policy_state_comes_back(tmp_path: Path, kind: str) -> None:
+    """Half-full rollouts, what networks remember, actions that are chosen: saved and loaded at random ticks."""
+    folder = prepared(tmp_path, {**on_policy(kind), "train.max_steps": 1000})
+    problem = make_problem(config.load_params(folder / "params.yaml"))
+    members, _ = read_members(folder / "models/population", problem, "population")
+
+    def step(loop: Any, choose: bool = False) -> None:
+        if loop.generation_over:
+            loop.close_generation(lambda: False)
+        elif choose:
+            loop.choose()
+        else:
+            loop.advance()
+
+    straight = begin(problem, members)
+    while not straight.reason:
+        step(straight)
+    store, draw = CheckpointStore(tmp_path / "store"), random.Random(4)
+    loop, count, chosen = begin(problem, members), 0, 0
+    while not loop.reason:
+        step(loop, choose=draw.random() < 0.1)
+        if draw.random() < 0.08:
+            store.save(count, *loop.state())
+            chosen += loop.pending is not None
+            loop.close()
+            loop, loaded, count = begin(problem, members), store.load(), count + 1
+            assert loaded is not None
+            assert loop.restore(loaded.tensors, loaded.meta) == 0
+    assert count > 5
+    assert chosen > 0
+    (tensors, meta), (other, other_meta) = straight.state(), loop.state()
+    assert other_meta == meta
+    assert populations.equal_states((tensors, {}), (other, {})) == []
+    straight.close()
+    loop.close()
+
+
+@pytest.mark.slow
+def test_an_on_policy_run_that_is_killed_comes_to_the_same_end(start: Starter, tmp_path: Path) -> None:
+    whole, folder = (prepared(tmp_path / name, on_policy("lstm")) for name in ("whole", "killed"))
+    assert evopipe(whole, "train").returncode == 0
+    kill_again_and_again(start, folder, kills=6, saves=2, expected=digests(whole), seed=3)
 
 
 # --- asked to stop ----------------------------------------------------------------------------------------------------

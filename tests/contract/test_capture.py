@@ -19,23 +19,20 @@ from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core import optim, population
 from evopipe.core.graphs import Capture, Paths
 from evopipe.core.population import Cohort, tensors_of
+from evopipe.loops import acting
 from evopipe.loops.acting import choose
 from evopipe.loops.evaluate import evaluate
-from evopipe.loops.online import Online
 from evopipe.loops.problem import Problem, first_members
+from evopipe.loops.rollouts import learn_from_rollout
+from evopipe.loops.run import begin
 from evopipe.loops.steps import discount_rate, learn
 from evopipe.rng import Purpose, Stream
 from evopipe.types import Learned
-from populations import advance, close_generation, equal_states, finish, started
-
-UNLIKE = {
-    "before_training": True,
-    "architecture": {"min_nodes": 8, "max_nodes": 64, "min_latent": 8, "node_steps": (1, 8, 16), "latent_steps": (8,)},
-    "activations": ("ReLU", "GELU", "Sigmoid"),
-}
-LONG: dict[str, Any] = {"evo_steps": 100_000, "max_steps": 100_000}
+from populations import LONG, UNLIKE, advance, close_generation, equal_states, finish, is_on_policy, started
 
 each_algorithm = pytest.mark.parametrize("algo", populations.cases())
+on_policy = pytest.mark.parametrize("algo", populations.cases(on_policy=True))
+off_policy = pytest.mark.parametrize("algo", populations.cases(on_policy=False))
 
 
 @pytest.fixture
@@ -49,8 +46,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         yield made
 
 
-def small(algo: str, norm: bool = False, **train: Any) -> Problem:
-    config = {"network": {"encoder": [16], "latent": 16, "layer_norm": norm}}
+def small(algo: str, norm: bool = False, kind: str = "mlp", **train: Any) -> Problem:
+    config = {"network": {"encoder": [16], "latent": 16, "layer_norm": norm, "encoder_kind": kind}}
     return populations.problem(algo=algo, mutation=UNLIKE, cohorts="merged", config=config, train={**LONG, **train})
 
 
@@ -92,28 +89,76 @@ def try_graph(p: Problem, device: Device) -> None:
 # ---------------------------------------------------------------------------------------------- the registry
 
 
-@each_algorithm
+@off_policy
 @pytest.mark.parametrize("norm", [False, True])
 def test_act_and_update_fit_a_graph(algo: str, norm: bool, device: Device) -> None:
     """No value is read on the host, nothing comes from it, no shape depends on data, nothing outlives the recording."""
     try_graph(small(algo, norm), device)
 
 
+@on_policy
+@pytest.mark.parametrize(
+    ("norm", "kind"), [(True, "lstm"), *(pytest.param(norm, "mlp", marks=pytest.mark.slow) for norm in (False, True))]
+)
+def test_step_and_epochs_fit_a_graph(algo: str, norm: bool, kind: str, device: Device) -> None:
+    """A whole rollout's epochs are one graph."""
+    p = small(algo, norm, kind=kind)
+    there = replace(p, device=DEVICE)
+    for masked in (False, not p.spaces.continuous):
+        for cohort in recorded(p, device):
+            rollout = populations.rollout_for(there, cohort, masked=masked)
+            before = tensors_of(cohort.state)
+            after, losses = learn_from_rollout(there, cohort, rollout, populations.TICKS, 5)
+            assert after is cohort
+            assert losses.shape == (len(cohort.members),)
+            assert all(x is y for x, y in zip(before, tensors_of(after.state), strict=True)), "state stays in place"
+            obs = torch.zeros(len(cohort.members), 3, p.observations)
+            legal, begins = torch.ones(*obs.shape[:2], p.actions).bool(), torch.zeros(obs.shape[:2]).bool()
+            memory = torch.zeros(*obs.shape[:2], cohort.memory).to(DEVICE)
+            took = acting.step(there, cohort, obs, legal, begins, memory, None)
+            assert took.value.shape == obs.shape[:2]
+
+
+@on_policy
+def test_learning_from_a_rollout_never_waits(algo: str, device: Device) -> None:
+    p = replace(small(algo), device=DEVICE)
+    for cohort in p.form(first_members(p, 4)[0]):
+        rollout = populations.rollout_for(p, cohort)
+        learn_from_rollout(p, cohort, rollout, populations.TICKS, 5)  # the first time makes views
+        device.waits.clear()
+        learn_from_rollout(p, cohort, rollout, populations.TICKS, 6)
+        assert not device.waits
+
+
 def moved(p: Problem, device: Device) -> set[str]:
     """Networks and moments that an update replaced by others instead of writing to them."""
-    replay, names = filled(replace(p, device=DEVICE)), set()
+    names: set[str] = set()
     for cohort in recorded(p, device):
+        if is_on_policy(p.train.algo):
+            state, there = cohort.state, replace(p, device=DEVICE)
+            eager = replace(cohort, runner=population.Runner())
+            learned, _ = learn_from_rollout(there, eager, populations.rollout_for(there, eager), populations.TICKS, 5)
+            names |= exchanged(state, learned.state)
+            continue
+        replay = filled(replace(p, device=DEVICE))
         u = torch.zeros(len(cohort.slots), 1, cohort.batch, dtype=torch.float64).to(DEVICE)
         batch = replay.layout.unpack(replay.sample(cohort.slots, u)[:, 0], cohort.weight, discount_rate(cohort))
         draw = Stream(cohort.keys, Purpose.UPDATE, torch.zeros(1, dtype=torch.int64).to(DEVICE))
         state = cohort.state
         for turn in range(p.period):
             state, *_ = p.algo.update(p.algo_config, state, cohort.hyper, batch, cohort.healthy, draw, turn)
-        for field in fields(state):
-            old, new = getattr(cohort.state, field.name), getattr(state, field.name)
-            for part in ("values", "mean", "square", "steps"):
-                if field.metadata["kind"] != "row" and getattr(old, part, None) is not getattr(new, part, None):
-                    names.add(f"{field.name}.{part}")
+        names |= exchanged(cohort.state, state)
+    return names
+
+
+def exchanged(old_state: Any, state: Any) -> set[str]:
+    """Networks and moments that are other tensors than before."""
+    names = set()
+    for field in fields(state):
+        old, new = getattr(old_state, field.name), getattr(state, field.name)
+        for part in ("values", "mean", "square", "steps"):
+            if field.metadata["kind"] != "row" and getattr(old, part, None) is not getattr(new, part, None):
+                names.add(f"{field.name}.{part}")
     return names
 
 
@@ -129,7 +174,7 @@ def test_a_run_on_another_device_is_the_run_on_the_host(algo: str, capture: Capt
     """Act, store, learn, evaluate, evolve, save and restore, to the bit; the host waits for actions, once a tick."""
     p = small(algo, learning_delay=20, evo_steps=120, max_steps=240)
     far = replace(p, device=DEVICE, paths=Paths(capture))
-    there, here = Online(far, first_members(p, 3)[0]), started(p, 3)
+    there, here = begin(far, first_members(p, 3)[0]), started(p, 3)
     for loop in (there, here):
         advance(loop, 12)
     assert all(isinstance(t, Remote) for c in there.cohorts for t in (*tensors_of(c.state), c.keys, *c.hyper.values()))
@@ -140,7 +185,7 @@ def test_a_run_on_another_device_is_the_run_on_the_host(algo: str, capture: Capt
     tensors, meta = there.state()
     assert not any(isinstance(t, Remote) for t in tensors.values()), "a checkpoint is on the host"
     assert equal_states((tensors, meta), here.state()) == []
-    again = Online(far, first_members(p, 3)[0])
+    again = begin(far, first_members(p, 3)[0])
     assert again.restore(tensors, meta) == 0
     for loop in (again, here):
         finish(loop)
@@ -150,7 +195,7 @@ def test_a_run_on_another_device_is_the_run_on_the_host(algo: str, capture: Capt
         loop.close()
 
 
-@each_algorithm
+@off_policy
 def test_learning_never_waits(algo: str, device: Device) -> None:
     """Neither recorded nor eager: the host goes on to the environments while the device learns."""
     p = replace(small(algo), device=DEVICE)
@@ -167,7 +212,7 @@ def test_learning_never_waits(algo: str, device: Device) -> None:
 
 def bad(p: Problem, name: str, change: Callable[..., Any]) -> Problem:
     """The problem with an algorithm of which one function is wrapped."""
-    names = {key: getattr(p.algo, key) for key in algos.REQUIRED}
+    names = {key: getattr(p.algo, key) for key in algos.REQUIRED | algos.OFF_POLICY}
     original = names[name]
     return replace(p, algo=types.SimpleNamespace(**{**names, name: lambda *a: change(original, *a)}))  # type: ignore[arg-type]
 
@@ -267,7 +312,7 @@ def test_an_update_that_moves_its_weights_is_found(device: Device) -> None:
 @each_algorithm
 def test_a_run_on_fixed_buffers_is_the_eager_run(algo: str) -> None:
     """To the bit, over generations, and from any checkpoint of either to the end."""
-    p = populations.problem(algo=algo, mutation=UNLIKE, config={"learn_step": 3})
+    p = populations.problem(algo=algo, mutation=UNLIKE, config={} if is_on_policy(algo) else {"learn_step": 3})
     eager, paths = started(p, 4), Paths("buffers")
     fixed = started(replace(p, paths=paths), 4)
     for _ in range(4):

@@ -15,6 +15,7 @@ from populations import advance, finish, started
 
 valued = pytest.mark.parametrize("algo", [name for name in algos.names() if hasattr(algos.get(name), "values")])
 each_algorithm = pytest.mark.parametrize("algo", populations.cases())
+on_policy = pytest.mark.parametrize("algo", populations.cases(on_policy=True))
 
 GAMMA = 0.8
 LEARNER: dict[str, Any] = {
@@ -70,6 +71,57 @@ def test_a_truncated_episode_bootstraps(algo: str) -> None:
 def test_an_episode_that_ends_with_its_first_step_does_not_bootstrap(algo: str) -> None:
     q = learned(algo, "OneStep", ticks=300)
     np.testing.assert_allclose(q[:, :2], [ONE_STEP] * 2, atol=0.1)
+
+
+WANDERS = {"ent_coef": 0.1}  # so that every state is seen to the end
+
+
+def state_values(algo: str, env: str, ticks: int = 960, **config: Any) -> np.ndarray:
+    """V of the four cells `[P, 4]` of two members after learning on-policy."""
+    own = {
+        "network": LEARNER["network"], "lr": 3e-3, "decay_steps": 4 * ticks, "lr_end": 0.03, "gamma": GAMMA,
+        "ent_coef": 0.0, "epochs": 4, **config,
+    }  # fmt: skip
+    p = populations.problem(f"envs_for_tests:{env}-v0", algo, train=populations.LONG, config=own)
+    loop = started(p, 2)
+    advance(loop, ticks)
+    found = np.zeros((2, 4))
+    for cohort in loop.cohorts:
+        obs = torch.eye(4).expand(len(cohort.slots), -1, -1)
+        empty = torch.zeros(len(cohort.slots), 4, cohort.memory)
+        found[cohort.slots] = p.algo.value(p.algo_config, cohort.state, obs, empty).numpy()  # type: ignore[attr-defined]
+    loop.close()
+    return found
+
+
+@on_policy
+@pytest.mark.parametrize("clip_value", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_values_of_states_after_which_an_episode_terminates(algo: str, clip_value: bool) -> None:
+    """Whatever is done: 1 a step for as many steps as are left."""
+    left = np.cumsum(GAMMA ** np.arange(4))[::-1]
+    np.testing.assert_allclose(state_values(algo, "Countdown", clip_value=clip_value, **WANDERS), [left] * 2, atol=0.1)
+
+
+@on_policy
+def test_values_of_states_of_episodes_that_are_truncated(algo: str) -> None:
+    """Taken for an end, the time limit after ten steps would pull them down to at most 4.5."""
+    found = state_values(algo, "Endless", ticks=1600, **WANDERS)
+    np.testing.assert_allclose(found, np.full((2, 4), 1 / (1 - GAMMA)), atol=0.1)
+
+
+@on_policy
+@pytest.mark.slow
+def test_values_of_a_chain_under_the_policy_that_was_learned(algo: str) -> None:
+    """Straight to the end; nobody who learns from what is done there stays on the way."""
+    found = state_values(algo, "Chain", ticks=1600)
+    np.testing.assert_allclose(found[:, :3], [[GAMMA**2, GAMMA, 1.0]] * 2, atol=0.1)
+
+
+@on_policy
+@pytest.mark.slow
+def test_values_of_episodes_of_one_step(algo: str) -> None:
+    found = state_values(algo, "OneStep")
+    np.testing.assert_allclose(found[:, :2], [[0.5, 1.0]] * 2, atol=0.1)
 
 
 @each_algorithm

@@ -19,7 +19,7 @@ from evopipe.loops.online import Online
 from evopipe.loops.problem import Problem, first_members
 from populations import advance, close_generation, equal, equal_states, finish, same, started
 
-pytestmark = pytest.mark.parametrize("algo", populations.cases(quick=("rainbow",)))
+pytestmark = pytest.mark.parametrize("algo", populations.cases(quick=("rainbow",), on_policy=False))
 
 UNLIKE = {
     "before_training": True,

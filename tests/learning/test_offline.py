@@ -31,5 +31,5 @@ def test_cartpole_from_random_and_poor_play(seed: int) -> None:
 @pytest.mark.parametrize("algo", ["iql", "td3bc"])
 def test_pendulum_from_good_and_random_play(algo: str, seed: int) -> None:
     """The margin: 300 of a return that goes from about −1200 (random) to −150 (best)."""
-    learned, cloned = scores("pipelines/iql-pendulum/params.yaml", seed, algo, "bc_continuous")
+    learned, cloned = scores("pipelines/iql-pendulum/params.yaml", seed, algo, "bc")
     assert learned > cloned + 300

@@ -178,6 +178,73 @@ def test_all_are_given_the_same_work() -> None:
         assert explore(dqn, k * s["num_envs"]) == pytest.approx(theirs, rel=0.01)
 
 
+@pytest.mark.parametrize("name", ["td3", "ddpg", "rainbow", "cqn"])
+def test_the_other_algorithms_run_as_the_settings_say(name: str) -> None:
+    from harness.measurements import Options, measurements
+    from ours import OWN, params_of
+
+    s = measurements()[name].settings(Options())
+    params = params_of({**s, "seed": 1})
+    cfg = params.algo_config
+    assert params.train.algo == name
+    for setting in ("batch_size", "learn_step", "gamma", "grad_clip", *OWN[name]):
+        assert getattr(cfg, setting) == s[setting], setting
+    net = cfg.network
+    assert [*net.encoder, net.latent, *net.head] == s["layers"]
+    assert sorted(cfg.evolve) == sorted(s["search"])
+    assert not {"batch_size", "learn_step"} & set(cfg.evolve)  # what would change the number of updates stays
+    assert s["max_steps"] == 2 * s["evo_steps"]
+    assert s["evo_steps"] % s["num_envs"] == 0
+    replay = params.train.replay
+    if name == "rainbow":
+        assert (replay.prioritised, replay.n_step, replay.alpha, replay.beta) == (True, 4, 0.6, 0.4)
+    else:
+        assert (replay.prioritised, replay.n_step) == (False, 1)
+    if name in ("td3", "ddpg"):
+        assert (cfg.noise, cfg.noise_sd, cfg.random_steps, cfg.policy_delay) == ("gaussian", 0.1, 0, 2)
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo_recurrent"])
+@pytest.mark.parametrize("quick", [False, True])
+def test_ppo_runs_as_the_settings_say(name: str, quick: bool) -> None:
+    from harness.measurements import Options, measurements
+    from ours import OWN, params_of
+
+    measurement = measurements()[name]
+    s = measurement.settings(Options(quick=quick))
+    params = params_of({**s, "seed": 1})
+    cfg = params.algo_config
+    assert params.train.algo == "ppo"
+    for setting in ("batch_size", "learn_step", "gamma", "grad_clip", *OWN["ppo"]):
+        assert getattr(cfg, setting) == s[setting], setting
+    assert cfg.clip_value  # the peer cannot leave it
+    assert cfg.share_encoder
+    net, layers = cfg.network, s["layers"]
+    assert [*net.encoder, net.latent, *net.head] == layers
+    assert net.encoder_kind == ("lstm" if name == "ppo_recurrent" else "mlp")
+    assert sorted(cfg.evolve) == sorted(s["search"]) == ["ent_coef", "lr"]
+    assert s["evo_steps"] % s["learn_step"] == 0  # then everybody's rollouts are whole
+    assert s["learn_step"] % s["num_envs"] == 0
+    if not quick:
+        assert s["population"] * s["max_steps"] == {"ppo": 98_304, "ppo_recurrent": 65_536}[name]
+        assert s["max_steps"] == 2 * s["evo_steps"]
+    (peer,) = (c for c in measurement.contestants if c.name == "AgileRL")
+    sequences = s["max_seq_len"] if name == "ppo_recurrent" else 1
+    assert {**s, **peer.changes}["batch_size"] * sequences == s["batch_size"]
+
+
+def test_no_rollout_ends_while_acting_is_timed() -> None:
+    from harness.measurements import Options, measurements
+    from ours import acting
+
+    s = {**measurements()["ppo_native"].settings(Options(quick=True)), "seed": 1}
+    result = acting(s)
+    assert result["steps"] == 40 * 8 * 64
+    assert result["steps_per_second"] == pytest.approx(result["steps"] / result["seconds"])
+    with pytest.raises(RuntimeError, match="a rollout ended"):
+        acting({**s, "learn_step": 64 * 30, "evo_steps": 64 * 60})
+
+
 def test_time_to_solved_takes_its_settings_from_the_pipelines() -> None:
     from harness.measurements import Options, measurements
     from ours import solving_params
@@ -247,7 +314,10 @@ def test_a_failing_contestant_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("measurement", ["end_to_end", "parts", "cartpole", "lunarlander"])
+@pytest.mark.parametrize(
+    "measurement",
+    ["end_to_end", "td3", "ddpg", "rainbow", "cqn", "ppo", "ppo_recurrent", "parts", "cartpole", "lunarlander"],
+)
 def test_the_peers_run(measurement: str, tmp_path: Path) -> None:
     import run
     from harness import venvs
@@ -289,6 +359,63 @@ def test_the_page_says_what_the_results_say() -> None:
     assert "| AgileRL | 42.0 (40.0 – 44.0) | 23.8 (22.7 – 25.0) |" in text
     assert "over AgileRL, envpool | ≥ 12 × | – | not measured |" in text
     assert "`python benchmarks/run.py end_to_end` · 5 turns, cores 0–1" in text
+
+
+def test_the_page_has_the_other_off_policy_algorithms() -> None:
+    from harness.measurements import Options, measurements
+    from harness.page import page
+
+    td3 = _result(measurement="td3", settings=measurements()["td3"].settings(Options()))
+    text = page({"td3": td3})
+    assert "| steps/s of TD3 end to end over AgileRL | ≥ 8 × | 10.5 × [10.0, 11.0] | **reached** |" in text
+    assert "TD3 on LunarLanderContinuous-v3: 4 members of 16 environments, networks 64 × 64 × 64" in text
+    cqn = _result(measurement="cqn", settings={**measurements()["cqn"].settings(Options()), "sizes": [4]})
+    for run in cqn["runs"]:
+        learn = 1000.0 if run["contestant"] == "evopipe" else 3000.0
+        run["result"] = {"4": {"learn": learn, "learn and sample": 2 * learn}}
+    text = page({"cqn": cqn})
+    assert "learn step of CQN, 4 members, AgileRL over ours | ≥ 4 × | 3.00 × [3.00, 3.00] | **not reached** |" in text
+    assert "| learn and sample, 4 members | 2,000 (2,000 – 2,000) | 6,000 (6,000 – 6,000) | 3.00 ×" in text
+    for run in td3["runs"]:
+        run["result"]["updates"] += 3 * (run["contestant"] == "AgileRL")
+    with pytest.raises(ValueError, match="td3: numbers of updates differ"):
+        page({"td3": td3})
+
+
+def test_the_page_has_ppo() -> None:
+    from harness.measurements import Options, measurements
+    from harness.page import page
+
+    settings = {name: measurements()[name].settings(Options()) for name in ("ppo", "ppo_recurrent", "ppo_native")}
+    ppo = _result(measurement="ppo", settings=settings["ppo"])
+    alone = [
+        {**run, "contestant": "evopipe, no workers", "result": {**run["result"], "seconds": 5.0}}
+        for run in ppo["runs"]
+        if run["contestant"] == "evopipe"
+    ]
+    ppo["runs"] += alone
+    text = page({"ppo": ppo})
+    assert "| steps/s of PPO end to end over AgileRL, Gymnasium | ≥ 5 × | 10.5 × [10.0, 11.0] | **reached** |" in text
+    assert "PPO end to end over AgileRL, envpool | ≥ 10 × | – | not measured |" in text
+    # 39 to 43 s outside over 4 s outside.
+    assert "time outside `env.step()` of AgileRL over ours, in process | ≥ 10 × | 10.2 × [9.75, 10.8]" in text
+    assert "PPO on LunarLander-v3: 4 members of 16 environments, networks 64 × 64 × 64, rollouts of 2,048" in text
+    recurrent = _result(measurement="ppo_recurrent", settings=settings["ppo_recurrent"])
+    text = page({"ppo_recurrent": recurrent})
+    assert "| steps/s of recurrent PPO end to end over AgileRL | ≥ 5 × | 10.5 × [10.0, 11.0] | **reached** |" in text
+    assert "an LSTM, learned in sequences of 16 steps" in text
+    for rate, said in ((600_000, "reached"), (400_000, "not reached")):
+        native = _result(measurement="ppo_native", settings=settings["ppo_native"])
+        native["runs"] = [run for run in native["runs"] if run["contestant"] == "evopipe"]
+        for run in native["runs"]:
+            run["result"] = {"steps_per_second": rate + run["turn"]}
+        text = page({"ppo_native": native})
+        assert f"| ≥ 500,000 | {rate + 2:,} [{rate:,}, {rate + 4:,}] | **{said}** |" in text
+        assert ("aim not shown" in text) == (said == "not reached")
+    for run in ppo["runs"]:
+        run["result"]["updates"] += 3 * (run["contestant"] == "AgileRL")
+    with pytest.raises(ValueError, match="ppo: numbers of updates differ"):
+        page({"ppo": ppo})
 
 
 def test_the_page_lists_what_is_not_won() -> None:

@@ -164,6 +164,8 @@ def test_a_missing_key_names_its_default(edited: Edit) -> None:
     assert message == f"params.yaml:{line}:1: train.target: missing key (default auto): add it"
     message = edited(("^    lr: .*\n", ""))
     assert message == f"params.yaml:{line_of('  dqn:')}:3: algos.dqn.lr: missing key (default 0.0005): add it"
+    message = edited(("^      conv: .*\n", ""))  # a list of blocks
+    assert 'algos.dqn.network.conv: missing key (default [{"channels": 16, "kernel": 3, "stride": 2}, ' in message
 
 
 def test_a_missing_key_inside_a_free_mapping_of_blocks(edited: Edit) -> None:
@@ -253,7 +255,7 @@ def test_policies_in_a_file_have_their_line(edited: Edit) -> None:
         ({"seed": 10**5000}, "seed: must be at most 2147483647, got a number of over 40 digits"),
         ({"algos": 3}, "algos: expected a block of keys, got 3"),
         ({"algos": {"dqm": {}}}, "algos.dqm: unknown key, did you mean 'dqn'?"),
-        ({"train": {"algo": "ppo"}, "algos": {"ppo": {}}}, None),
+        ({"train": {"algo": "trpo"}, "algos": {"trpo": {}}}, None),
         ({"env": {"kwargs": {1: 2}}}, "env.kwargs.1: expected a text, got 1"),
         ({"env": {"num_envs": 20}, "train": {"evo_steps": 19}}, None),
         ({"seed": object()}, "seed: expected a whole number, got a value of type object"),
@@ -267,9 +269,9 @@ def test_mappings_get_the_same_sentences_without_lines(data: dict[str, Any], mes
 
 
 def test_every_problem_of_an_unknown_algorithm_is_named() -> None:
-    assert refusal({"train": {"algo": "ppo"}, "algos": {"ppo": {}}}).splitlines() == [
-        f"train.algo: unknown algorithm 'ppo', known are: {', '.join(algos.names())}",
-        f"algos.ppo: unknown key: delete it, known here: {', '.join(algos.names())}",
+    assert refusal({"train": {"algo": "trpo"}, "algos": {"trpo": {}}}).splitlines() == [
+        f"train.algo: unknown algorithm 'trpo', known are: {', '.join(algos.names())}",
+        f"algos.trpo: unknown key: delete it, known here: {', '.join(algos.names())}",
     ]
 
 

@@ -54,7 +54,7 @@ def formed(algo: str, env: str = "Pendulum-v1", **config: Any) -> tuple[Problem,
     members = first_members(p, 3)[0]
     g = torch.Generator().manual_seed(0)
     for member in members:
-        for name, (kind, _) in population.tensor_kinds(p.algo.State).items():
+        for name, (kind, _) in population.tensor_kinds(p.algo.State, p.widths).items():
             if kind == "parameters":
                 member.tensors[name].add_(0.2 * torch.randn(member.tensors[name].shape, generator=g))
     (cohort,) = p.form(members)
@@ -81,7 +81,7 @@ def transitions(p: Problem, cohort: Cohort, seed: int = 1) -> Batch:
 
 def net(p: Problem, member: Member, name: str, x: torch.Tensor) -> torch.Tensor:
     """One member's network by the reference in double precision."""
-    of = population.tensor_kinds(p.algo.State)[name][1]
+    of = population.tensor_kinds(p.algo.State, p.widths)[name][1]
     parts = {k: v.double() for k, v in named(member.arch, p.widths[of], member.tensors[name]).items()}
     return network(member.arch, parts, x.double())
 
@@ -202,7 +202,8 @@ def check_loss(losses: torch.Tensor, errors: torch.Tensor, found: list[Any], wei
         loss = factor * sum((weight[i].double() * e.square()).sum() for e in wrong)
         torch.testing.assert_close(losses[i].double(), loss, **CLOSE)
         error = torch.stack([e.abs() for e in wrong]).mean(dim=0)
-        torch.testing.assert_close(errors[i].abs().double(), error, **CLOSE)
+        # The sign of one critic's error means something, that of a mean of two nothing.
+        torch.testing.assert_close((errors if len(wrong) > 1 else errors.abs())[i].double(), error, **CLOSE)
 
 
 def test_ddpgs_loss_is_the_papers() -> None:
@@ -229,9 +230,9 @@ def test_td3s_loss_is_the_papers() -> None:
         action = torch.from_numpy(np.clip(mean + blur, -1.0, 1.0))
         edges, cut = edges + int((action.abs() == 1).sum()), cut + int((np.abs(blur) == 0.5).sum())
         after = batch.next_obs[i]
-        y = torch.minimum(q(p, m, "critic_1_target", after, action), q(p, m, "critic_2_target", after, action))
+        y = torch.minimum(*(q(p, m, f"critics_target.critic_{k}", after, action) for k in (1, 2)))
         y = batch.reward[i] + batch.discount[i] * y
-        found.append((y, [q(p, m, f"critic_{k}", batch.obs[i], batch.action[i]) for k in (1, 2)], 1.0))
+        found.append((y, [q(p, m, f"critics.critic_{k}", batch.obs[i], batch.action[i]) for k in (1, 2)], 1.0))
     assert edges > 5
     assert cut > 5
     losses, errors = td3.loss(p.algo_config, cohort.state, cohort.hyper, batch, stream)
@@ -256,11 +257,11 @@ def test_continuous_sacs_losses_are_the_papers() -> None:
     for i, m in enumerate(members):
         alpha = cohort.state.log_alpha[i].double().exp()
         action, log_pi = sampled(i, batch.next_obs[i])
-        least = torch.minimum(*(q(p, m, f"critic_{k}_target", batch.next_obs[i], action) for k in (1, 2)))
+        least = torch.minimum(*(q(p, m, f"critics_target.critic_{k}", batch.next_obs[i], action) for k in (1, 2)))
         y = batch.reward[i] + batch.discount[i] * (least - alpha * log_pi)
-        found.append((y, [q(p, m, f"critic_{k}", batch.obs[i], batch.action[i]) for k in (1, 2)], 0.5))
+        found.append((y, [q(p, m, f"critics.critic_{k}", batch.obs[i], batch.action[i]) for k in (1, 2)], 0.5))
         action, log_pi = sampled(i, batch.obs[i])
-        least = torch.minimum(*(q(p, m, f"critic_{k}", batch.obs[i], action) for k in (1, 2)))
+        least = torch.minimum(*(q(p, m, f"critics.critic_{k}", batch.obs[i], action) for k in (1, 2)))
         climbs.append((batch.weight[i] * (alpha * log_pi - least)).sum())
         entropies.append(-log_pi)
     losses, errors = sac.loss(p.algo_config, cohort.state, cohort.hyper, batch, stream)
@@ -283,8 +284,8 @@ def test_discrete_sacs_losses_are_exact_expectations(masked: bool) -> None:
     for i, m in enumerate(members):
         alpha = math.exp(float(cohort.state.log_alpha[i]))
         after, now = net(p, m, "actor", batch.next_obs[i]), net(p, m, "actor", batch.obs[i])
-        below = [net(p, m, f"critic_{k}_target", batch.next_obs[i]) for k in (1, 2)]
-        values = [net(p, m, f"critic_{k}", batch.obs[i]) for k in (1, 2)]
+        below = [net(p, m, f"critics_target.critic_{k}", batch.next_obs[i]) for k in (1, 2)]
+        values = [net(p, m, f"critics.critic_{k}", batch.obs[i]) for k in (1, 2)]
         y, climb, entropy = [], 0.0, []
         for j in range(cohort.batch):
             may = [a for a in range(2) if not masked or batch.next_legal[i, j, a]]  # type: ignore[index]
@@ -344,8 +345,8 @@ def test_the_actor_and_the_targets_move_once_in_policy_delay_updates(algo: str) 
         assert any(name.startswith("critic") for name in moved)
     old, new = before_and_after(p, cohort, 2)
     assert not torch.equal(old["actor"], new["actor"])
-    for name in (n for n in old if n.endswith("_target")):
-        online = new[name.removesuffix("_target")]
+    for name in (n for n in old if "_target" in n):
+        online = new[name.replace("_target", "")]
         torch.testing.assert_close(new[name], 0.75 * old[name] + 0.25 * online, rtol=1e-6, atol=1e-7)
 
 
@@ -354,7 +355,7 @@ def test_the_actor_climbs_the_critic_and_leaves_it_as_it_is(algo: str) -> None:
     """The gradient is that of automatic differentiation through one member's own networks."""
     p, cohort, members = formed(algo)
     batch, state = transitions(p, cohort), cohort.state
-    critic, name = (state.critic, "critic") if algo == "ddpg" else (state.critic_1, "critic_1")
+    critic, name = (state.critic, "critic") if algo == "ddpg" else (state.critics, "critics.critic_1")
     critic.grad.zero_()
     if algo == "sac":
         state.log_alpha.fill_(-math.inf)  # without entropy, and without spread below, it is a deterministic policy
@@ -373,7 +374,7 @@ def test_the_actor_climbs_the_critic_and_leaves_it_as_it_is(algo: str) -> None:
         mean, log_std = out.chunk(2, dim=1)
         drawn = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([0])).normal(cohort.batch)[1].double()[:, None]
         action = torch.tanh(mean + log_std.exp() * drawn)
-        value = torch.minimum(*(q(p, m, f"critic_{k}", batch.obs[1], action) for k in (1, 2)))
+        value = torch.minimum(*(q(p, m, f"critics.critic_{k}", batch.obs[1], action) for k in (1, 2)))
     else:
         value = q(p, m, name, batch.obs[1], torch.tanh(out))
     (-(batch.weight[1] * value).sum()).backward()
@@ -472,7 +473,7 @@ def test_two_marks_are_found_and_valued(algo: str) -> None:
     relative = p.algo.greedy(p.algo_config, cohort.state, obs, None)
     own = torch.from_numpy(loop.pool.actions.own(relative.reshape(-1, 1).numpy())).view(2, 2)
     np.testing.assert_allclose(own, marks.expand(2, 2), atol=0.1)
-    critic = cohort.state.critic if algo == "ddpg" else cohort.state.critic_1
+    critic = cohort.state.critic if algo == "ddpg" else cohort.state.critics.pair[0]
     best = (2 * marks - 1).expand(2, 2)[..., None]
     values = td3.action_value(critic, obs, best).detach()
     np.testing.assert_allclose(values, [[1.8, 1.0]] * 2, atol=0.1)

@@ -64,7 +64,7 @@ def reference_function(arch: Arch, row: torch.Tensor, x: torch.Tensor) -> torch.
 
 
 def together(archs: list[Arch], rows: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    structure = Structure(archs, *WIDTHS, CPU)
+    structure = Structure(archs, WIDTHS, CPU)
     return forward(Net(structure, structure.pack(rows)), x.expand(len(archs), -1, -1))
 
 
@@ -98,7 +98,7 @@ def test_members_with_images_compute_what_they_compute_alone(activation: str, no
     archs = [replace(arch_with(convs, activation, norm), encoder=(Block(w),), latent=n) for w, n in ((12, 10), (33, 7))]
     rows = [reference.random_row(arch, WIDTHS, rng) for arch in archs]
     x = inputs()
-    structure = Structure(archs, *WIDTHS, CPU)
+    structure = Structure(archs, WIDTHS, CPU)
     net = Net(structure, structure.pack(rows), trainable=True)
     out = forward(net, x.expand(2, -1, -1))
     backward(out.square().sum(dim=(1, 2)), net)
@@ -132,7 +132,7 @@ def test_more_channels_and_larger_kernels_leave_the_function_unchanged(activatio
     before = reference_function(arch, row, inputs())
     for what, old, after, new in changes(arch):
         grown = resize_parameters(Change(arch, new), WIDTHS, row, np.random.default_rng(0))
-        assert len(grown) == own_layout(new, *WIDTHS).size
+        assert len(grown) == own_layout(new, WIDTHS).size
         assert [s[1:] for s in new.stem.shapes(IMAGES[0])] == [s[1:] for s in arch.stem.shapes(IMAGES[0])], what
         if after > old:
             grew += 1
@@ -178,7 +178,7 @@ def test_shrinking_cuts_off_the_last_channels_and_the_border() -> None:
 
 def test_survivors_keep_moments_and_scales() -> None:
     arch = arch_with()
-    row = torch.arange(1.0, own_layout(arch, *WIDTHS).size + 1)
+    row = torch.arange(1.0, own_layout(arch, WIDTHS).size + 1)
     for what, before, after, new in changes(arch):
         change = Change(arch, new)
         moments, scales = resize_moments(change, WIDTHS, row), resize_scales(change, WIDTHS, row)
@@ -281,7 +281,7 @@ def test_members_with_unlike_convolutions_never_merge() -> None:
     found = [[m.slot for m in each] for each in group(members, "merged", "cpu")]
     assert sorted(found) == [[0, 2], [1]]
     with pytest.raises(ValueError, match="unlike convolutions"):
-        Structure([m.arch for m in members], *p.widths["q"], CPU)
+        Structure([m.arch for m in members], p.widths["q"], CPU)
 
 
 def test_every_convolution_change_is_drawn_and_recorded() -> None:
@@ -292,7 +292,7 @@ def test_every_convolution_change_is_drawn_and_recorded() -> None:
         child, record = mutate(cfg, p.traits, member, np.random.default_rng(seed))
         if record.what.startswith("conv"):
             seen.add((record.what, record.before, record.after))
-            assert len(child.tensors["q"]) == own_layout(child.arch, *p.widths["q"]).size
+            assert len(child.tensors["q"]) == own_layout(child.arch, p.widths["q"]).size
             p.form([child])
     kernels = {after for what, _, after in seen if what == "conv.0 kernel"}
     channels = {after for what, _, after in seen if what == "conv.0 channels"}
@@ -358,7 +358,7 @@ def test_residual_encoders_of_unlike_members_compute_what_they_compute_alone(
         replace(residual_arch(kind, activation), encoder=(), latent=5, head=(Block(40, True), Block(16))),
     ]
     rows = [reference.random_row(arch, VECTOR, rng) for arch in archs]
-    structure = Structure(archs, *VECTOR, CPU)
+    structure = Structure(archs, VECTOR, CPU)
     net = Net(structure, structure.pack(rows), trainable=True)
     out = forward(net, vectors().expand(3, -1, -1))
     backward(out.square().sum(dim=(1, 2)), net)
@@ -385,7 +385,7 @@ def test_every_addition_to_a_residual_network_leaves_its_function_unchanged(
     row = reference.random_row(arch, VECTOR, np.random.default_rng(4))
 
     def outputs(arch: Arch, row: torch.Tensor) -> torch.Tensor:
-        structure = Structure([arch], *VECTOR, CPU)
+        structure = Structure([arch], VECTOR, CPU)
         return forward(Net(structure, structure.pack([row])), vectors()[None])
 
     before, methods = outputs(arch, row), set()
@@ -393,7 +393,7 @@ def test_every_addition_to_a_residual_network_leaves_its_function_unchanged(
         change = Change(arch, new)
         resized = resize_parameters(change, VECTOR, row, np.random.default_rng(0))
         moments = resize_moments(change, VECTOR, torch.ones_like(row))
-        assert len(resized) == len(moments) == own_layout(new, *VECTOR).size
+        assert len(resized) == len(moments) == own_layout(new, VECTOR).size
         if after > old:
             methods.add(method)
             assert torch.allclose(outputs(new, resized), before, atol=2e-5), what

@@ -22,7 +22,7 @@ from evopipe.envs.pool import EnvPool
 from evopipe.loops import learners
 from evopipe.loops.online import Online, _byte_images
 from evopipe.loops.problem import Problem, first_members
-from evopipe.loops.steps import learn
+from evopipe.loops.steps import ReplayLessons, learn
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.dataset import Transitions
 from evopipe.types import Image
@@ -292,7 +292,8 @@ def begun(p: Problem, warm: Transitions | None = None, processes: int = 1, frame
     if not framed:
         old = run.replay
         trees = None if old.priorities is None else Priorities(3, old.capacity, old.priorities.alpha, CPU)
-        run.replay = run.learners.replay = Replay(old.layout, old.memories, old.capacity, CPU, trees)
+        run.replay = Replay(old.layout, old.memories, old.capacity, CPU, trees)
+        run.learners.lessons = ReplayLessons(p, run.replay)
     return run
 
 

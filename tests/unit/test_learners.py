@@ -15,10 +15,11 @@ import torch
 
 from evopipe.core.population import cost
 from evopipe.errors import ParamsError, ResourceError
-from evopipe.loops import learners
+from evopipe.loops import learners, steps
+from evopipe.loops.base import Loop
 from evopipe.loops.learners import Learners, Share, divide, learner_count
-from evopipe.loops.online import Online
 from evopipe.loops.problem import first_members
+from evopipe.loops.run import begin
 from populations import cases, equal_states, problem
 
 SIZE = 5
@@ -29,18 +30,19 @@ def small_work_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learners, "LEAST_WORK", 0.0)
 
 
-def online(processes: int, cohorts: Literal["merged", "exact"] = "merged", algo: str = "dqn") -> Online:
+def online(processes: int, cohorts: Literal["merged", "exact"] = "merged", algo: str = "dqn") -> Loop:
     """A run of unlike members: activations, widths, depths, batch sizes and learn steps differ."""
     mutation = {"before_training": True, "activations": ["ReLU", "ELU", "GELU", "Tanh"]}
     p = problem(algo=algo, cohorts=cohorts, mutation=mutation)
     members, births = first_members(p, SIZE)
-    members = [replace(m, hyper={**m.hyper, "learn_step": 2 + 2 * (m.slot == 3)}) for m in members]
-    return Online(p, members, None, births, learners=processes)
+    each = int(members[0].hyper["learn_step"])
+    members = [replace(m, hyper={**m.hyper, "learn_step": each * (1 + (m.slot == 3))}) for m in members]
+    return begin(p, members, None, births, learners=processes)
 
 
 @pytest.fixture
-def runs() -> Iterator[list[Online]]:
-    made: list[Online] = []
+def runs() -> Iterator[list[Loop]]:
+    made: list[Loop] = []
     yield made
     for run in made:
         run.close()
@@ -49,7 +51,7 @@ def runs() -> Iterator[list[Online]]:
 @pytest.mark.parametrize("cohorts", ["merged", "exact"])
 @pytest.mark.parametrize("processes", [2, 3, 9])
 def test_no_bit_depends_on_how_many_processes_learn(
-    processes: int, cohorts: Literal["merged", "exact"], runs: list[Online]
+    processes: int, cohorts: Literal["merged", "exact"], runs: list[Loop]
 ) -> None:
     runs += [online(1, cohorts), online(processes, cohorts)]
     for _ in range(3):
@@ -64,7 +66,7 @@ def test_no_bit_depends_on_how_many_processes_learn(
 
 
 @pytest.mark.parametrize("algo", cases())
-def test_every_algorithm_learns_alike_in_two_processes(algo: str, runs: list[Online]) -> None:
+def test_every_algorithm_learns_alike_in_two_processes(algo: str, runs: list[Loop]) -> None:
     runs += [online(1, algo=algo), online(2, algo=algo)]
     for run in runs:
         while not run.generation_over:
@@ -73,7 +75,7 @@ def test_every_algorithm_learns_alike_in_two_processes(algo: str, runs: list[Onl
     assert equal_states(runs[0].state(), runs[1].state()) == []
 
 
-def test_a_saved_run_goes_on_with_another_number_of_processes(runs: list[Online]) -> None:
+def test_a_saved_run_goes_on_with_another_number_of_processes(runs: list[Loop]) -> None:
     runs += [online(3), online(1), online(2)]
     first, whole, resumed = runs
     for run in (first, whole):
@@ -86,7 +88,7 @@ def test_a_saved_run_goes_on_with_another_number_of_processes(runs: list[Online]
     assert equal_states(whole.state(), resumed.state()) == []
 
 
-def test_a_killed_helper_is_named_and_not_waited_for(runs: list[Online]) -> None:
+def test_a_killed_helper_is_named_and_not_waited_for(runs: list[Loop]) -> None:
     runs.append(online(2))
     run = runs[0]
     while not run.learners._helpers:
@@ -100,7 +102,7 @@ def test_a_killed_helper_is_named_and_not_waited_for(runs: list[Online]) -> None
     assert not run.whole, "half of the members have learned: such a state must not be saved"
 
 
-def test_helpers_end_with_their_generation_and_with_the_run(runs: list[Online]) -> None:
+def test_helpers_end_with_their_generation_and_with_the_run(runs: list[Loop]) -> None:
     runs.append(online(SIZE))
     run = runs[0]
     while not run.generation_over:
@@ -113,17 +115,17 @@ def test_helpers_end_with_their_generation_and_with_the_run(runs: list[Online]) 
             os.kill(pid, 0)
 
 
-def test_an_error_in_a_helper_is_an_error_of_the_run(runs: list[Online], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_helper_is_an_error_of_the_run(runs: list[Loop], monkeypatch: pytest.MonkeyPatch) -> None:
     runs.append(online(2))
     run, parent = runs[0], os.getpid()
-    whole = learners.learn_in_place
+    whole = steps.learn_in_place
 
     def fail(*args: Any) -> torch.Tensor:
         if os.getpid() != parent:
             raise FloatingPointError("no such number")
         return whole(*args)
 
-    monkeypatch.setattr(learners, "learn_in_place", fail)
+    monkeypatch.setattr(steps, "learn_in_place", fail)
     with pytest.raises(RuntimeError, match="learner process failed: FloatingPointError: no such number"):
         for _ in range(20):
             run.advance()
@@ -175,7 +177,7 @@ def test_several_threads_and_several_processes_exclude_each_other() -> None:
         learner_count(3, threads=2)
 
 
-def test_little_work_is_not_divided(monkeypatch: pytest.MonkeyPatch, runs: list[Online]) -> None:
+def test_little_work_is_not_divided(monkeypatch: pytest.MonkeyPatch, runs: list[Loop]) -> None:
     monkeypatch.setattr(learners, "LEAST_WORK", 1e12)
     runs.append(online(4))
     while not runs[0].generation_over:

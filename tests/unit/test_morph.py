@@ -125,7 +125,7 @@ def test_additions_keep_the_function_inside_a_padded_cohort(activation: str, nor
     x = inputs().expand(2, -1, -1)
 
     def outputs(archs: Sequence[Arch], flat: Sequence[torch.Tensor]) -> torch.Tensor:
-        structure = Structure(archs, *WIDTHS, torch.device("cpu"))
+        structure = Structure(archs, WIDTHS, torch.device("cpu"))
         return forward(Net(structure, structure.pack(flat)), x)
 
     before = outputs([arch, neighbour], rows)
@@ -148,7 +148,7 @@ def test_surviving_weights_and_moments_sit_at_their_place(norm: bool, seed: int)
         change = Change(arch, new)
         resized = resize_parameters(change, WIDTHS, row, generators(0))
         moved = resize_moments(change, WIDTHS, moments)
-        assert len(resized) == len(moved) == own_layout(new, *WIDTHS).size
+        assert len(resized) == len(moved) == own_layout(new, WIDTHS).size
         old_parts, new_parts = named(arch, WIDTHS, row), named(new, WIDTHS, resized)
         old_moments, new_moments = named(arch, WIDTHS, moments), named(new, WIDTHS, moved)
         grown = what.split()[0] if after > before else ""
@@ -223,7 +223,7 @@ def test_a_chain_of_200_mutations_stays_consistent(activation: str, norm: bool) 
             added += 1
             assert error(old_y, y) < 1e-5, (i, what, arch)
         assert torch.isfinite(y).all()
-        assert len(row) == len(moments) == own_layout(arch, *WIDTHS).size
+        assert len(row) == len(moments) == own_layout(arch, WIDTHS).size
         assert all(len(part) <= 3 for part in (arch.encoder, arch.head))
         assert all(3 <= block.width <= 40 for block in arch.hidden)
         assert moments.ge(0).all()

@@ -11,10 +11,10 @@ import torch
 import reference
 from evopipe.core import optim
 from evopipe.core.layers import ACTIVATIONS
-from evopipe.core.networks import Arch, Block, Net, Structure, forward, initialise, named, own_layout
+from evopipe.core.networks import Arch, Block, Net, Structure, Widths, forward, initialise, named, own_layout
 
 CPU = torch.device("cpu")
-WIDTHS = (5, 3)
+WIDTHS = Widths(5, 3)
 BATCH = 7
 
 
@@ -28,7 +28,7 @@ def unlike(
 
 
 def net_of(archs: Sequence[Arch], rows: Sequence[torch.Tensor], dtype: torch.dtype = torch.float32) -> Net:
-    structure = Structure(archs, *WIDTHS, CPU)
+    structure = Structure(archs, WIDTHS, CPU)
     structure.masks = [None if mask is None else mask.to(dtype) for mask in structure.masks]
     return Net(structure, structure.pack(rows).to(dtype), trainable=True)
 
@@ -160,11 +160,11 @@ def test_pads_stay_exactly_zero_over_fifty_updates(
 @pytest.mark.parametrize("norm", [False, True])
 def test_pack_and_unpack_are_inverse_to_the_bit(norm: bool) -> None:
     archs, rows = unlike(norm, 5)
-    structure = Structure(archs, *WIDTHS, CPU)
+    structure = Structure(archs, WIDTHS, CPU)
     for before, after in zip(rows, structure.unpack(structure.pack(rows)), strict=True):
         assert torch.equal(before.view(torch.int32), after.view(torch.int32))
     for index, arch in zip(structure.index, archs, strict=True):
-        assert len(index.unique()) == len(index) == own_layout(arch, *WIDTHS).size
+        assert len(index.unique()) == len(index) == own_layout(arch, WIDTHS).size
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -178,7 +178,7 @@ def test_blends_of_0_and_1_are_exact_to_the_bit(norm: bool, activation: str) -> 
     parts = named(blended, WIDTHS, reference.random_row(blended, WIDTHS, rng))
 
     def row(arch: Arch, alpha: float) -> torch.Tensor:
-        flat = torch.zeros(own_layout(arch, *WIDTHS).size)
+        flat = torch.zeros(own_layout(arch, WIDTHS).size)
         for name, part in named(arch, WIDTHS, flat).items():
             part.copy_(torch.tensor([alpha]) if name.endswith("alpha") else parts[name])
         return flat
@@ -207,7 +207,7 @@ def test_a_neighbours_nan_stays_with_the_neighbour() -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(4, 128), (128, 4), (16, 16)])
 def test_initial_weights_are_orthogonal(rows: int, columns: int) -> None:
     arch = Arch((), columns, (), "ReLU", True)
-    parts = named(arch, (rows, 2), initialise(arch, rows, 2, np.random.default_rng(0)))
+    parts = named(arch, Widths(rows, 2), initialise(arch, Widths(rows, 2), np.random.default_rng(0)))
     weight = parts["latent.weight"]
     gram = weight @ weight.T if rows <= columns else weight.T @ weight
     torch.testing.assert_close(gram, 2.0 * torch.eye(min(rows, columns)), atol=1e-5, rtol=0)
@@ -226,7 +226,7 @@ def test_an_architecture_survives_json() -> None:
 
 def test_names_cover_a_row_without_overlap() -> None:
     arch = Arch((Block(6), Block(9, True)), 4, (Block(3, True),), "ReLU", True)
-    row = torch.zeros(own_layout(arch, *WIDTHS).size)
+    row = torch.zeros(own_layout(arch, WIDTHS).size)
     for part in named(arch, WIDTHS, row).values():
         part += 1
     assert row.eq(1).all()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from evopipe.core import optim
-from evopipe.core.networks import Arch, Net, Structure
+from evopipe.core.networks import Arch, Net, Structure, Widths, interleave
 from evopipe.core.optim import Adam
 
 MEMBERS = 5
@@ -21,7 +21,7 @@ def random(seed: int, *shape: int) -> torch.Tensor:
 
 
 def started(seed: int = 0) -> tuple[Net, Adam]:
-    structure = Structure([Arch((), 16, (), "ReLU", False)] * MEMBERS, 4, 2, torch.device("cpu"))
+    structure = Structure([Arch((), 16, (), "ReLU", False)] * MEMBERS, Widths(4, 2), torch.device("cpu"))
     net = Net(structure, random(seed, MEMBERS, structure.layout.size), trainable=True)
     return net, Adam.start(net)
 
@@ -147,6 +147,31 @@ def test_backward_fills_afresh_and_sums_once() -> None:
     for _ in range(2):  # a second call replaces, it does not add
         weight = net.views[-1].bias  # [P, 1, 2]
         optim.backward((weight * 3.0).sum(dim=(1, 2)), net)
-        part = net.structure.layout.output.bias
+        part = net.structure.layout.layers[-1].bias
         assert net.grad[:, part.start : part.start + 2].eq(3.0).all()
         assert float(net.grad.sum()) == 3.0 * 2 * MEMBERS
+
+
+def test_two_networks_a_member_are_optimised_as_each_alone() -> None:
+    """Rows of a pair lie next to each other, and take their member's limit, learning rate and weight."""
+    nets = [started(seed)[0] for seed in (1, 2)]
+    both = interleave(*nets)
+    assert all(torch.equal(half.values, net.values) for half, net in zip(both.pair, nets, strict=True))
+    adams, adam = [Adam.start(net) for net in nets], Adam.start(both)
+    targets, target = [net.copy() for net in nets], both.copy()
+    limit, weight = torch.tensor([0.1, 1.0, 5.0, 100.0, 1e3]), torch.linspace(0, 1, MEMBERS)
+    for i in range(5):
+        active = torch.arange(MEMBERS) != i
+        for k, net in enumerate(nets):
+            both.grad[k::2].copy_(gradient(net, 2 * i + k))
+        norms = sum(optim.clip_gradients(net, limit) for net in nets)
+        torch.testing.assert_close(optim.clip_gradients(both, limit), norms)
+        for net, its_adam, its_target in zip(nets, adams, targets, strict=True):
+            optim.step(net, its_adam, LR, active)
+            optim.polyak(its_target, net, weight)
+        optim.step(both, adam, LR, active)
+        optim.polyak(target, both, weight)
+    for k, net in enumerate(nets):
+        assert torch.equal(both.values[k::2], net.values)
+        assert torch.equal(target.values[k::2], targets[k].values)
+        assert torch.equal(adam.steps[k::2], adams[k].steps)

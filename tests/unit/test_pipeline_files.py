@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evopipe.runtime import NEUTRAL as NEUTRAL_RUNTIME
-from evopipe.storage.yamlio import parse_yaml, read_yaml
+from evopipe.storage.yamlio import dump_yaml, parse_yaml, read_yaml
 
 ROOT = Path(__file__).parents[2]
 PARAMS = read_yaml(ROOT / "params.yaml").data
@@ -115,6 +115,20 @@ def test_the_fitness_plot_names_columns_of_the_file() -> None:
 
     (plot,) = read_yaml(ROOT / "dvc.yaml").data["plots"]
     assert {plot["fitness"]["x"], *plot["fitness"]["y"]["reports/fitness.csv"]} <= set(CURVE)
+
+
+@pytest.mark.parametrize(
+    "params", sorted((ROOT / "pipelines").glob("*/params.yaml")), ids=lambda path: path.parent.name
+)
+def test_every_algorithm_of_a_pipeline_can_be_chosen(params: Path, tmp_path: Path) -> None:
+    """As by `dvc exp run -S train.algo=...`: its block is as complete as that of the pipeline's own."""
+    from evopipe.config import load_params
+
+    data = read_yaml(params).data
+    for algo in data["algos"]:
+        chosen = {**data, "train": {**data["train"], "algo": algo}}
+        (tmp_path / "params.yaml").write_text(dump_yaml(chosen))
+        assert load_params(tmp_path / "params.yaml").train.algo == algo
 
 
 def test_every_pipeline_folder_can_be_run_as_it_is() -> None:

@@ -42,7 +42,7 @@ def save(folder: Path, env: str, observations: int = 2, actions: int = 2, start:
     algo = get("dqn")
     cfg = algo.Config()
     widths = algo.networks(cfg, Spaces(observations, actions))
-    rows = {name: [initialise(ARCH, *w, rng.host(7, Purpose.INIT, 0))] for name, w in widths.items()}
+    rows = {name: [initialise(ARCH, w, rng.host(7, Purpose.INIT, 0))] for name, w in widths.items()}
     member = population.create([Member(0, 0, None, 7, ARCH, {"lr": 1e-3}, {})], partial(algo.init, cfg), rows, widths)[
         0
     ]

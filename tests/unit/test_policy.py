@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 import torch
 
+import populations
 from evopipe import policy, rng
 from evopipe.algos import get
 from evopipe.core import population
 from evopipe.core.networks import Arch, Block, initialise
 from evopipe.core.population import Member
+from evopipe.envs.pool import EnvPool
 from evopipe.errors import DataError, MissingInputError, UsageError
+from evopipe.loops.problem import first_members
 from evopipe.policy import Policy
 from evopipe.rng import Purpose
 from evopipe.storage import safeio
@@ -38,7 +41,7 @@ def member(arch: Arch, seed: int = 7) -> Member:
     algo = get("dqn")
     cfg = algo.Config()
     widths = algo.networks(cfg, Spaces(OBS, ACTIONS))
-    rows = {name: [initialise(arch, *w, rng.host(seed, Purpose.INIT, 0))] for name, w in widths.items()}
+    rows = {name: [initialise(arch, w, rng.host(seed, Purpose.INIT, 0))] for name, w in widths.items()}
     bare = Member(0, 0, None, seed, arch, {"lr": 1e-3}, {})
     return population.create([bare], partial(algo.init, cfg), rows, widths)[0]
 
@@ -292,3 +295,33 @@ def test_the_program_runs_with_torch_alone(tmp_path: Path, name: str) -> None:
     loaded = policy.load(tmp_path / "elite")
     assert actions == loaded.act(obs).tolist()
     np.testing.assert_allclose(values, loaded.q_values(obs), rtol=0, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------- with a memory
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_a_recurrent_policy_remembers_and_so_does_its_program(env: str, tmp_path: Path) -> None:
+    network = {"encoder_kind": "lstm", "encoder": [16, 16], "latent": 16}
+    config = {"network": network, "learn_step": 64}
+    kind = "continuous" if env == "Pendulum-v1" else "discrete"
+    p = populations.problem(env, algo=f"ppo:{kind}", config=config)
+    member = first_members(p, 1)[0][0]
+    pool = EnvPool(p.env, 1)
+    about = {**pool.actions.to_json(), **pool.observations.to_json(), "config": p.algo_config.model_dump(mode="json")}
+    policy.save(tmp_path / "elite", "ppo", member, about, True, "")
+    loaded = policy.load(tmp_path / "elite")
+    program = torch.export.load(tmp_path / "elite" / policy.PROGRAM).module()
+    obs = np.random.default_rng(0).standard_normal((6, 3, loaded.observations)).astype(np.float32)
+    memory, kept = None, torch.zeros(3, loaded.memory)
+    for now in obs:
+        action, memory = loaded.step(now, memory)
+        mine, kept = program(torch.from_numpy(now), kept)
+        np.testing.assert_allclose(action, mine.numpy(), atol=1e-6)
+        torch.testing.assert_close(memory, kept)
+    assert not torch.equal(loaded.step(obs[-1])[1], memory), "what was seen before counts"
+    assert loaded.step(obs[0, 0])[1].shape == (1, loaded.memory)
+    with pytest.raises(UsageError, match="keeps a memory: call step"):
+        loaded.act(obs[0])
+    with pytest.raises(UsageError, match=r"memory has shape \(2, \d+\); expected \[3, \d+\]"):
+        loaded.step(obs[0], memory[:2])

@@ -256,7 +256,8 @@ def test_a_project_module_that_cannot_be_imported(source: str, tmp_path: Any, mo
         ),
         (
             chain("Several"),
-            "action space MultiDiscrete([2 2]) is not served: only Discrete or bounded Box actions are served yet",
+            "action space Tuple(Discrete(2), Discrete(2)) is not served: only Discrete, MultiDiscrete, MultiBinary and "
+            "bounded Box actions are",
         ),
     ],
 )

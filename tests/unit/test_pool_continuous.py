@@ -88,7 +88,7 @@ def test_there_and_back_is_the_identity(name: str) -> None:
         (spaces.Box(-np.inf, np.inf, (2,), np.float32), "unbounded"),
         (spaces.Box(0, 5, (2,), np.int32), "not served"),
         (spaces.Tuple([spaces.Discrete(2)]), "not served"),
-        (spaces.MultiBinary(3), "not served"),
+        (spaces.Text(3), "not served"),
     ],
 )
 def test_action_spaces_that_cannot_be_served_are_refused(box: spaces.Space[Any], words: str) -> None:

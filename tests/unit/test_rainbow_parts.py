@@ -15,7 +15,7 @@ import populations
 from evopipe import algos
 from evopipe.buffers.replay import ReplayConfig
 from evopipe.config import parse_params
-from evopipe.core.networks import Arch, Block, Net, Structure, forward, initialise, named, noise_scale, noisy
+from evopipe.core.networks import Arch, Block, Net, Structure, Widths, forward, initialise, named, noise_scale, noisy
 from evopipe.core.population import Cohort, Member
 from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import MutationConfig, mutate_architecture, mutate_parameters
@@ -110,9 +110,9 @@ def test_a_reward_that_is_no_number_stays_with_its_transition() -> None:
 
 def nets(arch: Arch, members: int = 2, sigma: float = 0.5) -> tuple[Net, Net]:
     """Networks of one architecture, and their scales."""
-    structure = Structure([arch] * members, 3, 4, CPU)
+    structure = Structure([arch] * members, Widths(3, 4), CPU)
     rng = np.random.default_rng(0)
-    net = Net(structure, structure.pack([initialise(arch, 3, 4, rng) for _ in range(members)]))
+    net = Net(structure, structure.pack([initialise(arch, Widths(3, 4), rng) for _ in range(members)]))
     return net, replace(net, values=noise_scale(structure, sigma))
 
 
@@ -177,8 +177,8 @@ def test_noise_does_not_depend_on_a_neighbours_depth() -> None:
     """Of the layers behind the latent; the encoder's depth is another matter."""
     deep = replace(ARCH, encoder=(Block(20), Block(32)))
     net, scale = nets(ARCH, members=1)
-    both = Structure([ARCH, deep], 3, 4, CPU)
-    rows = [net.structure.unpack(net.values)[0], initialise(deep, 3, 4, np.random.default_rng(1))]
+    both = Structure([ARCH, deep], Widths(3, 4), CPU)
+    rows = [net.structure.unpack(net.values)[0], initialise(deep, Widths(3, 4), np.random.default_rng(1))]
     mixed = Net(both, both.pack(rows))
     given = noisy(mixed, replace(mixed, values=noise_scale(both, 0.5)), stream(3))
     expected = noisy(net, scale, stream(3, members=1))

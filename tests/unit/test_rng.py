@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+import pytest
 import torch
 
 from evopipe import rng
@@ -103,3 +104,14 @@ def test_host_generators_depend_on_key_purpose_and_step() -> None:
     }
     assert len(draws) == 4
     assert rng.host(-5, Purpose.INIT, 2).random() == rng.host(-5, Purpose.INIT, 2).random()
+
+
+def test_numpy_and_torch_draw_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, steps = torch.from_numpy(rng.member_keys(3, range(5))), torch.tensor([0, 7, -3, 2**62])
+    draws = rng.bits, rng.uniform
+    on_host = [draw(keys, Purpose.ACT, steps, 37) for draw in draws]
+    monkeypatch.setattr(rng, "_on_host", lambda keys: False)
+    for draw, host in zip(draws, on_host, strict=True):
+        plain = draw(keys, Purpose.ACT, steps, 37)
+        assert host.dtype == plain.dtype
+        assert torch.equal(host, plain)

@@ -4,7 +4,10 @@ An algorithm is a module of this package that defines the names below. Params va
 tests, evolution ranges and checkpoints follow from them; a missing one fails at import with a sentence. It may define
 more: `values(cfg, state, obs)`, action values for `Policy.q_values`; `period(cfg)`, after how many updates the pattern
 of its updates repeats (1 where it does not: all are alike; `turn` of `update` counts within it); `OFFLINE_ONLY`, that
-it only makes sense on a dataset (`train.mode: offline`).
+it only makes sense on a dataset (`train.mode: offline`); `RECURRENT`, that it serves networks with a memory;
+`ACTS_WITH`, rows of the state that an exported policy needs beside its network.
+
+An algorithm that defines `step` learns on-policy, from what its members have just done and from nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from functools import cache
 from typing import Any, Protocol
 
 from evopipe.errors import ParamsError, did_you_mean
-from evopipe.types import Learned, Spaces
+from evopipe.types import Chosen, Learned, Spaces
 
 REQUIRED = {
     "PAPER": "the paper's link",
@@ -26,11 +29,18 @@ REQUIRED = {
     "State": "the dataclass of everything that learns",
     "networks": "input and output width of every network",
     "init": "the state from fresh networks",
-    "explore": "the exploration rate after so many steps",
-    "act": "actions while training, exploring",
     "greedy": "the best actions",
     "loss": "each member's loss",
     "update": "one learning step",
+}
+OFF_POLICY = {
+    "explore": "the exploration rate after so many steps",
+    "act": "actions while training, exploring",
+}
+ON_POLICY = {
+    "step": "actions drawn from the policy or its best, with their log-probabilities, values and memory",
+    "value": "values of observations",
+    "schedule": "what hyper-parameters are multiplied by after so many steps",
 }
 
 
@@ -44,8 +54,11 @@ class Algorithm(Protocol):
     State: type[Any]
     networks: Callable[[Any, Spaces], Mapping[str, Any]]
     init: Callable[[Any, Mapping[str, Any]], Any]
-    explore: Callable[[Any, int], float]
+    explore: Callable[[Any, int], float]  # explore and act off-policy,
     act: Callable[..., Any]
+    step: Callable[..., Chosen]  # step, value and schedule on-policy
+    value: Callable[..., Any]
+    schedule: Callable[[Any, int], Mapping[str, float]]
     greedy: Callable[..., Any]
     loss: Callable[..., Any]
     update: Callable[..., Learned]
@@ -55,6 +68,11 @@ class Algorithm(Protocol):
 def names() -> tuple[str, ...]:
     """Return the names of all algorithms, sorted."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")))
+
+
+def on_policy(algo: Algorithm) -> bool:
+    """Whether an algorithm learns from what its members have just done, and from nothing else."""
+    return hasattr(algo, "step")
 
 
 @cache
@@ -70,7 +88,8 @@ def get(name: str) -> Algorithm:
             f"train.algo: no algorithm {name!r}{did_you_mean(name, names())} (there are: {', '.join(names())})"
         )
     module = importlib.import_module(f"{__name__}.{name}")
-    for needed, what in REQUIRED.items():
+    own = ON_POLICY if hasattr(module, "step") else OFF_POLICY
+    for needed, what in (REQUIRED | own).items():
         if not hasattr(module, needed):
             raise ImportError(f"algos/{name}.py does not define {needed!r} ({what}): every algorithm must")
     return module

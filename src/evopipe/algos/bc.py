@@ -1,10 +1,11 @@
-"""Behaviour cloning of discrete actions: the baseline that learning from a dataset must beat.
+"""Behaviour cloning: the baseline that learning from a dataset must beat.
 
 Pomerleau, "ALVINN: an autonomous land vehicle in a neural network", NeurIPS 1988; Bain & Sammut, "A framework for
 behavioural cloning", 1995.
 
-The loss of a member is the weighted mean over its batch of −log π(a|s), π a softmax: supervised learning of what the
-dataset did. Rewards, next observations and discounts are not read. (For continuous actions: `bc_continuous`.)
+Supervised learning of what the dataset did. The loss of a member is a weighted mean over its batch: where actions are
+discrete of −log π(a|s), π a softmax; where they are continuous of |μ(s) − a|² / A, μ = tanh(·) in [−1, 1], which the
+environment stretches to its bounds. Rewards, next observations and discounts are not read.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from evopipe.core import health, optim
 from evopipe.core.networks import Net, NetworkConfig, forward
 from evopipe.core.optim import Adam
 from evopipe.core.population import Widths, moments, parameters, row
-from evopipe.ops.policy import epsilon_greedy
+from evopipe.ops.policy import epsilon_greedy, or_random
 from evopipe.ops.value import masked_argmax, pick
 from evopipe.rng import Stream
 from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://proceedings.neurips.cc/paper/1988/hash/812b4ba287f5ee0bc9d43bbf5bbe87fb-Abstract.html"
 POLICY = "actor"
-ACTIONS = ("discrete",)
+ACTIONS = ("discrete", "continuous")
 OFFLINE_ONLY = True
 
 
 class Config(AlgoConfig):
-    """Hyper-parameters of behaviour cloning, discrete actions."""
+    """Hyper-parameters of behaviour cloning."""
 
     lr: float = hyper(1e-3, doc="learning rate of Adam", raising="faster, less stable", evolvable=True, gt=0, le=1)
     batch_size: int = hyper(
@@ -61,7 +62,7 @@ class State:
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    """Return input and output width of every network: a logit for each action."""
+    """Return input and output width of every network: a logit for each action, or an action's numbers before tanh."""
     return {"actor": Widths(spaces.observations, spaces.actions)}
 
 
@@ -76,29 +77,39 @@ def explore(cfg: Config, step: int) -> float:
     return 0.05
 
 
-def logits(state: State, obs: torch.Tensor) -> torch.Tensor:
-    """Return log π(·|s) up to a constant: obs `[P, E, O]` → `[P, E, A]`, finite numbers."""
+def output(state: State, obs: torch.Tensor) -> torch.Tensor:
+    """Return log π(·|s) up to a constant, or μ(s) before tanh: obs `[P, E, O]` → `[P, E, A]`, finite numbers."""
     with torch.no_grad():
         return torch.nan_to_num(forward(state.actor, obs))
+
+
+def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
+    """Choose the likeliest legal action, or μ(s).
+
+    Shapes: obs `[P, E, O]`, legal `[P, E, A]` or None where all are → `[P, E]` int64, or `[P, E, A]` in [−1, 1].
+    """
+    out = output(state, obs)
+    return torch.tanh(out) if cfg.spaces.continuous else masked_argmax(out, legal)
 
 
 def act(
     cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, draw: Stream
 ) -> torch.Tensor:
-    """Choose the likeliest legal action, with chance epsilon `[P]` a random one: obs `[P, E, O]` → `[P, E]` int64."""
+    """Act greedily, with chance epsilon `[P]` at random: obs `[P, E, O]` → `[P, E]` int64, or `[P, E, A]`."""
+    if cfg.spaces.continuous:
+        return or_random(greedy(cfg, state, obs, legal), epsilon, draw)
     u = draw.uniform(2 * obs.shape[1]).view(-1, 2, obs.shape[1])
-    return epsilon_greedy(logits(state, obs), legal, epsilon, u[:, 0], u[:, 1])
-
-
-def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
-    """Choose the likeliest legal action: obs `[P, E, O]`, legal `[P, E, A]` or None where all are → `[P, E]` int64."""
-    return masked_argmax(logits(state, obs), legal)
+    return epsilon_greedy(output(state, obs), legal, epsilon, u[:, 0], u[:, 1])
 
 
 def loss(cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
     """Return each member's loss `[P]`; hp values are `[P]`."""
-    log_pi = forward(state.actor, batch.obs).log_softmax(dim=-1)  # [P, B, A]
-    return -(batch.weight * pick(log_pi, batch.action)).sum(dim=1)
+    out = forward(state.actor, batch.obs)  # [P, B, A]
+    if cfg.spaces.continuous:
+        error = (torch.tanh(out) - batch.action).square().mean(dim=-1)
+    else:
+        error = -pick(out.log_softmax(dim=-1), batch.action)
+    return (batch.weight * error).sum(dim=1)
 
 
 def update(

@@ -16,9 +16,9 @@ import torch
 from pydantic import Field
 
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, NetworkConfig, action_value, forward
+from evopipe.core.networks import Net, NetworkConfig, action_value, encode, forward
 from evopipe.core.optim import Adam
-from evopipe.core.population import Widths, moments, parameters, row
+from evopipe.core.population import Widths, moments, parameters, row, share_encoder
 from evopipe.ops.noise import Noise, exploration
 from evopipe.ops.policy import or_random
 from evopipe.rng import Stream
@@ -62,6 +62,9 @@ class Config(AlgoConfig):
         1_000, doc="first steps of the member, with uniform actions", unit="environment steps",
         raising="explores longer at first", ge=0, le=10**12,
     )  # fmt: skip
+    share_encoder: bool = hyper(
+        False, doc="one encoder, trained by the critic's loss alone, under heads of one hidden layer at least"
+    )
     network: NetworkConfig = Field(default_factory=NetworkConfig, description="architecture that members start from")
     evolve: dict[str, Evolve] = Field(
         default_factory=lambda: {
@@ -78,6 +81,9 @@ class Config(AlgoConfig):
 class State:
     """Everything that learns, one row a member."""
 
+    encoder: Net | None = parameters("encoder", trainable=True)  # None where every network has its own
+    encoder_target: Net | None = parameters("encoder")
+    encoder_adam: Adam | None = moments("encoder")
     actor: Net = parameters("actor", trainable=True)
     actor_target: Net = parameters("actor")
     critic: Net = parameters("critic", trainable=True)
@@ -89,17 +95,17 @@ class State:
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     """Return input and output width of every network."""
-    return {
-        "actor": Widths(spaces.observations, spaces.actions),
-        "critic": Widths(spaces.observations + spaces.actions, 1),
-    }
+    o, a = spaces.observations, spaces.actions
+    found = {"actor": Widths(o, a), "critic": Widths(o + a, 1)}
+    return share_encoder(found, o) if cfg.share_encoder else found
 
 
 def init(cfg: Config, nets: Mapping[str, Net]) -> State:
     """Start from fresh networks; the targets are copies."""
     actor, critic = nets["actor"], nets["critic"]
     updates = torch.zeros(len(actor.values), device=actor.values.device)
-    return State(actor, actor.copy(), critic, critic.copy(), Adam.start(actor), Adam.start(critic), updates)
+    adams = (Adam.start(actor), Adam.start(critic))
+    return State(*optim.start_encoder(nets), actor, actor.copy(), critic, critic.copy(), *adams, updates)
 
 
 def period(cfg: Config) -> int:
@@ -115,7 +121,7 @@ def explore(cfg: Config, step: int) -> float:
 def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
     """Return μ(s): obs `[P, E, O]` → `[P, E, A]` in [−1, 1]."""
     with torch.no_grad():
-        return torch.tanh(forward(state.actor, obs))
+        return torch.tanh(forward(state.actor, encode(state.encoder, obs)))
 
 
 def act(
@@ -130,16 +136,19 @@ def act(
 def loss(cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each member's critic loss `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     with torch.no_grad():
-        next_action = torch.tanh(forward(state.actor_target, batch.next_obs))
-        y = batch.reward + batch.discount * action_value(state.critic_target, batch.next_obs, next_action)
-    errors = action_value(state.critic, batch.obs, batch.action) - y
+        x_t = encode(state.encoder_target, batch.next_obs)
+        next_action = torch.tanh(forward(state.actor_target, x_t))
+        y = batch.reward + batch.discount * action_value(state.critic_target, x_t, next_action)
+    errors = action_value(state.critic, encode(state.encoder, batch.obs), batch.action) - y
     return (batch.weight * errors * errors).sum(dim=1), errors.detach()
 
 
 def actor_loss(state: State, batch: Batch) -> torch.Tensor:
     """Return −Q(s, μ(s)), weighted, of each member `[P]`."""
-    action = torch.tanh(forward(state.actor, batch.obs))
-    return -(batch.weight * action_value(state.critic.frozen, batch.obs, action)).sum(dim=1)
+    with torch.no_grad():
+        x = encode(state.encoder, batch.obs)
+    action = torch.tanh(forward(state.actor, x))
+    return -(batch.weight * action_value(state.critic.frozen, x, action)).sum(dim=1)
 
 
 def update(
@@ -147,18 +156,15 @@ def update(
     turn: int = 0,
 ) -> Learned:  # fmt: skip
     """Learn from one batch; hp values and healthy are `[P]`."""
-    losses, errors = loss(cfg, state, hp, batch)
-    optim.backward(losses, state.critic)
-    norms = optim.clip_gradients(state.critic, hp["grad_clip"])
+    critic = (state.critic, state.critic_adam, hp["lr_critic"])
+    encoder = (state.encoder, state.encoder_adam, hp["lr_critic"])
     healthy = healthy & health.of_parameters(state.actor)  # its own loss may come later
-    healthy = health.after_backward(healthy, losses, norms)
-    optim.step(state.critic, state.critic_adam, hp["lr_critic"], healthy)
+    losses, errors = loss(cfg, state, hp, batch)
+    healthy = optim.descend(losses, healthy, hp["grad_clip"], critic, encoder)
     if turn == cfg.policy_delay - 1:
-        climb = actor_loss(state, batch)
-        optim.backward(climb, state.actor)
-        norms = optim.clip_gradients(state.actor, hp["grad_clip"])
-        healthy = health.after_backward(healthy, climb, norms)
-        optim.step(state.actor, state.actor_adam, hp["lr_actor"], healthy)
+        actor = (state.actor, state.actor_adam, hp["lr_actor"])
+        healthy = optim.descend(actor_loss(state, batch), healthy, hp["grad_clip"], actor)
+        optim.polyak(state.encoder_target, state.encoder, hp["tau"] * healthy)
         optim.polyak(state.critic_target, state.critic, hp["tau"] * healthy)
         optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)
     return Learned(replace(state, updates=state.updates + healthy), losses.detach(), healthy, errors)

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, NetworkConfig, action_value, forward
+from evopipe.core.networks import Net, NetworkConfig, action_values, forward, forward_each, interleave
 from evopipe.core.optim import Adam
 from evopipe.core.population import Widths, moments, parameters, row
 from evopipe.ops.noise import gaussian
@@ -88,14 +88,11 @@ class State:
 
     actor: Net = parameters("actor", trainable=True)
     value: Net = parameters("value", trainable=True)
-    critic_1: Net = parameters("critic_1", trainable=True)
-    critic_2: Net = parameters("critic_2", trainable=True)
-    critic_1_target: Net = parameters("critic_1")
-    critic_2_target: Net = parameters("critic_2")
+    critics: Net = parameters("critic_1", "critic_2", trainable=True)
+    critics_target: Net = parameters("critic_1", "critic_2")
     actor_adam: Adam = moments("actor")
     value_adam: Adam = moments("value")
-    critic_1_adam: Adam = moments("critic_1")
-    critic_2_adam: Adam = moments("critic_2")
+    critics_adam: Adam = moments("critic_1", "critic_2")
     updates: torch.Tensor = row()  # [P] float32
 
 
@@ -108,10 +105,10 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
 
 def init(cfg: Config, nets: Mapping[str, Net]) -> State:
     """Start from fresh networks; the targets are copies."""
-    actor, value, one, two = nets["actor"], nets["value"], nets["critic_1"], nets["critic_2"]
-    adams = (Adam.start(actor), Adam.start(value), Adam.start(one), Adam.start(two))
+    actor, value, critics = nets["actor"], nets["value"], interleave(nets["critic_1"], nets["critic_2"])
+    adams = (Adam.start(actor), Adam.start(value), Adam.start(critics))
     updates = torch.zeros(len(actor.values), device=actor.values.device)
-    return State(actor, value, one, two, one.copy(), two.copy(), *adams, updates)
+    return State(actor, value, critics, critics.copy(), *adams, updates)
 
 
 def explore(cfg: Config, step: int) -> float:
@@ -121,7 +118,7 @@ def explore(cfg: Config, step: int) -> float:
 
 def is_continuous(state: State) -> bool:
     """Whether actions are continuous: then the critics read them."""
-    return state.critic_1.structure.inputs > state.actor.structure.inputs
+    return state.critics.structure.inputs > state.actor.structure.inputs
 
 
 def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
@@ -148,10 +145,10 @@ def act(
 
 
 def taken(state: State, net: Net, batch: Batch) -> torch.Tensor:
-    """Return Q(s, a) of the dataset's actions, `[P, B]`."""
+    """Return both critics' Q(s, a) of the dataset's actions, `[P, 2, B]`."""
     if is_continuous(state):
-        return action_value(net, batch.obs, batch.action)
-    return pick(forward(net, batch.obs), batch.action)
+        return action_values(net, batch.obs, batch.action)
+    return pick(forward_each(net, batch.obs), batch.action[:, None].expand(-1, 2, -1))
 
 
 def log_policy(state: State, batch: Batch) -> torch.Tensor:
@@ -171,13 +168,13 @@ def loss(
     """
     value = forward(state.value, batch.obs).squeeze(-1)  # [P, B]
     with torch.no_grad():
-        q_minus = torch.minimum(taken(state, state.critic_1_target, batch), taken(state, state.critic_2_target, batch))
+        q_minus = taken(state, state.critics_target, batch).amin(dim=1)
         y = torch.addcmul(batch.reward, batch.discount, forward(state.value, batch.next_obs).squeeze(-1))
         imitate = (hp["beta"][:, None] * (q_minus - value)).exp().clamp(max=cfg.weight_limit)
-    errors = [taken(state, net, batch) - y for net in (state.critic_1, state.critic_2)]
-    each = expectile_loss(q_minus - value, hp["expectile"][:, None]) + errors[0].square() + errors[1].square()
+    errors = taken(state, state.critics, batch) - y[:, None]
+    each = expectile_loss(q_minus - value, hp["expectile"][:, None]) + errors.square().sum(dim=1)
     values, actor = ((batch.weight * x).sum(dim=1) for x in (each, -imitate * log_policy(state, batch)))
-    return values, actor, (0.5 * (errors[0] + errors[1])).detach()
+    return values, actor, errors.detach().abs().mean(dim=1)
 
 
 def update(
@@ -187,17 +184,15 @@ def update(
     """Learn from one batch; hp values and healthy are `[P]`."""
     learners = (
         (state.value, state.value_adam, hp["lr_critic"]),
-        (state.critic_1, state.critic_1_adam, hp["lr_critic"]),
-        (state.critic_2, state.critic_2_adam, hp["lr_critic"]),
+        (state.critics, state.critics_adam, hp["lr_critic"]),
         (state.actor, state.actor_adam, hp["lr_actor"]),
     )
     values, actor, errors = loss(cfg, state, hp, batch)
     losses = values + actor
     optim.backward(losses, *(net for net, _, _ in learners))
     norms = [optim.clip_gradients(net, hp["grad_clip"]) for net, _, _ in learners]
-    healthy = health.after_backward(healthy, losses, norms[0] + norms[1] + norms[2] + norms[3])
+    healthy = health.after_backward(healthy, losses, norms[0] + norms[1] + norms[2])
     for net, adam, lr in learners:
         optim.step(net, adam, lr, healthy)
-    for target, net in ((state.critic_1_target, state.critic_1), (state.critic_2_target, state.critic_2)):
-        optim.polyak(target, net, hp["tau"] * healthy)
+    optim.polyak(state.critics_target, state.critics, hp["tau"] * healthy)
     return Learned(replace(state, updates=state.updates + healthy), values.detach(), healthy, errors)

@@ -19,9 +19,9 @@ import torch
 from pydantic import Field
 
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, NetworkConfig, action_value, forward
+from evopipe.core.networks import Net, NetworkConfig, action_values, encode, forward, forward_each, interleave
 from evopipe.core.optim import Adam, ScalarAdam
-from evopipe.core.population import Widths, moments, parameters, row
+from evopipe.core.population import Widths, moments, parameters, row, share_encoder
 from evopipe.ops.distributions import LOG_STD_MAX, LOG_STD_MIN, masked_log_softmax, squashed_gaussian
 from evopipe.ops.policy import or_random, random_legal
 from evopipe.ops.value import masked_argmax, pick
@@ -69,6 +69,9 @@ class Config(AlgoConfig):
         1_000, doc="first steps of the member, with uniform actions", unit="environment steps",
         raising="explores longer at first", ge=0, le=10**12,
     )  # fmt: skip
+    share_encoder: bool = hyper(
+        False, doc="one encoder, trained by the critics' loss alone, under heads of one hidden layer at least"
+    )
     network: NetworkConfig = Field(default_factory=NetworkConfig, description="architecture that members start from")
     evolve: dict[str, Evolve] = Field(
         default_factory=lambda: {
@@ -85,14 +88,14 @@ class Config(AlgoConfig):
 class State:
     """Everything that learns, one row a member."""
 
+    encoder: Net | None = parameters("encoder", trainable=True)  # None where every network has its own
+    encoder_target: Net | None = parameters("encoder")
+    encoder_adam: Adam | None = moments("encoder")
     actor: Net = parameters("actor", trainable=True)
-    critic_1: Net = parameters("critic_1", trainable=True)
-    critic_2: Net = parameters("critic_2", trainable=True)
-    critic_1_target: Net = parameters("critic_1")
-    critic_2_target: Net = parameters("critic_2")
+    critics: Net = parameters("critic_1", "critic_2", trainable=True)
+    critics_target: Net = parameters("critic_1", "critic_2")
     actor_adam: Adam = moments("actor")
-    critic_1_adam: Adam = moments("critic_1")
-    critic_2_adam: Adam = moments("critic_2")
+    critics_adam: Adam = moments("critic_1", "critic_2")
     log_alpha: torch.Tensor = row()  # [P]
     log_alpha_adam: torch.Tensor = row()  # [P, 3], see ScalarAdam
     updates: torch.Tensor = row()  # [P] float32
@@ -102,15 +105,16 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     """Return input and output width of every network: mean and log-deviation, or a logit for each action."""
     o, a = spaces.observations, spaces.actions
     critic = Widths(o + a, 1) if spaces.continuous else Widths(o, a)
-    return {"actor": Widths(o, 2 * a if spaces.continuous else a), "critic_1": critic, "critic_2": critic}
+    found = {"actor": Widths(o, 2 * a if spaces.continuous else a), "critic_1": critic, "critic_2": critic}
+    return share_encoder(found, o) if cfg.share_encoder else found
 
 
 def init(cfg: Config, nets: Mapping[str, Net]) -> State:
     """Start from fresh networks; the targets are copies."""
-    actor, one, two = nets["actor"], nets["critic_1"], nets["critic_2"]
+    actor, critics = nets["actor"], interleave(nets["critic_1"], nets["critic_2"])
     zeros = torch.zeros(len(actor.values), device=actor.values.device)
     return State(
-        actor, one, two, one.copy(), two.copy(), Adam.start(actor), Adam.start(one), Adam.start(two),
+        *optim.start_encoder(nets), actor, critics, critics.copy(), Adam.start(actor), Adam.start(critics),
         zeros + math.log(cfg.alpha), ScalarAdam.start(zeros), zeros.clone(),
     )  # fmt: skip
 
@@ -122,21 +126,22 @@ def explore(cfg: Config, step: int) -> float:
 
 def is_continuous(state: State) -> bool:
     """Whether actions are continuous: then the critics read them."""
-    return state.critic_1.structure.inputs > state.actor.structure.inputs
+    return state.critics.structure.inputs > state.actor.structure.inputs
 
 
-def gaussian(state: State, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and log standard deviation before squashing: obs `[P, B, O]` → `[P, B, A]` each."""
-    mean, log_std = forward(state.actor, obs).chunk(2, dim=-1)
+def gaussian(state: State, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and log standard deviation before squashing: x `[P, B, …]`, see `encode` → `[P, B, A]` each."""
+    mean, log_std = forward(state.actor, x).chunk(2, dim=-1)
     return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
 
 
 def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
     """Return the mode: obs `[P, E, O]` → `[P, E, A]` in [−1, 1], or `[P, E]` int64, the likeliest legal action."""
     with torch.no_grad():
+        x = encode(state.encoder, obs)
         if is_continuous(state):
-            return torch.tanh(gaussian(state, obs)[0])
-        return masked_argmax(torch.nan_to_num(forward(state.actor, obs)), legal)
+            return torch.tanh(gaussian(state, x)[0])
+        return masked_argmax(torch.nan_to_num(forward(state.actor, x)), legal)
 
 
 def act(
@@ -144,11 +149,12 @@ def act(
 ) -> torch.Tensor:
     """Draw from the policy, with chance epsilon `[P]` uniformly: obs `[P, E, O]` → `[P, E, A]`, or `[P, E]` int64."""
     with torch.no_grad():
+        x = encode(state.encoder, obs)
         if is_continuous(state):
-            mean, log_std = gaussian(state, obs)
+            mean, log_std = gaussian(state, x)
             action, _ = squashed_gaussian(mean, log_std, draw.normal(mean[0].numel()).view(mean.shape))
             return or_random(action, epsilon, draw.part(1))
-        log_pi = masked_log_softmax(torch.nan_to_num(forward(state.actor, obs)), legal)
+        log_pi = masked_log_softmax(torch.nan_to_num(forward(state.actor, x)), legal)
         u = draw.uniform(log_pi[0].numel() + 2 * obs.shape[1]).float()
         pick_u, choose_u, gumbel_u = u.split([obs.shape[1], obs.shape[1], log_pi[0].numel()], dim=1)
         drawn = masked_argmax(log_pi - torch.log(-torch.log(gumbel_u.view(log_pi.shape).clamp(1e-20, 1 - 1e-7))), legal)
@@ -161,26 +167,27 @@ def loss(
     """Return each member's loss of both critics `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     with torch.no_grad():
         y = torch.addcmul(batch.reward, batch.discount, soft_value(state, batch, draw))
+    x = encode(state.encoder, batch.obs)
     if is_continuous(state):
-        values = [action_value(net, batch.obs, batch.action) for net in (state.critic_1, state.critic_2)]
+        values = action_values(state.critics, x, batch.action)  # [P, 2, B]
     else:
-        values = [pick(forward(net, batch.obs), batch.action) for net in (state.critic_1, state.critic_2)]
-    errors = [value - y for value in values]
-    losses = 0.5 * (batch.weight * (errors[0].square() + errors[1].square())).sum(dim=1)
-    return losses, (0.5 * (errors[0].abs() + errors[1].abs())).detach()
+        values = pick(forward_each(state.critics, x), batch.action[:, None].expand(-1, 2, -1))
+    errors = values - y[:, None]
+    losses = 0.5 * (batch.weight[:, None] * errors.square()).sum(dim=(1, 2))
+    return losses, errors.detach().abs().mean(dim=1)
 
 
 def soft_value(state: State, batch: Batch, draw: Stream) -> torch.Tensor:
     """Return V⁻(s′) `[P, B]`."""
-    alpha, targets = state.log_alpha.exp()[:, None], (state.critic_1_target, state.critic_2_target)
+    alpha = state.log_alpha.exp()[:, None]
+    x, x_t = encode(state.encoder, batch.next_obs), encode(state.encoder_target, batch.next_obs)
     if is_continuous(state):
-        mean, log_std = gaussian(state, batch.next_obs)
+        mean, log_std = gaussian(state, x)
         action, log_pi = squashed_gaussian(mean, log_std, draw.normal(mean[0].numel()).view(mean.shape))
-        q1_t, q2_t = (action_value(net, batch.next_obs, action) for net in targets)
-        return torch.minimum(q1_t, q2_t) - alpha * log_pi
-    log_pi = masked_log_softmax(forward(state.actor, batch.next_obs), batch.next_legal)
-    q1_t, q2_t = (forward(net, batch.next_obs) for net in targets)
-    return expected(log_pi, torch.minimum(q1_t, q2_t) - alpha[..., None] * log_pi)
+        return action_values(state.critics_target, x_t, action).amin(dim=1) - alpha * log_pi
+    log_pi = masked_log_softmax(forward(state.actor, x), batch.next_legal)
+    least = forward_each(state.critics_target, x_t).amin(dim=1)
+    return expected(log_pi, least - alpha[..., None] * log_pi)
 
 
 def expected(log_pi: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -191,16 +198,18 @@ def expected(log_pi: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 def actor_loss(state: State, batch: Batch, draw: Stream) -> tuple[torch.Tensor, torch.Tensor]:
     """Return E[α log π − min Q], weighted, of each member `[P]`, and the entropy of each state `[P, B]`."""
-    alpha, critics = state.log_alpha.exp()[:, None], (state.critic_1.frozen, state.critic_2.frozen)
-    if is_continuous(state):
-        mean, log_std = gaussian(state, batch.obs)
-        action, log_pi = squashed_gaussian(mean, log_std, draw.normal(mean[0].numel()).view(mean.shape))
-        q1, q2 = (action_value(net, batch.obs, action) for net in critics)
-        return (batch.weight * (alpha * log_pi - torch.minimum(q1, q2))).sum(dim=1), -log_pi.detach()
-    log_pi = masked_log_softmax(forward(state.actor, batch.obs), None)
+    alpha = state.log_alpha.exp()[:, None]
     with torch.no_grad():
-        q1, q2 = (forward(net, batch.obs) for net in critics)
-    losses = (batch.weight * expected(log_pi, alpha[..., None] * log_pi - torch.minimum(q1, q2))).sum(dim=1)
+        x = encode(state.encoder, batch.obs)
+    if is_continuous(state):
+        mean, log_std = gaussian(state, x)
+        action, log_pi = squashed_gaussian(mean, log_std, draw.normal(mean[0].numel()).view(mean.shape))
+        least = torch.minimum(*action_values(state.critics.frozen, x, action).unbind(dim=1))
+        return (batch.weight * (alpha * log_pi - least)).sum(dim=1), -log_pi.detach()
+    log_pi = masked_log_softmax(forward(state.actor, x), None)
+    with torch.no_grad():
+        least = forward_each(state.critics, x).amin(dim=1)
+    losses = (batch.weight * expected(log_pi, alpha[..., None] * log_pi - least)).sum(dim=1)
     return losses, -expected(log_pi, log_pi).detach()
 
 
@@ -217,26 +226,21 @@ def update(
     turn: int = 0,
 ) -> Learned:  # fmt: skip
     """Learn from one batch; hp values and healthy are `[P]`."""
-    critics = ((state.critic_1, state.critic_1_adam), (state.critic_2, state.critic_2_adam))
-    losses, errors = loss(cfg, state, hp, batch, draw)
-    optim.backward(losses, state.critic_1, state.critic_2)
-    norms = [optim.clip_gradients(net, hp["grad_clip"]) for net, _ in critics]
+    critics = (state.critics, state.critics_adam, hp["lr_critic"])
+    encoder = (state.encoder, state.encoder_adam, hp["lr_critic"])
     healthy = healthy & health.of_parameters(state.actor)  # its own loss may come later
-    healthy = health.after_backward(healthy, losses, norms[0] + norms[1])
-    for net, adam in critics:
-        optim.step(net, adam, hp["lr_critic"], healthy)
+    losses, errors = loss(cfg, state, hp, batch, draw)
+    healthy = optim.descend(losses, healthy, hp["grad_clip"], critics, encoder)
 
     climb, entropy = actor_loss(state, batch, draw.part(1))
-    optim.backward(climb, state.actor)
-    norm = optim.clip_gradients(state.actor, hp["grad_clip"])
-    healthy = health.after_backward(healthy, climb, norm)
-    optim.step(state.actor, state.actor_adam, hp["lr_actor"], healthy)
+    actor = (state.actor, state.actor_adam, hp["lr_actor"])
+    healthy = optim.descend(climb, healthy, hp["grad_clip"], actor)
 
     log_alpha, alpha_adam = state.log_alpha, state.log_alpha_adam
     if cfg.learn_alpha:
         surplus = (batch.weight * (entropy - aim(cfg, state))).sum(dim=1)  # the gradient of the temperature's loss
         log_alpha, alpha_adam = ScalarAdam.step(log_alpha, alpha_adam, surplus, hp["lr_alpha"], healthy)
-    for target, (net, _) in zip((state.critic_1_target, state.critic_2_target), critics, strict=True):
-        optim.polyak(target, net, hp["tau"] * healthy)
+    optim.polyak(state.encoder_target, state.encoder, hp["tau"] * healthy)
+    optim.polyak(state.critics_target, state.critics, hp["tau"] * healthy)
     state = replace(state, log_alpha=log_alpha, log_alpha_adam=alpha_adam, updates=state.updates + healthy)
     return Learned(state, losses.detach(), healthy, errors)

@@ -16,9 +16,9 @@ import torch
 from pydantic import Field
 
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, NetworkConfig, action_value, forward
+from evopipe.core.networks import Net, NetworkConfig, action_value, action_values, encode, forward, interleave
 from evopipe.core.optim import Adam
-from evopipe.core.population import Widths, moments, parameters, row
+from evopipe.core.population import Widths, moments, parameters, row, share_encoder
 from evopipe.ops.noise import Noise, exploration
 from evopipe.ops.policy import or_random
 from evopipe.ops.value import clipped_double_target
@@ -67,6 +67,9 @@ class Config(AlgoConfig):
         1_000, doc="first steps of the member, with uniform actions", unit="environment steps",
         raising="explores longer at first", ge=0, le=10**12,
     )  # fmt: skip
+    share_encoder: bool = hyper(
+        False, doc="one encoder, trained by the critics' loss alone, under heads of one hidden layer at least"
+    )
     network: NetworkConfig = Field(default_factory=NetworkConfig, description="architecture that members start from")
     evolve: dict[str, Evolve] = Field(
         default_factory=lambda: {
@@ -83,30 +86,31 @@ class Config(AlgoConfig):
 class State:
     """Everything that learns, one row a member."""
 
+    encoder: Net | None = parameters("encoder", trainable=True)  # None where every network has its own
+    encoder_target: Net | None = parameters("encoder")
+    encoder_adam: Adam | None = moments("encoder")
     actor: Net = parameters("actor", trainable=True)
     actor_target: Net = parameters("actor")
-    critic_1: Net = parameters("critic_1", trainable=True)
-    critic_2: Net = parameters("critic_2", trainable=True)
-    critic_1_target: Net = parameters("critic_1")
-    critic_2_target: Net = parameters("critic_2")
+    critics: Net = parameters("critic_1", "critic_2", trainable=True)
+    critics_target: Net = parameters("critic_1", "critic_2")
     actor_adam: Adam = moments("actor")
-    critic_1_adam: Adam = moments("critic_1")
-    critic_2_adam: Adam = moments("critic_2")
+    critics_adam: Adam = moments("critic_1", "critic_2")
     updates: torch.Tensor = row()  # [P] float32
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     """Return input and output width of every network."""
-    critic = Widths(spaces.observations + spaces.actions, 1)
-    return {"actor": Widths(spaces.observations, spaces.actions), "critic_1": critic, "critic_2": critic}
+    o, a = spaces.observations, spaces.actions
+    found = {"actor": Widths(o, a), "critic_1": Widths(o + a, 1), "critic_2": Widths(o + a, 1)}
+    return share_encoder(found, o) if cfg.share_encoder else found
 
 
 def init(cfg: Config, nets: Mapping[str, Net]) -> State:
     """Start from fresh networks; the targets are copies."""
-    actor, one, two = nets["actor"], nets["critic_1"], nets["critic_2"]
-    adams = (Adam.start(actor), Adam.start(one), Adam.start(two))
+    actor, critics = nets["actor"], interleave(nets["critic_1"], nets["critic_2"])
     updates = torch.zeros(len(actor.values), device=actor.values.device)
-    return State(actor, actor.copy(), one, two, one.copy(), two.copy(), *adams, updates)
+    adams = (Adam.start(actor), Adam.start(critics))
+    return State(*optim.start_encoder(nets), actor, actor.copy(), critics, critics.copy(), *adams, updates)
 
 
 def period(cfg: Config) -> int:
@@ -122,7 +126,7 @@ def explore(cfg: Config, step: int) -> float:
 def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
     """Return μ(s): obs `[P, E, O]` → `[P, E, A]` in [−1, 1]."""
     with torch.no_grad():
-        return torch.tanh(forward(state.actor, obs))
+        return torch.tanh(forward(state.actor, encode(state.encoder, obs)))
 
 
 def act(
@@ -141,20 +145,21 @@ def loss(
     with torch.no_grad():
         drawn = draw.normal(batch.action[0].numel()).view(batch.action.shape)
         blur = (cfg.target_noise * drawn).clamp(-cfg.target_clip, cfg.target_clip)
-        action_t = (torch.tanh(forward(state.actor_target, batch.next_obs)) + blur).clamp(-1.0, 1.0)
-        q1_t, q2_t = (
-            action_value(net, batch.next_obs, action_t) for net in (state.critic_1_target, state.critic_2_target)
-        )
+        x_t = encode(state.encoder_target, batch.next_obs)
+        action_t = (torch.tanh(forward(state.actor_target, x_t)) + blur).clamp(-1.0, 1.0)
+        q1_t, q2_t = action_values(state.critics_target, x_t, action_t).unbind(dim=1)
         y = clipped_double_target(batch.reward, batch.discount, q1_t, q2_t)  # [P, B]
-    errors = [action_value(net, batch.obs, batch.action) - y for net in (state.critic_1, state.critic_2)]
-    losses = (batch.weight * (errors[0].square() + errors[1].square())).sum(dim=1)
-    return losses, (0.5 * (errors[0].abs() + errors[1].abs())).detach()
+    errors = action_values(state.critics, encode(state.encoder, batch.obs), batch.action) - y[:, None]  # [P, 2, B]
+    losses = (batch.weight[:, None] * errors.square()).sum(dim=(1, 2))
+    return losses, errors.detach().abs().mean(dim=1)
 
 
 def actor_loss(state: State, batch: Batch) -> torch.Tensor:
     """Return −Q₁(s, μ(s)), weighted, of each member `[P]`."""
-    action = torch.tanh(forward(state.actor, batch.obs))
-    return -(batch.weight * action_value(state.critic_1.frozen, batch.obs, action)).sum(dim=1)
+    with torch.no_grad():
+        x = encode(state.encoder, batch.obs)
+    action = torch.tanh(forward(state.actor, x))
+    return -(batch.weight * action_value(state.critics.pair[0], x, action)).sum(dim=1)
 
 
 def update(
@@ -162,21 +167,15 @@ def update(
     turn: int = 0,
 ) -> Learned:  # fmt: skip
     """Learn from one batch; hp values and healthy are `[P]`."""
-    critics = ((state.critic_1, state.critic_1_adam), (state.critic_2, state.critic_2_adam))
-    losses, errors = loss(cfg, state, hp, batch, draw)
-    optim.backward(losses, state.critic_1, state.critic_2)
-    norms = [optim.clip_gradients(net, hp["grad_clip"]) for net, _ in critics]
+    critics = (state.critics, state.critics_adam, hp["lr_critic"])
+    encoder = (state.encoder, state.encoder_adam, hp["lr_critic"])
     healthy = healthy & health.of_parameters(state.actor)  # its own loss may come later
-    healthy = health.after_backward(healthy, losses, norms[0] + norms[1])
-    for net, adam in critics:
-        optim.step(net, adam, hp["lr_critic"], healthy)
+    losses, errors = loss(cfg, state, hp, batch, draw)
+    healthy = optim.descend(losses, healthy, hp["grad_clip"], critics, encoder)
     if turn == cfg.policy_delay - 1:
-        climb = actor_loss(state, batch)
-        optim.backward(climb, state.actor)
-        norm = optim.clip_gradients(state.actor, hp["grad_clip"])
-        healthy = health.after_backward(healthy, climb, norm)
-        optim.step(state.actor, state.actor_adam, hp["lr_actor"], healthy)
-        optim.polyak(state.critic_1_target, state.critic_1, hp["tau"] * healthy)
-        optim.polyak(state.critic_2_target, state.critic_2, hp["tau"] * healthy)
+        actor = (state.actor, state.actor_adam, hp["lr_actor"])
+        healthy = optim.descend(actor_loss(state, batch), healthy, hp["grad_clip"], actor)
+        optim.polyak(state.encoder_target, state.encoder, hp["tau"] * healthy)
+        optim.polyak(state.critics_target, state.critics, hp["tau"] * healthy)
         optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)
     return Learned(replace(state, updates=state.updates + healthy), losses.detach(), healthy, errors)

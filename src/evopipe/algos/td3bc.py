@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, NetworkConfig, action_value, forward
+from evopipe.core.networks import Net, NetworkConfig, action_value, action_values, forward, interleave
 from evopipe.core.optim import Adam
 from evopipe.core.population import Widths, moments, parameters, row
 from evopipe.ops.noise import gaussian
@@ -86,13 +86,10 @@ class State:
 
     actor: Net = parameters("actor", trainable=True)
     actor_target: Net = parameters("actor")
-    critic_1: Net = parameters("critic_1", trainable=True)
-    critic_2: Net = parameters("critic_2", trainable=True)
-    critic_1_target: Net = parameters("critic_1")
-    critic_2_target: Net = parameters("critic_2")
+    critics: Net = parameters("critic_1", "critic_2", trainable=True)
+    critics_target: Net = parameters("critic_1", "critic_2")
     actor_adam: Adam = moments("actor")
-    critic_1_adam: Adam = moments("critic_1")
-    critic_2_adam: Adam = moments("critic_2")
+    critics_adam: Adam = moments("critic_1", "critic_2")
     updates: torch.Tensor = row()  # [P] float32
 
 
@@ -104,10 +101,10 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
 
 def init(cfg: Config, nets: Mapping[str, Net]) -> State:
     """Start from fresh networks; the targets are copies."""
-    actor, one, two = nets["actor"], nets["critic_1"], nets["critic_2"]
-    adams = (Adam.start(actor), Adam.start(one), Adam.start(two))
+    actor, critics = nets["actor"], interleave(nets["critic_1"], nets["critic_2"])
     updates = torch.zeros(len(actor.values), device=actor.values.device)
-    return State(actor, actor.copy(), one, two, one.copy(), two.copy(), *adams, updates)
+    adams = (Adam.start(actor), Adam.start(critics))
+    return State(actor, actor.copy(), critics, critics.copy(), *adams, updates)
 
 
 def period(cfg: Config) -> int:
@@ -142,19 +139,17 @@ def loss(
         drawn = draw.normal(batch.action[0].numel()).view(batch.action.shape)
         blur = (cfg.target_noise * drawn).clamp(-cfg.target_clip, cfg.target_clip)
         action_t = (torch.tanh(forward(state.actor_target, batch.next_obs)) + blur).clamp(-1.0, 1.0)
-        q1_t, q2_t = (
-            action_value(net, batch.next_obs, action_t) for net in (state.critic_1_target, state.critic_2_target)
-        )
+        q1_t, q2_t = action_values(state.critics_target, batch.next_obs, action_t).unbind(dim=1)
         y = clipped_double_target(batch.reward, batch.discount, q1_t, q2_t)  # [P, B]
-    errors = [action_value(net, batch.obs, batch.action) - y for net in (state.critic_1, state.critic_2)]
-    losses = (batch.weight * (errors[0].square() + errors[1].square())).sum(dim=1)
-    return losses, (0.5 * (errors[0] + errors[1])).detach()
+    errors = action_values(state.critics, batch.obs, batch.action) - y[:, None]  # [P, 2, B]
+    losses = (batch.weight[:, None] * errors.square()).sum(dim=(1, 2))
+    return losses, errors.detach().abs().mean(dim=1)
 
 
 def actor_loss(state: State, hp: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
     """Return |μ(s) − a|² / A − λ Q₁(s, μ(s)), weighted, of each member `[P]`."""
     action = torch.tanh(forward(state.actor, batch.obs))  # [P, B, A]
-    q = action_value(state.critic_1.frozen, batch.obs, action)  # [P, B]
+    q = action_value(state.critics.pair[0], batch.obs, action)  # [P, B]
     scale = hp["alpha"] / (batch.weight * q.detach().abs()).sum(dim=1).clamp(min=1e-6)  # λ, [P]
     away = (action - batch.action).square().mean(dim=-1)
     return (batch.weight * (away - scale[:, None] * q)).sum(dim=1)
@@ -165,21 +160,18 @@ def update(
     turn: int = 0,
 ) -> Learned:  # fmt: skip
     """Learn from one batch; hp values and healthy are `[P]`."""
-    critics = ((state.critic_1, state.critic_1_adam), (state.critic_2, state.critic_2_adam))
     losses, errors = loss(cfg, state, hp, batch, draw)
-    optim.backward(losses, state.critic_1, state.critic_2)
-    norms = [optim.clip_gradients(net, hp["grad_clip"]) for net, _ in critics]
+    optim.backward(losses, state.critics)
+    norms = optim.clip_gradients(state.critics, hp["grad_clip"])
     healthy = healthy & health.of_parameters(state.actor)  # its own loss may come later
-    healthy = health.after_backward(healthy, losses, norms[0] + norms[1])
-    for net, adam in critics:
-        optim.step(net, adam, hp["lr_critic"], healthy)
+    healthy = health.after_backward(healthy, losses, norms)
+    optim.step(state.critics, state.critics_adam, hp["lr_critic"], healthy)
     if turn == cfg.policy_delay - 1:
         climb = actor_loss(state, hp, batch)
         optim.backward(climb, state.actor)
         norm = optim.clip_gradients(state.actor, hp["grad_clip"])
         healthy = health.after_backward(healthy, climb, norm)
         optim.step(state.actor, state.actor_adam, hp["lr_actor"], healthy)
-        optim.polyak(state.critic_1_target, state.critic_1, hp["tau"] * healthy)
-        optim.polyak(state.critic_2_target, state.critic_2, hp["tau"] * healthy)
+        optim.polyak(state.critics_target, state.critics, hp["tau"] * healthy)
         optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)
     return Learned(replace(state, updates=state.updates + healthy), losses.detach(), healthy, errors)

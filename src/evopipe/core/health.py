@@ -12,6 +12,9 @@ def after_backward(healthy: torch.Tensor, losses: torch.Tensor, norms: torch.Ten
     return healthy & ((losses + norms).abs() < torch.inf)
 
 
-def of_parameters(net: Net) -> torch.Tensor:
+def of_parameters(*nets: Net) -> torch.Tensor:
     """Return which members `[P]` have only finite parameters. A sum is NaN or infinite where one number is."""
-    return torch.isfinite(net.values.sum(dim=1))
+    first, *rest = (torch.isfinite(net.values.sum(dim=1)) for net in nets)
+    for finite in rest:
+        first = first & finite
+    return first

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
+from evopipe.core import health
 from evopipe.core.networks import Net, Structure
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
@@ -37,16 +39,19 @@ class Adam:
         return cls(net.structure, zeros, zeros.clone(), torch.zeros(len(zeros), device=zeros.device))
 
 
-def backward(losses: torch.Tensor, *nets: Net) -> None:
-    """Fill `net.grad` of each network from losses `[P]`: summed once, here, so that no gradient crosses members.
+def start_encoder(nets: Mapping[str, Net]) -> tuple[Net | None, Net | None, Adam | None]:
+    """Return the encoder that networks share, its target, a copy, and its moments; None each where there is none."""
+    encoder = nets.get("encoder")
+    return (None, None, None) if encoder is None else (encoder, encoder.copy(), Adam.start(encoder))
 
-    (The gradient of a sum is one for each term.)
-    """
+
+def backward(losses: torch.Tensor, *nets: Net) -> None:
+    """Fill `net.grad` of each network from losses `[P]`: summed once, here, so that no gradient crosses members."""
     if not torch.compiler.is_compiling():
         _take_layout_warning()
     for net in nets:
         net.grad.zero_()
-    torch.autograd.backward(losses, torch.ones_like(losses))
+    losses.sum().backward()  # a gradient given from outside would cost an import of a fifth of a second once a process
 
 
 @lru_cache(maxsize=1)
@@ -61,12 +66,29 @@ def _take_layout_warning() -> None:
 
 
 def clip_gradients(net: Net, limit: torch.Tensor) -> torch.Tensor:
-    """Scale each member's gradient to at most `limit` `[P]` in place; return the norms `[P]` before scaling.
+    """Scale the gradient of every row to at most its member's `limit` `[P]` in place; return the norms before, summed
+    over a member's rows, `[P]`.
 
     A global norm would spread one member's NaN to all: a row norm cannot.
     """
     norms: torch.Tensor = torch.linalg.vector_norm(net.grad, dim=1)
-    net.grad.mul_((limit / (norms + 1e-6)).clamp(max=1.0)[:, None])
+    net.grad.mul_((by_row(limit, net) / (norms + 1e-6)).clamp(max=1.0)[:, None])
+    return norms if len(norms) == len(limit) else norms.view(len(limit), -1).sum(dim=1)
+
+
+def by_row(values: torch.Tensor, net: Net) -> torch.Tensor:
+    """Return members' values `[P]` for every row of a network that has K rows a member, `[P · K]`."""
+    each = len(net.values) // len(values)
+    return values if each == 1 else values.repeat_interleave(each)
+
+
+def clip_together(grads: Sequence[torch.Tensor], limit: torch.Tensor) -> torch.Tensor:
+    """`clip_gradients` of several tensors `[P, n]` as if they were one; return the norms `[P]` of all, as they were."""
+    each = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
+    norms: torch.Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)  # along 0, bits would depend on P
+    scale = (limit / (norms + 1e-6)).clamp(max=1.0)[:, None]
+    for grad in grads:
+        grad.mul_(scale)
     return norms
 
 
@@ -79,11 +101,33 @@ def step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
         lr: `[P]` learning rates.
         active: `[P]` bool.
     """
+    lr, active = by_row(lr, net), by_row(active, net)
     # A compiler fuses the plain formula itself, and cannot look into the kernel.
     if net.values.device.type == "cpu" and not torch.compiler.is_compiling() and fused_is_sound():
         _fused_step(net, adam, lr, active)
     else:
         _plain_step(net, adam, lr, active)
+
+
+def descend(
+    losses: torch.Tensor, healthy: torch.Tensor, limit: torch.Tensor,
+    *learners: tuple[Net | None, Adam | None, torch.Tensor],
+) -> torch.Tensor:  # fmt: skip
+    """Take one step down each member's loss; return which members took it: those healthy before, and finite.
+
+    Args:
+        losses: `[P]`.
+        healthy: `[P]` bool.
+        limit: `[P]`, of the gradient norm of each network.
+        learners: networks, their moments and learning rates `[P]`; None for a shared encoder where there is none.
+    """
+    found = [(net, adam, lr) for net, adam, lr in learners if net is not None and adam is not None]
+    backward(losses, *(net for net, _, _ in found))
+    for net, _, _ in found:
+        healthy = health.after_backward(healthy, losses, clip_gradients(net, limit))
+    for net, adam, lr in found:
+        step(net, adam, lr, healthy)
+    return healthy
 
 
 def _plain_step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
@@ -177,9 +221,11 @@ class ScalarAdam:
         return torch.where(active, moved, value), torch.where(active[:, None], new, state)
 
 
-def polyak(target: Net, online: Net, weight: torch.Tensor) -> None:
-    """target ← target + weight · (online − target) in place, `weight` `[P]`.
+def polyak(target: Net | None, online: Net | None, weight: torch.Tensor) -> None:
+    """target ← target + weight · (online − target) in place, `weight` `[P]`; nothing where there are none.
 
     1 copies and 0 leaves, both to the bit; but where online is not finite, neither is the result, whatever the weight.
     """
-    target.values.lerp_(online.values, weight[:, None])
+    if target is None or online is None:
+        return
+    target.values.lerp_(online.values, by_row(weight, target)[:, None])

@@ -8,43 +8,69 @@ on cohorts. `form` and `dissolve` go from one to the other and back without chan
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from evopipe.core.graphs import Paths, Runner
-from evopipe.core.networks import WIDTH_MULTIPLE, Arch, Net, Structure, round_up
+from evopipe.core.networks import WIDTH_MULTIPLE, Arch, Block, Net, Structure, round_up
+from evopipe.core.networks import Widths as Widths
+from evopipe.core.normalise import Normaliser
 from evopipe.core.optim import Adam
 from evopipe.core.stem import Stem
 
 
-class Widths(NamedTuple):
-    """Input and output width of a network."""
+def share_encoder(networks: Mapping[str, Widths], observations: int) -> dict[str, Widths]:
+    """Return the heads of networks that read observations first, behind one `encoder` of the observations."""
+    heads = {name: Widths(inputs - observations, outputs, "head") for name, (inputs, outputs, _) in networks.items()}
+    return {"encoder": Widths(observations, 0, "encoder"), **heads}
 
-    inputs: int
-    outputs: int
+
+def least_head(networks: Iterable[Widths]) -> int:
+    """Return how many hidden layers a head needs: one where some head reads inputs of its own.
+
+    Without it Q(s, a) would be a sum of one term of the features and one of the action: the best action is then the
+    same everywhere.
+    """
+    return int(any(widths.role == "head" and widths.inputs for widths in networks))
 
 
-def parameters(network: str, trainable: bool = False) -> Any:
-    """Declare a field of an algorithm's state: parameters of `network`, a `Net`."""
-    return field(metadata={"kind": "parameters", "network": network, "trainable": trainable})
+def acting_networks(policy: str, networks: Mapping[str, Widths]) -> list[str]:
+    """Return the policy's network, and before it the encoder that it reads where it is a head."""
+    encoders = [name for name, widths in networks.items() if widths.role == "encoder"]
+    return [*encoders, policy] if networks[policy].role == "head" else [policy]
+
+
+def parameters(*networks: str, trainable: bool = False) -> Any:
+    """Declare a field of an algorithm's state: parameters of a network, a `Net`; None where there is no such network.
+
+    Of K like networks, that they may run in one batch: a member's K rows lie next to each other, `[P · K, N]`.
+    """
+    return field(metadata={"kind": "parameters", "networks": networks, "trainable": trainable})
 
 
 def scales(network: str, trainable: bool = False) -> Any:
     """Declare a field of an algorithm's state: one scale for every parameter of `network`, for example of its noise."""
-    return field(metadata={"kind": "scales", "network": network, "trainable": trainable})
+    return field(metadata={"kind": "scales", "networks": (network,), "trainable": trainable})
 
 
-def moments(network: str) -> Any:
-    """Declare a field of an algorithm's state: the optimiser moments of `network`, an `Adam`."""
-    return field(metadata={"kind": "moments", "network": network})
+def moments(*networks: str) -> Any:
+    """Declare a field of an algorithm's state: the optimiser moments of a network or of several, an `Adam`."""
+    return field(metadata={"kind": "moments", "networks": networks})
 
 
 def row() -> Any:
     """Declare a field of an algorithm's state: a tensor `[P, …]` with one row a member."""
-    return field(metadata={"kind": "row"})
+    return field(metadata={"kind": "row", "networks": ()})
+
+
+def _names(f: dataclasses.Field[Any]) -> list[str]:
+    """Return a member's names for a field: its own; of several networks one each, `critics.critic_1`."""
+    networks = f.metadata["networks"]
+    return [f.name] if len(networks) < 2 else [f"{f.name}.{network}" for network in networks]
 
 
 @dataclass(frozen=True)
@@ -58,7 +84,8 @@ class Member:
         key: the slot's random key.
         arch: its architecture, shared by all its networks.
         hyper: its RL hyper-parameters.
-        tensors: its state without pads: `q` `[n]`, `adam.mean` `[n]`, `adam.steps` `[]` …
+        tensors: its state without pads: `q` `[n]`, `adam.mean` `[n]`, `adam.steps` `[]` …; where observations or
+            rewards are normalised, what it has seen: `normaliser.mean` `[N]` …
         healthy: False once anything of it was non-finite.
         fitness: its evaluations so far, its ancestors' before.
     """
@@ -91,6 +118,7 @@ class Cohort:
         hyper: every evolvable hyper-parameter as `[P]`.
         weight: `[P, B]`, (j < b_p) / b_p: a member's own batch size inside the padded batch.
         healthy: `[P]` bool.
+        normaliser: what the members have seen, None where nothing is normalised.
         runner: runs its work, eagerly or from a record of it; no state of its own.
     """
 
@@ -101,6 +129,7 @@ class Cohort:
     hyper: Mapping[str, torch.Tensor]
     weight: torch.Tensor
     healthy: torch.Tensor
+    normaliser: Normaliser | None = None
     runner: Runner = field(default_factory=Runner, repr=False, compare=False)
 
     @property
@@ -113,6 +142,15 @@ class Cohort:
         """Padded batch size B."""
         return self.weight.shape[1]
 
+    @property
+    def memory(self) -> int:
+        """`M`, the numbers that a member's networks carry from step to step."""
+        return sum(structure.memory for structure in self.structures.values())
+
+    def shown(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return observations `[P, B, O]` as the members' networks read them."""
+        return obs if self.normaliser is None else self.normaliser.shown(obs)
+
 
 def part(cohort: Cohort, first: int, end: int) -> Cohort:
     """Return some rows of a cohort as a cohort of their own, on the same memory.
@@ -123,14 +161,15 @@ def part(cohort: Cohort, first: int, end: int) -> Cohort:
     shapes = {name: shape.part(first, end) for name, shape in cohort.structures.items()}
     fields: dict[str, Any] = {}
     for f in dataclasses.fields(cohort.state):
-        value = getattr(cohort.state, f.name)
+        value, each = getattr(cohort.state, f.name), len(_names(f))
+        rows = slice(each * first, each * end)
         if isinstance(value, Net):
-            fields[f.name] = Net(shapes[f.metadata["network"]], value.values[cut], value.trainable)
+            fields[f.name] = Net(value.structure.part(rows.start, rows.stop), value.values[rows], value.trainable)
         elif isinstance(value, Adam):
-            kept = (value.mean[cut], value.square[cut], value.steps[cut])
-            fields[f.name] = Adam(shapes[f.metadata["network"]], *kept)
+            kept = (value.mean[rows], value.square[rows], value.steps[rows])
+            fields[f.name] = Adam(value.structure.part(rows.start, rows.stop), *kept)
         else:
-            fields[f.name] = value[cut]
+            fields[f.name] = None if value is None else value[cut]
     return replace(
         cohort,
         members=cohort.members[cut],
@@ -140,6 +179,7 @@ def part(cohort: Cohort, first: int, end: int) -> Cohort:
         hyper={name: values[cut] for name, values in cohort.hyper.items()},
         weight=cohort.weight[cut],
         healthy=cohort.healthy[cut],
+        normaliser=None if cohort.normaliser is None else cohort.normaliser.part(first, end),
         runner=Runner(),
     )
 
@@ -155,9 +195,10 @@ class Costs(NamedTuple):
     max_rows: int
 
 
-# CPU: 561 µs at 8 × 64 × 4.5e3 and 3323 µs at 8 × 128 × 18e3; past 8 to 16 members activations leave the L2 cache.
+# CPU: from the time of one to eight members, 64 and 128 wide, by DQN, TD3, DDPG, CQN and Rainbow. A dearer algorithm is
+# dearer in both: for 400 µs of dispatch 5.5e-5 to 8.8e-5. Past 8 to 16 members activations leave the L2 cache.
 # GPU: launches dominate, so one cohort is best until memory says otherwise.
-COSTS = {"cpu": Costs(400.0, 1.5e-4, 16), "cuda": Costs(400.0, 2e-7, 4096)}
+COSTS = {"cpu": Costs(400.0, 7e-5, 16), "cuda": Costs(400.0, 2e-7, 4096)}
 BATCH_MULTIPLE = 32
 
 
@@ -190,11 +231,21 @@ def signature(member: Member) -> Signature:
 def cost(members: Sequence[Member], costs: Costs = COSTS["cpu"]) -> float:
     """Model cost of one update of these members in one cohort, µs."""
     archs = [member.arch for member in members]
-    depth = max(len(a.encoder) for a in archs) + max(len(a.head) for a in archs) + 1
-    width = max(round_up(block.width, WIDTH_MULTIPLE) for arch in archs for block in arch.hidden)
+    gates = 8 if archs[0].kind == "lstm" else 1  # an LSTM layer: four gates, each reading its input and its own outputs
+    encoder, head = _widest([a.encoder for a in archs]), _widest([a.head for a in archs])
+    widths = [*encoder, *_widest([(Block(a.latent),) for a in archs]), *head]
+    into = [widths[0], *widths[:-1]]  # of the first layer, whose inputs are not known here, its own
+    times = [gates] * len(encoder) + [1] * (1 + len(head))
+    products = sum(n * a * b for n, a, b in zip(times, into, widths, strict=True))
     batch = max(signature(member).batch for member in members)
     stem = max(arch.stem.work() for arch in archs)
-    return costs.dispatch + costs.per_unit * len(members) * batch * (depth * width * width + stem)
+    return costs.dispatch + costs.per_unit * len(members) * batch * (products + stem)
+
+
+def _widest(parts: Sequence[Sequence[Block]]) -> list[int]:
+    """Return the padded width of each layer that members with these layers share."""
+    columns = itertools.zip_longest(*parts)
+    return [max(round_up(block.width, WIDTH_MULTIPLE) for block in column if block) for column in columns]
 
 
 def group(members: Sequence[Member], mode: Literal["merged", "exact"], device: str) -> list[list[Member]]:
@@ -248,7 +299,7 @@ def _together(member: Member) -> tuple[Any, ...]:
 def structures(members: Sequence[Member], widths: Mapping[str, Widths], device: torch.device) -> dict[str, Structure]:
     """Build the padded structure of every network."""
     archs = [member.arch for member in members]
-    return {name: Structure(archs, w.inputs, w.outputs, device) for name, w in widths.items()}
+    return {name: Structure(archs, w, device) for name, w in widths.items()}
 
 
 def form(
@@ -277,19 +328,25 @@ def _form(
     members: tuple[Member, ...], state_type: type[Any], widths: Mapping[str, Widths], device: torch.device
 ) -> Cohort:
     shapes = structures(members, widths, device)
+    several: dict[tuple[str, ...], Structure] = {(name,): shape for name, shape in shapes.items()}
     fields: dict[str, Any] = {}
     for f in dataclasses.fields(state_type):
-        kind = f.metadata["kind"]
+        kind, networks = f.metadata["kind"], f.metadata["networks"]
         if kind == "row":
             fields[f.name] = torch.stack([m.tensors[f.name] for m in members]).to(device)
             continue
-        shape = shapes[f.metadata["network"]]
+        if networks[0] not in shapes:  # a network that this configuration has no use for
+            fields[f.name] = None
+            continue
+        if networks not in several:
+            several[networks] = shapes[networks[0]].repeat(len(networks))
+        shape = several[networks]
+        rows = [(m.tensors, name) for m in members for name in _names(f)]
         if kind in ("parameters", "scales"):
-            values = shape.pack([m.tensors[f.name] for m in members])
-            fields[f.name] = Net(shape, values, f.metadata["trainable"])
+            fields[f.name] = Net(shape, shape.pack([t[name] for t, name in rows]), f.metadata["trainable"])
         else:
-            mean, square = (shape.pack([m.tensors[f"{f.name}.{part}"] for m in members]) for part in ("mean", "square"))
-            steps = torch.stack([m.tensors[f"{f.name}.steps"] for m in members]).to(device)
+            mean, square = (shape.pack([t[f"{name}.{part}"] for t, name in rows]) for part in ("mean", "square"))
+            steps = torch.stack([t[f"{name}.steps"] for t, name in rows]).to(device)
             fields[f.name] = Adam(shape, mean, square, steps)
     names = members[0].hyper
     hyper = {n: torch.tensor([m.hyper[n] for m in members], dtype=torch.float32, device=device) for n in names}
@@ -301,6 +358,7 @@ def _form(
         hyper=hyper,
         weight=_batch_weight(members, device),
         healthy=torch.tensor([m.healthy for m in members], device=device),
+        normaliser=Normaliser.stack([m.tensors for m in members], device),
     )
 
 
@@ -316,34 +374,40 @@ def dissolve(cohorts: Sequence[Cohort]) -> list[Member]:
     members = [
         replace(member, tensors=tensors, healthy=healthy)
         for cohort in cohorts
-        for member, tensors, healthy in zip(
-            cohort.members, _split(cohort.state, len(cohort.members)), cohort.healthy.tolist(), strict=True
-        )
+        for member, tensors, healthy in zip(cohort.members, _rows(cohort), cohort.healthy.tolist(), strict=True)
     ]
     return sorted(members, key=lambda m: m.slot)
 
 
-def _split(state: Any, rows: int) -> list[dict[str, torch.Tensor]]:
-    """Take an algorithm's state apart into each row's tensors without pads."""
+def _rows(cohort: Cohort) -> list[dict[str, torch.Tensor]]:
+    """Take a cohort apart into each member's tensors without pads."""
+    leaves = _leaves(cohort.state) if cohort.normaliser is None else (*_leaves(cohort.state), *cohort.normaliser.rows())
+    return _split(leaves, len(cohort.members))
+
+
+def _split(leaves: Iterable[tuple[str, Sequence[torch.Tensor]]], rows: int) -> list[dict[str, torch.Tensor]]:
+    """Return each row's tensors by name."""
     out: list[dict[str, torch.Tensor]] = [{} for _ in range(rows)]
-    for name, tensors in _leaves(state):
+    for name, tensors in leaves:
         for target, tensor in zip(out, tensors, strict=True):
             target[name] = tensor.detach().to("cpu", copy=True)
     return out
 
 
 def _leaves(state: Any) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
-    """Walk a state: (name, one tensor a row)."""
+    """Walk a state: (name, one tensor a member)."""
     for f in dataclasses.fields(state):
-        value = getattr(state, f.name)
+        value, names = getattr(state, f.name), _names(f)
+        parts: dict[str, Sequence[torch.Tensor]] = {}
         if isinstance(value, Net):
-            yield f.name, value.structure.unpack(value.values)
+            parts[""] = value.structure.unpack(value.values)
         elif isinstance(value, Adam):
-            yield f"{f.name}.mean", value.structure.unpack(value.mean)
-            yield f"{f.name}.square", value.structure.unpack(value.square)
-            yield f"{f.name}.steps", value.steps.unbind(0)
-        else:
-            yield f.name, value.unbind(0)
+            parts[".mean"], parts[".square"] = map(value.structure.unpack, (value.mean, value.square))
+            parts[".steps"] = value.steps.unbind(0)
+        elif value is not None:
+            parts[""] = value.unbind(0)
+        for part, rows in parts.items():
+            yield from ((name + part, rows[i :: len(names)]) for i, name in enumerate(names))
 
 
 def tensors_of(state: Any) -> list[torch.Tensor]:
@@ -355,24 +419,36 @@ def tensors_of(state: Any) -> list[torch.Tensor]:
             found.append(value.values)
         elif isinstance(value, Adam):
             found += (value.mean, value.square, value.steps)
-        else:
+        elif value is not None:
             found.append(value)
     return found
 
 
-def tensor_kinds(state_type: type[Any]) -> dict[str, tuple[str, str]]:
+def seen_by(cohort: Cohort) -> list[torch.Tensor]:
+    """Return the tensors of a cohort's normaliser, in a fixed order."""
+    return [] if cohort.normaliser is None else cohort.normaliser.tensors()
+
+
+def tensor_kinds(state_type: type[Any], networks: Collection[str]) -> dict[str, tuple[str, str]]:
     """Return how each tensor of a member resizes with its architecture: name → (kind, network).
 
     Kinds: `parameters`, `scales`, `moments` (flat rows of a network), `row` (never resizes).
+
+    Args:
+        state_type: the algorithm's `State`.
+        networks: those that there are; of a network that the configuration has no use for there are no tensors.
     """
     kinds: dict[str, tuple[str, str]] = {}
     for f in dataclasses.fields(state_type):
-        kind, network = f.metadata["kind"], f.metadata.get("network", "")
-        if kind == "moments":
-            kinds |= {f"{f.name}.mean": (kind, network), f"{f.name}.square": (kind, network)}
-            kinds[f"{f.name}.steps"] = ("row", "")
-        else:
-            kinds[f.name] = (kind, network)
+        kind = f.metadata["kind"]
+        for name, network in zip(_names(f), f.metadata["networks"] or ("",), strict=True):
+            if network and network not in networks:
+                continue
+            if kind == "moments":
+                kinds |= {f"{name}.mean": (kind, network), f"{name}.square": (kind, network)}
+                kinds[f"{name}.steps"] = ("row", "")
+            else:
+                kinds[name] = (kind, network)
     return kinds
 
 
@@ -392,5 +468,5 @@ def create(
     """
     shapes = structures(members, widths, torch.device("cpu"))
     nets = {name: Net(shape, shape.pack(rows[name]), trainable=True) for name, shape in shapes.items()}
-    tensors = _split(init(nets), len(members))
+    tensors = _split(_leaves(init(nets)), len(members))
     return [replace(member, tensors=t) for member, t in zip(members, tensors, strict=True)]

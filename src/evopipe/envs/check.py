@@ -109,6 +109,11 @@ def random_action(pool: EnvPool, row: int, rng: np.random.Generator) -> Any:
     """Draw an action in an algorithm's terms, uniform over the legal ones of this row."""
     if pool.actions.continuous:
         return rng.uniform(-1.0, 1.0, pool.actions.size).astype(np.float32)
+    if pool.actions.kind == "multibinary":
+        return rng.integers(2, size=pool.actions.size) * pool.mask[row]
+    if pool.actions.kind == "multidiscrete":
+        parts = np.split(pool.mask[row], np.cumsum(pool.actions.choices)[:-1])
+        return np.array([rng.choice(np.flatnonzero(part)) for part in parts])
     legal = np.flatnonzero(pool.mask[row])
     return int(legal[rng.integers(len(legal))])
 
@@ -124,7 +129,7 @@ def _values(pool: EnvPool, steps: list[Step]) -> Iterator[str]:
         yield f"error: step {_first(~np.isfinite(obs).all(axis=1))} gave an observation that is not finite"
     if not np.isfinite(reward).all():
         yield f"error: step {_first(~np.isfinite(reward))} gave the reward {reward[~np.isfinite(reward)][0]}"
-    if any((step.broken & ~step.mask.any(axis=1)).any() for step in steps):
+    if any((step.broken & ~pool.actions.possible(step.mask)).any() for step in steps):
         yield "error: info['action_mask'] left no legal action in a running episode"
     space = pool.observation_space
     if pool.observations.plain and isinstance(space, gymnasium.spaces.Box):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-_SERVED = "only Discrete or bounded Box actions are served yet"
+_SERVED = "only Discrete, MultiDiscrete, MultiBinary and bounded Box actions are"
 _RESERVED = ("id", "disable_env_checker", "render_mode")
 _OVERLOOKED = ("size", "nfiles")
 _BAD_KWARGS = re.compile(r"unexpected keyword argument|missing \d+ required|multiple values for (keyword )?argument")
@@ -33,10 +34,11 @@ class EnvConfig(Schema):
     id: str = Field("LunarLander-v3", min_length=1, description="Gymnasium id, or `module:EnvId` for one's own")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of `gymnasium.make`")
     num_envs: int = Field(16, ge=1, le=4096, description="environments of each member")
-    backend: Literal["sync", "envpool"] = Field(
+    backend: Literal["sync", "envpool", "torch"] = Field(
         "sync",
         description="which implementation training steps: `sync`, Gymnasium's; `envpool`, envpool's own build of the "
-        "same environments (an extra), faster and not equal in every bit",
+        "same environments (an extra), faster and not equal in every bit; `torch`, evopipe's own classic control as "
+        "tensors, fastest, which has the same physics and draws other initial states",
     )
 
     @property
@@ -120,11 +122,14 @@ class ActionSpace:
     """An environment's action space, and the way from an algorithm's actions to its own.
 
     Attributes:
-        size: `A`, number of actions of a Discrete space, numbers in an action of a Box.
-        start: the environment's own action is this plus the index.
-        low: `[A]` float64, bounds of a Box; None for a Discrete space.
+        size: `A`, choices of a Discrete space, of a MultiDiscrete one in all, bits, or numbers in an action of a Box.
+        start: the least action of a Discrete space.
+        low: `[A]` float64, bounds of a Box; None for other spaces.
         high: the same.
         shape: of the environment's own action.
+        kind: see `Spaces`.
+        choices: the same.
+        starts: of a MultiDiscrete or MultiBinary space, the least value of each number of an action.
     """
 
     size: int
@@ -132,19 +137,27 @@ class ActionSpace:
     low: npt.NDArray[np.float64] | None = None
     high: npt.NDArray[np.float64] | None = None
     shape: tuple[int, ...] = ()
+    kind: str = "discrete"
+    choices: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, space: object) -> ActionSpace:
         """Read a Gymnasium space.
 
         Raises:
-            ParamsError: it is neither Discrete nor a bounded Box of numbers.
+            ParamsError: it is neither Discrete, MultiDiscrete, MultiBinary nor a bounded Box of numbers.
         """
-        import gymnasium
+        from gymnasium import spaces
 
-        if isinstance(space, gymnasium.spaces.Discrete):
+        if isinstance(space, spaces.Discrete):
             return cls(int(space.n), int(space.start))
-        if not isinstance(space, gymnasium.spaces.Box) or space.dtype.kind != "f" or not all(space.shape):
+        if isinstance(space, spaces.MultiBinary) and all(space.shape):
+            return cls._of_several("multibinary", (2,) * math.prod(space.shape), (), tuple(space.shape))
+        if isinstance(space, spaces.MultiDiscrete) and all(space.shape):
+            choices, starts = (tuple(int(n) for n in each.reshape(-1)) for each in (space.nvec, space.start))
+            return cls._of_several("multidiscrete", choices, starts, tuple(space.shape))
+        if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or not all(space.shape):
             raise ParamsError(f"env.id: action space {brief(space)} is not served: {_SERVED}")
         if not space.is_bounded():
             raise ParamsError(
@@ -152,7 +165,14 @@ class ActionSpace:
                 "gymnasium.wrappers.RescaleAction or in the environment"
             )
         low, high = (bound.astype(float).reshape(-1) for bound in (space.low, space.high))
-        return cls(len(low), 0, low, high, space.shape)
+        return cls(len(low), 0, low, high, space.shape, "continuous")
+
+    @classmethod
+    def _of_several(
+        cls, kind: str, choices: tuple[int, ...], starts: tuple[int, ...], shape: tuple[int, ...]
+    ) -> ActionSpace:
+        size = len(choices) if kind == "multibinary" else sum(choices)
+        return cls(size, shape=shape, kind=kind, choices=choices, starts=starts or (0,) * len(choices))
 
     @property
     def continuous(self) -> bool:
@@ -161,28 +181,34 @@ class ActionSpace:
 
     @property
     def bounds(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
-        """Low and high `[A]` of a Box; None for a Discrete space."""
+        """Low and high `[A]` of a Box; None for other spaces."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     def spaces(self, observations: ObservationSpace) -> Spaces:
         """Return what an algorithm needs to know."""
-        return Spaces(observations.size, self.size, self.continuous, observations.images)
+        images, one_hot = observations.images, observations.one_hot
+        return Spaces(observations.size, self.size, self.continuous, images, self.kind, self.choices, one_hot)
 
     def empty(self, *shape: int) -> npt.NDArray[Any]:
-        """Return zeros for actions in an algorithm's terms: int64 `[…]`, or float32 `[…, A]`."""
+        """Return zeros for actions in an algorithm's terms: int64 `[…]` or `[…, D]`, or float32 `[…, A]`."""
         import numpy as np
 
-        return np.zeros((*shape, self.size), np.float32) if self.continuous else np.zeros(shape, np.int64)
+        if self.continuous:
+            return np.zeros((*shape, self.size), np.float32)
+        return np.zeros(shape if self.kind == "discrete" else (*shape, len(self.choices)), np.int64)
 
     def own(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the environment's own actions: from indices `[n]`, or from `[n, A]` in [-1, 1], which are clipped.
+        """Return the environment's own actions: from `[n]` or `[n, D]`, or from `[n, A]` in [-1, 1], which are clipped.
 
         A number that is none counts as 0, the middle: it comes from a member that diverged.
         """
         import numpy as np
 
-        if self.low is None or self.high is None:
+        if self.kind == "discrete":
             return actions + self.start
+        if self.low is None or self.high is None:
+            several: npt.NDArray[np.int64] = actions + np.array(self.starts)
+            return several.reshape(-1, *self.shape)
         share = (np.clip(np.nan_to_num(actions.astype(np.float64)), -1.0, 1.0) + 1.0) / 2.0
         stretched = self.low + share * (self.high - self.low)
         return np.clip(stretched, self.low, self.high).astype(np.float32).reshape(-1, *self.shape)
@@ -191,16 +217,52 @@ class ActionSpace:
         """Return the inverse of `own`: the environment's actions `[n, …]` as indices, or as `[n, A]` in [-1, 1]."""
         import numpy as np
 
-        if self.low is None or self.high is None:
+        if self.kind == "discrete":
             return own - self.start
+        if self.low is None or self.high is None:
+            several: npt.NDArray[np.int64] = own.reshape(len(own), -1).astype(np.int64) - np.array(self.starts)
+            return several
         width = np.where(self.high > self.low, self.high - self.low, 1.0)
         share = (own.reshape(len(own), -1).astype(np.float64) - self.low) / width
         return np.clip(2.0 * share - 1.0, -1.0, 1.0).astype(np.float32)
 
+    def flat_mask(self, mask: Any) -> Any:
+        """Return a mask as an array `[…, A]`; of several choices Gymnasium gives it as a tuple, an array for each.
+
+        Raises:
+            ValueError: such a tuple does not fit the choices; the text goes on from "returned".
+        """
+        import numpy as np
+
+        if self.kind != "multidiscrete" or not isinstance(mask, tuple):
+            return mask
+        parts = [np.asarray(part) for part in _leaves(mask)]
+        widths = [part.shape[-1] if part.ndim else 0 for part in parts]
+        if widths != [*self.choices] or len({part.shape[:-1] for part in parts}) > 1:
+            raise ValueError(
+                f"an action_mask of {len(parts)} arrays of the shapes {[list(part.shape) for part in parts]}, expected "
+                f"one for each choice, of the lengths {[*self.choices]}"
+            )
+        return np.concatenate(parts, axis=-1)
+
+    def possible(self, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return whether any action is legal: `[n, A]` → `[n]`. Without any legal bit, no bit set still is one."""
+        import numpy as np
+
+        if self.kind == "multibinary":
+            return np.ones(len(mask), np.bool_)
+        if self.kind != "multidiscrete":
+            return np.asarray(mask.any(axis=1))
+        firsts = np.cumsum((0, *self.choices[:-1]))
+        return np.asarray(np.logical_or.reduceat(mask, firsts, axis=1).all(axis=1))
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data, part of an exported policy's description."""
-        if self.low is None or self.high is None:
+        if self.kind == "discrete":
             return {"actions": self.size, "action_start": self.start}
+        if self.low is None or self.high is None:
+            numbers = {"action_choices": [*self.choices], "action_starts": [*self.starts]}
+            return {"actions": self.size, "action_kind": self.kind, **numbers, "action_shape": [*self.shape]}
         bounds = {"action_low": self.low.tolist(), "action_high": self.high.tolist(), "action_shape": [*self.shape]}
         return {"actions": self.size, **bounds}
 
@@ -209,10 +271,26 @@ class ActionSpace:
         """Build from what `to_json` returned."""
         import numpy as np
 
+        if "action_kind" in data:
+            choices, starts, shape = (
+                tuple(int(n) for n in data[name]) for name in ("action_choices", "action_starts", "action_shape")
+            )
+            if data["action_kind"] not in ("multidiscrete", "multibinary"):
+                raise ValueError(f"action_kind is {data['action_kind']!r}")
+            return cls._of_several(data["action_kind"], choices, starts, shape)
         if "action_low" not in data:
             return cls(int(data["actions"]), int(data.get("action_start", 0)))
         low, high = (np.array(data[name], np.float64) for name in ("action_low", "action_high"))
-        return cls(int(data["actions"]), 0, low, high, tuple(data["action_shape"]))
+        return cls(int(data["actions"]), 0, low, high, tuple(data["action_shape"]), "continuous")
+
+
+def _leaves(nested: Any) -> Iterator[Any]:
+    """What stands in tuples of tuples."""
+    for part in nested:
+        if isinstance(part, tuple):
+            yield from _leaves(part)
+        else:
+            yield part
 
 
 def _import_module(env_id: str) -> None:

@@ -168,6 +168,11 @@ class ObservationSpace:
         """Which columns are images."""
         return tuple(leaf.image(start) for start, leaf in self._placed() if leaf.channels is not None)
 
+    @cached_property
+    def one_hot(self) -> tuple[tuple[int, int], ...]:
+        """Which columns are one-hot: the first of them and the end, of each stretch."""
+        return tuple((start, start + leaf.size) for start, leaf in self._placed() if leaf.counts)
+
     def row(self, obs: Any) -> npt.NDArray[np.float32]:
         """Flatten one observation: `[O]`.
 

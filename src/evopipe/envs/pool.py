@@ -3,7 +3,8 @@
 Gymnasium's own vector environments seed once and reset by themselves. Here the caller resets a row, with the seed of
 that very episode: an episode is a function of its seed and its actions, whatever ran in the row before, and no
 phantom row exists that a buffer would have to leave out. Where the environments live is another matter: in this process
-(`evopipe.envs.rows`), in worker processes (`evopipe.envs.workers`), or in envpool's threads (`evopipe.envs.native`).
+(`evopipe.envs.rows`), in worker processes (`evopipe.envs.workers`), in envpool's threads (`evopipe.envs.native`), or in
+tensors (`evopipe.envs.batched`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import gymnasium
 import numpy as np
 
+from evopipe.envs.batched.home import Tensors
 from evopipe.envs.make import ActionSpace, EnvConfig, make_env
 from evopipe.envs.native import Native
 from evopipe.envs.observations import ObservationSpace
@@ -155,6 +157,9 @@ class EnvPool:
             close_all([first])
             threads = crew.count(self.rows, overlapped) if crew is not None else 1
             return Native(self._cfg, self.rows, self.spaces, max(1, threads), self._spares)
+        if self._cfg.backend == "torch":
+            close_all([first])
+            return Tensors(self._cfg, self.rows)
         count = crew.count(self.rows, overlapped, crew.step_cost(self._cfg)) if crew is not None else 0
         if crew is not None and count:
             shares = count + (crew.auto and not overlapped)  # this process has time for one
@@ -233,8 +238,8 @@ class EnvPool:
         """Step `rows` `[n]` (all where None).
 
         Args:
-            actions: indices `[n]`, counted from 0 whatever the space's start; where the space is continuous vectors
-                `[n, A]` in [-1, 1], which are stretched to its bounds.
+            actions: indices `[n]`, or `[n, D]` where an action is several, counted from 0 whatever the space's start;
+                where the space is continuous vectors `[n, A]` in [-1, 1], which are stretched to its bounds.
             rows: which.
 
         Raises:
@@ -290,7 +295,7 @@ class EnvPool:
         mask: Bools | None,
     ) -> Step:
         """Enter one step of the rows `index` into the running episodes."""
-        bad = broken(obs, reward, terminated, truncated, mask)
+        bad = broken(self.actions, obs, reward, terminated, truncated, mask)
         if self._longest >= self._log.shape[1]:
             self._grow()
         self._longest += 1

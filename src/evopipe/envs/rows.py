@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Bools: TypeAlias = "npt.NDArray[np.bool_]"
 Floats: TypeAlias = "npt.NDArray[np.float32]"
 Ints: TypeAlias = "npt.NDArray[np.int64]"
-Actions: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32]"  # [n] indices, or [n, A] in [-1, 1]
+Actions: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32]"  # [n] or [n, D] indices, or [n, A] in [-1, 1]
 Begun: TypeAlias = "tuple[Floats, Bools | None]"
 Stepped: TypeAlias = "tuple[Floats, Floats, Bools, Bools, Bools | None]"
 
@@ -71,6 +71,7 @@ class Rows:
         numbers: their rows in the pool.
 
     Attributes:
+        actions: their action space.
         masked: whether the environments give action masks; known after the first reset.
     """
 
@@ -80,7 +81,7 @@ class Rows:
         self._space = ObservationSpace.of(space)
         self._shape = (self._space.size,)
         self._dtype = space.dtype if self._space.plain else np.dtype(np.float32)
-        self._actions = ActionSpace.of(envs[0].action_space)
+        self.actions = ActionSpace.of(envs[0].action_space)
         self._steps = {number: env.step for number, env in zip(numbers, envs, strict=True)}
 
     def env(self, row: int) -> gymnasium.Env[Any, Any]:
@@ -94,7 +95,7 @@ class Rows:
             Fault: an environment raised, or its first observation or mask cannot be used.
         """
         observations = np.empty((len(rows), *self._shape), np.float32)
-        masks = np.ones((len(rows), self._actions.size), np.bool_)
+        masks = np.ones((len(rows), self.actions.size), np.bool_)
         for i, (row, seed) in enumerate(zip(rows, seeds, strict=True)):
             try:
                 obs, info = self.env(row).reset(seed=seed)
@@ -110,12 +111,12 @@ class Rows:
             self.masked = self.masked or "action_mask" in info
             if self.masked:
                 masks[i] = self._legal(row, info)
-                if not masks[i].any():
+                if not self.actions.possible(masks[i : i + 1])[0]:
                     raise Fault(row, "reset() returned an action_mask in which no action is legal")
         return observations, masks if self.masked else None
 
     def step(self, rows: Sequence[int], actions: Actions) -> Stepped:
-        """Step `rows` `[n]` with actions in an algorithm's terms: indices `[n]`, or `[n, A]` in [-1, 1].
+        """Step `rows` `[n]` with actions in an algorithm's terms: indices `[n]` or `[n, D]`, or `[n, A]` in [-1, 1].
 
         Returns:
             Observations `[n, O]`, rewards, terminations and truncations `[n]`, masks `[n, A]` or None.
@@ -128,8 +129,8 @@ class Rows:
         observations, rewards, terminations, truncations, masks = [], [], [], [], []
         row = -1
         try:
-            own = self._actions.own(actions)
-            for row, action in zip(rows, own if self._actions.continuous else own.tolist(), strict=True):
+            own = self.actions.own(actions)
+            for row, action in zip(rows, own.tolist() if self.actions.kind == "discrete" else own, strict=True):
                 obs, reward, terminated, truncated, info = steps[row](action)
                 if not plain:
                     obs = self._observation(row, obs)
@@ -188,15 +189,18 @@ class Rows:
             return array.astype(np.float32)
 
     def _legal(self, row: int, info: Any) -> Bools:
-        """Read `info["action_mask"]` `[A]`."""
+        """Read `info["action_mask"]`: `[A]`."""
         if not self.masked:
             raise Fault(row, "step() returned an action_mask, reset() did not: give it in both")
         if "action_mask" not in info:
             raise Fault(row, NO_MASK)
-        mask = np.asarray(info["action_mask"])
-        if mask.shape != (self._actions.size,) or mask.dtype.kind not in "biu":
+        try:
+            mask = np.asarray(self.actions.flat_mask(info["action_mask"]))
+        except ValueError as error:
+            raise Fault(row, f"returned {error}") from error
+        if mask.shape != (self.actions.size,) or mask.dtype.kind not in "biu":
             raise Fault(
-                row, f"returned an action_mask {mask.dtype}{list(mask.shape)}, expected bool[{self._actions.size}]"
+                row, f"returned an action_mask {mask.dtype}{list(mask.shape)}, expected bool[{self.actions.size}]"
             )
         legal: Bools = np.asarray(mask != 0, np.bool_)
         return legal
@@ -237,11 +241,13 @@ def close_all(envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
             continue
 
 
-def broken(obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, mask: Bools | None) -> Bools:
+def broken(
+    actions: ActionSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, mask: Bools | None
+) -> Bools:
     """Which transitions `[n]` must not be learned from: not finite, or no legal action in a running episode."""
     bad: Bools = ~(np.isfinite(obs).all(axis=1) & np.isfinite(reward))
     if mask is not None:  # a mask after the last action means nothing
-        bad |= ~mask.any(axis=1) & ~(terminated | truncated)
+        bad |= ~actions.possible(mask) & ~(terminated | truncated)
     return bad
 
 

@@ -138,7 +138,7 @@ class SharedArrays:
 
     Attributes:
         rows: `[R]`, the rows that a request is about. A worker reads its own, in the places of its first rows.
-        action: `[R]` indices, or `[R, A]` in [-1, 1].
+        action: `[R]` or `[R, D]` indices, or `[R, A]` in [-1, 1].
         seed: `[R]`, of the episodes to begin.
         next_seed: `[R]`, of the episode that is begun where a step ends one; -1: none.
         obs, reward, terminated, truncated, mask: what the last step or reset gave.
@@ -148,10 +148,10 @@ class SharedArrays:
     """
 
     def __init__(self, rows: int, spaces: Spaces, fd: int | None = None) -> None:
-        obs_size, actions, vector = spaces.observations, spaces.actions, spaces.continuous
+        obs_size, actions = spaces.observations, spaces.actions
         kinds: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
             "rows": ((rows,), np.int64),
-            "action": ((rows, actions), np.float32) if vector else ((rows,), np.int64),
+            "action": ((rows, *spaces.action_shape), np.float32 if spaces.continuous else np.int64),
             "seed": ((rows,), np.int64),
             "next_seed": ((rows,), np.int64),
             "begun": ((rows,), np.int64),

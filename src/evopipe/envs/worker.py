@@ -155,7 +155,7 @@ class _Share:
         shared.terminated[index], shared.truncated[index] = terminated, truncated
         if mask is not None:
             shared.mask[index] = mask
-        over = terminated | truncated | broken(obs, reward, terminated, truncated, mask)
+        over = terminated | truncated | broken(self.rows.actions, obs, reward, terminated, truncated, mask)
         shared.begun[index] = -1
         for i in over.nonzero()[0].tolist():
             self._begin_ahead(rows[i])

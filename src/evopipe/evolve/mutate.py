@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from evopipe.core.morph import Change, preserves_function, resize_moments, resize_parameters, resize_scales
 from evopipe.core.networks import Activation, Arch, Block, named
-from evopipe.core.population import Member, Widths
+from evopipe.core.population import Member, Widths, least_head
 from evopipe.core.stem import Conv
 from evopipe.types import Evolve, Schema
 
@@ -104,14 +104,14 @@ class Traits:
 
     Attributes:
         widths: input and output width of every network.
-        policy: the network that acts: parameter noise goes there.
+        acting: the networks that act: parameter noise goes there.
         kinds: how each tensor resizes, see `core.population.tensor_kinds`.
         evolve: which hyper-parameters may mutate.
         whole: those of them that are whole numbers.
     """
 
     widths: Mapping[str, Widths]
-    policy: str
+    acting: Sequence[str]
     kinds: Mapping[str, tuple[str, str]]
     evolve: Mapping[str, Evolve]
     whole: frozenset[str]
@@ -186,7 +186,7 @@ def mutate_architecture(
 ) -> tuple[Member, Mutation] | None:
     """Add or remove a layer, nodes, latent width or channels, or change a kernel; None where no change is possible."""
     bounds, arch = cfg.architecture, member.arch
-    layers = list(_layer_changes(bounds, arch))
+    layers = list(_layer_changes(bounds, arch, least_head(traits.widths.values())))
     widths = [*_node_changes(bounds, arch, list(traits.widths.values())), *_stem_changes(bounds, arch)]
     groups = _in_random_order([layers, widths], [cfg.new_layer_prob, 1 - cfg.new_layer_prob], rng)
     for group in groups:
@@ -199,16 +199,18 @@ def mutate_architecture(
     return None
 
 
-def _layer_changes(bounds: ArchitectureBounds, arch: Arch) -> Iterator[tuple[str, str, int, int, Arch]]:
+def _layer_changes(
+    bounds: ArchitectureBounds, arch: Arch, least_head: int = 0
+) -> Iterator[tuple[str, str, int, int, Arch]]:
     """(method, what, layers before, layers after, architecture) of every possible layer change."""
     for part in ("encoder", "head"):
         blocks: tuple[Block, ...] = getattr(arch, part)
         if len(blocks) < bounds.max_layers:
             last = _effective(arch, part)
-            blend = part == "head" or arch.kind == "mlp"  # a residual block begins as an identity by itself
+            blend = part == "head" or not arch.residual  # a residual block begins as an identity by itself
             grown = _with_blocks(arch, part, (*blocks, Block(last, blend)))
             yield f"{part}.add_layer", f"{part} layers", len(blocks), len(blocks) + 1, grown
-        if len(blocks) > (bounds.min_layers if part == "encoder" else 0):
+        if len(blocks) > (bounds.min_layers if part == "encoder" else least_head):
             shrunk = _with_blocks(arch, part, blocks[:-1])
             yield f"{part}.remove_layer", f"{part} layers", len(blocks), len(blocks) - 1, shrunk
 
@@ -304,23 +306,22 @@ def _rebuild(traits: Traits, member: Member, arch: Arch, rng: np.random.Generato
 def mutate_parameters(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
 ) -> tuple[Member, Mutation] | None:
-    """Disturb some weights of the policy network.
+    """Disturb some weights of the policy, a shared encoder's too.
 
     Of 1 to all weight matrices a tenth of the positions each: 95 % receive noise of standard deviation `sd · |w|`, 5 %
     are drawn anew from N(0, 1).
     """
     if cfg.sd == 0:
         return None
-    name = next(n for n, (kind, network) in traits.kinds.items() if kind == "parameters" and network == traits.policy)
-    values = member.tensors[name].clone()
-    matrices = [
-        tensor
-        for part, tensor in named(member.arch, traits.widths[traits.policy], values).items()
-        if part.endswith("weight")
-    ]
+    values, matrices = {}, []
+    for network in traits.acting:
+        name = next(n for n, kind in traits.kinds.items() if kind == ("parameters", network))
+        values[name] = member.tensors[name].clone()
+        parts = named(member.arch, traits.widths[network], values[name])
+        matrices += [tensor for part, tensor in parts.items() if part.endswith("weight")]
     chosen = rng.permutation(len(matrices))[: int(rng.integers(1, len(matrices) + 1))]
     touched = sum(_disturb(matrices[int(i)], cfg.sd, rng) for i in sorted(chosen))
-    return replace(member, tensors={**member.tensors, name: values}), Mutation("parameters", f"{touched} weights")
+    return replace(member, tensors={**member.tensors, **values}), Mutation("parameters", f"{touched} weights")
 
 
 def _disturb(matrix: torch.Tensor, sd: float, rng: np.random.Generator) -> int:

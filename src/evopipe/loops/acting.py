@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from evopipe.algos import on_policy
 from evopipe.core.graphs import Body, Runner, upload
-from evopipe.core.population import Cohort, tensors_of
+from evopipe.core.population import Cohort, seen_by, tensors_of
 from evopipe.loops.problem import Problem
 from evopipe.rng import Purpose, Stream
+from evopipe.types import Chosen
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 def choose(
@@ -40,7 +45,7 @@ def choose(
     def make(_: Any) -> Body:
         return partial(_choose, problem, replace(cohort, runner=Runner()), explores)
 
-    bound = [cohort.keys, *([cohort.healthy] if explores else []), *tensors_of(cohort.state)]
+    bound = [cohort.keys, *([cohort.healthy] if explores else []), *tensors_of(cohort.state), *seen_by(cohort)]
     return cohort.runner.run(("choose", explores, obs.shape, legal.shape), make, inputs, bound)[0]
 
 
@@ -54,11 +59,99 @@ def _choose(
     tick: torch.Tensor,
 ) -> tuple[torch.Tensor]:
     """`choose` on the device."""
-    algo, cfg = problem.algo, problem.algo_config
+    algo, cfg, obs = problem.algo, problem.algo_config, cohort.shown(obs)
     if not explore:
         return (algo.greedy(cfg, cohort.state, obs, legal),)
     each = torch.where(cohort.healthy, epsilon, 1.0)
     return (algo.act(cfg, cohort.state, obs, legal, each, Stream(cohort.keys, Purpose.ACT, tick)),)
+
+
+def step(
+    problem: Problem,
+    cohort: Cohort,
+    obs: torch.Tensor,
+    legal: torch.Tensor,
+    begins: torch.Tensor,
+    memory: torch.Tensor,
+    tick: int | None,
+) -> Chosen:
+    """Let the members of a cohort that learns on-policy choose; nothing waits for the device.
+
+    Args:
+        problem: configuration.
+        cohort: the members.
+        obs: `[P, E, O]` float32, in the order of the cohort's members, as their networks read them (`cohort.shown`).
+        legal: `[P, E, A]` bool.
+        begins: `[P, E]` bool, an episode begins: what was remembered is forgotten.
+        memory: `[P, E, M]`.
+        tick: when; with the members' keys it fixes the draws. None for greedy actions.
+    """
+    inputs = (obs, legal, begins, memory, torch.tensor([tick or 0]))
+    draws = tick is not None
+    if cohort.runner.eager:
+        return Chosen(*_step(problem, cohort, draws, *(upload(x, cohort.keys.device) for x in inputs)))
+
+    def make(_: Any) -> Body:
+        return partial(_step, problem, replace(cohort, runner=Runner()), draws)
+
+    bound = [cohort.keys, *tensors_of(cohort.state)]
+    return Chosen(*cohort.runner.run(("step", draws, obs.shape), make, inputs, bound))
+
+
+def _step(
+    problem: Problem,
+    cohort: Cohort,
+    draws: bool,
+    obs: torch.Tensor,
+    legal: torch.Tensor,
+    begins: torch.Tensor,
+    memory: torch.Tensor,
+    tick: torch.Tensor,
+) -> Chosen:
+    """`step` on the device."""
+    draw = Stream(cohort.keys, Purpose.ACT, tick) if draws else None
+    if memory.shape[-1]:
+        memory = memory.masked_fill(begins[..., None], 0.0)
+    return problem.algo.step(problem.algo_config, cohort.state, obs, legal, memory, draw)
+
+
+def see(cohort: Cohort, obs: torch.Tensor) -> None:
+    """Let the members of a cohort take note of what they are about to act on, `[P, E, O]` on their device, in place.
+
+    Nothing happens unless observations are normalised. Once a tick, before they act; never where they are evaluated.
+    """
+    if cohort.normaliser is not None:
+        cohort.normaliser.see(obs, cohort.healthy)
+
+
+class Greedy:
+    """Greedy actions of all members, who remember what they saw of their episodes where they can.
+
+    Args:
+        problem: configuration.
+        cohorts: all members.
+        places: where in `[P, W, …]` each cohort's members are.
+        width: `W`, environments of each member.
+    """
+
+    def __init__(
+        self, problem: Problem, cohorts: Sequence[Cohort], places: Sequence[npt.NDArray[np.int64]], width: int
+    ) -> None:
+        self._problem, self._cohorts, self._places = problem, cohorts, places
+        self._memories = [torch.zeros(len(c.members), width, c.memory, device=problem.device) for c in cohorts]
+
+    def __call__(self, obs: np.ndarray, legal: np.ndarray, begins: np.ndarray) -> np.ndarray:
+        """Return actions `[P, W, …]`; obs is `[P, W, O]`, legal `[P, W, A]`, begins `[P, W]`, all by place."""
+        chosen = []
+        for i, (cohort, place) in enumerate(zip(self._cohorts, self._places, strict=True)):
+            if on_policy(self._problem.algo):
+                seen, may, fresh = (torch.from_numpy(x[place]) for x in (obs, legal, begins))
+                took = step(self._problem, cohort, cohort.shown(seen), may, fresh, self._memories[i], None)
+                self._memories[i] = took.memory
+                chosen.append(took.action)
+            else:
+                chosen.append(choose(self._problem, cohort, obs[place], legal[place], None))
+        return gather(chosen, self._places)
 
 
 def gather(chosen: Sequence[torch.Tensor], places: Sequence[Any]) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from evopipe.buffers.replay import ReplayConfig
+from evopipe.core.normalise import NormaliseConfig
 from evopipe.types import Schema
 
 
@@ -17,7 +18,8 @@ class TrainConfig(Schema):
     mode: Literal["online", "offline"] = Field(
         "online",
         description="`online`: act in the environment and learn; `offline`: learn from the dataset alone, all of it, "
-        "without `learning_delay`, `warm_start`, `replay.capacity` and `replay.sharing`",
+        "without `learning_delay`, `warm_start`, `replay.capacity` and `replay.sharing`. An on-policy algorithm is "
+        "online, and goes without all of these and the rest of `replay`",
     )
     max_steps: int = Field(130_000, ge=1, le=10**12, description="environment steps of each member")
     evo_steps: int = Field(5_000, ge=1, le=10**12, description="environment steps of each member between evolutions")
@@ -34,4 +36,5 @@ class TrainConfig(Schema):
         100, ge=2, le=10**5, description="episodes that confirm a new best member that clears the target"
     )
     target_sigmas: float = Field(2.0, ge=0.0, description="standard errors by which the confirmed mean must clear it")
+    normalise: NormaliseConfig = Field(default_factory=NormaliseConfig)
     replay: ReplayConfig = Field(default_factory=ReplayConfig)

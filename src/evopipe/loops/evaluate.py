@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from evopipe.core.population import Cohort
 from evopipe.envs.pool import EnvPool
-from evopipe.loops.acting import choose, gather
+from evopipe.loops.acting import Greedy
 from evopipe.loops.problem import Problem
 
 
@@ -54,19 +53,20 @@ def evaluate(
     """
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
     place = {slot: p for p, slot in enumerate(slots)}
-    rows = [torch.tensor([place[slot] for slot in cohort.slots]) for cohort in cohorts]
+    rows = [np.array([place[slot] for slot in cohort.slots]) for cohort in cohorts]
     members, n = len(slots), len(seeds)
     width = min(pool.rows // members, n)
     returns, lengths = np.full((members, n), np.nan), np.zeros((members, n), np.int64)
     episode = np.tile(np.arange(width), members)  # which episode each row plays
     waiting = np.full(members, width)  # next episode of each member
     running = np.arange(members * width)
+    greedy = Greedy(problem, cohorts, rows, width)
     pool.reset(running, seeds[episode])
     steps = 0
     while len(running):
         if stopped():
             raise Stopped
-        actions = greedy(problem, cohorts, rows, pool, members, width)
+        actions = greedy(*(x[: members * width].reshape(members, width, *x.shape[1:]) for x in seen(pool)))
         step = pool.step(actions.reshape(-1, *actions.shape[2:])[running], running)
         steps += len(running)
         over = step.terminated | step.truncated | step.broken
@@ -85,12 +85,6 @@ def evaluate(
     return Episodes(returns, lengths, steps)
 
 
-def greedy(
-    problem: Problem, cohorts: Sequence[Cohort], rows: Sequence[torch.Tensor], pool: EnvPool, members: int, width: int
-) -> np.ndarray:
-    """Return every member's greedy actions `[P, W]`, or `[P, W, A]`, on the pool's first `P × W` rows."""
-    obs = pool.obs[: members * width].reshape(members, width, -1)
-    legal = pool.mask[: members * width].reshape(members, width, -1)
-    places = [index.numpy() for index in rows]
-    chosen = [choose(problem, c, obs[place], legal[place], None) for c, place in zip(cohorts, places, strict=True)]
-    return gather(chosen, places)
+def seen(pool: EnvPool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what a policy acts by, of every row: observation, legal actions, whether an episode begins."""
+    return pool.obs, pool.mask, pool.episode_length == 0

@@ -20,18 +20,16 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 
-from evopipe.buffers.replay import Replay
-from evopipe.core.population import Cohort, cost, part, tensors_of
+from evopipe.core.population import Cohort, cost, part, seen_by, tensors_of
 from evopipe.envs.shared import Bell
 from evopipe.envs.workers import available_cpus
 from evopipe.errors import ParamsError, ResourceError
 from evopipe.loops.problem import Problem
-from evopipe.loops.steps import learn, learn_in_place
 from evopipe.processes import ignore_stop_signals, signal_at_parent_death
 
 MOST = 16  # processes that `auto` uses at most
@@ -62,16 +60,28 @@ class Share:
     end: int
 
 
-def divide(cohorts: Sequence[Cohort], processes: int) -> list[list[Share]]:
+def updates_per_step(cohort: Cohort) -> float:
+    """Return the updates for a step of a member that learns once every `learn_step`."""
+    return 1.0 / cohort.members[0].hyper.get("learn_step", 1)
+
+
+def divide(
+    cohorts: Sequence[Cohort], processes: int, rate: Callable[[Cohort], float] = updates_per_step
+) -> list[list[Share]]:
     """Divide all rows among at most so many processes, so that the slowest has as little to do as possible.
 
     Rows stay in order and together: a process's time is its cohorts' dispatch and its rows' arithmetic.
+
+    Args:
+        cohorts: all members.
+        processes: how many at most.
+        rate: updates for an environment step of a member.
 
     Returns:
         The shares of each process, none without any; fewer processes where more would not be faster.
     """
     rows = [(c, r) for c, cohort in enumerate(cohorts) for r in range(len(cohort.members))]
-    work = _interval_costs(cohorts, rows)
+    work = _interval_costs(cohorts, rows, rate)
     n = len(rows)
     # best[k][j]: least slowest time for the first j rows in k parts; cut[k][j]: where the last part begins.
     best, cuts = [[0.0, *(work[0, j] for j in range(1, n + 1))]], [[0] * (n + 1)]
@@ -88,18 +98,16 @@ def divide(cohorts: Sequence[Cohort], processes: int) -> list[list[Share]]:
     return [_shares(rows[a:b]) for a, b in itertools.pairwise(borders) if b > a]
 
 
-def _interval_costs(cohorts: Sequence[Cohort], rows: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
+def _interval_costs(
+    cohorts: Sequence[Cohort], rows: Sequence[tuple[int, int]], rate: Callable[[Cohort], float]
+) -> dict[tuple[int, int], float]:
     """Model cost of an environment step's learning for the rows i..j."""
-    found = {}
+    found, rates = {}, [rate(cohort) for cohort in cohorts]
     for i in range(len(rows)):
         for j in range(i + 1, len(rows) + 1):
             shares = _shares(rows[i:j])
-            found[i, j] = sum(_modelled(cohorts[s.cohort], s.first, s.end) for s in shares)
+            found[i, j] = sum(cost(cohorts[s.cohort].members[s.first : s.end]) * rates[s.cohort] for s in shares)
     return found
-
-
-def _modelled(cohort: Cohort, first: int, end: int) -> float:
-    return cost(cohort.members[first:end]) / cohort.members[0].hyper.get("learn_step", 1)
 
 
 def _shares(rows: Sequence[tuple[int, int]]) -> list[Share]:
@@ -112,22 +120,51 @@ def _shares(rows: Sequence[tuple[int, int]]) -> list[Share]:
     return shares
 
 
+class Lessons(Protocol):
+    """What members learn from, and how: another for each data regime.
+
+    What is due and its turn, of each cohort, are two numbers that only the regime knows the meaning of.
+    """
+
+    def shared(self) -> list[torch.Tensor]:
+        """Return the tensors that all learn from, as long as the run lasts."""
+
+    def rebind(self) -> None:
+        """Take note that they lie elsewhere now."""
+
+    def adopt(self, cohorts: Sequence[Cohort]) -> list[torch.Tensor]:
+        """Prepare for new cohorts; return the tensors that all learn from as long as these last."""
+
+    def numbers(self) -> list[int]:
+        """Return what a helper must know at a tick: always as many numbers."""
+
+    def follow(self, numbers: Sequence[int]) -> None:
+        """Take over, in a helper, what `numbers` returned."""
+
+    def rate(self, cohort: Cohort) -> float:
+        """Return the updates for an environment step of a member."""
+
+    def learn(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> tuple[Cohort, torch.Tensor]:
+        """Let a share of the cohorts, given as a cohort of its own, learn what is due; return it and its losses."""
+
+    def learn_in_place(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> torch.Tensor:
+        """`learn` that leaves everything in the cohort's own tensors; return the losses."""
+
+
 class Learners:
     """The processes that learn, this one included.
 
     Args:
         problem: configuration.
-        replay: the memory that all learn from; it moves to shared memory where there is more than one process.
+        lessons: what all learn from; it moves to shared memory where there is more than one process.
         processes: how many at most; see `learner_count`.
     """
 
-    def __init__(self, problem: Problem, replay: Replay, processes: int = 1) -> None:
-        self.problem, self.replay = problem, replay
+    def __init__(self, problem: Problem, lessons: Lessons, processes: int = 1) -> None:
+        self.problem, self.lessons = problem, lessons
         self.processes = processes if problem.device.type == "cpu" and problem.paths.capture == "none" else 1
         if self.processes > 1:
-            trees = [] if replay.priorities is None else replay.priorities.tensors()
-            places = [] if replay.frames is None else [replay.frames.places]  # the frames themselves are shared
-            _share([replay.rows, *places, *trees], replay.rebind)
+            _share(lessons.shared(), lessons.rebind)
         self._helpers: list[_Helper] = []
         # What each process learns with; empty where this one is alone.
         self._parts: list[list[tuple[Share, Cohort]]] = []
@@ -138,30 +175,32 @@ class Learners:
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         """Divide new cohorts, before anything was computed with them; let the helpers of the old ones go."""
         self.close()
+        read = self.lessons.adopt(cohorts)
         if self.processes == 1 or self._work(cohorts) < LEAST_WORK:
             return
-        plan = divide(cohorts, self.processes)
+        plan = divide(cohorts, self.processes, self.lessons.rate)
         if len(plan) > 1:
             self._losses = [torch.full((len(cohort.members),), torch.nan) for cohort in cohorts]
             state = [tensor for cohort in cohorts for tensor in (*tensors_of(cohort.state), cohort.healthy)]
-            _share([*state, *self._losses])
+            state += [tensor for cohort in cohorts for tensor in seen_by(cohort)]
+            _share([*state, *self._losses, *read])
             self._parts = [[(s, part(cohorts[s.cohort], s.first, s.end)) for s in shares] for shares in plan]
 
     def _work(self, cohorts: Sequence[Cohort]) -> float:
         steps = min(self.problem.train.evo_steps, self.problem.train.max_steps)
-        return steps * sum(_modelled(cohort, 0, len(cohort.members)) for cohort in cohorts)
+        return steps * sum(cost(cohort.members) * self.lessons.rate(cohort) for cohort in cohorts)
 
     def learn(
         self, cohorts: list[Cohort], losses: list[torch.Tensor], tick: int, due: Sequence[int], turns: Sequence[int]
     ) -> None:
-        """Take each cohort's due updates at one tick; `cohorts` and `losses` are brought up to date in place.
+        """Let each cohort learn what is due at one tick; `cohorts` and `losses` are brought up to date in place.
 
         Args:
             cohorts: those of the last `adopt`.
             losses: the members' last losses, `[P]` each.
             tick: when; with the members' keys it fixes the draws.
-            due: updates of each cohort.
-            turns: see `evopipe.loops.steps.turn_at`, of each cohort.
+            due: what each cohort owes, 0 for nothing, and
+            turns: at which turn, as the lessons have it.
 
         Raises:
             ResourceError: a helper was killed.
@@ -169,15 +208,17 @@ class Learners:
         if not self._parts:
             for i, (updates, turn) in enumerate(zip(due, turns, strict=True)):
                 if updates:
-                    cohorts[i], losses[i] = learn(self.problem, cohorts[i], self.replay, tick, updates, turn)
+                    whole = Share(i, 0, len(cohorts[i].members))
+                    cohorts[i], losses[i] = self.lessons.learn(whole, cohorts[i], tick, updates, turn)
             return
         if not self._helpers:  # not before the first learning: until then there is nothing to divide
-            self._order = np.frombuffer(mmap.mmap(-1, 8 * (1 + 2 * len(due) + len(self.replay.size))), np.int64)
+            size = 1 + 2 * len(due) + len(self.lessons.numbers())
+            self._order = np.frombuffer(mmap.mmap(-1, 8 * size), np.int64)
             self._helpers.extend(_Helper(self._serve(mine, len(cohorts))) for mine in self._parts[1:])
-        self._order[:] = (tick, *due, *turns, *self.replay.size)
+        self._order[:] = (tick, *due, *turns, *self.lessons.numbers())
         for helper in self._helpers:
             helper.tell()
-        _take(self.problem, self.replay, self._parts[0], self._losses, tick, due, turns)
+        _take(self.lessons, self._parts[0], self._losses, tick, due, turns)
         for helper in self._helpers:
             helper.wait()
         for i, updates in enumerate(due):
@@ -192,15 +233,14 @@ class Learners:
     def _serve(self, mine: Sequence[tuple[Share, Cohort]], cohorts: int) -> Callable[[], None]:
         def serve() -> None:
             tick, *rest = self._order.tolist()
-            self.replay.size = np.array(rest[2 * cohorts :], np.int64)
-            _take(self.problem, self.replay, mine, self._losses, tick, rest[:cohorts], rest[cohorts : 2 * cohorts])
+            self.lessons.follow(rest[2 * cohorts :])
+            _take(self.lessons, mine, self._losses, tick, rest[:cohorts], rest[cohorts : 2 * cohorts])
 
         return serve
 
 
 def _take(
-    problem: Problem,
-    replay: Replay,
+    lessons: Lessons,
     mine: Sequence[tuple[Share, Cohort]],
     losses: Sequence[torch.Tensor],
     tick: int,
@@ -210,7 +250,7 @@ def _take(
     """Take one process's updates of one tick."""
     for share, cohort in mine:
         if due[share.cohort]:
-            last = learn_in_place(problem, cohort, replay, tick, due[share.cohort], turns[share.cohort])
+            last = lessons.learn_in_place(share, cohort, tick, due[share.cohort], turns[share.cohort])
             losses[share.cohort][share.first : share.end] = last
 
 

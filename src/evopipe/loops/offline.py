@@ -13,6 +13,7 @@ from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DataError, ParamsError
 from evopipe.loops.online import Online
+from evopipe.loops.steps import ReplayLessons
 
 if TYPE_CHECKING:
     from evopipe.envs.workers import Crew
@@ -35,7 +36,7 @@ class Offline(Online):
         """One environment, which is never stepped: it tells the spaces, masks and threshold."""
         return EnvPool(self.problem.env.on_gymnasium, 1)
 
-    def _make_replay(self, warm: Transitions | None) -> None:
+    def _make_lessons(self, warm: Transitions | None) -> ReplayLessons:
         if warm is None or not len(warm):
             raise DataError("train.mode: offline training needs a dataset with at least one transition, this has none")
         if self.pool.masked:
@@ -52,14 +53,13 @@ class Offline(Online):
         self.replay.add(rows[None], np.ones((1, len(rows)), bool))
         self.nstep = None
         self.warm = len(rows)
+        return ReplayLessons(self.problem, self.replay)
 
     def advance(self) -> None:
         """Learn what is due."""
         self.whole = False
         self._learn()
-        self.env_steps += len(self.keys) * self.problem.env.num_envs
-        self.tick += 1
-        self.ticks_here += 1
+        self._count_tick()
         self.whole = True
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

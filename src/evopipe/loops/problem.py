@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +12,7 @@ import torch
 
 from evopipe import rng
 from evopipe.algos import Algorithm, get, names
-from evopipe.core import population
+from evopipe.core import normalise, population
 from evopipe.core.graphs import Paths
 from evopipe.core.networks import Arch, initialise
 from evopipe.core.population import Cohort, Member, Widths
@@ -51,6 +51,12 @@ class Problem:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algo_config", self.algo_config.at(self.spaces))
+        _check_memory(self.train.algo, self.algo_config.network.encoder_kind)
+        if len(self.algo_config.network.head) < population.least_head(self.widths.values()):
+            raise ParamsError(
+                f"algos.{self.train.algo}.network.head: with share_encoder the critics read the action behind the "
+                "encoder, and need a hidden layer there; give at least one width"
+            )
 
     @property
     def widths(self) -> dict[str, Widths]:
@@ -84,23 +90,44 @@ class Problem:
         fields = self.algo.Config.model_fields
         return Traits(
             widths=self.widths,
-            policy=self.algo.POLICY,
-            kinds=population.tensor_kinds(self.algo.State),
+            acting=population.acting_networks(self.algo.POLICY, self.widths),
+            kinds=population.tensor_kinds(self.algo.State, self.widths) | normalise.KINDS,
             evolve=self.algo_config.evolve,
             whole=frozenset(name for name, field in fields.items() if field.annotation is int),
         )
 
     def form(self, members: Sequence[Member]) -> list[Cohort]:
         """Form cohorts, in which members train."""
+        members = [self.equip(member) for member in members]
         return population.form(members, self.algo.State, self.widths, self.device, self.cohorts, self.paths)
 
     def form_alone(self, member: Member) -> list[Cohort]:
         """Form the cohort of one member, whatever its slot."""
-        return population.form([member], self.algo.State, self.widths, self.device, "exact")
+        return population.form([self.equip(member)], self.algo.State, self.widths, self.device, "exact")
+
+    def equip(self, member: Member) -> Member:
+        """Return a member that normalises what it sees as `train.normalise` says: one that has seen nothing begins."""
+        begun = normalise.start(self.train.normalise, self.spaces)
+        return replace(member, tensors={**begun, **member.tensors}) if begun else member
 
     def seeds(self, purpose: Purpose, n: int) -> np.ndarray:
         """Return the run's `[n]` fixed episode seeds for a purpose, the same for all members."""
-        return rng.seeds(np.full(n, rng.run_key(self.seed)), purpose, np.arange(n))
+        seeds: np.ndarray = rng.seeds(np.full(n, rng.run_key(self.seed)), purpose, np.arange(n))
+        return seeds
+
+
+def _check_memory(algo: str, encoder: str) -> None:
+    """Refuse a network with a memory where the algorithm would never give it back.
+
+    Raises:
+        ParamsError: so it is.
+    """
+    if encoder == "lstm" and not getattr(get(algo), "RECURRENT", False):
+        able = [f"train.algo: {name}" for name in names() if getattr(get(name), "RECURRENT", False)]
+        raise ParamsError(
+            f"algos.{algo}.network.encoder_kind: {algo} keeps no memory between steps; take mlp, simba or resnet"
+            + (f", or {' or '.join(able)}" if able else "")
+        )
 
 
 def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
@@ -142,7 +169,7 @@ def first_members(problem: Problem, size: int) -> tuple[list[Member], list[Mutat
     bare = [Member(slot, slot, None, key, arch, dict(hyper), {}) for slot, key in enumerate(keys)]
     rows: dict[str, list[torch.Tensor]] = {}
     for i, (network, widths) in enumerate(sorted(problem.widths.items())):
-        rows[network] = [initialise(arch, *widths, rng.host(key, Purpose.INIT, i)) for key in keys]
+        rows[network] = [initialise(arch, widths, rng.host(key, Purpose.INIT, i)) for key in keys]
     members = population.create(bare, partial(problem.algo.init, problem.algo_config), rows, problem.widths)
     if not problem.mutation.before_training:
         return members, [NONE] * size

@@ -5,16 +5,45 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
+from evopipe.algos import on_policy
 from evopipe.core.networks import Arch
+from evopipe.core.population import Member
+from evopipe.envs.workers import Crew
 from evopipe.evolve.mutate import NONE, Mutation
+from evopipe.loops.base import Loop
 from evopipe.loops.evaluate import Stopped
+from evopipe.loops.offline import Offline
+from evopipe.loops.on_device import OnDevice
+from evopipe.loops.on_policy import OnPolicy
 from evopipe.loops.online import Online
+from evopipe.loops.problem import Problem
 from evopipe.track.base import Generation, MemberRow, Message, Progress, Tracker
+
+if TYPE_CHECKING:
+    from evopipe.storage.dataset import Transitions
+
+
+def begin(
+    problem: Problem,
+    members: Sequence[Member],
+    warm: Transitions | None = None,
+    births: Sequence[Mutation] | None = None,
+    crew: Crew | None = None,
+    learners: int = 1,
+) -> Loop:
+    """Return the loop of the problem's data regime at its beginning; arguments are those of `Loop`."""
+    kind: type[Loop] = Online
+    if problem.train.mode == "offline":
+        kind = Offline
+    elif on_policy(problem.algo):
+        kind = OnDevice if problem.env.backend == "torch" else OnPolicy
+    return kind(problem, members, warm, births, crew, learners)
 
 
 def run(
-    loop: Online,
+    loop: Loop,
     tracker: Tracker,
     stop: Callable[[], bool],
     save: Callable[[], None],
@@ -48,7 +77,7 @@ def run(
         save()
 
 
-def describe_generation(loop: Online, seconds: float, mutations: Sequence[Mutation]) -> Generation:
+def describe_generation(loop: Loop, seconds: float, mutations: Sequence[Mutation]) -> Generation:
     """Describe the generation that was just closed, for people and trackers.
 
     Args:
@@ -90,7 +119,7 @@ def describe_generation(loop: Online, seconds: float, mutations: Sequence[Mutati
 class _Clock:
     """Wall time for people; no state of the run depends on it."""
 
-    def __init__(self, loop: Online) -> None:
+    def __init__(self, loop: Loop) -> None:
         self.loop, self.began, self.shown = loop, time.perf_counter(), 0.0
         self.lapped = self.began
         self.first_step, self.first_steps = loop.step, loop.env_steps

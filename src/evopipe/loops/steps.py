@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,10 +13,12 @@ import torch
 from evopipe import rng
 from evopipe.buffers.replay import Replay
 from evopipe.core.graphs import Body, Runner, upload
-from evopipe.core.population import Cohort, tensors_of
-from evopipe.loops.acting import choose, gather
+from evopipe.core.population import Cohort, seen_by, tensors_of
+from evopipe.loops.acting import choose, gather, see
+from evopipe.loops.learners import Share, updates_per_step
 from evopipe.loops.problem import Problem
 from evopipe.rng import Purpose, Stream
+from evopipe.types import Batch
 
 UPDATES_PER_TICK = 1 << 13  # more than any member can take: keeps the replay draws of different ticks apart
 
@@ -42,6 +44,15 @@ def act(
     obs, legal = obs.reshape(members, -1, obs.shape[-1]), legal.reshape(members, -1, legal.shape[-1])
     chosen = [choose(problem, cohort, obs[cohort.slots], legal[cohort.slots], (epsilon, tick)) for cohort in cohorts]
     return gather(chosen, [cohort.slots for cohort in cohorts]).reshape(-1, *chosen[0].shape[2:])
+
+
+def take_note(cohorts: Sequence[Cohort], obs: np.ndarray) -> None:
+    """Let every member take note of what it is about to act on, see `acting.see`: obs `[P · E, O]`, rows by slot."""
+    members = sum(len(cohort.members) for cohort in cohorts)
+    for cohort in cohorts:
+        if cohort.normaliser is not None:
+            own = obs.reshape(members, -1, obs.shape[-1])[cohort.slots]
+            see(cohort, upload(torch.from_numpy(own), cohort.keys.device))
 
 
 def updates_due(cohort: Cohort, tick: int, envs: int) -> int:
@@ -92,7 +103,7 @@ def learn(
     written = [*tensors_of(cohort.state), cohort.healthy]
     if replay.priorities is not None:
         written += replay.priorities.tensors()
-    bound = [*replay.tensors(), cohort.keys, cohort.weight, *cohort.hyper.values(), *written]
+    bound = [*replay.tensors(), cohort.keys, cohort.weight, *cohort.hyper.values(), *seen_by(cohort), *written]
     (losses,) = cohort.runner.run(("learn", updates, turn), make, [now, _beta(problem, tick)], bound, written)
     return cohort, losses
 
@@ -105,6 +116,49 @@ def learn_in_place(
     memory, beta = _Memory.of(replay, cohort.slots), _beta(problem, tick)
     (losses,) = _updates_in_place(problem, problem.algo.update, cohort, memory, updates, turn, now, beta)
     return losses
+
+
+@dataclass(frozen=True)
+class ReplayLessons:
+    """Learning from a replay memory: what is due is a number of updates."""
+
+    problem: Problem
+    replay: Replay
+
+    def shared(self) -> list[torch.Tensor]:
+        """Return the memory's tensors; its frames are shared as they are."""
+        trees = [] if self.replay.priorities is None else self.replay.priorities.tensors()
+        places = [] if self.replay.frames is None else [self.replay.frames.places]
+        return [self.replay.rows, *places, *trees]
+
+    def rebind(self) -> None:
+        """Take note that they lie elsewhere now."""
+        self.replay.rebind()
+
+    def adopt(self, cohorts: Sequence[Cohort]) -> list[torch.Tensor]:
+        """Cohorts have nothing of their own here."""
+        return []
+
+    def numbers(self) -> list[int]:
+        """Return how far each memory is filled."""
+        filled: list[int] = self.replay.size.tolist()
+        return filled
+
+    def follow(self, numbers: Sequence[int]) -> None:
+        """Take over how far each memory is filled."""
+        self.replay.size = np.array(numbers, np.int64)
+
+    def rate(self, cohort: Cohort) -> float:
+        """See `updates_per_step`."""
+        return updates_per_step(cohort)
+
+    def learn(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> tuple[Cohort, torch.Tensor]:
+        """See `learn`."""
+        return learn(self.problem, cohort, self.replay, tick, due, turn)
+
+    def learn_in_place(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> torch.Tensor:
+        """See `learn_in_place`."""
+        return learn_in_place(self.problem, cohort, self.replay, tick, due, turn)
 
 
 class _Memory(NamedTuple):
@@ -149,7 +203,7 @@ def _updates(
             drawn, weight = rows[:, i], cohort.weight
         else:  # one after the other: an update changes what the next one draws
             drawn, index, weight = replay.draw_by_priority(slots, first, now[1:], u[:, i], cohort.weight, beta)
-        batch = replay.layout.unpack(drawn, weight, gamma)
+        batch = _shown(cohort, replay.layout.unpack(drawn, weight, gamma))
         draw = Stream(cohort.keys, Purpose.UPDATE, when[i : i + 1])
         state, losses, healthy, errors = update(
             problem.algo_config, state, cohort.hyper, batch, healthy, draw, (turn + i) % problem.period
@@ -159,6 +213,13 @@ def _updates(
             index, errors = (torch.where(cohort.weight > 0, x, x[:, :1]) for x in (index, errors))
             replay.priorities.update(slots, index, errors)
     return state, losses, healthy
+
+
+def _shown(cohort: Cohort, batch: Batch) -> Batch:
+    """Return a batch as the members' networks read it: the memory holds what the environments gave."""
+    if cohort.normaliser is None:
+        return batch
+    return replace(batch, obs=cohort.shown(batch.obs), next_obs=cohort.shown(batch.next_obs))
 
 
 def _updates_in_place(

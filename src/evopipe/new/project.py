@@ -178,9 +178,9 @@ def _check_env(env_id: str) -> None:
     env = make_env(EnvConfig(id=env_id))
     try:
         ObservationSpace.of(env.observation_space)
-        if ActionSpace.of(env.action_space).continuous:
+        if (kind := ActionSpace.of(env.action_space).kind) != "discrete":
             raise ParamsError(
-                f"new: {env_id} has continuous actions, and a new project begins with DQN, which serves discrete ones; "
+                f"new: {env_id} has {kind} actions, and a new project begins with DQN, which serves discrete ones; "
                 "make it without --env and take the blocks `train` and `algos` of evopipe's own pipelines/sac-pendulum"
             )
     finally:

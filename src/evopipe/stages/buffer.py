@@ -17,6 +17,7 @@ from evopipe.storage import safeio
 from evopipe.storage.dataset import Transitions, check_spaces, pack, read_minari, write_transitions
 
 REPORT = REPORTS / "buffer.json"
+_LISTED = 128  # most elements that are described one by one: images have thousands
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
@@ -74,8 +75,10 @@ def statistics(transitions: Transitions, num_actions: int) -> dict[str, Any]:
 
 
 def _by_element(rows: npt.NDArray[Any]) -> dict[str, list[float]]:
-    """Describe each column of `[N, n]`."""
+    """Describe each column of `[N, n]`; where there are very many, all of them as one."""
     wide = rows.astype(np.float64)
+    if wide.shape[1] > _LISTED:
+        wide = wide.reshape(-1, 1)
     return {name: getattr(wide, name)(axis=0).tolist() for name in ("mean", "std", "min", "max")}
 
 

@@ -9,6 +9,7 @@ import evopipe
 from evopipe import __version__, policy, runtime
 from evopipe.algos import get
 from evopipe.config import Params
+from evopipe.core import normalise
 from evopipe.core.population import Member
 from evopipe.envs.make import ActionSpace, make_env
 from evopipe.envs.observations import ObservationSpace
@@ -36,7 +37,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         "config": params.algo_config.model_dump(mode="json"),
         "env": {"id": params.env.id, "kwargs": params.env.kwargs},
         **_spaces(params),
-        "preprocessing": [],
+        "preprocessing": normalise.describe(elite.tensors),
         "hyper": dict(elite.hyper),
         "training": trained["elite"],
         "evaluation": score,
@@ -108,6 +109,13 @@ def _card(params: Params, elite: Member, about: dict[str, Any]) -> str:
     """Write the model card: what it is, how good, how to use it."""
     score = about["evaluation"]
     answers = "actions, values" if hasattr(get(params.train.algo), "values") else "actions"
+    memory = policy.Policy(get(params.train.algo), params.algo_config, elite, about).memory
+    use, program = "action = policy.act(obs)", f"{answers} = program(obs)"
+    if memory:
+        use = "action, memory = policy.step(obs)  # where an episode begins\naction, memory = policy.step(obs, memory)"
+        program = (
+            f"memory = torch.zeros(len(obs), {memory})  # where episodes begin\nactions, memory = program(obs, memory)"
+        )
     low, high = score["interval"]
     scores = f"{score['mean']:.1f} | [{low:.1f}, {high:.1f}] | {score['std']:.1f} | {score['median']:.1f}"
     scores += f" | {score['iqm']:.1f}"
@@ -135,12 +143,13 @@ The elite of an evolved population: network {elite.arch.describe()} ({elite.arch
 import evopipe
 
 policy = evopipe.load("models/elite")
-action = policy.act(obs)
+{use}
 ```
 
 Or with torch alone, for `obs` of shape `[B, {about["observations"]}]`:
 
 ```python
-{answers} = torch.export.load("models/elite/policy.pt2").module()(obs)
+program = torch.export.load("models/elite/policy.pt2").module()
+{program}
 ```
 """

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from evopipe import runtime
 from evopipe.config import CollectConfig, Params
 from evopipe.envs.check import random_action
 from evopipe.envs.heuristics import Heuristic, heuristic, medium
+from evopipe.envs.observations import Leaf, ObservationSpace, brief
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError
 from evopipe.rng import Purpose, host
 from evopipe.stages.paths import DATASET, REPORTS
 from evopipe.stages.tell import tell
 from evopipe.storage import safeio
-from evopipe.storage.dataset import Dataset, Episode, check_spaces, read_d4rl, read_minari, write_minari
+from evopipe.storage.dataset import REMEDY, Dataset, Episode, check_spaces, read_d4rl, read_minari, write_minari
+
+if TYPE_CHECKING:
+    import gymnasium
 
 REPORT = REPORTS / "fetch.json"
 MEDIUM_RANDOM = 0.3  # share of random actions of the policy `medium`, so that its data shows what it would not do
@@ -39,6 +45,11 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     """
     pool = EnvPool(params.env.on_gymnasium, 1, what="behaviour")
     try:
+        if pool.actions.kind not in ("discrete", "continuous"):
+            raise ParamsError(
+                f"env.id: {params.env.id} has {pool.actions.kind} actions, which no dataset holds; train in it without "
+                "the stages `fetch` and `buffer`, as pipelines/dqn-cartpole does"
+            )
         if params.fetch.source == "collect":
             episodes, report = _collect(params, pool)
         else:
@@ -94,14 +105,71 @@ def _slug(env_id: str) -> str:
 
 def _convert(params: Params, pool: EnvPool) -> tuple[list[Episode], dict[str, Any]]:
     """Read another dataset; one that does not fit the environment is refused here rather than a stage later."""
+    shown = _Shown(pool.observation_space, pool.observations)
     if params.fetch.source == "minari":
-        dataset = read_minari(params.fetch.minari.dataset)
+        dataset = read_minari(params.fetch.minari.dataset, shown)
     else:
-        dataset = read_d4rl(Path(params.fetch.hdf5.path))
+        dataset = read_d4rl(Path(params.fetch.hdf5.path), shown)
     if not sum(len(episode) for episode in dataset.episodes):
         raise DataError(f"{dataset.where}: holds no step; give a dataset with at least one episode")
     check_spaces(dataset, pool.obs_size, pool.num_actions, pool.actions.start, pool.actions.bounds)
     return dataset.episodes, {"notes": [*dataset.notes, *_dropped(dataset)], "dropped_steps": dataset.dropped}
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What the environment shows: its observation space, and the way to rows."""
+
+    space: gymnasium.Space[Any]
+    observations: ObservationSpace
+
+    def compare(self, recorded: gymnasium.Space[Any], where: str) -> None:
+        """Raise a `DataError` where a dataset's observations would make other rows."""
+        try:
+            theirs = ObservationSpace.of(recorded)
+        except ParamsError as error:
+            raise DataError(f"{where}: its observation space {brief(recorded)} is not served") from error
+        if self.observations.plain and theirs.plain and theirs.size != self.observations.size:
+            raise DataError(
+                f"{where}: its observation space has {theirs.size} numbers, env's {self.observations.size}: {REMEDY}"
+            )
+        mine, others = ({leaf.path: leaf for leaf in space.leaves} for space in (self.observations, theirs))
+        if mine != others:
+            path = next((p for p, leaf in mine.items() if leaf != others.get(p, leaf)), ())
+            name = mine[path].name if path else "observation space"
+            has, wanted = (brief(_part(space, path)) for space in (recorded, self.space))
+            raise DataError(f"{where}: its {name} is {has}, env's {wanted}: {REMEDY}")
+
+    def rows(self, recorded: Any) -> npt.NDArray[np.float32]:
+        """Turn arrays `[n, …]`, nested as in the space, into rows `[n, O]`.
+
+        Raises:
+            ValueError: they do not fit the space.
+        """
+        arrays = [_numbers(leaf, _part(recorded, leaf.path)) for leaf in self.observations.leaves]
+        for leaf, array in zip(self.observations.leaves, arrays, strict=True):
+            if array.shape[1:] != leaf.shape or len(array) != len(arrays[0]):
+                raise ValueError(f"an {leaf.name} of shape {array.shape}, its space says {leaf.shape} a step")
+        columns = [leaf.columns(array) for leaf, array in zip(self.observations.leaves, arrays, strict=True)]
+        return np.concatenate(columns, axis=1)
+
+
+def _part(nested: Any, path: Sequence[str | int]) -> Any:
+    """Follow keys and indices into a space or an observation."""
+    for key in path:
+        nested = nested[key]
+    return nested
+
+
+def _numbers(leaf: Leaf, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Undo what files do to numbers: one a step may stand in a column, and whole ones be stored as floats."""
+    if not leaf.shape and array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if leaf.counts and array.dtype.kind == "f":
+        if not (np.isfinite(array) & (array == np.rint(array))).all():
+            raise ValueError(f"an {leaf.name} of fractions, its space has whole numbers")
+        array = array.astype(np.int64)
+    return array
 
 
 def _dropped(dataset: Dataset) -> list[str]:
@@ -227,8 +295,12 @@ def _exported(path: str | None, pool: EnvPool) -> Policy:
             f"fetch.collect.policy_path: {path} takes {next(kinds)} actions, the environment {next(kinds)} ones"
         )
 
+    memory = None
+
     def act(pool: EnvPool, rng: np.random.Generator) -> Any:
-        chosen = policy.act(pool.obs[0], mask=pool.mask[0] if pool.masked else None)
+        nonlocal memory
+        before = memory if pool.episode_length[0] else None
+        chosen, memory = policy.step(pool.obs[0], before, pool.mask[0] if pool.masked else None)
         return policy.action_space.relative(np.asarray([chosen]))[0]
 
     return act

@@ -10,15 +10,16 @@ from typing import Any
 
 import evopipe
 from evopipe import runtime
+from evopipe.algos import on_policy
 from evopipe.config import Params
 from evopipe.envs.make import source_of
 from evopipe.envs.workers import Crew
 from evopipe.errors import DataError, DiskError, DivergedError, EnvironmentFailed, Interrupted, MissingInputError
 from evopipe.evolve.mutate import Mutation
+from evopipe.loops.base import Champion, Loop
 from evopipe.loops.learners import learner_count
-from evopipe.loops.offline import Offline
-from evopipe.loops.online import Champion, Online
 from evopipe.loops.problem import Problem
+from evopipe.loops.run import begin
 from evopipe.loops.run import run as run_loop
 from evopipe.stages import paths, tracking
 from evopipe.stages.setup import about_problem, make_problem, read_members, write_members
@@ -67,8 +68,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     ):
         store = CheckpointStore(state / "checkpoints")
         # Nothing is there to save before the loop is: until then a signal simply ends the process.
-        kind = Offline if params.train.mode == "offline" else Online
-        loop = kind(problem, members, warm, births, crew, learners)
+        loop = begin(problem, members, warm, births, crew, learners)
         try:
             with (
                 runtime.StopSignal() as stop,
@@ -87,7 +87,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
 def _transitions(params: Params, problem: Problem, folder: Path) -> Transitions | None:
     """Read the transitions that fill the replay first, offline all there are; refuse those of another environment."""
     limit = None if params.train.mode == "offline" else params.train.warm_start
-    if limit == 0:
+    if limit == 0 or on_policy(problem.algo):
         return None
     path = folder / paths.TRANSITIONS
     if not path.exists():
@@ -123,7 +123,7 @@ def _key(params: Params, folder: Path, warm: bool) -> str:
 
 
 def _train(
-    loop: Online,
+    loop: Loop,
     params: Params,
     store: CheckpointStore,
     stop: runtime.StopSignal,
@@ -137,6 +137,8 @@ def _train(
     tracker.emit(
         Start("train", params.env.id, params.train.algo, size, loop.total_ticks * params.env.num_envs, resumed)
     )
+    for sentence in loop.remarks:
+        tracker.emit(Message("warning", sentence))
     saver = _Saver(loop, store, params.runtime.checkpoint_seconds)
 
     def between() -> None:
@@ -164,7 +166,7 @@ def _train(
     return loop.champion
 
 
-def _resume(loop: Online, store: CheckpointStore, tracker: Tracker) -> int | None:
+def _resume(loop: Loop, store: CheckpointStore, tracker: Tracker) -> int | None:
     loaded = store.load()
     if loaded is None:
         return None
@@ -185,7 +187,7 @@ def _resume(loop: Online, store: CheckpointStore, tracker: Tracker) -> int | Non
 class _Saver:
     """Saves every so many seconds, and never more often than a hundredth of wall time allows."""
 
-    def __init__(self, loop: Online, store: CheckpointStore, seconds: float) -> None:
+    def __init__(self, loop: Loop, store: CheckpointStore, seconds: float) -> None:
         self.loop, self.store, self.seconds = loop, store, seconds
         self.last, self.cost = time.perf_counter(), 0.0
 
@@ -203,7 +205,7 @@ class _Saver:
         self.cost = self.last - began
 
 
-def _write_outputs(loop: Online, champion: Champion, params: Params, folder: Path) -> None:
+def _write_outputs(loop: Loop, champion: Champion, params: Params, folder: Path) -> None:
     """Write `models/trained` and the reports; no clock in any of them, so that equal runs give equal bytes."""
     about: dict[str, Any] = {
         **about_problem(loop.problem),
@@ -234,6 +236,7 @@ def _write_outputs(loop: Online, champion: Champion, params: Params, folder: Pat
         "mean_fitness": loop.curve[-1][5],
         "target": loop.target,
         "warm_start": loop.warm,
+        **({"remarks": loop.remarks} if loop.remarks else {}),
     }
     safeio.write_json(folder / paths.TRAIN, summary)
 

@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import h5py
 import numpy as np
@@ -39,6 +39,8 @@ Array = npt.NDArray[Any]
 REACH_SECONDS = 30.0
 _DOWNLOAD_SECONDS = 6 * 3600.0
 _MAX_METADATA = 16 * 2**20
+REMEDY = "set `env` to the dataset's environment, or fetch another dataset"
+_OWN = "evopipe/"  # namespace of the ids of evopipe's own datasets, which hold observations as rows
 _MAX_RATIO = 1100  # deflate's limit is 1032: a dataset that declares more than this holds nothing but its declaration
 _CHUNK_ROWS = 4096
 _FORMAT = 1
@@ -122,6 +124,24 @@ class Dataset:
     notes: tuple[str, ...] = ()
 
 
+class Observations(Protocol):
+    """What an environment shows: a dataset's observations are compared with it and become its rows."""
+
+    @property
+    def space(self) -> gymnasium.Space[Any]:
+        """The environment's observation space, which a file that records none is read by."""
+
+    def compare(self, recorded: gymnasium.Space[Any], where: str) -> None:
+        """Raise a `DataError` where a dataset's observation space is another one."""
+
+    def rows(self, recorded: Any) -> Array:
+        """Turn arrays `[n, …]`, nested as in the space, into rows `[n, O]`.
+
+        Raises:
+            ValueError: they do not fit the space; the text goes on from "holds".
+        """
+
+
 _DTYPES = {
     "obs": np.float32,
     "action": np.int64,
@@ -180,7 +200,7 @@ def check_spaces(
     Raises:
         DataError: they differ; the message says which and how.
     """
-    remedy = "set `env` to the dataset's environment, or fetch another dataset"
+    remedy = REMEDY
     kinds = {True: "vectors of numbers", False: "indices"}
     if dataset.num_actions is not None and (dataset.bounds is None) != (bounds is None):
         mine, theirs = kinds[bounds is not None], kinds[dataset.bounds is not None]
@@ -354,12 +374,16 @@ def _plain_spec(env_spec: EnvSpec | None) -> EnvSpec | None:
     return None
 
 
-def read_minari(dataset: str | Path, *, reach_seconds: float = REACH_SECONDS) -> Dataset:
-    """Read a Minari dataset of vector observations and Discrete or Box actions.
+def read_minari(
+    dataset: str | Path, observations: Observations | None = None, *, reach_seconds: float = REACH_SECONDS
+) -> Dataset:
+    """Read a Minari dataset of Discrete or Box actions.
 
     Args:
         dataset: a folder (the dataset's own, or its `data`), or the id of a remote one (`namespace/name-v0`), which is
             downloaded into Minari's own cache unless it is there.
+        observations: what makes rows of its observations; None where they must be rows already, as in what `fetch`
+            writes.
         reach_seconds: how long to wait for a remote's answer.
 
     Raises:
@@ -371,12 +395,19 @@ def read_minari(dataset: str | Path, *, reach_seconds: float = REACH_SECONDS) ->
         root = _remote(str(dataset), reach_seconds)
     files, where = _minari_files(root)
     metadata = _metadata(files["metadata.json"], f"{where}/metadata.json")
+    space = _observation_space(metadata, f"{where}/metadata.json")
+    if space is not None and len(space.shape or ()) == 1 and str(metadata.get("dataset_id")).startswith(_OWN):
+        observations = None  # rows already
+    if observations is not None and space is not None:
+        observations.compare(space, where)
+    size = None if space is None or observations is not None else _row_size(space, f"{where}/metadata.json")
     with _opened(files["main_data.hdf5"], f"{where}/main_data.hdf5") as (file, name):
         _only_hard_links(file, name)
         if len(file) != metadata["total_episodes"]:
             raise DataError(f"{name}: holds {len(file)} episodes, its metadata says {metadata['total_episodes']}")
-        episodes = [_minari_episode(file, f"episode_{number}", name) for number in range(len(file))]
-    return Dataset(episodes, where, *_recorded_spaces(metadata, f"{where}/metadata.json"))
+        read = _reader(observations, space)
+        episodes = [_minari_episode(file, f"episode_{number}", name, read) for number in range(len(file))]
+    return Dataset(episodes, where, size, *_recorded_actions(metadata, f"{where}/metadata.json"))
 
 
 def _minari_files(root: Path) -> tuple[dict[str, Path | bytes], str]:
@@ -402,23 +433,40 @@ def _metadata(source: Path | bytes, where: str) -> dict[str, Any]:
     return content
 
 
-def _recorded_spaces(
+def _observation_space(metadata: Mapping[str, Any], where: str) -> gymnasium.Space[Any] | None:
+    """Build the recorded observation space, None where none is recorded."""
+    described = _space(metadata, "observation_space", where)
+    if described is None:
+        return None
+    from minari.serialization import deserialize_space
+
+    try:
+        space: gymnasium.Space[Any] = deserialize_space(described)
+    except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{where}: observation space {_brief(described)} describes no space ({reason})") from error
+    return space
+
+
+def _row_size(space: gymnasium.Space[Any], where: str) -> int:
+    """Return `O` of a space of rows."""
+    if type(space).__name__ not in ("Box", "MultiBinary") or len(space.shape or ()) != 1:
+        raise DataError(f"{where}: observations are no rows of numbers; fetch the dataset as fetch.source minari")
+    return int((space.shape or ())[0])
+
+
+def _recorded_actions(
     metadata: Mapping[str, Any], where: str
-) -> tuple[int | None, int | None, int | None, tuple[Array, Array] | None]:
-    """Return `O`, `A`, the first action and the bounds of the spaces in the metadata, None where it records none."""
-    observation, action = (_space(metadata, key, where) for key in ("observation_space", "action_space"))
-    obs_size = num_actions = start = bounds = None
-    if observation is not None:
-        shape = observation.get("shape")
-        if observation.get("type") != "Box" or not isinstance(shape, list) or len(shape) != 1:
-            raise DataError(f"{where}: observation space {_brief(observation)} is not served, only a 1-D Box is yet")
-        obs_size = int(shape[0])
+) -> tuple[int | None, int | None, tuple[Array, Array] | None]:
+    """Return `A`, the first action and the bounds of the action space in the metadata, None where it records none."""
+    action = _space(metadata, "action_space", where)
+    num_actions = start = bounds = None
     if action is not None and action.get("type") == "Discrete" and isinstance(action.get("n"), int):
         num_actions, start = int(action["n"]), int(action.get("start", 0))
     elif action is not None:
         bounds = _recorded_bounds(action, where)
         num_actions = len(bounds[0])
-    return obs_size, num_actions, start, bounds
+    return num_actions, start, bounds
 
 
 def _recorded_bounds(action: Mapping[str, Any], where: str) -> tuple[Array, Array]:
@@ -448,7 +496,7 @@ def _brief(space: Mapping[str, Any]) -> str:
     return json.dumps({key: space[key] for key in ("type", "shape", "n") if key in space})
 
 
-def _minari_episode(file: h5py.File, group_name: str, where: str) -> Episode:
+def _minari_episode(file: h5py.File, group_name: str, where: str, read: _Reader) -> Episode:
     group = _member(file, group_name, where)
     if not isinstance(group, h5py.Group):
         raise DataError(f"{where}: '{group_name}' is no group: not a Minari dataset")
@@ -461,10 +509,9 @@ def _minari_episode(file: h5py.File, group_name: str, where: str) -> Episode:
         "truncations": _flags(_read(group, "truncations", where, 1, _FLAGS, prefix), where, prefix + "truncations"),
     }
     steps = _same_length(where, {prefix + name: len(array) for name, array in arrays.items()})
-    obs = _float32(_read(group, "observations", where, 2, _NUMBERS, prefix))
+    obs = read(group, "observations", where, prefix)
     if len(obs) != steps + 1:
         raise DataError(f"{where}: '{prefix}observations' has {len(obs)} rows for {steps} steps, expected {steps + 1}")
-    _finite(obs, where, prefix + "observations")
     _finite(arrays["rewards"], where, prefix + "rewards")
     terminated, truncated = arrays["terminations"], arrays["truncations"]
     early = np.flatnonzero((terminated | truncated)[:-1])
@@ -477,6 +524,87 @@ def _minari_episode(file: h5py.File, group_name: str, where: str) -> Episode:
     return Episode(obs, arrays["actions"], arrays["rewards"], terminated, truncated, known)
 
 
+# --- Observations -----------------------------------------------------------------------------------------------------
+
+_Reader = Callable[[h5py.Group, str, str, str], Array]
+"""`(group, name, where, prefix) → [n, O]`: the observations of this name, as rows."""
+
+
+def _reader(observations: Observations | None, space: gymnasium.Space[Any] | None) -> _Reader:
+    """Read rows as they are, or what is recorded in a space (the environment's, where it is None) and make rows."""
+
+    def rows(group: h5py.Group, name: str, where: str, prefix: str = "") -> Array:
+        if observations is None:
+            found = _float32(_read(group, name, where, 2, _NUMBERS, prefix))
+        else:
+            recorded = _nested(group, name, where, space or observations.space, prefix)
+            try:
+                found = observations.rows(recorded)
+            except ValueError as error:
+                raise DataError(f"{where}: '{prefix}{name}' holds {error}") from error
+        _finite(found, where, prefix + name)
+        return found
+
+    return rows
+
+
+def _nested(group: h5py.Group, name: str, where: str, space: gymnasium.Space[Any], prefix: str) -> Any:
+    """Read arrays `[n, …]` that are nested as in a space, as Minari stores them: a group for a Dict or Tuple."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        return _members(group, name, where, space.spaces, prefix)
+    if isinstance(space, spaces.Tuple):
+        parts = {f"_index_{i}": part for i, part in enumerate(space.spaces)}
+        return tuple(_members(group, name, where, parts, prefix).values())
+    stored = getattr(_member(group, name, where), "shape", None) or ()
+    if isinstance(space, spaces.Box) and space.dtype == np.uint8 and 1 <= len(stored) <= 2 <= len(space.shape):
+        return _jpegs(group, name, where, space.shape, prefix)
+    return _read(group, name, where, None, "biuf", prefix)
+
+
+def _members(
+    group: h5py.Group, name: str, where: str, parts: Mapping[str, gymnasium.Space[Any]], prefix: str
+) -> dict[str, Any]:
+    """Read the members of a group, each in its own space."""
+    inner = _member(group, name, where)
+    if not isinstance(inner, h5py.Group):
+        raise DataError(f"{where}: '{prefix}{name}' is no group, the observation space has parts {', '.join(parts)}")
+    unknown = sorted(set(inner) - parts.keys())
+    if unknown:
+        raise DataError(f"{where}: '{prefix}{name}' holds {unknown[0]!r}, which the observation space does not")
+    return {key: _nested(inner, key, where, part, f"{prefix}{name}/") for key, part in parts.items()}
+
+
+def _jpegs(group: h5py.Group, name: str, where: str, shape: tuple[int, ...], prefix: str) -> Array:
+    """Read images that Minari stored as JPEG, a run of bytes each: `[n, *shape]` uint8."""
+    from PIL import Image
+
+    dataset, label = _plain(group, name, where, prefix), f"dataset '{prefix}{name}'"
+    if (h5py.check_vlen_dtype(dataset.dtype) or dataset.dtype) != np.uint8:
+        raise DataError(f"{where}: {label} has dtype {dataset.dtype}, expected images of shape {shape} or JPEGs")
+    images = np.empty((len(dataset), *shape), np.uint8)
+    for i in range(len(dataset)):
+        try:
+            images[i] = _jpeg(np.asarray(dataset[i]).tobytes(), shape)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise DataError(
+                f"{where}: {label} holds neither an image of shape {shape} nor a JPEG of one at index {i}"
+            ) from error
+    return images
+
+
+def _jpeg(content: bytes, shape: tuple[int, ...]) -> Array:
+    """Unpack an image if it has a shape: a few bytes can declare one that fills the memory."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
+        bands = () if image.mode == "L" else (len(image.getbands()),)
+        if (image.height, image.width, *bands) != shape:
+            raise ValueError("another shape")
+        return np.asarray(image)
+
+
 # --- Remote Minari datasets -------------------------------------------------------------------------------------------
 
 _DATASET_ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+", re.ASCII)
@@ -484,7 +612,8 @@ _DATASET_ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+", re.ASCII)
 # It ends with its parent (prctl(PR_SET_PDEATHSIG, SIGKILL)), which may be killed while it waits.
 _END = "import ctypes,sys;sys.platform=='linux' and ctypes.CDLL(None).prctl(1,9);"
 _LIST = _END + "import json,minari,sys;print(json.dumps(sorted(minari.list_remote_datasets(prefix=sys.argv[1]))))"
-_DOWNLOAD = _END + "import minari,sys;minari.download_dataset(sys.argv[1])"
+# Without force a folder that a stopped download left behind would count as the dataset.
+_DOWNLOAD = _END + "import minari,sys;minari.download_dataset(sys.argv[1],force_download=sys.argv[2]=='again')"
 
 
 def _remote(dataset_id: str, reach_seconds: float) -> Path:
@@ -495,22 +624,22 @@ def _remote(dataset_id: str, reach_seconds: float) -> Path:
         )
     cache = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
     folder = cache / dataset_id
-    if not (folder / "data" / "metadata.json").is_file():
+    if not all((folder / "data" / name).is_file() for name in ("metadata.json", "main_data.hdf5")):
         prefix = dataset_id.rpartition("-v")[0]
-        known = json.loads(_child(_LIST, prefix, dataset_id, reach_seconds) or "[]")
+        known = json.loads(_child([_LIST, prefix], dataset_id, reach_seconds) or "[]")
         if dataset_id not in known:
             others = f"; it has {', '.join(known)}" if known else ""
             raise MissingInputError(f"fetch.minari.dataset: the remote has no dataset {dataset_id!r}{others}")
-        _child(_DOWNLOAD, dataset_id, dataset_id, _DOWNLOAD_SECONDS)
+        _child([_DOWNLOAD, dataset_id, "again" if folder.exists() else "new"], dataset_id, _DOWNLOAD_SECONDS)
     return folder
 
 
-def _child(script: str, argument: str, dataset_id: str, seconds: float) -> str:
-    """Run a line of Python in a process of its own and return the last line it printed."""
+def _child(script: list[str], dataset_id: str, seconds: float) -> str:
+    """Run a line of Python with arguments in a process of its own and return the last line it printed."""
     what = f"fetch.minari.dataset: the remote of {dataset_id!r}"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", script, argument],
+            [sys.executable, "-c", *script],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -531,8 +660,11 @@ def _child(script: str, argument: str, dataset_id: str, seconds: float) -> str:
 # --- D4RL -------------------------------------------------------------------------------------------------------------
 
 
-def read_d4rl(path: Path) -> Dataset:
+def read_d4rl(path: Path, observations: Observations | None = None) -> Dataset:
     """Read an HDF5 file in D4RL layout: observations, actions, rewards, terminals [, timeouts] [, next_observations].
+
+    Such a file records no spaces: its observations are read by the environment's (a group for a Dict or Tuple, as in
+    Minari's files), or must be rows already where `observations` is None.
 
     Episodes end at terminals and timeouts, and are never bridged (AgileRL's files have no timeouts, so that where an
     episode was cut there is not known: `notes` says so). Where the file has no next observations, the last
@@ -543,11 +675,12 @@ def read_d4rl(path: Path) -> Dataset:
         MissingInputError: the file is not there.
         DataError: its content cannot be used; the message names dataset and index.
     """
+    read = _reader(observations, None)
     with _opened(Path(path)) as (file, where):
         _only_hard_links(file, where)
         arrays = {
             "actions": _actions(_read(file, "actions", where, None, _NUMBERS), where, "actions"),
-            "observations": _float32(_read(file, "observations", where, 2, _NUMBERS)),
+            "observations": read(file, "observations", where, ""),
             "rewards": _float32(_squeezed(_read(file, "rewards", where, None, _NUMBERS))),
             "terminals": _flags(_squeezed(_read(file, "terminals", where, None, "biuf")), where, "terminals"),
         }
@@ -555,12 +688,10 @@ def read_d4rl(path: Path) -> Dataset:
         if timed:
             arrays["timeouts"] = _flags(_squeezed(_read(file, "timeouts", where, None, "biuf")), where, "timeouts")
         if file.id.links.exists(b"next_observations"):
-            arrays["next_observations"] = _float32(_read(file, "next_observations", where, 2, _NUMBERS))
+            arrays["next_observations"] = read(file, "next_observations", where, "")
     arrays.setdefault("timeouts", np.zeros_like(arrays["terminals"]))
     _same_length(where, {name: len(array) for name, array in arrays.items()})
-    for name in ("observations", "rewards", "next_observations"):
-        if name in arrays:
-            _finite(arrays[name], where, name)
+    _finite(arrays["rewards"], where, "rewards")
     if "next_observations" in arrays and arrays["next_observations"].shape != arrays["observations"].shape:
         raise DataError(f"{where}: datasets 'observations' and 'next_observations' differ in shape")
     episodes = [_d4rl_episode(arrays, first, last) for first, last in _runs(arrays)]
@@ -652,18 +783,24 @@ def _read(
     limit: int | None = None,
 ) -> Array:
     """Read one dataset's numbers, its first `limit` rows, after looking at where they are and how many."""
-    dataset, label = _member(group, name, where), f"dataset '{prefix}{name}'"
-    if not isinstance(dataset, h5py.Dataset):
-        raise DataError(f"{where}: '{prefix}{name}' is a group; only plain vectors are served yet")
-    if dataset.is_virtual or dataset.external:
-        raise DataError(f"{where}: {label} keeps its values in other files; that is not read")
+    dataset, label = _plain(group, name, where, prefix), f"dataset '{prefix}{name}'"
     if dataset.dtype.kind not in kinds:
         raise DataError(f"{where}: {label} has dtype {dataset.dtype}, expected {_kind_names(kinds)}")
     if not dataset.shape or (rank is not None and len(dataset.shape) != rank):
         raise DataError(f"{where}: {label} has shape {dataset.shape}, expected {rank or 1} dimension(s)")
+    return np.asarray(dataset[:limit])
+
+
+def _plain(group: h5py.Group, name: str, where: str, prefix: str) -> h5py.Dataset:
+    """Return a dataset that keeps its values in its own file, as many as it declares."""
+    dataset, label = _member(group, name, where), f"dataset '{prefix}{name}'"
+    if not isinstance(dataset, h5py.Dataset):
+        raise DataError(f"{where}: '{prefix}{name}' is a group, expected a dataset")
+    if dataset.is_virtual or dataset.external:
+        raise DataError(f"{where}: {label} keeps its values in other files; that is not read")
     if dataset.nbytes > _MAX_RATIO * dataset.id.get_storage_size() + 2**20:
         raise DataError(f"{where}: {label} declares {dataset.nbytes} bytes and holds {dataset.id.get_storage_size()}")
-    return np.asarray(dataset[:limit])
+    return dataset
 
 
 def _kind_names(kinds: str) -> str:

@@ -1,0 +1,146 @@
+"""Learning curves on the algorithms' pages: from `docs/curves/<algorithm>.csv`, which `docs/add_curve.py` fills.
+
+A row is a generation of a run: how far each member and the population were, the best member's fitness, the champion's
+score. The last row of a run has the mean of the elite's held-out episodes too.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+from harness.plots import COLOURS, GREY, picture
+
+FOLDER = Path(__file__).parent / "curves"
+COLUMNS = ("pipeline", "env", "mode", "seed", "member_steps", "population_steps", "best", "champion", "held_out")
+
+
+class Row(NamedTuple):
+    """A generation; numbers as they stand in the file, so that reading and writing change nothing."""
+
+    pipeline: str
+    env: str
+    mode: str
+    seed: str
+    member_steps: str
+    population_steps: str
+    best: str
+    champion: str
+    held_out: str
+
+    @property
+    def run(self) -> tuple[str, int]:
+        """What no other run of the algorithm has."""
+        return self.pipeline, int(self.seed)
+
+
+def read(algo: str) -> list[Row]:
+    """Return the rows of an algorithm, none where it has no curve yet.
+
+    Raises:
+        ValueError: the file has other columns.
+    """
+    file = FOLDER / f"{algo}.csv"
+    if not file.is_file():
+        return []
+    header, *rows = csv.reader(file.read_text(encoding="utf-8").splitlines())
+    if tuple(header) != COLUMNS:
+        raise ValueError(f"{file}: its columns are {', '.join(header)}, expected {', '.join(COLUMNS)}")
+    return [Row(*row) for row in rows]
+
+
+def text(rows: Sequence[Row]) -> str:
+    """Return the file's content: runs in order of pipeline and seed, generations as they were."""
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows([COLUMNS, *sorted(rows, key=lambda row: row.run)])
+    return stream.getvalue()
+
+
+def section(algo: str, pipelines_algo: dict[str, str]) -> str:
+    """Return what the page says of the curves.
+
+    Args:
+        algo: the algorithm.
+        pipelines_algo: each pipeline's own `train.algo`.
+    """
+    rows = read(algo)
+    if not rows:
+        return ""
+    parts = ["## Learning curves"]
+    for pipeline in dict.fromkeys(row.pipeline for row in rows):
+        mine = [row for row in rows if row.pipeline == pipeline]
+        changes = [] if pipelines_algo[pipeline] == algo else [f"-S train.algo={algo}"]
+        again = " ".join(["dvc exp run", *changes, "-S seed=2"])
+        first = " ".join(["dvc exp run", *changes]) if changes else "dvc repro"
+        parts.append(f"![{mine[0].env}: best fitness and champion's score by steps]({_link(algo, pipeline)})")
+        parts.append(
+            f"{mine[0].env}, by [pipelines/{pipeline}](../../pipelines/{pipeline}/params.yaml): `{first}` there; "
+            f"another seed by `{again}`. Dots: the best member's fitness in each generation, a mean over few episodes. "
+            "Lines: the score of the champion, the best member so far. A run with a target ends where it is confirmed."
+        )
+        parts.append(_table(mine))
+    return "\n\n".join(parts)
+
+
+def _link(algo: str, pipeline: str) -> str:
+    return f"../curves/{algo}.{pipeline}.svg"
+
+
+def _table(rows: Sequence[Row]) -> str:
+    lines = [
+        "| Seed | Steps of each member | Steps of the population | Elite, mean of held-out episodes |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        if row.held_out:
+            steps = (f"{int(n):,}" for n in (row.member_steps, row.population_steps))
+            lines.append(f"| {row.seed} | {' | '.join(steps)} | {float(row.held_out):.1f} |")
+    return "\n".join(lines)
+
+
+def pictures(algo: str) -> dict[Path, bytes]:
+    """Draw an algorithm's curves, a file for each pipeline."""
+    rows = read(algo)
+    drawn = {}
+    for pipeline in dict.fromkeys(row.pipeline for row in rows):
+        mine = [row for row in rows if row.pipeline == pipeline]
+        drawn[FOLDER / f"{algo}.{pipeline}.svg"] = picture(lambda axes, mine=mine: _draw(axes, mine), 2.6, digest(mine))  # type: ignore[misc]
+    return drawn
+
+
+def digest(rows: Sequence[Row]) -> str:
+    """Name what is drawn: a picture carries it, so that it can be told fresh whatever matplotlib drew it."""
+    return "data " + hashlib.sha256(text(rows).encode()).hexdigest()[:16]
+
+
+def stale(algo: str) -> list[Path]:
+    """Return the pictures that are missing or show other data."""
+    rows = read(algo)
+    names = dict.fromkeys(row.pipeline for row in rows)
+    wanted = {FOLDER / f"{algo}.{name}.svg": digest([row for row in rows if row.pipeline == name]) for name in names}
+    return [path for path, name in wanted.items() if not path.is_file() or name not in path.read_text("utf-8")]
+
+
+def _draw(axes: Any, rows: Sequence[Row]) -> None:
+    offline = rows[0].mode == "offline"
+    for number, seed in enumerate(dict.fromkeys(row.seed for row in rows)):
+        mine = [row for row in rows if row.seed == seed]
+        steps = [int(row.member_steps if offline else row.population_steps) for row in mine]
+        colour = COLOURS[number % len(COLOURS)]
+        best = [(x, float(row.best)) for x, row in zip(steps, mine, strict=True) if row.best]
+        line = [(x, float(row.champion)) for x, row in zip(steps, mine, strict=True) if row.champion]
+        axes.plot(*zip(*best, strict=True), "o", color=colour, markersize=3.5, alpha=0.6, markeredgewidth=0)
+        axes.plot(*zip(*line, strict=True), drawstyle="steps-post", color=colour, linewidth=1.6, label=f"seed {seed}")
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    axes.set_xlabel("learning steps of each member" if offline else "environment steps of the population")
+    axes.set_ylabel("return")
+    axes.grid(axis="y", color=GREY, alpha=0.2)
+    axes.legend(frameon=False, loc="lower right")

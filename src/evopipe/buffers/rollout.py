@@ -1,0 +1,200 @@
+"""Rollouts: what the members of a cohort have done since they last learned.
+
+One float32 row a step: observation, action, its log-probability, the value, whether an episode begins, advantage,
+value target, whether the step may be learned from, and the legal actions where the environment masks any. Steps lie by
+member, tick and environment, so that a minibatch of any steps is one gather of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from evopipe.ops.returns import gae
+from evopipe.types import Chosen, Sequences, Spaces
+
+Cut = Literal["chunked", "overlapping", "whole"]
+AFTER = 4  # numbers beside the next observation that are known of a step once it was taken
+
+
+@dataclass(frozen=True)
+class StepLayout:
+    """Where a step's parts lie in its row."""
+
+    spaces: Spaces
+    masked: bool
+
+    @property
+    def log_prob(self) -> int:
+        """Where the numbers begin that every step has: log-probability, value, begins, advantage, target, valid."""
+        return self.spaces.observations + self.spaces.action_size
+
+    @property
+    def size(self) -> int:
+        """Numbers in a row."""
+        return self.log_prob + 6 + (self.spaces.actions if self.masked else 0)
+
+
+class Rollout:
+    """What members did at up to T ticks, in E environments each.
+
+    Args:
+        layout: what a row holds.
+        members: `P`.
+        ticks: `T`.
+        envs: `E`.
+        memory: `M`, numbers that a member's networks carry from step to step.
+        device: where it lives.
+
+    Attributes:
+        rows: `[P, T, E, size]`.
+        after: `[P, T, E, O + 4]`: the true next observation, reward, terminated, cut, valid.
+        memory: `[P, T + 1, E, M]`, before each step and after the last.
+    """
+
+    def __init__(
+        self, layout: StepLayout, members: int, ticks: int, envs: int, memory: int, device: torch.device
+    ) -> None:
+        self.layout = layout
+        self.rows = torch.zeros(members, ticks, envs, layout.size, device=device)
+        self.after = torch.zeros(members, ticks, envs, layout.spaces.observations + AFTER, device=device)
+        self.memory = torch.zeros(members, ticks + 1, envs, memory, device=device)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return everything."""
+        return [self.rows, self.after, self.memory]
+
+    def part(self, first: int, end: int) -> Rollout:
+        """Return the rollout of some members, on the same memory."""
+        part = object.__new__(Rollout)
+        part.layout = self.layout
+        part.rows, part.after, part.memory = (tensor[first:end] for tensor in self.tensors())
+        return part
+
+    def enter(
+        self,
+        tick: int,
+        obs: torch.Tensor,
+        legal: torch.Tensor,
+        begins: torch.Tensor,
+        memory: torch.Tensor,
+        chosen: Chosen,
+    ) -> None:
+        """Enter what is known before a step is taken: obs `[P, E, O]`, legal `[P, E, A]`, begins `[P, E]`."""
+        action = chosen.action if chosen.action.ndim == 3 else chosen.action[..., None]
+        zeros = torch.zeros_like(chosen.value)
+        numbers = torch.stack((chosen.log_prob, chosen.value, begins.float(), zeros, zeros, zeros), dim=-1)
+        parts = [obs, action.float(), numbers, *([legal.float()] if self.layout.masked else [])]
+        torch.cat(parts, dim=-1, out=self.rows[:, tick])
+        if memory.shape[-1]:
+            self.memory[:, tick], self.memory[:, tick + 1] = memory, chosen.memory
+
+    def finish(
+        self,
+        tick: int,
+        next_obs: torch.Tensor,
+        reward: torch.Tensor,
+        terminated: torch.Tensor,
+        truncated: torch.Tensor,
+        broken: torch.Tensor,
+    ) -> None:
+        """Enter what a step gave: the true next observation `[P, E, O]`, the rest `[P, E]`.
+
+        A broken step counts as one after which nothing comes, and which gave just what was expected: it lends nothing
+        to the steps before it.
+        """
+        expected = self.rows[:, tick, :, self.layout.log_prob + 1]
+        numbers = (
+            torch.where(broken, expected, reward),
+            (terminated | broken).float(),
+            (terminated | truncated | broken).float(),
+            (~broken).float(),
+        )
+        usable = torch.where(broken[..., None], 0.0, next_obs)
+        torch.cat((usable, torch.stack(numbers, dim=-1)), dim=-1, out=self.after[:, tick])
+
+    def cut(self, tick: int, members: list[int], envs: list[int]) -> None:
+        """Let what was entered at a tick be the last that is known of an episode, for these pairs of member and
+        environment: what comes after belongs to another."""
+        self.after[members, tick, envs, -2] = 1.0
+
+    def following(self, ticks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what came after the first so many ticks: observations `[P, T · E, O]`, memory `[P, T · E, M]`."""
+        next_obs = self.after[:, :ticks, :, : self.layout.spaces.observations]
+        return next_obs.flatten(1, 2), self.memory[:, 1 : ticks + 1].flatten(1, 2)
+
+    def estimate(self, ticks: int, next_value: torch.Tensor, gamma: torch.Tensor, lam: torch.Tensor) -> None:
+        """Enter advantages and value targets of the first so many ticks.
+
+        Args:
+            ticks: how many.
+            next_value: `[P, T · E]`, of what `following` returned.
+            gamma: `[P]`.
+            lam: `[P]`, λ.
+        """
+        at = self.layout.log_prob
+        reward, terminated, cut, valid = self.after[:, :ticks, :, -AFTER:].unbind(dim=-1)
+        value = self.rows[:, :ticks, :, at + 1]
+        advantage = gae(reward, value, next_value.view_as(value), terminated > 0, cut > 0, gamma, lam)
+        self.rows[:, :ticks, :, at + 3 : at + 6] = torch.stack((advantage, advantage + value, valid), dim=-1)
+
+    def sequences(self, ticks: torch.Tensor, env: torch.Tensor, weight: torch.Tensor) -> Sequences:
+        """Gather a minibatch.
+
+        Args:
+            ticks: `[P, B, L]` int64, which ticks.
+            env: `[P, B]` int64, in which environment.
+            weight: `[P, B, L]`, 0 on pads, 1 elsewhere.
+        """
+        members, capacity, envs = self.rows.shape[:3]
+        member = torch.arange(members, device=ticks.device)[:, None, None]
+        index = (member * capacity + ticks) * envs + env[..., None]
+        before = ((member * (capacity + 1) + ticks) * envs + env[..., None])[..., 0]
+        rows = self.rows.flatten(0, 2).index_select(0, index.flatten()).unflatten(0, index.shape)
+        o, at = self.layout.spaces.observations, self.layout.log_prob
+        action = rows[..., o:at]
+        kind = self.layout.spaces.kind
+        if kind != "continuous":
+            action = action.long()
+        log_prob, value, begins, advantage, target, valid = rows[..., at : at + 6].unbind(dim=-1)
+        weight = weight * valid
+        return Sequences(
+            obs=rows[..., :o],
+            action=action[..., 0] if kind == "discrete" else action,
+            legal=rows[..., at + 6 :] > 0.5 if self.layout.masked else None,
+            log_prob=log_prob,
+            value=value,
+            advantage=advantage,
+            target=target,
+            begins=begins > 0.5,
+            memory=self.memory.flatten(0, 2).index_select(0, before.flatten()).unflatten(0, env.shape),
+            weight=weight / weight.sum(dim=(1, 2), keepdim=True).clamp(min=1.0),
+        )
+
+    def state(self, ticks: int) -> dict[str, torch.Tensor]:
+        """Return a copy of the first so many ticks."""
+        held = {"rows": self.rows[:, :ticks], "after": self.after[:, :ticks], "memory": self.memory[:, : ticks + 1]}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in held.items()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned."""
+        for name, tensor in zip(("rows", "after", "memory"), self.tensors(), strict=True):
+            tensor[:, : state[name].shape[1]] = state[name].to(tensor.device)
+
+
+def windows(ticks: int, longest: int, cut: Cut) -> list[tuple[int, int]]:
+    """Return the stretches (first tick, end) that a rollout of so many ticks is cut into.
+
+    Args:
+        ticks: `T`.
+        longest: most ticks of a stretch, at least 1.
+        cut: `chunked`: one after another; `overlapping`: each begins in the middle of the one before; `whole`: the
+            whole rollout is one stretch.
+    """
+    if cut == "whole" or longest >= ticks:
+        return [(0, ticks)]
+    stride = longest if cut == "chunked" else longest - longest // 2
+    last = ticks - longest if cut == "overlapping" else ticks - 1
+    return [(first, min(first + longest, ticks)) for first in range(0, last + stride, stride) if first < ticks]

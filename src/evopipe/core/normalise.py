@@ -1,0 +1,228 @@
+"""Observations and rewards brought to one scale by what a member has seen, which is part of its state.
+
+An observation x becomes clip((x − μ) / √(σ² + ε), −c, c), column by column, with mean and variance of the observations
+that the member has acted on. A reward r becomes clip(r / √(σ² + ε), −c, c), with the variance of the discounted returns
+R ← γ R + r so far. Both are merged in as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
+computing sample variances", 1979. Columns of images and one-hot columns are left as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import Field
+
+from evopipe.types import Schema, Spaces
+
+EPSILON = 1e-8
+CHUNK = 1 << 16  # rows of a dataset that are entered at once
+PREFIX = "normaliser."
+"""What the names of a member's tensors begin with that belong to its normaliser."""
+_CLIP, _COLUMNS, _OBSERVATIONS, _RETURNS = f"{PREFIX}clip", f"{PREFIX}columns", PREFIX, f"{PREFIX}return_"
+_PARTS = ("count", "mean", "square")
+SHOWN = (_CLIP, _COLUMNS, *(_OBSERVATIONS + part for part in _PARTS))
+"""Names of those that change what a policy is shown."""
+KINDS = dict.fromkeys((*SHOWN, *(_RETURNS + part for part in _PARTS)), ("row", ""))
+"""How a member's tensors of these names resize with its architecture, see `core.population.tensor_kinds`: never."""
+
+
+class NormaliseConfig(Schema):
+    """Running normalisation, each member by what it has seen itself."""
+
+    observations: bool = Field(
+        False,
+        description="whether networks read observations less their running mean, over their standard deviation; not "
+        "images, nor one-hot columns",
+    )
+    rewards: bool = Field(
+        False,
+        description="whether members learn from rewards over the standard deviation of their discounted returns, "
+        "on-policy only; reports and fitness are in the environment's own rewards",
+    )
+    clip: float = Field(10.0, gt=0, description="largest size of a normalised number")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and variance of N columns, of each member its own, in float64.
+
+    Attributes:
+        count: `[P]`, values of each column so far.
+        mean: `[P, N]`.
+        square: `[P, N]`, sum of the squared distances from the mean.
+    """
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    square: torch.Tensor
+
+    @classmethod
+    def start(cls, members: int, columns: int) -> Statistics:
+        """Return those of nothing."""
+        empty = torch.zeros(members, columns, dtype=torch.float64)
+        return cls(torch.zeros(members, dtype=torch.float64), empty, empty.clone())
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return everything."""
+        return [self.count, self.mean, self.square]
+
+    def enter(self, values: torch.Tensor, given: torch.Tensor) -> None:
+        """Take in n values of each column, in place: values `[P, n, N]`; given `[P, n]`, which of them count.
+
+        A member of whom none counts keeps its statistics to the bit.
+        """
+        # One column's values lie together, so that their sum does not depend on how many members there are.
+        x = torch.where(given[..., None], values.double(), 0.0).transpose(1, 2).contiguous()  # [P, N, n]
+        count = given.sum(dim=1).double()
+        mean = x.sum(dim=2) / count.clamp(min=1.0)[:, None]
+        apart = torch.where(given[:, None], x - mean[..., None], 0.0)
+        total = self.count + count
+        share = (count / total.clamp(min=1.0))[:, None]
+        shift = mean - self.mean
+        self.square.add_(apart.square().sum(dim=2) + shift.square() * self.count[:, None] * share)
+        self.mean.add_(shift * share)
+        self.count.copy_(total)
+
+    def scale(self) -> torch.Tensor:
+        """Return 1 / √(σ² + ε), `[P, N]` float32; 1 before the first value."""
+        seen = self.count[:, None]
+        variance = torch.where(seen > 0, self.square / seen.clamp(min=1.0), 1.0 - EPSILON)
+        return (variance + EPSILON).rsqrt().float()
+
+
+@dataclass(frozen=True)
+class Normaliser:
+    """What the members of a cohort have seen, and how it changes what they are shown.
+
+    Attributes:
+        clip: `[P]` float32, largest size of a normalised number.
+        columns: `[N]` int64, the columns of an observation that are normalised; None where none are.
+        observations: of these columns; None where observations stay as they are.
+        returns: of the discounted returns, N = 1; None where rewards stay as they are.
+    """
+
+    clip: torch.Tensor
+    columns: torch.Tensor | None
+    observations: Statistics | None
+    returns: Statistics | None
+
+    @classmethod
+    def stack(cls, members: Sequence[Mapping[str, torch.Tensor]], device: torch.device) -> Normaliser | None:
+        """Return the normaliser of members, given as their tensors; None where they have none."""
+        if _CLIP not in members[0]:
+            return None
+
+        def statistics(start: str) -> Statistics | None:
+            if start + _PARTS[0] not in members[0]:
+                return None
+            return Statistics(*(torch.stack([m[start + part] for m in members]).to(device) for part in _PARTS))
+
+        columns = members[0].get(_COLUMNS)
+        return cls(
+            torch.stack([m[_CLIP] for m in members]).to(device),
+            None if columns is None else columns.to(device),
+            statistics(_OBSERVATIONS),
+            statistics(_RETURNS),
+        )
+
+    def rows(self) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
+        """Walk it: (name in a member's tensors, one tensor a member)."""
+        yield _CLIP, self.clip.unbind(0)
+        if self.columns is not None:
+            yield _COLUMNS, [self.columns] * len(self.clip)
+        for start, statistics in ((_OBSERVATIONS, self.observations), (_RETURNS, self.returns)):
+            if statistics is not None:
+                for part, values in zip(_PARTS, statistics.tensors(), strict=True):
+                    yield start + part, values.unbind(0)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return everything, in a fixed order."""
+        columns = [] if self.columns is None else [self.columns]
+        seen = [tensor for s in (self.observations, self.returns) if s is not None for tensor in s.tensors()]
+        return [self.clip, *columns, *seen]
+
+    def part(self, first: int, end: int) -> Normaliser:
+        """Return that of some members, on the same memory."""
+
+        def cut(seen: Statistics | None) -> Statistics | None:
+            return None if seen is None else Statistics(*(tensor[first:end] for tensor in seen.tensors()))
+
+        return Normaliser(self.clip[first:end], self.columns, cut(self.observations), cut(self.returns))
+
+    def see(self, obs: torch.Tensor, healthy: torch.Tensor) -> None:
+        """Take in observations `[P, E, O]`, in place: finite ones, of members that are healthy `[P]`."""
+        if self.observations is not None:
+            values = self._chosen(obs)
+            self.observations.enter(values, values.isfinite().all(dim=-1) & healthy[:, None])
+
+    def shown(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return observations `[P, B, O]` as networks read them."""
+        if self.observations is None or self.columns is None:
+            return obs
+        limit = self.clip[:, None, None]
+        mean, scale = self.observations.mean.float()[:, None], self.observations.scale()[:, None]
+        values = ((self._chosen(obs) - mean) * scale).clamp(-limit, limit)
+        return values if values.shape == obs.shape else obs.index_copy(-1, self.columns, values)
+
+    def _chosen(self, obs: torch.Tensor) -> torch.Tensor:
+        """`[P, B, O]` → `[P, B, N]`."""
+        assert self.columns is not None
+        return obs if len(self.columns) == obs.shape[-1] else obs.index_select(-1, self.columns)
+
+    def earn(
+        self, returns: torch.Tensor, reward: torch.Tensor, gamma: torch.Tensor, given: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take in a step's rewards, in place; return them as members learn from them, and the returns with them.
+
+        Args:
+            returns: `[P, E]` float64, discounted returns of the running episodes before the step.
+            reward: `[P, E]`.
+            gamma: `[P]`, discount.
+            given: `[P, E]` bool, which rewards count.
+        """
+        if self.returns is None:
+            return reward, returns
+        returns = torch.where(given, returns * gamma[:, None] + reward, returns)
+        self.returns.enter(returns[..., None], given)
+        limit = self.clip[:, None]
+        return (reward * self.returns.scale()).clamp(-limit, limit), returns
+
+
+def start(cfg: NormaliseConfig, spaces: Spaces) -> dict[str, torch.Tensor]:
+    """Return the tensors of a member that has seen nothing yet; none where nothing is normalised."""
+    columns = plain_columns(spaces)
+    seen = Statistics.start(1, len(columns)) if cfg.observations and len(columns) else None
+    returns = Statistics.start(1, 1) if cfg.rewards else None
+    if seen is None and returns is None:
+        return {}
+    normaliser = Normaliser(torch.tensor([cfg.clip]), None if seen is None else columns, seen, returns)
+    return {name: rows[0].clone() for name, rows in normaliser.rows()}
+
+
+def plain_columns(spaces: Spaces) -> torch.Tensor:
+    """Return the columns `[N]` of an observation that are neither of an image nor one-hot."""
+    plain = torch.ones(spaces.observations, dtype=torch.bool)
+    for first, end in [*((image.start, image.start + image.size) for image in spaces.images), *spaces.one_hot]:
+        plain[first:end] = False
+    return plain.nonzero()[:, 0]
+
+
+def after(tensors: Mapping[str, torch.Tensor], obs: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return a member's tensors after it has seen observations `[n, O]` of a dataset too."""
+    normaliser = Normaliser.stack([{name: tensor.clone() for name, tensor in tensors.items()}], torch.device("cpu"))
+    if normaliser is None:
+        return dict(tensors)
+    for rows in obs.split(CHUNK):
+        normaliser.see(rows[None], torch.ones(1, dtype=torch.bool))
+    return {**tensors, **{name: rows[0].clone() for name, rows in normaliser.rows()}}
+
+
+def describe(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
+    """Return as JSON data how an observation changes before a network reads it, and by which tensors; or nothing."""
+    if _COLUMNS not in tensors:
+        return []
+    what = f"columns: clip((x - mean) / sqrt(square / count + {EPSILON}), -clip, clip)"
+    return [{"normalise": what, "tensors": list(SHOWN)}]

@@ -1,0 +1,261 @@
+"""Learning from rollouts: advantages, then epochs of minibatches, every member at its own pace."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from evopipe import rng
+from evopipe.buffers.rollout import Rollout, StepLayout, windows
+from evopipe.core.graphs import Body, Runner, upload
+from evopipe.core.networks import round_up
+from evopipe.core.population import BATCH_MULTIPLE, Cohort, tensors_of
+from evopipe.loops.learners import Share
+from evopipe.loops.problem import Problem
+from evopipe.loops.steps import UPDATES_PER_TICK
+from evopipe.rng import Purpose, Stream
+
+
+def rollout_ends(learn_step: int, envs: int, ticks: int) -> list[int]:
+    """Return the ticks of a generation after which a member learns.
+
+    A rollout takes as many ticks as give at least `learn_step` steps in `envs` environments. The generation's last one
+    takes what is left, between half and one and a half of that: what was played by a policy that evolution replaces is
+    learned from first.
+    """
+    each = -(-learn_step // envs)
+    count = max(1, int(ticks / each + 0.5))
+    return [*(each * i for i in range(1, count)), ticks]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a cohort goes through rollouts of one length: constants of its members' hyper-parameters.
+
+    Attributes:
+        stretches: (first tick, end) of the sequences that a rollout is cut into; single ticks without recurrence.
+        envs: `E`.
+        batches: each member's minibatches in an epoch.
+        sizes: sequences in each of them.
+        width: sequences that a minibatch has room for. Where members have a batch bucket in common it depends on
+            nothing else, so that a member's sums run over as many numbers beside any neighbours; and its steps fill
+            whole vectors, for some operators round what is left over differently.
+        epochs: each member's epochs.
+        device: where index tensors live.
+    """
+
+    stretches: list[tuple[int, int]]
+    envs: int
+    batches: list[int]
+    sizes: list[int]
+    width: int
+    epochs: list[int]
+    device: torch.device
+
+    @classmethod
+    def of(cls, problem: Problem, cohort: Cohort, rollout: Rollout, ticks: int) -> Plan:
+        """Return the plan for a rollout of so many ticks; a rollout is divided evenly into minibatches."""
+        cfg, envs = problem.algo_config, rollout.rows.shape[2]
+        recurrent = rollout.memory.shape[-1] > 0
+        stretches = windows(ticks, cfg.max_seq_len if recurrent else 1, cfg.sequences if recurrent else "chunked")
+        longest, count = max(end - first for first, end in stretches), len(stretches) * envs
+        asked = [int(member.hyper["batch_size"]) for member in cohort.members]
+        *batches, _ = divided = [-(-count // min(max(1, steps // longest), count)) for steps in (*asked, cohort.batch)]
+        *sizes, widest = [-(-count // n) for n in divided]
+        width = round_up(widest, BATCH_MULTIPLE // math.gcd(longest, BATCH_MULTIPLE))
+        epochs = [int(member.hyper["epochs"]) for member in cohort.members]
+        return cls(stretches, envs, batches, sizes, width, epochs, problem.device)
+
+    @property
+    def count(self) -> int:
+        """Sequences in a rollout."""
+        return len(self.stretches) * self.envs
+
+    @cached_property
+    def places(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Places in a shuffled epoch `[P, U, B]` of each minibatch's sequences, and which there are."""
+        update, j = torch.arange(max(self.batches))[None, :, None], torch.arange(self.width)
+        sizes = torch.tensor(self.sizes)[:, None, None]
+        place = update * sizes + j
+        given = (j < sizes) & (place < self.count) & (update < torch.tensor(self.batches)[:, None, None])
+        return upload(place.clamp(max=self.count - 1), self.device), upload(given, self.device)
+
+    @cached_property
+    def ticks(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ticks of every stretch `[W, L]`, and which of them are no pads."""
+        first, end = torch.tensor(self.stretches).T[:, :, None]
+        tick = first + torch.arange(int((end - first).max()))
+        return upload(torch.minimum(tick, end - 1), self.device), upload(tick < end, self.device)
+
+    @cached_property
+    def epoch_given(self) -> torch.Tensor:
+        """Whether a member takes part in an epoch, `[epochs, P]`."""
+        return upload(torch.arange(max(self.epochs))[:, None] < torch.tensor(self.epochs), self.device)
+
+
+def learn_from_rollout(
+    problem: Problem, cohort: Cohort, rollout: Rollout, ticks: int, tick: int
+) -> tuple[Cohort, torch.Tensor]:
+    """Let members learn from what they have just done.
+
+    Args:
+        problem: configuration.
+        cohort: the members; its tensors are updated in place.
+        rollout: what they did; advantages are entered into it.
+        ticks: how much of it is filled.
+        tick: when; with the members' keys it fixes the draws.
+
+    Returns:
+        The cohort, and its members' losses `[P]` in their last minibatch.
+    """
+    names, factors = _factors(problem, tick)
+    inputs = [torch.tensor([tick * UPDATES_PER_TICK]), factors]
+    if cohort.runner.eager:
+        plan, update = Plan.of(problem, cohort, rollout, ticks), problem.algo.update
+        on_device = [upload(x, problem.device) for x in inputs]
+        state, losses, healthy = _epochs(problem, update, cohort, rollout, plan, names, *on_device)
+        return replace(cohort, state=state, healthy=healthy), losses
+
+    def make(compiled: Callable[[Any], Any]) -> Body:
+        plan, bare = Plan.of(problem, cohort, rollout, ticks), replace(cohort, runner=Runner())
+        return partial(_epochs_in_place, problem, compiled(problem.algo.update), bare, rollout, plan, names)
+
+    written = [*tensors_of(cohort.state), cohort.healthy]
+    bound = [*rollout.tensors(), cohort.keys, *cohort.hyper.values(), *written]
+    (losses,) = cohort.runner.run(("learn", ticks), make, inputs, bound, written)
+    return cohort, losses
+
+
+def learn_from_rollout_in_place(
+    problem: Problem, cohort: Cohort, rollout: Rollout, ticks: int, tick: int
+) -> torch.Tensor:
+    """`learn_from_rollout` that leaves everything in the cohort's own tensors; return the losses. Eager, on the CPU."""
+    names, factors = _factors(problem, tick)
+    plan, when = Plan.of(problem, cohort, rollout, ticks), torch.tensor([tick * UPDATES_PER_TICK])
+    (losses,) = _epochs_in_place(problem, problem.algo.update, cohort, rollout, plan, names, when, factors)
+    return losses
+
+
+def _factors(problem: Problem, tick: int) -> tuple[list[str], torch.Tensor]:
+    """Return what hyper-parameters are multiplied by at a tick: their names, and the numbers."""
+    found = problem.algo.schedule(problem.algo_config, tick * problem.env.num_envs)
+    return list(found), torch.tensor(list(found.values()))
+
+
+def _epochs(
+    problem: Problem,
+    update: Any,
+    cohort: Cohort,
+    rollout: Rollout,
+    plan: Plan,
+    names: Sequence[str],
+    when: torch.Tensor,
+    factors: torch.Tensor,
+) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """Estimate advantages, then go through all minibatches, on the device."""
+    hyper = {**cohort.hyper, **{n: cohort.hyper[n] * f for n, f in zip(names, factors.unbind(), strict=True)}}
+    state, healthy, ticks = cohort.state, cohort.healthy, plan.stretches[-1][1]
+    next_value = problem.algo.value(problem.algo_config, state, *rollout.following(ticks))
+    rollout.estimate(ticks, next_value, hyper["gamma"], hyper["gae_lambda"])
+    losses = torch.full_like(healthy, torch.nan, dtype=torch.float32)
+    (place, given), (tick, within) = plan.places, plan.ticks
+    for epoch in range(max(plan.epochs)):
+        now = when + epoch
+        order = rng.uniform(cohort.keys, Purpose.REPLAY, now, plan.count)[:, 0].argsort(dim=1)
+        chosen = order.gather(1, place.flatten(1)).view_as(place)  # [P, U, B], which sequence
+        stretch, env = chosen // plan.envs, chosen % plan.envs
+        taken = given & plan.epoch_given[epoch][:, None, None]
+        for i in range(max(plan.batches)):
+            weight = (within[stretch[:, i]] & taken[:, i, :, None]).float()
+            batch = rollout.sequences(tick[stretch[:, i]], env[:, i], weight)
+            draw = Stream(cohort.keys, Purpose.UPDATE, now)
+            turn = int(epoch > 0 or i > 0)  # a compiler makes code for each number that it sees
+            state, last, healthy, _ = update(problem.algo_config, state, hyper, batch, healthy, draw, turn)
+            losses = torch.where(taken[:, i, 0], last, losses)
+    return state, losses, healthy
+
+
+def _epochs_in_place(
+    problem: Problem,
+    update: Any,
+    cohort: Cohort,
+    rollout: Rollout,
+    plan: Plan,
+    names: Sequence[str],
+    when: torch.Tensor,
+    factors: torch.Tensor,
+) -> tuple[torch.Tensor]:
+    """`_epochs` that leaves the new state in the tensors of the old, where a replay will look for it."""
+    state, losses, healthy = _epochs(problem, update, cohort, rollout, plan, names, when, factors)
+    for old, new in zip([*tensors_of(cohort.state), cohort.healthy], [*tensors_of(state), healthy], strict=True):
+        if old is not new:
+            old.copy_(new)
+    return (losses,)
+
+
+@dataclass
+class RolloutLessons:
+    """Learning from rollouts: what is due is how many ticks of one.
+
+    Attributes:
+        layout: what a step's row holds.
+        ticks: returns how many ticks the generation that begins will have.
+        rollouts: one a cohort.
+    """
+
+    problem: Problem
+    layout: StepLayout
+    ticks: Callable[[], int]
+    rollouts: list[Rollout] = field(default_factory=list)
+
+    def shared(self) -> list[torch.Tensor]:
+        """Rollouts come and go with the cohorts."""
+        return []
+
+    def rebind(self) -> None:
+        """Nothing lies elsewhere."""
+
+    def adopt(self, cohorts: Sequence[Cohort]) -> list[torch.Tensor]:
+        """Make room for the rollouts of new cohorts; return it."""
+        self.rollouts = []
+        for cohort in cohorts:
+            longest = max(end - first for first, end in itertools.pairwise([0, *self.ends(cohort)]))
+            place = longest, self.problem.env.num_envs, cohort.memory, self.problem.device
+            self.rollouts.append(Rollout(self.layout, len(cohort.members), *place))
+        return [tensor for rollout in self.rollouts for tensor in rollout.tensors()]
+
+    def ends(self, cohort: Cohort) -> list[int]:
+        """Return the ticks of the generation after which a cohort learns."""
+        learn_step = int(cohort.members[0].hyper["learn_step"])
+        return rollout_ends(learn_step, self.problem.env.num_envs, self.ticks())
+
+    def numbers(self) -> list[int]:
+        """Nothing but the ticks changes."""
+        return []
+
+    def follow(self, numbers: Sequence[int]) -> None:
+        """Nothing to take over."""
+
+    def rate(self, cohort: Cohort) -> float:
+        """Return the updates for a step of a member."""
+        hyper = cohort.members[0].hyper
+        return hyper["epochs"] / min(hyper["batch_size"], hyper["learn_step"])
+
+    def learn(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> tuple[Cohort, torch.Tensor]:
+        """See `learn_from_rollout`."""
+        return learn_from_rollout(self.problem, cohort, self._rollout(share), due, tick)
+
+    def learn_in_place(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> torch.Tensor:
+        """See `learn_from_rollout_in_place`."""
+        return learn_from_rollout_in_place(self.problem, cohort, self._rollout(share), due, tick)
+
+    def _rollout(self, share: Share) -> Rollout:
+        rollout = self.rollouts[share.cohort]
+        whole = share.end - share.first == len(rollout.rows)
+        return rollout if whole else rollout.part(share.first, share.end)

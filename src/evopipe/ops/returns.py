@@ -1,0 +1,38 @@
+"""Returns and advantages over stretches of time."""
+
+from __future__ import annotations
+
+import torch
+
+
+def gae(
+    reward: torch.Tensor,
+    value: torch.Tensor,
+    next_value: torch.Tensor,
+    terminated: torch.Tensor,
+    cut: torch.Tensor,
+    gamma: torch.Tensor,
+    lam: torch.Tensor,
+) -> torch.Tensor:
+    """Return generalised advantage estimates (Schulman et al., 2016, eq. 16).
+
+    δ_t = r_t + γ (1 − terminated_t) V(s_{t+1}) − V(s_t), Â_t = δ_t + γ λ (1 − cut_t) Â_{t+1}. A truncated episode
+    bootstraps from its true last observation and lends nothing to the one after it; a terminated one does not
+    bootstrap.
+
+    Args:
+        reward: `[P, T, E]`.
+        value: `[P, T, E]`, V(s_t).
+        next_value: `[P, T, E]`, V of the true observation after the step, also where the episode ended there.
+        terminated: `[P, T, E]` bool.
+        cut: `[P, T, E]` bool, whether what comes after belongs to another episode: terminated or truncated.
+        gamma: `[P]`.
+        lam: `[P]`, λ.
+    """
+    gamma = gamma[:, None, None]
+    delta = reward + gamma * ~terminated * next_value - value
+    decay = gamma * lam[:, None, None] * ~cut
+    out, later = torch.empty_like(delta), torch.zeros_like(delta[:, 0])
+    for t in range(delta.shape[1] - 1, -1, -1):
+        later = torch.addcmul(delta[:, t], decay[:, t], later, out=out[:, t])
+    return out

@@ -1,0 +1,500 @@
+"""What every algorithm of the registry promises that learns from what its members have just done."""
+
+from __future__ import annotations
+
+import copy
+import json
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+import populations
+from evopipe import policy
+from evopipe.core import optim, population
+from evopipe.core.graphs import Paths
+from evopipe.core.population import Member
+from evopipe.errors import ParamsError
+from evopipe.loops import learners
+from evopipe.loops.evaluate import seen
+from evopipe.loops.problem import Problem, first_members
+from evopipe.loops.rollouts import learn_from_rollout, rollout_ends
+from evopipe.loops.run import begin
+from evopipe.storage.dataset import Transitions
+from evopipe.types import Learned
+from populations import (
+    LONG,
+    TICKS,
+    UNLIKE,
+    advance,
+    close_generation,
+    equal,
+    equal_states,
+    finish,
+    memory_of,
+    of_slot,
+    plant_weight,
+    rollout_for,
+    same,
+    started,
+    updated,
+)
+
+each_algorithm = pytest.mark.parametrize("algo", populations.cases(on_policy=True))
+
+LSTM = {"network": {"encoder": [16], "latent": 16, "encoder_kind": "lstm"}, "max_seq_len": 4}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "memory": ("ppo", LSTM),
+    "memory in one network": ("ppo:continuous", {**LSTM, "share_encoder": True, "sequences": "overlapping"}),
+    "one network": ("ppo", {"share_encoder": True, "clip_value": True, "target_kl": 1e-3}),
+    "squashed": ("ppo:continuous", {"squash": True, "normalise_advantage": False, "decay_steps": 500}),
+}
+QUICK = "memory"
+each_variant = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in VARIANTS]
+)
+
+
+def variant(
+    name: str, cohorts: Literal["exact", "merged"] = "exact", mutation: Mapping[str, Any] = UNLIKE, **train: Any
+) -> Problem:
+    """Unlike members of one of the `VARIANTS`."""
+    algo, config = VARIANTS[name]
+    evolve = {"batch_size": {"min": 16, "max": 64}, "lr": {"min": 1e-4, "max": 1e-2}, "epochs": {"min": 1, "max": 4}}
+    return populations.problem(
+        algo=algo, mutation=mutation, cohorts=cohorts, config={**config, "evolve": evolve}, train=train
+    )
+
+
+def given(p: Problem, **hyper: tuple[float, ...]) -> list[Member]:
+    """First members that have these hyper-parameters, one each."""
+    each = [dict(zip(hyper, values, strict=True)) for values in zip(*hyper.values(), strict=True)]
+    return [replace(m, hyper={**m.hyper, **own}) for m, own in zip(first_members(p, len(each))[0], each, strict=True)]
+
+
+def copied(loop: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """A run's state as a file would hold it."""
+    tensors, meta = loop.state()
+    return {n: t.clone() for n, t in tensors.items()}, json.loads(json.dumps(meta))
+
+
+# ------------------------------------------------------------------------------------------------- every variant
+
+
+@each_variant
+def test_a_member_trains_alike_alone_and_in_a_crowd(name: str, run: Callable[..., Any]) -> None:
+    p = variant(name, **LONG)
+    crowd = run(p, 6)
+    advance(crowd, 66)
+    for slots in ([5], [1, 3]):
+        few = run(p, [replace(populations.alone(p, slot), slot=i) for i, slot in enumerate(slots)])
+        advance(few, 66)
+        for i, slot in enumerate(slots):
+            assert same(few.members[i], crowd.members[slot]), slot
+            assert all(equal(memory_of(few, i, x), memory_of(crowd, slot, x)) for x in ("rows", "after", "memory"))
+    assert all(float(m.tensors["updates"]) > 5 for m in crowd.members)
+
+
+@each_variant
+@pytest.mark.parametrize("chosen", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_restored_run_continues_bit_for_bit(name: str, chosen: bool, run: Callable[..., Any]) -> None:
+    """In the middle of a rollout and of episodes, also where actions are chosen and not yet taken."""
+    p = variant(name)
+    straight = run(p, 3)
+    for ticks in (7, 41, 70):
+        whole = run(p, 3)
+        advance(whole, ticks)
+        if chosen:
+            whole.choose()
+        state = copied(whole)
+        assert ("pending" in state[0]) == chosen
+        assert any(len(t[0]) for n, t in state[0].items() if n.startswith("rollout") and n.endswith("rows"))
+        resumed = run(p, 3)
+        advance(resumed, 5)  # whatever it held before is gone
+        assert resumed.restore(*state) == 0
+        assert equal_states(whole.state(), resumed.state()) == []
+        finish(resumed)
+        if not straight.reason:
+            finish(straight)
+        assert equal_states(straight.state(), resumed.state()) == []
+
+
+@each_variant
+@pytest.mark.parametrize("cohorts", [pytest.param("exact", marks=pytest.mark.slow), "merged"])
+def test_no_bit_depends_on_how_many_processes_learn(
+    name: str, cohorts: Literal["exact", "merged"], run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learners, "LEAST_WORK", 0.0)
+    p = variant(name, cohorts, max_steps=400)
+    alone, divided = run(p, 4, 1), run(p, 4, 2)
+    while not alone.reason:
+        for loop in (alone, divided):
+            while not loop.generation_over:
+                loop.advance()
+        assert len(divided.learners._helpers) == 1, "the work was divided"
+        assert equal_states(alone.state(), divided.state()) == []
+        for loop in (alone, divided):
+            close_generation(loop)
+    assert equal_states(alone.state(), divided.state()) == []
+
+
+@each_variant
+def test_a_run_on_fixed_buffers_is_the_eager_run(name: str, run: Callable[..., Any]) -> None:
+    p, paths = variant(name, "merged"), Paths("buffers")
+    eager, fixed = run(p, 3), run(replace(p, paths=paths), 3)
+    for _ in range(3):
+        for loop in (eager, fixed):
+            advance(loop, 33)
+        assert equal_states(eager.state(), fixed.state()) == []
+    assert paths.recorded > 3
+    assert not paths.given_up
+
+
+@each_variant
+def test_a_diverged_member_harms_nobody(name: str, run: Callable[..., Any]) -> None:
+    """Nor its own environments: its actions stay numbers, though its weights and its memory are none."""
+    p = variant(name, "merged", **LONG)
+    clean, ill = run(p, 4), run(p, 4)
+    for loop in (clean, ill):
+        advance(loop, 30)
+    plant_weight(ill, 1)
+    for loop in (clean, ill):
+        advance(loop, 20)
+    cohort, row = of_slot(ill.cohorts, 1)
+    assert not cohort.healthy[row]
+    for slot in (0, 2, 3):
+        assert same(clean.members[slot], ill.members[slot]), slot
+    assert np.isfinite(ill.pool.obs).all()
+    close_generation(ill)
+    advance(ill, 20)
+    assert all(m.healthy and torch.isfinite(t).all() for m in ill.members for t in m.tensors.values())
+
+
+@each_variant
+@pytest.mark.parametrize("kind", ["architecture", "parameters", "activation", "rl_hp"])
+def test_every_kind_of_mutation_learns_on(name: str, kind: str, run: Callable[..., Any]) -> None:
+    chances = dict.fromkeys(("none", "architecture", "parameters", "activation", "rl_hp"), 0.0) | {kind: 1.0}
+    loop = run(variant(name, mutation={**UNLIKE, "before_training": False, "probabilities": chances}), 3)
+    finish(loop)
+    done = [child["mutation"]["kind"] for record in loop.lineage[1:] for child in record["children"]]
+    assert {kind} <= {*done} <= {kind, "none"}
+    assert all(m.healthy for m in loop.members)
+    assert all(float(m.tensors["updates"]) > 10 for m in loop.members)
+
+
+# ------------------------------------------------------------------------------------------------- broken steps
+
+
+@each_algorithm
+@pytest.mark.parametrize("env", ["NanReward", "NanObs", "HugeObs"])
+def test_broken_steps_harm_nobody(algo: str, env: str, run: Callable[..., Any]) -> None:
+    """Neither their own member nor a neighbour, which trains as alone, to the bit."""
+    p = populations.problem(f"envs_for_tests:{env}-v0", algo, train=LONG, kwargs={"when": 5})
+    crowd = run(p, 5)
+    advance(crowd, 35)
+    assert crowd.broken_rows > 0
+    for slot in range(5):
+        assert all(torch.isfinite(memory_of(crowd, slot, name)).all() for name in ("rows", "after"))
+    assert all(m.healthy and float(m.tensors["updates"]) > 5 for m in crowd.members)
+    one = run(p, [populations.alone(p, 3)])
+    advance(one, 35)
+    assert same(one.members[0], crowd.members[3])
+
+
+def test_a_rollout_of_broken_steps_alone_teaches_nothing() -> None:
+    p = populations.problem(algo="ppo")
+    (cohort,) = p.form(first_members(p, 2)[0])
+    before = population.dissolve([cohort])
+    rollout = rollout_for(p, cohort, broken=1.0)
+    cohort, _ = learn_from_rollout(p, cohort, rollout, TICKS, 3)
+    assert all(same(a, b) for a, b in zip(before, population.dissolve([cohort]), strict=True))
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_an_episode_that_cannot_be_brought_back_is_cut(chosen: bool, run: Callable[..., Any]) -> None:
+    """What was done there counts to its last step; the next one begins an episode, with actions for its first sight."""
+    p = populations.problem("envs_for_tests:Random-v0", "ppo", config=LSTM, train=LONG)
+    whole, resumed = run(p, 2), run(p, 2)
+    advance(whole, 5)
+    if chosen:
+        whole.choose()
+    lost = resumed.restore(*copied(whole))
+    assert lost == whole.pool.rows, "noise that no seed governs"
+    rollout = resumed.lessons.rollouts[0]
+    assert (rollout.after[:, 4, :, -2] == 1).all(), "cut"
+    advance(resumed, 1)
+    at = rollout.layout.log_prob
+    assert (rollout.rows[:, 5, :, at + 2] == 1).all(), "an episode begins"
+    assert (resumed.pool.episode_length <= 1).all()
+    again = p.algo.step(
+        p.algo_config, resumed.cohorts[0].state, rollout.rows[:, 5, :, : p.observations], None,
+        torch.zeros_like(rollout.memory[:, 5]), None,
+    )  # fmt: skip
+    torch.testing.assert_close(again.value, rollout.rows[:, 5, :, at + 1])
+    advance(resumed, 30)
+    assert all(m.healthy for m in resumed.members)
+
+
+# ------------------------------------------------------------------------------------------------------- acting
+
+
+@pytest.mark.parametrize(
+    ("algo", "env", "kwargs"),
+    [
+        ("ppo", "envs_for_tests:Masked-v0", {}),
+        ("ppo:continuous", "envs_for_tests:Chain-v0", {}),
+        ("ppo:multidiscrete", "action_envs:Locks-v0", {"masks": "tuple"}),
+        ("ppo:multibinary", "action_envs:Switches-v0", {"masks": "flat"}),
+    ],
+)
+def test_frozen_and_diverged_members_act_legally(
+    algo: str, env: str, kwargs: dict[str, Any], run: Callable[..., Any]
+) -> None:
+    """In rollouts and evaluation; the environments of several choices raise where an action is illegal."""
+    loop = run(populations.problem(env, algo, kwargs=kwargs, train={**LONG, "eval_episodes": 8}), 4)
+    plant_weight(loop, 1)
+    plant_weight(loop, 2)
+    cohort, row = of_slot(loop.cohorts, 2)
+    cohort.healthy[row] = False
+    for _ in range(40):
+        actions = loop.choose()
+        if env.endswith("Masked-v0"):
+            assert np.take_along_axis(loop.pool.mask, actions[:, None], 1).all()
+        assert loop.problem.spaces.continuous or (actions >= 0).all()
+        loop.advance()
+    assert loop.pool.masked == (not loop.problem.spaces.continuous)
+    close_generation(loop)
+    assert [m["healthy"] for m in loop.lineage[-1]["members"]] == [True, False, False, True]
+
+
+def test_a_diverged_spread_of_continuous_actions_stays_with_its_member(run: Callable[..., Any]) -> None:
+    p = populations.problem(algo="ppo:continuous", train=LONG)
+    clean, ill = run(p, 3), run(p, 3)
+    ill.cohorts[0].state.log_std[1] = torch.nan
+    for loop in (clean, ill):
+        advance(loop, 20)
+    assert ill.cohorts[0].healthy.tolist() == [True, False, True]
+    assert [same(a, b) for a, b in zip(clean.members, ill.members, strict=True)] == [True, False, True]
+    assert np.isfinite(ill.pool.obs).all()
+
+
+@each_algorithm
+def test_an_exported_member_acts_as_it_was_evaluated(algo: str, tmp_path: Path, run: Callable[..., Any]) -> None:
+    p = populations.problem(algo=algo, mutation=UNLIKE, config={"share_encoder": algo == "ppo"}, train=LONG)
+    loop = run(p, 2)
+    advance(loop, 35)
+    about = {**loop.pool.actions.to_json(), **loop.pool.observations.to_json(),
+             "config": p.algo_config.model_dump(mode="json")}  # fmt: skip
+    for member in loop.members:
+        policy.save(tmp_path / "elite", "ppo", member, about, program=False, card="# card\n")
+        loaded = policy.load(tmp_path / "elite")
+        cohort, row = of_slot(loop.cohorts, member.slot)
+        obs, legal, _ = (torch.from_numpy(x).view(2, 4, *x.shape[1:]) for x in seen(loop.pool))
+        greedy = p.algo.greedy(p.algo_config, cohort.state, obs[cohort.slots], legal[cohort.slots])[row]
+        np.testing.assert_allclose(
+            loaded.act(obs[member.slot].numpy()), loop.pool.actions.own(greedy.numpy()), atol=1e-5
+        )
+
+
+# ----------------------------------------------------------------------------------------------- who learns when
+
+
+@pytest.mark.parametrize("envs", [1, 4, 16])
+@pytest.mark.parametrize("learn_step", [1, 3, 16, 64, 100, 2048])
+def test_a_generation_is_rollouts_of_nearly_equal_length(learn_step: int, envs: int) -> None:
+    each = -(-learn_step // envs)
+    for ticks in (1, 2, 7, 50, 313):
+        ends = rollout_ends(learn_step, envs, ticks)
+        lengths = np.diff([0, *ends])
+        assert ends[-1] == ticks
+        assert (lengths > 0).all()
+        assert (lengths[:-1] == each).all()
+        assert lengths[-1] <= 1.5 * each
+        assert lengths[-1] >= 0.5 * each or len(ends) == 1
+
+
+@each_algorithm
+def test_members_of_unlike_learn_steps_learn_each_at_their_own(algo: str, run: Callable[..., Any]) -> None:
+    p = populations.problem(algo=algo, cohorts="merged", train=LONG, config={"epochs": 1})
+    steps = (32, 64, 160)
+    loop = run(p, given(p, learn_step=steps, batch_size=steps))
+    for tick in range(1, 90):
+        advance(loop, 1)
+        assert [float(m.tensors["updates"]) for m in loop.members] == [tick * 4 // s for s in steps]
+
+
+@each_algorithm
+@pytest.mark.parametrize("kind", ["mlp", "lstm"])
+def test_members_of_unlike_batch_sizes_and_epochs_learn_as_each_would_alone(algo: str, kind: str) -> None:
+    config = {"network": {"encoder": [16], "latent": 16, "encoder_kind": kind}, "max_seq_len": 5, "batch_size": 15}
+    p = populations.problem(algo=algo, cohorts="merged", config=config)
+    members = given(p, batch_size=(15, 30, 7), epochs=(2, 1, 3))
+    (cohort,) = p.form(members)
+    rollout = rollout_for(p, cohort)
+    whole, losses = learn_from_rollout(p, cohort, copy.deepcopy(rollout), TICKS, 3)
+    for i, member in enumerate(population.dissolve([whole])):
+        (one,) = p.form([replace(members[i], slot=0)])
+        one, loss = learn_from_rollout(p, one, copy.deepcopy(rollout.part(i, i + 1)), TICKS, 3)
+        torch.testing.assert_close(loss[0], losses[i], rtol=1e-4, atol=1e-5)
+        (alone,) = population.dissolve([one])
+        assert alone.tensors["updates"] == member.tensors["updates"] > 0
+        for name, tensor in alone.tensors.items():
+            torch.testing.assert_close(member.tensors[name], tensor, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lstm"])
+def test_a_neighbours_batch_size_changes_no_bit(kind: str) -> None:
+    """Of those that exact cohorts keep together, and that divide a rollout unlike."""
+    network = {"encoder": [16], "latent": 16, "encoder_kind": kind, "activation": "SiLU"}
+    p = populations.problem(algo="ppo", config={"network": network, "max_seq_len": 2})
+    for ticks in (16, 17, 19):
+        members = given(p, batch_size=(40, 64, 33), epochs=(2, 1, 3))
+        (cohort,) = p.form(members)
+        rollout = rollout_for(p, cohort, ticks=ticks)
+        whole, _ = learn_from_rollout(p, cohort, copy.deepcopy(rollout), ticks, 3)
+        for i, member in enumerate(population.dissolve([whole])):
+            (one,) = p.form([replace(members[i], slot=0)])
+            one, _ = learn_from_rollout(p, one, copy.deepcopy(rollout.part(i, i + 1)), ticks, 3)
+            assert same(population.dissolve([one])[0], member), (ticks, i)
+
+
+Seen = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def minibatches(p: Problem, cohort: Any, ticks: int, tick: int = 3) -> Seen:
+    """Numbers of the steps in every minibatch `[P, B, L]`, and their weights, where steps are numbered from 1."""
+    taken: Seen = []
+
+    def update(cfg: Any, state: Any, hp: Any, batch: Any, healthy: torch.Tensor, *_: Any) -> Learned:
+        taken.append((batch.obs[..., 0].long(), batch.weight))
+        return Learned(state, torch.zeros_like(healthy, dtype=torch.float32), healthy)
+
+    names = ("networks", "value", "schedule")
+    watched = replace(p, algo=types.SimpleNamespace(**{n: getattr(p.algo, n) for n in names}, update=update))  # type: ignore[arg-type]
+    rollout = rollout_for(p, cohort, ticks=ticks, broken=0.0)
+    rollout.rows[..., 0] = torch.arange(1, ticks * 4 + 1).view(ticks, 4)
+    learn_from_rollout(watched, cohort, rollout, ticks, tick)
+    return taken
+
+
+@pytest.mark.parametrize("longest", [1, 3, 16])
+@pytest.mark.parametrize("cut", ["chunked", "whole", "overlapping"])
+@pytest.mark.parametrize("kind", ["mlp", "lstm"])
+def test_each_step_is_learned_from_once_an_epoch(kind: str, cut: str, longest: int) -> None:
+    """Overlapping sequences count what lies in both twice; pads, and minibatches that a member lacks, weigh nothing."""
+    network = {"encoder": [16], "latent": 16, "encoder_kind": kind}
+    p = populations.problem(algo="ppo", config={"network": network, "sequences": cut, "max_seq_len": longest})
+    (cohort,) = p.form(given(p, batch_size=(32, 21)))
+    ticks = 16
+    taken = minibatches(p, cohort, ticks)
+    epochs = [taken[: len(taken) // 2], taken[len(taken) // 2 :]]
+    for member in range(2):
+        orders = []
+        for epoch in epochs:
+            steps = torch.cat([s[member][w[member] > 0] for s, w in epoch])
+            counts = torch.bincount(steps, minlength=ticks * 4 + 1)[1:]
+            twice = kind == "lstm" and cut == "overlapping" and 1 < longest < ticks
+            assert (counts >= 1).all()
+            assert (counts.max() == 2 and counts.float().mean() > 1.3) if twice else (counts == 1).all()
+            for _, weight in epoch:
+                total = float(weight[member].sum())
+                assert total == pytest.approx(1.0, abs=1e-6) or total == 0.0
+                assert len(weight[member][weight[member] > 0].unique()) <= 1, "all steps of a minibatch weigh the same"
+            orders.append(steps)
+        if kind == "mlp":
+            assert not torch.equal(*orders), "each epoch has its own order"
+    other = minibatches(p, cohort, ticks, tick=4)
+    if kind == "mlp":
+        assert not torch.equal(other[0][0], taken[0][0]), "and so has each rollout"
+
+
+@each_algorithm
+def test_learning_never_asks_the_host(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the meta device there are no numbers: `.item()`, `if tensor` and boolean indexing all raise."""
+    monkeypatch.setitem(population.COSTS, "meta", population.COSTS["cuda"])
+    p = replace(populations.unlike(algo, norm=True, cohorts="merged"), device=torch.device("meta"))
+    for cohort in p.form(first_members(p, 6)[0]):
+        for masked in (False, not p.spaces.continuous):
+            rollout = rollout_for(p, cohort, masked=masked)
+            learned, losses = learn_from_rollout(p, cohort, rollout, TICKS, 3)
+            assert losses.shape == learned.healthy.shape == (len(cohort.members),)
+            assert type(learned.state) is p.algo.State
+
+
+def test_pads_stay_zero() -> None:
+    """Of weights and moments, where members of unlike widths learn together."""
+    p = populations.unlike("ppo:continuous", norm=True, cohorts="merged")
+    members = [replace(m, hyper={**m.hyper, "batch_size": 32}) for m in first_members(p, 6)[0]]
+    for cohort in p.form(members):
+        updated(p, cohort, 2)  # networks are updated in place
+        state = cohort.state
+        for net, adam in ((state.actor, state.actor_adam), (state.critic, state.critic_adam)):
+            for tensor in (net.values, adam.mean, adam.square):
+                own = net.structure.pack(net.structure.unpack(tensor))
+                assert equal(own, tensor)
+
+
+def test_resting_members_wait_for_their_next_rollout_while_others_go_on() -> None:
+    p = populations.problem(algo="ppo", config={"epochs": 6, "lr": 3e-3})
+    (cohort,) = p.form(given(p, target_kl=(0.0, 1e-9, 1e9)))  # never, at once, never
+    for i in (1, 2):
+        cohort, _ = learn_from_rollout(p, cohort, rollout_for(p, cohort, i, broken=0.0), TICKS, i)
+        # The first minibatch meets the policy that played: only the second can be too far from it.
+        assert cohort.state.updates.tolist() == [i * 12, i * 1, i * 12]
+        assert cohort.state.resting.tolist() == [0.0, 1.0, 0.0]
+    assert cohort.state.actor_adam.steps.tolist() == cohort.state.updates.tolist()
+    assert cohort.state.critic_adam.steps.tolist() == cohort.state.updates.tolist()
+
+
+def test_rates_and_clips_follow_their_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"decay_steps": 1000, "lr_end": 0.0, "clip_end": 0.5}
+    p = populations.problem(algo="ppo", config=config)
+    found = [p.algo.schedule(p.algo_config, step) for step in (0, 250, 1000, 10**9)]
+    assert [each["lr"] for each in found] == pytest.approx([1.0, 0.75, 0.0, 0.0])
+    assert [each["clip"] for each in found] == pytest.approx([1.0, 0.875, 0.5, 0.5])
+    still = populations.problem(algo="ppo")
+    assert still.algo.schedule(still.algo_config, 10**9) == {"lr": 1.0, "clip": 1.0}
+    rates: list[list[float]] = []
+    real = optim.step
+    monkeypatch.setattr(optim, "step", lambda net, adam, lr, on: (rates.append(lr.tolist()), real(net, adam, lr, on)))
+    for tick, factor in ((0, 1.0), (125, 0.5), (500, 0.0)):  # of 4 environments
+        (cohort,) = p.form(given(p, lr=(1e-3, 4e-3)))
+        before = cohort.state.actor.values.clone()
+        rates.clear()
+        cohort, _ = learn_from_rollout(p, cohort, rollout_for(p, cohort), TICKS, tick)
+        assert rates
+        assert all(rate == pytest.approx([factor * 1e-3, factor * 4e-3]) for rate in rates)
+        assert torch.equal(before, cohort.state.actor.values) == (factor == 0.0)
+
+
+# ---------------------------------------------------------------------------------------------------- bad input
+
+
+@each_algorithm
+def test_transitions_to_begin_with_are_refused(algo: str) -> None:
+    p = populations.problem(algo=algo)
+    row, flag = np.zeros((1, p.observations), np.float32), np.zeros(1, bool)
+    warm = Transitions(row, np.zeros(1, np.int64), np.zeros(1, np.float32), flag, flag, row, np.zeros(1, np.int64))
+    with pytest.raises(ParamsError, match=r"train\.warm_start: ppo learns from its own steps alone; set it to 0"):
+        begin(p, first_members(p, 2)[0], warm)
+
+
+@pytest.mark.parametrize(
+    ("learn_step", "remark"),
+    [
+        (64, []),
+        (66, ["algos.ppo.learn_step: 66 steps are no whole number of ticks of 4 environments: members learn every 68 "
+              "steps"]),
+        (300, ["algos.ppo.learn_step: 300 steps are more than a generation has: members learn once in each, every 200 "
+               "steps"]),
+    ],
+)  # fmt: skip
+def test_a_learn_step_that_cannot_be_kept_is_remarked_upon(learn_step: int, remark: list[str]) -> None:
+    loop = started(populations.problem(algo="ppo", config={"learn_step": learn_step}), 2)
+    assert loop.remarks == remark
+    loop.close()
