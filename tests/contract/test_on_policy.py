@@ -19,9 +19,10 @@ from evopipe import policy
 from evopipe.core import optim, population
 from evopipe.core.graphs import Paths
 from evopipe.core.population import Member
-from evopipe.errors import ParamsError
+from evopipe.errors import ParamsError, UsageError
 from evopipe.loops import learners
 from evopipe.loops.evaluate import seen
+from evopipe.loops.on_policy import OnPolicy, collect
 from evopipe.loops.problem import Problem, first_members
 from evopipe.loops.rollouts import learn_from_rollout, rollout_ends
 from evopipe.loops.run import begin
@@ -497,4 +498,69 @@ def test_transitions_to_begin_with_are_refused(algo: str) -> None:
 def test_a_learn_step_that_cannot_be_kept_is_remarked_upon(learn_step: int, remark: list[str]) -> None:
     loop = started(populations.problem(algo="ppo", config={"learn_step": learn_step}), 2)
     assert loop.remarks == remark
+    loop.close()
+
+
+# ------------------------------------------------------------------------------------------------- collecting oneself
+
+
+def collecting(collect_rollouts: Any, algo: str = "ppo") -> OnPolicy:
+    p = populations.problem(algo=algo)
+    return OnPolicy(p, first_members(p, 2)[0], collect_rollouts=collect_rollouts)
+
+
+def test_a_function_that_does_what_the_loop_does_gives_the_same_bits() -> None:
+    own, plain = collecting(collect), started(populations.problem(algo="ppo"), 2)
+    for loop in (own, plain):
+        finish(loop)
+    assert equal_states(own.state(), plain.state()) == []
+    own.close()
+    plain.close()
+
+
+def test_a_function_of_ones_own_is_asked_for_whole_rollouts_and_may_shape_rewards() -> None:
+    asked = []
+
+    def shaped(loop: OnPolicy, ticks: int) -> None:
+        asked.append(ticks)
+        for _ in range(ticks):
+            step = loop.pool.step(loop.choose())
+            loop.record(replace(step, reward=step.reward + 100.0))
+
+    loop = collecting(shaped)
+    while not loop.generation_over:
+        loop.advance()
+    assert asked == [16, 16, 18], "50 ticks, rollouts of 64 steps in 4 environments"
+    assert float(loop.lessons.rollouts[0].after[..., -4].min()) > 100.0  # what members learn from,
+    close_generation(loop)
+    assert max(m.fitness[-1] for m in loop.members) < 100.0  # and what they are judged by
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        ({"reward": np.zeros(3)}, r"step\.reward has shape \(3,\); expected \(8,\), one row for each environment"),
+        ({"obs": np.zeros((8, 5))}, r"step\.obs has shape \(8, 5\); expected \(8, 4\)"),
+        ({"terminated": np.zeros((8, 1), bool)}, r"step\.terminated has shape \(8, 1\); expected \(8,\)"),
+    ],
+)
+def test_a_function_that_records_wrong_shapes_is_told_so(spoil: dict[str, Any], sentence: str) -> None:
+    def wrong(loop: OnPolicy, ticks: int) -> None:
+        loop.record(replace(loop.pool.step(loop.choose()), **spoil))
+
+    loop = collecting(wrong)
+    with pytest.raises(UsageError, match=sentence):
+        loop.advance()
+    loop.close()
+
+
+def test_a_function_that_records_too_little_or_without_choosing_is_told_so() -> None:
+    loop = collecting(lambda loop, ticks: collect(loop, ticks - 1))
+    with pytest.raises(UsageError, match="recorded 15 steps of every environment where it was asked for 16"):
+        loop.advance()
+    loop.close()
+    loop = collecting(lambda loop, ticks: loop.record(loop.pool.step(np.zeros(8, np.int64))))
+    with pytest.raises(UsageError, match=r"no action was chosen: call loop\.choose\(\) before loop\.record\(step\)"):
+        loop.advance()
     loop.close()

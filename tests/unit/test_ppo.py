@@ -391,3 +391,25 @@ def test_an_environment_that_leaves_no_legal_action_is_named(env: str) -> None:
     assert all(torch.isfinite(t).all() for m in loop.members for t in m.tensors.values())
     assert np.isfinite(loop.pool.obs).all()
     loop.close()
+
+
+@pytest.mark.parametrize("algo", ["ppo", "ppo:continuous"])
+def test_one_epoch_of_one_minibatch_is_a2c(algo: str) -> None:
+    """Where the policy is still the one that played, the ratio is 1 and clips nothing (Huang et al., 2022)."""
+    p = populations.problem(algo=algo, config={"normalise_advantage": False, "clip": 1e-6, "ent_coef": 0.0})
+    (cohort,) = p.form([replace(m, hyper={**m.hyper, "vf_coef": 0.0}) for m in first_members(p, 3)[0]])
+    rollout = rollout_for(p, cohort, broken=0.0)
+    next_value = ppo.value(p.algo_config, cohort.state, *rollout.following(TICKS))
+    rollout.estimate(TICKS, next_value, cohort.hyper["gamma"], cohort.hyper["gae_lambda"])
+    everything = torch.arange(TICKS * 4).expand(3, -1)
+    batch = rollout.sequences((everything // 4)[..., None], everything % 4, torch.ones(3, TICKS * 4, 1))
+    log_std = cohort.state.log_std
+    losses, _ = ppo.loss(p.algo_config, cohort.state, cohort.hyper, batch, log_std)
+    optim.backward(losses, cohort.state.actor)
+    found = cohort.state.actor.grad.clone()
+    chances, _ = ppo.evaluate(p.algo_config, cohort.state, batch, log_std)
+    log_prob = chances.log_prob(batch.action.flatten(1, 2))
+    a2c = -(batch.weight * batch.advantage).flatten(1, 2) * log_prob
+    optim.backward(a2c.sum(dim=1), cohort.state.actor)
+    assert float(found.abs().max()) > 1e-4
+    torch.testing.assert_close(found, cohort.state.actor.grad, atol=1e-6, rtol=1e-4)
