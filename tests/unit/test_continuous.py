@@ -266,7 +266,7 @@ def test_continuous_sacs_losses_are_the_papers() -> None:
         entropies.append(-log_pi)
     losses, errors = sac.loss(p.algo_config, cohort.state, cohort.hyper, batch, stream)
     check_loss(losses, errors, found, batch.weight)
-    climb, entropy = sac.actor_loss(cohort.state, batch, stream)
+    climb, entropy = sac.actor_loss(p.algo_config, cohort.state, batch, stream)
     torch.testing.assert_close(climb.detach().double(), torch.stack(climbs), **CLOSE)
     torch.testing.assert_close(entropy.double(), torch.stack(entropies), rtol=1e-5, atol=1e-5)
 
@@ -305,7 +305,7 @@ def test_discrete_sacs_losses_are_exact_expectations(masked: bool) -> None:
     stream = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([4]))
     losses, errors = sac.loss(p.algo_config, cohort.state, cohort.hyper, batch, stream)
     check_loss(losses, errors, found, batch.weight)
-    climb, entropy = sac.actor_loss(cohort.state, batch, stream)
+    climb, entropy = sac.actor_loss(p.algo_config, cohort.state, batch, stream)
     torch.testing.assert_close(climb.detach(), torch.tensor(climbs), **CLOSE)
     torch.testing.assert_close(entropy, torch.tensor(entropies), **CLOSE)
 
@@ -359,7 +359,7 @@ def test_the_actor_climbs_the_critic_and_leaves_it_as_it_is(algo: str) -> None:
     critic.grad.zero_()
     if algo == "sac":
         state.log_alpha.fill_(-math.inf)  # without entropy, and without spread below, it is a deterministic policy
-        climb, _ = sac.actor_loss(state, batch, Stream(cohort.keys, Purpose.UPDATE, torch.tensor([0])))
+        climb, _ = sac.actor_loss(p.algo_config, state, batch, Stream(cohort.keys, Purpose.UPDATE, torch.tensor([0])))
     else:
         climb = p.algo.actor_loss(state, batch)  # type: ignore[attr-defined]
     state.actor.grad.zero_()
@@ -424,12 +424,12 @@ def test_the_temperature_rises_where_entropy_is_below_its_aim_and_falls_above(en
 
 
 def test_the_entropy_aimed_at_is_the_papers() -> None:
-    p, cohort, _ = formed("sac", "LunarLanderContinuous-v3")
-    assert sac.aim(p.algo_config, cohort.state) == -2.0
-    p, cohort, _ = formed("sac", "CartPole-v1")
-    assert sac.aim(p.algo_config, cohort.state) == pytest.approx(0.6 * math.log(2))
-    p, cohort, _ = formed("sac", "CartPole-v1", target_entropy=0.25)
-    assert sac.aim(p.algo_config, cohort.state) == 0.25
+    p, _, _ = formed("sac", "LunarLanderContinuous-v3")
+    assert sac.aim(p.algo_config) == -2.0
+    p, _, _ = formed("sac", "CartPole-v1")
+    assert sac.aim(p.algo_config) == pytest.approx(0.6 * math.log(2))
+    p, _, _ = formed("sac", "CartPole-v1", target_entropy=0.25)
+    assert sac.aim(p.algo_config) == 0.25
 
 
 def test_discrete_sac_acts_by_its_probabilities_and_never_illegally() -> None:

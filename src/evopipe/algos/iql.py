@@ -116,16 +116,11 @@ def explore(cfg: Config, step: int) -> float:
     return cfg.epsilon
 
 
-def is_continuous(state: State) -> bool:
-    """Whether actions are continuous: then the critics read them."""
-    return state.critics.structure.inputs > state.actor.structure.inputs
-
-
 def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
     """Return μ(s): obs `[P, E, O]` → `[P, E, A]` in [−1, 1], or `[P, E]` int64, the likeliest legal action."""
     with torch.no_grad():
         chosen = forward(state.actor, obs)
-    return torch.tanh(chosen) if is_continuous(state) else masked_argmax(torch.nan_to_num(chosen), legal)
+    return torch.tanh(chosen) if cfg.spaces.continuous else masked_argmax(torch.nan_to_num(chosen), legal)
 
 
 def act(
@@ -135,7 +130,7 @@ def act(
 
     Shapes: obs `[P, E, O]`, legal `[P, E, A]` → `[P, E, A]`, or `[P, E]` int64.
     """
-    if is_continuous(state):
+    if cfg.spaces.continuous:
         mean = greedy(cfg, state, obs, legal)
         return or_random(mean + gaussian(draw, (mean.shape[1], mean.shape[2]), cfg.noise_sd), epsilon, draw.part(1))
     with torch.no_grad():
@@ -144,17 +139,17 @@ def act(
     return epsilon_greedy(logits, legal, epsilon, u[:, 0], u[:, 1])
 
 
-def taken(state: State, net: Net, batch: Batch) -> torch.Tensor:
+def taken(cfg: Config, state: State, net: Net, batch: Batch) -> torch.Tensor:
     """Return both critics' Q(s, a) of the dataset's actions, `[P, 2, B]`."""
-    if is_continuous(state):
+    if cfg.spaces.continuous:
         return action_values(net, batch.obs, batch.action)
     return pick(forward_each(net, batch.obs), batch.action[:, None].expand(-1, 2, -1))
 
 
-def log_policy(state: State, batch: Batch) -> torch.Tensor:
+def log_policy(cfg: Config, state: State, batch: Batch) -> torch.Tensor:
     """Return log π(a|s) of the dataset's actions up to a constant, `[P, B]`."""
     out = forward(state.actor, batch.obs)
-    if is_continuous(state):
+    if cfg.spaces.continuous:
         return -0.5 * (torch.tanh(out) - batch.action).square().sum(dim=-1)
     return pick(out.log_softmax(dim=-1), batch.action)
 
@@ -168,12 +163,12 @@ def loss(
     """
     value = forward(state.value, batch.obs).squeeze(-1)  # [P, B]
     with torch.no_grad():
-        q_minus = taken(state, state.critics_target, batch).amin(dim=1)
+        q_minus = taken(cfg, state, state.critics_target, batch).amin(dim=1)
         y = torch.addcmul(batch.reward, batch.discount, forward(state.value, batch.next_obs).squeeze(-1))
         imitate = (hp["beta"][:, None] * (q_minus - value)).exp().clamp(max=cfg.weight_limit)
-    errors = taken(state, state.critics, batch) - y[:, None]
+    errors = taken(cfg, state, state.critics, batch) - y[:, None]
     each = expectile_loss(q_minus - value, hp["expectile"][:, None]) + errors.square().sum(dim=1)
-    values, actor = ((batch.weight * x).sum(dim=1) for x in (each, -imitate * log_policy(state, batch)))
+    values, actor = ((batch.weight * x).sum(dim=1) for x in (each, -imitate * log_policy(cfg, state, batch)))
     return values, actor, errors.detach().abs().mean(dim=1)
 
 

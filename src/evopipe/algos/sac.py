@@ -124,11 +124,6 @@ def explore(cfg: Config, step: int) -> float:
     return float(step < cfg.random_steps)
 
 
-def is_continuous(state: State) -> bool:
-    """Whether actions are continuous: then the critics read them."""
-    return state.critics.structure.inputs > state.actor.structure.inputs
-
-
 def gaussian(state: State, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean and log standard deviation before squashing: x `[P, B, …]`, see `encode` → `[P, B, A]` each."""
     mean, log_std = forward(state.actor, x).chunk(2, dim=-1)
@@ -139,7 +134,7 @@ def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | N
     """Return the mode: obs `[P, E, O]` → `[P, E, A]` in [−1, 1], or `[P, E]` int64, the likeliest legal action."""
     with torch.no_grad():
         x = encode(state.encoder, obs)
-        if is_continuous(state):
+        if cfg.spaces.continuous:
             return torch.tanh(gaussian(state, x)[0])
         return masked_argmax(torch.nan_to_num(forward(state.actor, x)), legal)
 
@@ -150,7 +145,7 @@ def act(
     """Draw from the policy, with chance epsilon `[P]` uniformly: obs `[P, E, O]` → `[P, E, A]`, or `[P, E]` int64."""
     with torch.no_grad():
         x = encode(state.encoder, obs)
-        if is_continuous(state):
+        if cfg.spaces.continuous:
             mean, log_std = gaussian(state, x)
             action, _ = squashed_gaussian(mean, log_std, draw.normal(mean[0].numel()).view(mean.shape))
             return or_random(action, epsilon, draw.part(1))
@@ -166,9 +161,9 @@ def loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each member's loss of both critics `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     with torch.no_grad():
-        y = torch.addcmul(batch.reward, batch.discount, soft_value(state, batch, draw))
+        y = torch.addcmul(batch.reward, batch.discount, soft_value(cfg, state, batch, draw))
     x = encode(state.encoder, batch.obs)
-    if is_continuous(state):
+    if cfg.spaces.continuous:
         values = action_values(state.critics, x, batch.action)  # [P, 2, B]
     else:
         values = pick(forward_each(state.critics, x), batch.action[:, None].expand(-1, 2, -1))
@@ -177,11 +172,11 @@ def loss(
     return losses, errors.detach().abs().mean(dim=1)
 
 
-def soft_value(state: State, batch: Batch, draw: Stream) -> torch.Tensor:
+def soft_value(cfg: Config, state: State, batch: Batch, draw: Stream) -> torch.Tensor:
     """Return V⁻(s′) `[P, B]`."""
     alpha = state.log_alpha.exp()[:, None]
     x, x_t = encode(state.encoder, batch.next_obs), encode(state.encoder_target, batch.next_obs)
-    if is_continuous(state):
+    if cfg.spaces.continuous:
         mean, log_std = gaussian(state, x)
         action, log_pi = squashed_gaussian(mean, log_std, draw.normal(mean[0].numel()).view(mean.shape))
         return action_values(state.critics_target, x_t, action).amin(dim=1) - alpha * log_pi
@@ -196,12 +191,12 @@ def expected(log_pi: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return torch.where(pi > 0, pi * values, 0.0).sum(dim=-1)
 
 
-def actor_loss(state: State, batch: Batch, draw: Stream) -> tuple[torch.Tensor, torch.Tensor]:
+def actor_loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[torch.Tensor, torch.Tensor]:
     """Return E[α log π − min Q], weighted, of each member `[P]`, and the entropy of each state `[P, B]`."""
     alpha = state.log_alpha.exp()[:, None]
     with torch.no_grad():
         x = encode(state.encoder, batch.obs)
-    if is_continuous(state):
+    if cfg.spaces.continuous:
         mean, log_std = gaussian(state, x)
         action, log_pi = squashed_gaussian(mean, log_std, draw.normal(mean[0].numel()).view(mean.shape))
         least = torch.minimum(*action_values(state.critics.frozen, x, action).unbind(dim=1))
@@ -213,12 +208,12 @@ def actor_loss(state: State, batch: Batch, draw: Stream) -> tuple[torch.Tensor, 
     return losses, -expected(log_pi, log_pi).detach()
 
 
-def aim(cfg: Config, state: State) -> float:
+def aim(cfg: Config) -> float:
     """Return the entropy that the temperature aims at."""
     if cfg.target_entropy != "auto":
         return cfg.target_entropy
-    outputs = state.actor.structure.outputs
-    return -outputs / 2.0 if is_continuous(state) else 0.6 * math.log(outputs)
+    actions = cfg.spaces.actions
+    return -float(actions) if cfg.spaces.continuous else 0.6 * math.log(actions)
 
 
 def update(
@@ -232,13 +227,13 @@ def update(
     losses, errors = loss(cfg, state, hp, batch, draw)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], critics, encoder)
 
-    climb, entropy = actor_loss(state, batch, draw.part(1))
+    climb, entropy = actor_loss(cfg, state, batch, draw.part(1))
     actor = (state.actor, state.actor_adam, hp["lr_actor"])
     healthy = optim.descend(climb, healthy, hp["grad_clip"], actor)
 
     log_alpha, alpha_adam = state.log_alpha, state.log_alpha_adam
     if cfg.learn_alpha:
-        surplus = (batch.weight * (entropy - aim(cfg, state))).sum(dim=1)  # the gradient of the temperature's loss
+        surplus = (batch.weight * (entropy - aim(cfg))).sum(dim=1)  # the gradient of the temperature's loss
         log_alpha, alpha_adam = ScalarAdam.step(log_alpha, alpha_adam, surplus, hp["lr_alpha"], healthy)
     optim.polyak(state.encoder_target, state.encoder, hp["tau"] * healthy)
     optim.polyak(state.critics_target, state.critics, hp["tau"] * healthy)
