@@ -140,7 +140,20 @@ class Stream:
 
     def part(self, name: int) -> Stream:
         """Return other draws of the same time, for another use; `name` from 1 on."""
-        return replace(self, keys=_mix(self.keys + _signed(name * _INIT)))
+        return replace(self, keys=_part(self.keys, name))
+
+    def parts(self, count: int) -> Stream:
+        """Return the draws of `part(1)` to `part(count)` side by side: its keys are those of the first part, then those
+        of the second, and so on."""
+        return replace(self, keys=torch.cat([_part(self.keys, name) for name in range(1, count + 1)]))
+
+
+def _part(keys: torch.Tensor, name: int) -> torch.Tensor:
+    """Return other keys for another use, `[P]`."""
+    if _on_host(keys):
+        return torch.from_numpy(_mix_host(keys.numpy().view(np.uint64) + _unsigned(name * _INIT)).view(np.int64))
+    mixed: torch.Tensor = _mix(keys + _signed(name * _INIT))
+    return mixed
 
 
 def _normal(u: torch.Tensor) -> torch.Tensor:

@@ -234,13 +234,11 @@ def update(
     learning = learning & healthy
     for net, adam in zip(nets, adams, strict=True):
         optim.step(net, adam, hp["lr"], learning)
-    each = log_std.shape[1]
-    moved, of_log_std = optim.ScalarAdam.step(
-        state.log_std.flatten(), state.log_std_adam.flatten(0, 1), log_std.grad.flatten(),
-        hp["lr"].repeat_interleave(each), learning.repeat_interleave(each),
-    )  # fmt: skip
-    state = replace(
-        state, log_std=moved.view_as(log_std), log_std_adam=of_log_std.view_as(state.log_std_adam), resting=resting,
-        updates=state.updates + learning,
-    )  # fmt: skip
+    state = replace(state, resting=resting, updates=state.updates + learning)
+    if each := log_std.shape[1]:  # of continuous actions
+        moved, of_log_std = optim.ScalarAdam.step(
+            state.log_std.flatten(), state.log_std_adam.flatten(0, 1), log_std.grad.flatten(),
+            hp["lr"].repeat_interleave(each), learning.repeat_interleave(each),
+        )  # fmt: skip
+        state = replace(state, log_std=moved.view_as(log_std), log_std_adam=of_log_std.view_as(state.log_std_adam))
     return Learned(state, losses.detach(), healthy)

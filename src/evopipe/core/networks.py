@@ -705,12 +705,13 @@ def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
         draw: the members' draws.
     """
     first = 1 + max(len(arch.encoder) for arch in net.structure.archs) if net.structure.widths.role == "whole" else 0
-    found = list(net.views[:first])
-    for i, (layer, sigma) in enumerate(zip(net.views[first:], scale.views[first:], strict=True)):
+    found, layers = list(net.views[:first]), net.views[first:]
+    most = max(max(layer.weight.shape[1:]) for layer in layers)
+    drawn = draw.parts(len(layers)).normal(2 * most).view(len(layers), -1, most, 2)  # in pairs: pads shift nothing
+    noise = drawn.sign() * drawn.abs().sqrt()
+    for layer, sigma, own in zip(layers, scale.views[first:], noise, strict=True):
         rows, columns = layer.weight.shape[1:]
-        drawn = draw.part(i + 1).normal(2 * max(rows, columns)).unflatten(1, (-1, 2))  # in pairs: pads shift nothing
-        noise = drawn.sign() * drawn.abs().sqrt()
-        into, out = noise[:, :rows, 0], noise[:, :columns, 1]
+        into, out = own[:, :rows, 0], own[:, :columns, 1]
         weight = torch.addcmul(layer.weight, sigma.weight, into[:, :, None] * out[:, None, :])
         found.append(layer._replace(weight=weight, bias=torch.addcmul(layer.bias, sigma.bias, out[:, None, :])))
     return found

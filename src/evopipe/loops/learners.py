@@ -34,7 +34,7 @@ from evopipe.processes import ignore_stop_signals, signal_at_parent_death
 
 MOST = 16  # processes that `auto` uses at most
 LINE = 64  # bytes of a cache line
-LEAST_WORK = 1e6  # µs of modelled work in a generation below which forking is not worth it
+LEAST_WORK = 2e5  # µs of modelled work in a generation below which forking is not worth it
 
 
 def learner_count(asked: int | Literal["auto"], threads: int) -> int:
