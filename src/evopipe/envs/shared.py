@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _HEAD = struct.Struct("<BIIII")  # what, number of the request, pool, count of rows, length of what follows
-AWAKE = 1_000_000  # ns that whoever waits stays awake: waking on an idle virtual CPU costs some 200 000, and acting less
+AWAKE = 1_000_000  # ns that whoever waits stays awake: waking on an idle virtual CPU costs 200 000, acting takes less
 _ALIGN = 64  # no two arrays share a cache line
 
 
