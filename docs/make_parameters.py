@@ -88,7 +88,32 @@ and where, `evopipe params show` prints what is in effect, `evopipe params schem
 
 From Python (`evopipe.train({...})`) keys that are not given take the defaults below.
 
-Two rules hold between keys: `train.evo_steps` is at least `env.num_envs`, and `train.algo` names a block of `algos`.
+Rules between keys, which `evopipe params check` knows:
+
+- `train.evo_steps` is at least `env.num_envs`, and `population.size` times `env.num_envs` at most 65,536.
+- `train.algo` names a block of `algos`. `bc` needs `train.mode: offline`. `ppo` needs `online`, and it alone may have
+  `train.normalise.rewards: true`.
+- `algos.ppo.batch_size` is at most `algos.ppo.learn_step`; `algos.rainbow.v_min` is below `algos.rainbow.v_max`.
+- A block of `algos.<name>.evolve` names a hyper-parameter that may evolve. Its `min` is at most its `max`, and the
+  hyper-parameter itself may have both values.
+- Each `min_` of `evolution.mutation.architecture` is at most its `max_`. At least one weight of
+  `evolution.mutation.probabilities` is above 0. `evolution.mutation.activations` and `tracking.backends` name nothing
+  twice.
+- At least one weight of `fetch.collect.policies` is above 0. With one for `policy`, `fetch.collect.policy_path` is set.
+
+Rules that need the environment or the machine, which the stages check:
+
+- The algorithm serves the environment's actions, and the dataset has the environment's spaces.
+- In an environment that masks actions, `train.mode` is `online` and `train.warm_start` is 0.
+- `population.start` names members of the same algorithm and environment.
+- Only `ppo` takes `encoder_kind: lstm`. With `share_encoder: true` and continuous actions, `ddpg`, `td3` and `sac` need
+  a width in `network.head`. Kernels of `network.conv` fit the image.
+- `env.backend` has the environment, and `env.kwargs` fit it.
+- `runtime.learners` above 1 needs `runtime.threads: 1`; `runtime.device: cuda` needs a CUDA device.
+
+`train.replay` holds for all algorithms that learn from a memory: none sets `train.replay.n_step` or
+`train.replay.prioritised` by itself, Rainbow neither. Transitions of a warm start span one step, whatever
+`train.replay.n_step` says.
 """
 
 

@@ -318,6 +318,32 @@ class Marks(Chain):
         return self.seen(), reward, self.cell == len(self.marks), False, {}
 
 
+class Pairs(Chain):
+    """A few steps, each in a cell of its own draw; of ten actions two are legal in a cell, in cell 0 one. The better of
+    the two pays −10, the other −12: less than what nobody ever tried seems to be worth."""
+
+    def __init__(self, length: int = 1) -> None:
+        super().__init__()
+        self.action_space = spaces.Discrete(10)
+        self.length = length
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.cell = int(self.np_random.integers(LENGTH))
+        return self.seen(), self.info()
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.steps += 1
+        reward = -10.0 if action == self.cell else -12.0
+        self.cell = int(self.np_random.integers(LENGTH))
+        return self.seen(), reward, self.steps == self.length, False, self.info()
+
+    def info(self) -> dict[str, Any]:
+        mask = np.zeros(10, np.int8)
+        mask[[self.cell, self.cell + 5 if self.cell else 0]] = 1
+        return {"action_mask": mask}
+
+
 class Pixels(Chain):
     """The chain as an image of 6 × 6 bytes: a bright pixel in the cell's column."""
 

@@ -481,6 +481,33 @@ def acting(s: Settings) -> dict[str, Any]:
     return {"seconds": seconds, "steps": steps, "steps_per_second": steps / seconds}
 
 
+def priorities(s: Settings) -> dict[str, Any]:
+    """Time one draw of a batch for every member by priority: places, importance weights and rows, from a full memory.
+
+    Also the bytes of a memory's rows, and of its priorities with their sums.
+    """
+    from evopipe.buffers.priorities import Priorities
+
+    problem = problem_of(s, s["population"])
+    replay = filled_replay(problem, s["capacity"])
+    slots = list(range(s["population"]))
+    trees = Priorities(len(slots), s["capacity"], s["replay"]["alpha"], problem.device)
+    errors = np.abs(np.random.default_rng(2).standard_normal((len(slots), s["capacity"]), np.float32))
+    trees.restore({"priorities": torch.from_numpy(errors), "largest": torch.from_numpy(errors.max(axis=1))})
+    replay.priorities = trees
+    (cohort,) = problem.form(like_members(problem, len(slots)))
+    places, first = torch.tensor(slots, device=problem.device), replay.first(slots)
+    size, beta = torch.from_numpy(replay.filled(slots)).to(problem.device), torch.tensor(s["replay"]["beta"])
+    draws = rng.uniform(cohort.keys, Purpose.REPLAY, torch.arange(64, device=problem.device), cohort.batch)
+    turn = itertools.cycle(range(draws.shape[1]))
+    draw = lambda: replay.draw_by_priority(places, first, size, draws[:, next(turn)], cohort.weight, beta)  # noqa: E731
+    return {
+        "microseconds": timed(draw, s["part_seconds"], sync=sync_of(s["device"])),
+        "rows_megabytes": replay.rows.nbytes / 1e6,
+        "priorities_megabytes": sum(tensor.nbytes for tensor in trees.tensors()) / 1e6,
+    }
+
+
 def checkpoint(s: Settings) -> dict[str, Any]:
     """Time one checkpoint with a full replay, and give its share of wall time at the default interval."""
     problem = problem_of({**s, "env_workers": 0}, s["population"])
@@ -530,6 +557,6 @@ if __name__ == "__main__":
         {
             "end-to-end": end_to_end, "time-to-solved": time_to_solved, "parts": parts, "curve": curve,
             "efficiency": efficiency, "checkpoint": checkpoint, "roofline": roofline, "learn-step": learn_step,
-            "acting": acting,
+            "acting": acting, "priorities": priorities,
         }
     )  # fmt: skip

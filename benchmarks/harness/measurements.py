@@ -140,6 +140,12 @@ def rainbow(o: Options) -> Settings:
     }  # fmt: skip
 
 
+def priorities(o: Options) -> Settings:
+    """Prioritised sampling for 8 members, batches of 128, from a million transitions of LunarLander over one step."""
+    s = {**rainbow(o), "population": 8, "batch_size": 128, "capacity": 10_000 if o.quick else 1_000_000}
+    return {**s, "replay": {"n_step": 1, "prioritised": True, "alpha": 0.6, "beta": 0.4}}
+
+
 def cqn(o: Options) -> Settings:
     """The learn step of conservative Q-learning, 4 and 8 members."""
     net: Settings = {"encoder": [64], "latent": 64, "head": [64], "layers": [64, 64, 64]}
@@ -300,6 +306,7 @@ def measurements() -> dict[str, Measurement]:
             chosen={"AgileRL": peers_threads},
         ),
         Measurement("ppo_native", "acting", (EVOPIPE,), ppo_native, cores=1),
+        Measurement("priorities", "priorities", (EVOPIPE,), priorities, cores=1),
         Measurement("roofline", "roofline", (EVOPIPE,), lander, cores=1),
         Measurement("parts", "parts", (EVOPIPE, AGILERL), parts, cores=1),
         Measurement("curve_128", "curve", (EVOPIPE,), curve, cores=1),

@@ -15,6 +15,7 @@ Results = Mapping[str, Result]
 MACHINE = ("cpu", "processors", "cpu_capability", "device", "torch", "gymnasium", "python")
 ENVPOOL = "evopipe, envpool"
 NATIVE_RATE = 500_000  # steps per second of our own CartPole that are the aim
+PRIORITY_DRAW, MEMORY = 300, 100  # µs of a prioritised draw, and MB of a million transitions, that are the aim
 OFF_POLICY = {"td3": ("TD3", 8.0), "ddpg": ("DDPG", 8.0), "rainbow": ("Rainbow", 6.0)}  # names, least ratios
 EQUAL_UPDATES = 0.02  # how far two contestants' numbers of updates may be apart
 MISSING = "Not measured yet."
@@ -268,6 +269,8 @@ def _summary(results: Results) -> list[str]:
         rows.append(_cartpole_seconds(results["cartpole"]))
     if "ppo_native" in results:
         rows.append(_native_rate(results["ppo_native"]))
+    if "priorities" in results:
+        rows += _priority_figures(results["priorities"])
     lines = ["## What was to be reached", ""]
     lines += table(("figure", "aim", "measured", ""), rows) if rows else [MISSING, ""]
     return [*lines, *_not_won(results)]
@@ -291,6 +294,25 @@ def _native_rate(result: Result) -> tuple[str, str, str, str]:
     return words, f"≥ {NATIVE_RATE:,}", f"{number(middle)} [{number(low)}, {number(high)}]", f"**{said}**"
 
 
+def _priority_figures(result: Result) -> list[tuple[str, str, str, str]]:
+    s, ran = result["settings"], turns(result, "evopipe")
+    times = values(result, "evopipe", _field("microseconds"), ran)
+    size = statistics.median(values(result, "evopipe", _field("rows_megabytes"), ran))
+    (low, high), count = stats.interval(times), f"{s['capacity']:,}"
+    slow = "reached" if high <= PRIORITY_DRAW else "not reached" if low > PRIORITY_DRAW else "INCONCLUSIVE"
+    return [
+        (
+            f"prioritised draw of {s['population']} × {s['batch_size']} from {count} transitions",
+            f"≤ {PRIORITY_DRAW} µs", f"{number(statistics.median(times))} µs [{number(low)}, {number(high)}]",
+            f"**{slow if len(ran) >= stats.LEAST_PAIRS else 'INCONCLUSIVE'}**",
+        ),
+        (
+            f"memory of {count} transitions of {s['env']}, one step each", f"≤ {MEMORY} MB", f"{number(size)} MB",
+            f"**{'reached' if size <= MEMORY else 'not reached'}**",
+        ),
+    ]  # fmt: skip
+
+
 def _not_won(results: Results) -> list[str]:
     """List what a peer does better, or what is not shown to be better."""
     lost = []
@@ -310,6 +332,9 @@ def _not_won(results: Results) -> list[str]:
             lost.append(f"aim not shown: {words}, ≥ {bound:g} ×: {told(r, wide)}")
     if "ppo_native" in results:
         words, aim, measured, said = _native_rate(results["ppo_native"])
+        if said != "**reached**":
+            lost.append(f"aim not shown: {words}, {aim}: {measured}")
+    for words, aim, measured, said in _priority_figures(results["priorities"]) if "priorities" in results else []:
         if said != "**reached**":
             lost.append(f"aim not shown: {words}, {aim}: {measured}")
     if not results:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evopipe import policy
+from evopipe import algos, policy
 from evopipe.config import Params, load_params, parse_params
 from evopipe.stages import buffer, evaluate, export, fetch, paths, population, report, tracking, train
 from evopipe.storage import safeio
@@ -64,8 +64,15 @@ def _params(params: str | Path | Params | Mapping[str, Any]) -> Params:
     return parse_params(params) if isinstance(params, Mapping) else load_params(params)
 
 
+def _wants_dataset(params: Params) -> bool:
+    """Whether training reads transitions: an on-policy algorithm never does."""
+    if algos.on_policy(algos.get(params.train.algo)):
+        return False
+    return params.train.mode == "offline" or params.train.warm_start > 0
+
+
 def _run(params: Params, folder: Path, quiet: bool) -> Result:
-    upstream = (fetch, buffer) if params.train.warm_start or params.train.mode == "offline" else ()
+    upstream = (fetch, buffer) if _wants_dataset(params) else ()
     for stage in (*upstream, population, train, evaluate, export):
         stage.run(params, quiet=quiet, folder=folder)
     lines = safeio.read_bytes(folder / paths.LINEAGE).splitlines()

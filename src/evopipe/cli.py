@@ -284,6 +284,19 @@ def params_show(
     typer.echo(value if isinstance(value, str) else dump_yaml(value).rstrip("\n"))
 
 
+@params_app.command("block")
+def params_block(algo: Annotated[str, typer.Argument(metavar="ALGO", help="An algorithm, see evopipe algos.")]) -> None:
+    """Print an algorithm's block with its defaults, to go below `algos:`."""
+    defer(*HEAVY)
+    from evopipe import algos
+    from evopipe.schema_yaml import block
+
+    if algo not in algos.names():
+        guess = did_you_mean(algo, algos.names())
+        raise UsageError(f"params block: no algorithm {algo!r}{guess} (there are: {', '.join(algos.names())})")
+    typer.echo(block(algo, algos.get(algo).Config(), depth=1), nl=False)
+
+
 def _value_at(value: Any, path: str) -> Any:
     for depth, step in enumerate(steps := path.split(".")):
         if isinstance(value, list) and step.isdecimal() and int(step) < len(value):

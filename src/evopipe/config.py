@@ -16,10 +16,10 @@ from evopipe.evolve.mutate import MutationConfig
 from evopipe.evolve.select import TournamentConfig
 from evopipe.loops.config import TrainConfig
 from evopipe.runtime import RuntimeConfig
-from evopipe.schema_errors import Problem, explain, located, missing_block_sentence, missing_keys
+from evopipe.schema_errors import Problem, explain, located, missing_keys
 from evopipe.storage.yamlio import read_yaml
 from evopipe.track.config import TrackingConfig
-from evopipe.types import Schema, evolvable
+from evopipe.types import Schema, Spaces, evolvable
 
 MAX_PROBLEMS = 50
 MAX_ENVIRONMENTS = 65_536
@@ -67,7 +67,7 @@ class MinariConfig(Schema):
 
 
 class Hdf5Config(Schema):
-    """`fetch.source: hdf5`: a file in D4RL layout (observations, actions, rewards, terminals[, timeouts])."""
+    """`fetch.source: hdf5`: a D4RL or AgileRL file (observations, actions, rewards, terminals[, timeouts])."""
 
     path: str = Field("data/dataset.hdf5", description="the file")
 
@@ -85,6 +85,9 @@ class PopulationConfig(Schema):
     """The initial population."""
 
     size: int = Field(4, ge=1, le=4096, description="members")
+    start: str | None = Field(
+        None, description="a folder of trained members to begin with in place of fresh ones: a copy of models/trained"
+    )
 
 
 class EvolutionConfig(Schema):
@@ -176,6 +179,8 @@ class Params(Schema):
             )
         if problems:
             raise located(problems)
+        if registry.on_policy(registry.get(train.algo)) and "warm_start" not in train.model_fields_set:
+            return train.model_copy(update={"warm_start": 0})  # the default is for a memory, which it has not
         return train
 
     @field_validator("algos", mode="plain")
@@ -188,6 +193,7 @@ class Params(Schema):
             given[train.algo] = registry.get(train.algo).Config()
         problems = [problem for name, config in given.items() for problem in _not_evolvable(name, config)]
         problems += [problem for name, config in given.items() for problem in _batch_above_rollout(name, config)]
+        problems += [problem for name, config in given.items() for problem in _unfit(name, config)]
         if problems:
             raise located(problems)
         return given
@@ -243,7 +249,9 @@ def _incomplete(data: Mapping[str, Any]) -> Iterable[Problem]:
         return
     config = registry.get(chosen).Config
     if chosen not in blocks:
-        yield Problem(("algos", chosen), missing_block_sentence(config()))
+        yield Problem(
+            ("algos", chosen), f"missing block: put what `evopipe params block {chosen}` prints below `algos:`"
+        )
     elif isinstance(blocks[chosen], Mapping):
         yield from missing_keys(config, blocks[chosen], ("algos", chosen))
 
@@ -303,6 +311,15 @@ def _batch_above_rollout(algo: str, config: Any) -> Iterable[Problem]:
             f"{config.batch_size} steps are more than a rollout has ({algo}.learn_step: {config.learn_step}); lower "
             "it, or raise learn_step",
         )
+
+
+def _unfit(algo: str, config: Any) -> Iterable[Problem]:
+    """A network that the algorithm can do nothing with, whichever of the actions it serves an environment has."""
+    kinds = [Spaces(1, 1, kind == "continuous", kind=kind) for kind in registry.get(algo).ACTIONS]
+    found = [registry.misfit(algo, config, spaces) for spaces in kinds]
+    if found[0] is not None and all(found):
+        key, sentence = found[0]
+        yield Problem((algo, *key.split(".")), sentence)
 
 
 def _known(words: Iterable[str]) -> str:

@@ -83,27 +83,29 @@ class Policy:
         return self.step(obs, None, mask, epsilon, seed)[0]
 
     def step(
-        self, obs: Any, memory: torch.Tensor | None = None, mask: Any = None, epsilon: float = 0.0, seed: int = 0
-    ) -> tuple[Any, torch.Tensor]:
+        self, obs: Any, memory: Any = None, mask: Any = None, epsilon: float = 0.0, seed: int = 0
+    ) -> tuple[Any, Any]:
         """Choose actions as `act` does, of a policy that may keep a memory.
 
         Args:
             obs: as in `act`.
             memory: what the last step of these episodes returned, `[B, memory]`; None where they begin. (Zeros in a
-                row begin that one anew.)
+                row begin that one anew.) NumPy or torch.
             mask: as in `act`.
             epsilon: as in `act`.
             seed: as in `act`; give each step another.
 
         Returns:
-            Actions as in `act`, and the memory after them.
+            Actions as in `act`, and the memory after them, float32 `[B, memory]`, of the kind that `obs` was.
 
         Raises:
             UsageError: as in `act`, or the memory is of another shape.
         """
         batch, single = self._batch(obs)
         batch, legal = self._cohort.shown(batch), self._legal(mask, batch.shape[1])
-        before = batch.new_zeros(1, batch.shape[1], self.memory) if memory is None else memory[None]
+        before = batch.new_zeros(1, batch.shape[1], self.memory)
+        if memory is not None:
+            before = _tensor(memory, "memory").float()[None]
         if before.shape != (1, batch.shape[1], self.memory):
             raise UsageError(f"memory has shape {tuple(before.shape[1:])}; expected [{batch.shape[1]}, {self.memory}]")
         state, draw = self._cohort.state, None
@@ -115,7 +117,8 @@ class Policy:
             actions = self._algo.greedy(self._cfg, state, batch, legal)
         else:
             actions = self._algo.act(self._cfg, state, batch, legal, torch.tensor([epsilon]), draw)
-        return self._like(obs, single, torch.from_numpy(self.action_space.own(actions[0].numpy()))), before[0]
+        own = torch.from_numpy(self.action_space.own(actions[0].numpy()))
+        return self._like(obs, single, own), self._like(obs, False, before[0])
 
     def q_values(self, obs: Any) -> Any:
         """Return action values `[A]` or `[B, A]`, of the kind that `obs` was.

@@ -95,13 +95,8 @@ def missing_sentence(field: FieldInfo) -> str:
         return "missing key: add it"
     default = field.get_default(call_default_factory=True)
     if isinstance(default, BaseModel):
-        return missing_block_sentence(default)
+        return f"missing block: add it, the defaults are {_shown(default.model_dump(mode='json'))}"
     return f"missing key (default {_shown(default)}): add it"
-
-
-def missing_block_sentence(default: BaseModel) -> str:
-    """What to say of a block that is not there."""
-    return f"missing block: add it, the defaults are {_shown(default.model_dump(mode='json'))}"
 
 
 def _shown(value: Any) -> str:

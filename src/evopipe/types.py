@@ -163,6 +163,7 @@ class Batch:
         next_obs: `[P, B, O]` float32, the true observation after the last step.
         next_legal: `[P, B, A]` bool, legal actions there; None where all always are.
         weight: `[P, B]` float32, how much a transition counts. Uniform sampling: (j < b_p) / b_p, which sums to 1.
+        legal: `[P, B, A]` bool, legal actions in `obs`; None where all always are, or no loss reads it (`MASKED_LOSS`).
     """
 
     obs: torch.Tensor
@@ -172,6 +173,7 @@ class Batch:
     next_obs: torch.Tensor
     next_legal: torch.Tensor | None
     weight: torch.Tensor
+    legal: torch.Tensor | None = None
 
 
 class Chosen(NamedTuple):

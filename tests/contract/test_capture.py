@@ -54,7 +54,7 @@ def small(algo: str, norm: bool = False, kind: str = "mlp", **train: Any) -> Pro
 def filled(p: Problem, masked: bool = False, memories: int = 4) -> Replay:
     """A replay on the problem's device with random transitions in it."""
     g, n = np.random.default_rng(0), 200
-    replay = Replay(RowLayout.of(p.spaces, masked), memories, 300, p.device)
+    replay = Replay(RowLayout.of(p.spaces, masked, legal=True), memories, 300, p.device)
     obs, after = (g.standard_normal((memories * n, p.observations)).astype(np.float32) for _ in range(2))
     shape, ended = memories * n, g.random(memories * n) < 0.2
     action = g.uniform(-1, 1, (shape, p.actions)) if p.spaces.continuous else g.integers(p.actions, size=shape)
@@ -172,7 +172,17 @@ def test_networks_and_moments_are_updated_where_they_are(algo: str, device: Devi
 @pytest.mark.parametrize("capture", ["none", "buffers"])
 def test_a_run_on_another_device_is_the_run_on_the_host(algo: str, capture: Capture, device: Device) -> None:
     """Act, store, learn, evaluate, evolve, save and restore, to the bit; the host waits for actions, once a tick."""
-    p = small(algo, learning_delay=20, evo_steps=120, max_steps=240)
+    run_here_and_there(small(algo, learning_delay=20, evo_steps=120, max_steps=240), capture, device)
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_a_run_that_normalises_on_another_device_is_the_run_on_the_host(algo: str, device: Device) -> None:
+    train = {"learning_delay": 20, "evo_steps": 120, "max_steps": 240}
+    p = small(algo, **train, normalise={"observations": True, "rewards": is_on_policy(algo)})
+    run_here_and_there(p, "none", device)
+
+
+def run_here_and_there(p: Problem, capture: Capture, device: Device) -> None:
     far = replace(p, device=DEVICE, paths=Paths(capture))
     there, here = begin(far, first_members(p, 3)[0]), started(p, 3)
     for loop in (there, here):

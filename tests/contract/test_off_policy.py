@@ -129,7 +129,7 @@ def test_update_never_asks_the_host(algo: str, monkeypatch: pytest.MonkeyPatch) 
         names = ("obs", "action", "reward", "discount", "next_obs", "weight")
         batch = replace(batch, **{name: getattr(batch, name).to("meta") for name in names})
         legal = torch.ones(len(cohort.members), cohort.batch, p.actions, dtype=torch.bool, device="meta")
-        for given in (batch, replace(batch, next_legal=legal)):
+        for given in (batch, replace(batch, next_legal=legal, legal=legal)):
             draw = draw_at(cohort)
             state, losses, healthy, _ = p.algo.update(
                 p.algo_config, cohort.state, cohort.hyper, given, cohort.healthy, draw, 0

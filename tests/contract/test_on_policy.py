@@ -16,12 +16,15 @@ import torch
 
 import populations
 from evopipe import policy
+from evopipe.algos import get, on_policy
+from evopipe.config import load_params
 from evopipe.core import optim, population
 from evopipe.core.graphs import Paths
 from evopipe.core.population import Member
 from evopipe.errors import ParamsError, UsageError
 from evopipe.loops import learners
 from evopipe.loops.evaluate import seen
+from evopipe.loops.on_device import OnDevice
 from evopipe.loops.on_policy import OnPolicy, collect
 from evopipe.loops.problem import Problem, first_members
 from evopipe.loops.rollouts import learn_from_rollout, rollout_ends
@@ -214,6 +217,47 @@ def test_a_rollout_of_broken_steps_alone_teaches_nothing() -> None:
     rollout = rollout_for(p, cohort, broken=1.0)
     cohort, _ = learn_from_rollout(p, cohort, rollout, TICKS, 3)
     assert all(same(a, b) for a, b in zip(before, population.dissolve([cohort]), strict=True))
+
+
+@pytest.mark.parametrize("cohorts", ["exact", "merged"])
+@pytest.mark.parametrize("share", [False, True])
+def test_who_goes_on_with_its_networks_goes_on_with_its_memory(
+    share: bool, cohorts: Any, run: Callable[..., Any]
+) -> None:
+    """Episodes run on beyond a generation: only who has other networks, or another's, begins to remember anew."""
+
+    def member(slot: int, *encoder: int) -> Member:
+        config = {"network": {**LSTM["network"], "encoder": list(encoder)}, "share_encoder": share}
+        p = populations.problem("envs_for_tests:Random-v0", "ppo", config=config, train=LONG, cohorts=cohorts)
+        return first_members(p, 3)[0][slot]
+
+    p = populations.problem(
+        "envs_for_tests:Random-v0", "ppo", config={**LSTM, "share_encoder": share}, train=LONG, cohorts=cohorts
+    )
+    loop = run(p, [member(0, 8), member(1, 24, 12), member(2, 8)])
+    advance(loop, 9)
+    before = remembered(loop)
+    assert all(own.any() for own in before)
+    heir, mutated, _ = loop.members
+    stranger = heir.clone(2, 102, loop.members[2].key)
+    loop._form([heir.clone(0, 100, heir.key), replace(member(1, 8), id=101, parent=mutated.id), stranger])
+    after = remembered(loop)
+    assert torch.equal(after[0], before[0])
+    assert not after[1].any()
+    assert not after[2].any()
+    advance(loop, 9)
+    assert all(m.healthy for m in loop.members)
+
+
+def remembered(loop: OnPolicy) -> list[torch.Tensor]:
+    """What every member remembers, without pads."""
+    found = {}
+    for cohort, memory in zip(loop.cohorts, loop.memories, strict=True):
+        for member, own in zip(cohort.members, memory, strict=True):
+            widths = [layer.width for layer in member.arch.encoder for _ in range(2)]
+            held = [piece[:, : widths[i]] for (_, i), piece in cohort.pieces(own).items() if i < len(widths)]
+            found[member.slot] = torch.cat(held, dim=1).clone()
+    return [found[slot] for slot in sorted(found)]
 
 
 @pytest.mark.parametrize("chosen", [False, True])
@@ -501,6 +545,43 @@ def test_a_learn_step_that_cannot_be_kept_is_remarked_upon(learn_step: int, rema
     loop.close()
 
 
+def test_a_batch_larger_than_what_a_generation_leaves_of_a_rollout_is_remarked_upon() -> None:
+    loop = started(populations.problem(algo="ppo", config={"learn_step": 300, "batch_size": 256}), 2)
+    assert loop.remarks[1:] == [
+        "algos.ppo.batch_size: 256 steps are more than a rollout has: a minibatch is all its 200"
+    ]
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    ("train", "remark"),
+    [
+        ({"warm_start": 1}, ["train.warm_start: not used, ppo learns from its own last steps alone"]),
+        (
+            {"warm_start": 9, "replay": {"n_step": 3, "prioritised": True}},
+            [
+                "train.warm_start and train.replay.n_step and train.replay.prioritised: not used, ppo learns from its "
+                "own last steps alone"
+            ],
+        ),
+        ({"replay": {"capacity": 50, "sharing": "own"}}, []),
+    ],
+)
+def test_what_is_set_and_not_used_is_remarked_upon(train: dict[str, Any], remark: list[str]) -> None:
+    loop = started(populations.problem(algo="ppo", config={"learn_step": 64}, train=train), 2)
+    assert loop.remarks == remark
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(__file__).parents[2].glob("pipelines/*/params.yaml")), ids=lambda path: path.parent.name
+)
+def test_no_shipped_pipeline_sets_what_is_not_used(path: Path) -> None:
+    params = load_params(path)
+    if on_policy(get(params.train.algo)):
+        assert (params.train.warm_start, params.train.replay.n_step, params.train.replay.prioritised) == (0, 1, False)
+
+
 # ------------------------------------------------------------------------------------------------- collecting oneself
 
 
@@ -555,12 +636,77 @@ def test_a_function_that_records_wrong_shapes_is_told_so(spoil: dict[str, Any], 
     loop.close()
 
 
-def test_a_function_that_records_too_little_or_without_choosing_is_told_so() -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [("reward", np.nan), ("reward", -np.inf), ("reward", 1e300), ("obs", np.inf), ("obs", np.nan)]
+)
+def test_what_a_function_records_that_is_not_finite_is_broken(name: str, value: float) -> None:
+    """Nothing is learned from it, and its environment begins anew."""
+    rows = [1, 6]  # one of each member
+
+    def spoiled(loop: OnPolicy, ticks: int) -> None:
+        for tick in range(ticks):
+            step = loop.pool.step(loop.choose())
+            given = getattr(step, name).astype(np.float64)
+            given[rows] = value if tick == 3 else given[rows]
+            loop.record(replace(step, **{name: given}))
+            if tick == 3:
+                assert loop.pool.episode_length[rows].tolist() == [0, 0]
+
+    loop = collecting(spoiled)
+    loop.advance()
+    assert loop.broken_rows == 2
+    after = loop.lessons.rollouts[0].after
+    assert after[..., :-1].isfinite().all()
+    assert (after[:, 3, :, -1] == torch.tensor([[1.0, 0, 1, 1], [1, 1, 0, 1]])).all(), "may be learned from"
+    assert all(m.healthy and float(m.tensors["updates"]) > 0 for m in loop.members)
+    assert all(m.tensors["actor"].isfinite().all() for m in loop.members)
+    loop.close()
+
+
+@pytest.mark.parametrize("kind", [np.ndarray.tolist, torch.from_numpy, lambda x: x.astype(np.float64)[::-1][::-1]])
+def test_a_function_may_record_any_arrays(kind: Callable[[np.ndarray], Any]) -> None:
+    def other(loop: OnPolicy, ticks: int) -> None:
+        for _ in range(ticks):
+            step = loop.pool.step(loop.choose())
+            names = ("obs", "reward", "terminated", "truncated", "broken")
+            loop.record(replace(step, **{name: kind(getattr(step, name)) for name in names}))
+
+    own, plain = collecting(other), collecting(collect)
+    for loop in (own, plain):
+        loop.advance()
+    assert equal_states(own.state(), plain.state()) == []
+    own.close()
+    plain.close()
+
+
+@pytest.mark.parametrize("value", [["a"] * 8, [[1.0]] * 7 + [[1.0, 2.0]], torch.zeros(8, requires_grad=True)])
+def test_a_function_that_records_no_numbers_is_told_so(value: Any) -> None:
+    def wrong(loop: OnPolicy, ticks: int) -> None:
+        loop.record(replace(loop.pool.step(loop.choose()), reward=value))
+
+    loop = collecting(wrong)
+    with pytest.raises(UsageError, match=r"^step\.reward is no array of numbers \(.*; record NumPy arrays$"):
+        loop.advance()
+    loop.close()
+
+
+def test_a_function_that_records_too_little_too_much_or_without_choosing_is_told_so() -> None:
     loop = collecting(lambda loop, ticks: collect(loop, ticks - 1))
     with pytest.raises(UsageError, match="recorded 15 steps of every environment where it was asked for 16"):
+        loop.advance()
+    loop.close()
+    loop = collecting(lambda loop, ticks: collect(loop, ticks + 3))
+    with pytest.raises(UsageError, match="recorded more steps of every environment than it was asked for"):
         loop.advance()
     loop.close()
     loop = collecting(lambda loop, ticks: loop.record(loop.pool.step(np.zeros(8, np.int64))))
     with pytest.raises(UsageError, match=r"no action was chosen: call loop\.choose\(\) before loop\.record\(step\)"):
         loop.advance()
     loop.close()
+
+
+def test_a_loop_on_the_device_refuses_a_function_that_it_would_not_call() -> None:
+    p = populations.problem("CartPole-v1", "ppo", train=LONG)
+    p = replace(p, env=p.env.model_copy(update={"backend": "torch"}))
+    with pytest.raises(UsageError, match="OnDevice collects its rollouts itself: give collect_rollouts to OnPolicy"):
+        OnDevice(p, first_members(p, 2)[0], collect_rollouts=collect)

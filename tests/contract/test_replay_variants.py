@@ -138,6 +138,57 @@ def test_a_diverged_member_spoils_nobodys_priorities(algo: str, run: Callable[..
     assert all(m.healthy for m in ill.members)
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("sharing", ["own", "shared"])
+def test_a_child_draws_by_its_parents_priorities_or_by_none(
+    algo: str, sharing: Sharing, processes: int, run: Callable[..., Online], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that was wildly wrong spoils nothing for who takes its slot, and learns on from the slot's memory."""
+    monkeypatch.setattr(learners, "LEAST_WORK", 0.0)
+    loop = run(variant(algo, sharing, max_steps=100_000), 4, processes)
+    while not loop.generation_over:
+        loop.advance()
+    trees = loop.replay.priorities
+    assert trees is not None
+    trees.update(torch.tensor([1]), torch.arange(5)[None], torch.full((1, 5), 1e20))
+    populations.plant_weight(loop, 1)  # no parent
+    before, largest = trees.levels[0].clone(), trees.largest.clone()
+    close_generation(loop)
+    parents = [child["parent_slot"] for child in loop.lineage[-1]["children"]]
+    assert 1 not in parents
+    assert any(parent == slot for slot, parent in enumerate(parents)), "some stay"
+    for slot, parent in enumerate(parents):
+        if sharing == "shared" or parent == slot:
+            rows, most = before[parent], largest[parent]
+        else:
+            rows, most = (before[slot] > 0).float(), torch.tensor(1.0)
+            assert int(rows.sum()) == loop.replay.size[slot]
+        assert equal(trees.levels[0][slot], rows)
+        assert equal(trees.largest[slot], most)
+    advance(loop, 20)
+    assert trees.largest[1] < 1000
+    rows, _ = trees.draw(torch.tensor([1]), torch.rand(1, 5000, dtype=torch.float64))
+    assert len(rows.unique()) > 100, "of 300"
+
+
+@pytest.mark.parametrize("sharing", ["own", "shared"])
+def test_where_all_diverge_their_priorities_go_with_them(
+    algo: str, sharing: Sharing, run: Callable[..., Online]
+) -> None:
+    loop = run(variant(algo, sharing, max_steps=100_000), 3)
+    while not loop.generation_over:
+        loop.advance()
+    for slot in range(3):
+        populations.plant_weight(loop, slot)
+    trees = loop.replay.priorities
+    assert trees is not None
+    close_generation(loop)
+    assert loop.lineage[-1]["restored"]
+    assert torch.equal(trees.levels[0].sum(dim=1).long(), torch.from_numpy(loop.replay.filled([0, 1, 2])))
+    assert trees.levels[0].unique().tolist() in ([1.0], [0.0, 1.0])
+    assert trees.largest.tolist() == [1.0] * 3
+
+
 def test_broken_steps_never_enter_the_memory(algo: str, run: Callable[..., Online]) -> None:
     if populations.env_for(algo) != "CartPole-v1":
         pytest.skip("the small environments that break have discrete actions")

@@ -52,6 +52,29 @@ def test_a_dataset_comes_first_where_training_starts_from_one() -> None:
     assert Path("out/data/transitions.h5").is_file()
 
 
+@pytest.mark.parametrize("warm", [{}, {"warm_start": 20}])
+def test_an_on_policy_algorithm_needs_no_dataset(warm: dict[str, int]) -> None:
+    """Neither by default nor where one is asked for; and no dataset holds actions of several choices."""
+    train = {"algo": "ppo", "max_steps": 64, "evo_steps": 64, "eval_episodes": 2, "confirm_episodes": 2, **warm}
+    result = evopipe.train(
+        {
+            "env": {"id": "action_envs:Locks-v0", "num_envs": 4},
+            "population": {"size": 2},
+            "train": train,
+            "evaluate": {"episodes": 2},
+            "export": {"program": False},
+            "runtime": {"device": "cpu", "env_workers": 0, "learners": 1},
+            "tracking": {"backends": []},
+            "algos": {"ppo": {"learn_step": 32, "batch_size": 16}},
+        },
+        folder="out",
+    )
+    assert result.summary["reason"] == "max_steps"
+    assert not Path("out/data").exists()
+    unused = ["train.warm_start: not used, ppo learns from its own last steps alone"]
+    assert result.summary.get("remarks", []) == (unused if warm else [])
+
+
 def test_equal_params_in_any_form_give_equal_files(tmp_path: Path, working_folder: Path) -> None:
     file = write_params(tmp_path, SHORT)
     forms: list[Any] = [params(SHORT), file, str(file), load_params(file)]

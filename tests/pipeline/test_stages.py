@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from evopipe import policy
 from evopipe.errors import DataError
@@ -180,6 +181,50 @@ def test_made_for_another_algorithm(folder: Path) -> None:
         "error: models/population: written for algo 'ppo', params.yaml says 'dqn'; "
         "run `evopipe population` or `dvc repro population` again\n",
     )
+
+
+# --- going on from trained members ------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_from_the_members_of_another(folder: Path) -> None:
+    """The elite first, then the others; as they were, in places and with keys of their own; and they learn on."""
+    from evopipe.config import load_params
+    from evopipe.stages.setup import make_problem, read_members
+
+    shutil.copytree(folder / "models/trained", folder / "models/start")
+    write_params(folder, {"population.start": "models/start", "population.size": 6, "seed": 5})
+    assert call(folder, "population").code == 0
+    problem = make_problem(load_params(folder / "params.yaml"))
+    trained, _ = read_members(folder / "models/start", problem, "train")
+    begun, about = read_members(folder / "models/population", problem, "population")
+    assert len(begun) == len(about["mutations"]) == 6
+    expected = [trained[-1], *trained[:-1]]
+    for slot, member in enumerate(begun):
+        old = expected[slot % len(expected)]
+        assert (member.slot, member.id, member.parent, member.fitness) == (slot, slot, None, ())
+        assert (member.arch, member.hyper) == (old.arch, old.hyper)
+        assert all(torch.equal(member.tensors[name], tensor) for name, tensor in old.tensors.items())
+    assert len({member.key for member in begun}) == 6
+    assert all(about["mutations"][0] == mutation for mutation in about["mutations"])
+    assert call(folder, "train").code == 0
+    after, _ = read_members(folder / "models/trained", problem, "train")
+    assert min(float(m.tensors["updates"]) for m in after) > max(float(m.tensors["updates"]) for m in begun)
+
+
+@pytest.mark.parametrize(("change", "code", "words"), [
+    ({"population.start": "nowhere"}, 66, "nowhere: not there; population.start names a copy of models/trained"),
+    ({"population.start": "models/start", "env.id": "Acrobot-v1"}, 65,
+     "models/start: written for env 'CartPole-v1', params.yaml says 'Acrobot-v1'; population.start names a copy"),
+])  # fmt: skip
+def test_members_that_a_run_cannot_go_on_from(folder: Path, change: dict[str, Any], code: int, words: str) -> None:
+    shutil.copytree(folder / "models/trained", folder / "models/start")
+    before = (folder / "models/population/members.safetensors").read_bytes()
+    write_params(folder, change)
+    answer = call(folder, "population")
+    assert answer.code == code
+    assert words in answer.err
+    assert answer.err.count("\n") == 1
+    assert (folder / "models/population/members.safetensors").read_bytes() == before
 
 
 def test_a_folder_of_another_kind_in_its_place(folder: Path) -> None:

@@ -418,6 +418,28 @@ def test_the_page_has_ppo() -> None:
         page({"ppo": ppo})
 
 
+def test_the_page_has_what_priorities_cost() -> None:
+    from harness.measurements import Options, measurements
+    from harness.page import page
+    from ours import priorities
+
+    settings = measurements()["priorities"].settings(Options(quick=True))
+    small = priorities({**settings, "seed": 1})
+    assert small["rows_megabytes"] == pytest.approx(10_000 * 4 * (8 + 8 + 3) / 1e6)
+    assert small["microseconds"] > 0
+    for time, size, words in (
+        (280, 76.0, ("| ≤ 300 µs | 282 µs [280, 284] | **reached** |", "| ≤ 100 MB | 76.0 MB | **reached** |")),
+        (420, 101.0, ("| ≤ 300 µs | 422 µs [420, 424] | **not reached** |", "| ≤ 100 MB | 101 MB | **not reached** |")),
+    ):
+        result = _result(measurement="priorities", settings=measurements()["priorities"].settings(Options()))
+        result["runs"] = [run for run in result["runs"] if run["contestant"] == "evopipe"]
+        for run in result["runs"]:
+            run["result"] = {"microseconds": time + run["turn"], "rows_megabytes": size, "priorities_megabytes": 33.0}
+        text = page({"priorities": result})
+        assert all(each in text for each in words), text
+        assert ("aim not shown: prioritised draw of 8 × 128 from 1,000,000 transitions" in text) == (time > 300)
+
+
 def test_the_page_lists_what_is_not_won() -> None:
     from harness.page import page
 

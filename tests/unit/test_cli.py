@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import evopipe
+from evopipe import algos
 from evopipe.__main__ import main, report
 from evopipe.cli import globals_first
 from evopipe.errors import BusyError, Interrupted, ParamsError
@@ -118,6 +119,25 @@ def test_params_show_of_an_unknown_key(workspace: Path) -> None:
     assert outcome(run("params", "show", "seed.x", cwd=workspace)) == (
         64,
         "error: params show: no key 'x' in seed, it holds no keys\n",
+    )
+
+
+def test_params_block_prints_what_a_params_file_lacks(workspace: Path) -> None:
+    path = workspace / "params.yaml"
+    path.write_text(path.read_text().replace("algo: dqn", "algo: ppo"))
+    code, message = outcome(run("params", "check", cwd=workspace))
+    assert code == 65
+    assert message.endswith("algos.ppo: missing block: put what `evopipe params block ppo` prints below `algos:`\n")
+    with path.open("a") as file:
+        file.write(run("params", "block", "ppo").stdout)
+    assert run("params", "check", cwd=workspace).stdout == "params.yaml: ok\n"
+
+
+def test_params_block_of_an_unknown_algorithm() -> None:
+    code, message = outcome(run("params", "block", "dqm"))
+    assert (code, message) == (
+        64,
+        f"error: params block: no algorithm 'dqm', did you mean 'dqn'? (there are: {', '.join(algos.names())})\n",
     )
 
 
@@ -273,7 +293,10 @@ def test_light_commands_answer_at_once(arguments: tuple[str, ...]) -> None:
     assert statistics.median(seconds) <= 0.8
 
 
-@pytest.mark.parametrize("arguments", [["params", "check"], ["params", "show"], ["params", "schema"], ["algos"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["params", "check"], ["params", "show"], ["params", "schema"], ["params", "block", "ppo"], ["algos"]],
+)
 def test_light_commands_load_no_heavy_package(arguments: list[str]) -> None:
     program = f"""
 import sys

@@ -12,6 +12,7 @@ import pytest
 from evopipe import algos
 from evopipe.config import MAX_PROBLEMS, Params, json_schema, load_params, parse_params
 from evopipe.errors import MissingInputError, ParamsError
+from evopipe.schema_yaml import block
 
 ROOT = Path(__file__).parents[2]
 ROOT_TEXT = (ROOT / "params.yaml").read_text()
@@ -183,11 +184,10 @@ def test_a_missing_block_shows_its_defaults(edited: Edit) -> None:
 
 def test_the_chosen_algorithms_block_must_be_there(edited: Edit) -> None:
     message = edited(("^algos:\n(.*\n)*", "algos: {}\n"))
-    assert message.startswith(
-        f"params.yaml:{line_of('algos:')}:1: algos.dqn: missing block: add it, the defaults are {{"
-    )
+    remedy = "algos.dqn: missing block: put what `evopipe params block dqn` prints below `algos:`"
+    assert message == f"params.yaml:{line_of('algos:')}:1: {remedy}"
     message = edited(("^algos:\n(.*\n)*", ""))
-    assert message.startswith("params.yaml:1:1: algos.dqn: missing block: add it, the defaults are {")
+    assert message == f"params.yaml:1:1: {remedy}"
     message = edited(("^  dqn:\n(.*\n)*", "  dqn:\n"))
     assert message.endswith(": algos.dqn: expected a block of keys, got nothing")
 
@@ -282,6 +282,65 @@ def test_a_missing_file_and_a_broken_one(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "params.yaml").write_text("seed: 1\nseed: 2\n")
     with pytest.raises(ParamsError, match=r"^params\.yaml:2:1: seed: key given twice, first on line 1"):
         load_params()
+
+
+@pytest.mark.parametrize("algo", algos.names())
+def test_an_algorithms_block_can_be_put_at_the_end_of_a_file(algo: str, tmp_path: Path) -> None:
+    config = algos.get(algo).Config()
+    text = block(algo, config, depth=1)
+    path = tmp_path / "params.yaml"
+    others = re.sub(r"^algos:\n(.*\n)*", "algos:\n", ROOT_TEXT, flags=re.MULTILINE)
+    mode = "offline" if getattr(algos.get(algo), "OFFLINE_ONLY", False) else "online"
+    path.write_text(others.replace("algo: dqn", f"algo: {algo}").replace("mode: online", f"mode: {mode}") + text)
+    assert load_params(path).algo_config == config
+    assert max(map(len, text.splitlines())) <= 120
+    for name, field in type(config).model_fields.items():
+        assert field.description is None or " ".join(field.description.split())[:20] in text, name
+
+
+def test_an_algorithms_block_has_its_comments_and_choices() -> None:
+    lines = block("dqn", algos.get("dqn").Config(), depth=1).splitlines()
+    assert lines[0] == "  dqn:"
+    assert "    loss: huber  # huber | mse: regression loss of the temporal-difference error" in lines
+    assert "      layer_norm: false  # layer normalisation before every activation" in lines
+    assert "      lr: {min: 6.25e-05, max: 0.01, grow: 1.2, shrink: 0.8}" in lines
+    above = lines[lines.index("      encoder_kind: mlp") - 1]
+    assert above.startswith("      # "), "what is too long for one line stands above"
+
+
+@pytest.mark.parametrize(
+    ("algo", "block", "sentence"),
+    [
+        (
+            "dqn",
+            {"network": {"encoder_kind": "lstm"}},
+            "algos.dqn.network.encoder_kind: dqn keeps no memory between steps; take mlp, simba or resnet, or "
+            "train.algo: ppo",
+        ),
+        (
+            "td3",
+            {"share_encoder": True},
+            "algos.td3.network.head: with share_encoder the critics read the action behind the encoder, and need a "
+            "hidden layer there; give at least one width",
+        ),
+        ("sac", {"share_encoder": True}, None),  # its critics of discrete actions read no action
+        ("ppo", {"share_encoder": True, "network": {"encoder_kind": "lstm"}}, None),
+    ],
+)
+def test_a_network_that_the_algorithm_never_serves_is_refused_without_an_environment(
+    algo: str, block: dict[str, Any], sentence: str | None
+) -> None:
+    data = {"env": {"id": "NotThere-v0"}, "train": {"algo": algo}, "algos": {algo: block}}
+    if sentence is None:
+        parse_params(data)
+    else:
+        assert refusal(data) == sentence
+
+
+def test_an_on_policy_algorithm_has_no_warm_start_unless_it_is_asked_for() -> None:
+    assert parse_params({"train": {"algo": "ppo"}}).train.warm_start == 0
+    assert parse_params({"train": {"algo": "ppo", "warm_start": 7}}).train.warm_start == 7
+    assert parse_params({"train": {"algo": "dqn"}}).train.warm_start == 20_000
 
 
 def test_the_json_schema_has_every_algorithms_block() -> None:

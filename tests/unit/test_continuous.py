@@ -22,6 +22,7 @@ from evopipe.core.networks import named
 from evopipe.core.optim import ScalarAdam
 from evopipe.core.population import Cohort, Member
 from evopipe.envs.make import ActionSpace
+from evopipe.errors import ParamsError
 from evopipe.loops.problem import Problem, first_members
 from evopipe.ops.distributions import masked_log_softmax, squashed_gaussian
 from evopipe.ops.noise import gaussian, ornstein_uhlenbeck
@@ -277,9 +278,10 @@ def test_discrete_sacs_losses_are_exact_expectations(masked: bool) -> None:
     cohort.state.log_alpha.copy_(torch.tensor([0.1, -1.0, 1.0]))
     batch = transitions(p, cohort)
     if masked:
-        legal = torch.rand(3, cohort.batch, 2, generator=torch.Generator().manual_seed(2)) < 0.6
-        legal[..., 1] |= ~legal[..., 0]
-        batch = replace(batch, next_legal=legal)
+        legal, next_legal = torch.rand(2, 3, cohort.batch, 2, generator=torch.Generator().manual_seed(2)) < 0.6
+        for mask in (legal, next_legal):
+            mask[..., 1] |= ~mask[..., 0]
+        batch = replace(batch, legal=legal, next_legal=next_legal)
     found, climbs, entropies = [], [], []
     for i, m in enumerate(members):
         alpha = math.exp(float(cohort.state.log_alpha[i]))
@@ -293,8 +295,9 @@ def test_discrete_sacs_losses_are_exact_expectations(masked: bool) -> None:
             pi = {a: math.exp(after[j, a]) / z for a in may}
             v = sum(pi[a] * (min(float(b[j, a]) for b in below) - alpha * math.log(pi[a])) for a in may)
             y.append(float(batch.reward[i, j] + batch.discount[i, j] * v))
-            chance = [math.exp(now[j, a]) / (math.exp(now[j, 0]) + math.exp(now[j, 1])) for a in range(2)]
-            least = [min(float(v[j, a]) for v in values) for a in range(2)]
+            may = [a for a in range(2) if not masked or batch.legal[i, j, a]]  # type: ignore[index]
+            chance = [math.exp(now[j, a]) / sum(math.exp(now[j, b]) for b in may) for a in may]
+            least = [min(float(v[j, a]) for v in values) for a in may]
             each = sum(c * (alpha * math.log(c) - w) for c, w in zip(chance, least, strict=True))
             climb += float(batch.weight[i, j]) * each
             entropy.append(-sum(c * math.log(c) for c in chance))
@@ -310,12 +313,48 @@ def test_discrete_sacs_losses_are_exact_expectations(masked: bool) -> None:
     torch.testing.assert_close(entropy, torch.tensor(entropies), **CLOSE)
 
 
-def test_the_gradient_of_discrete_sacs_actor_is_finite_where_a_probability_is_zero() -> None:
+@pytest.mark.parametrize("alpha", [0.5, 4.0])
+@pytest.mark.parametrize("legal", [None, [[True, True, False]], [[False, True, True]], [[False, True, False]]])
+def test_the_gradient_of_discrete_sacs_actor_is_finite_where_a_probability_is_zero(
+    legal: list[list[bool]] | None, alpha: float
+) -> None:
+    """Above α = 1 an illegal action's α log π is −∞."""
     logits = torch.tensor([[300.0, 0.0, -300.0]], requires_grad=True)
-    log_pi = masked_log_softmax(logits, None)
-    sac.expected(log_pi, 0.5 * log_pi - torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    log_pi = masked_log_softmax(logits, None if legal is None else torch.tensor(legal))
+    sac.expected(log_pi, alpha * log_pi - torch.tensor([1.0, 2.0, 3.0])).sum().backward()
     assert logits.grad is not None
     assert torch.isfinite(logits.grad).all()
+    if legal is not None:
+        assert not logits.grad[~torch.tensor(legal)].any()
+
+
+@pytest.mark.parametrize("target", ["auto", 0.3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_discrete_sacs_temperature_aims_at_a_share_of_what_legal_actions_allow(
+    masked: bool, target: float | str
+) -> None:
+    """The gradient of its loss, which Adam's first moment holds a tenth of: states of one legal action say nothing."""
+    p, cohort, _ = formed("sac", "Acrobot-v1", target_entropy=target)
+    batch = transitions(p, cohort)
+    count = 1 + torch.arange(cohort.batch) % 3
+    legal = (torch.arange(3) < count[:, None]).expand(3, -1, 3)
+    if masked:
+        batch = replace(batch, legal=legal)
+    else:
+        count.fill_(3)
+    stream = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([4]))
+    learned = sac.update(p.algo_config, cohort.state, {**cohort.hyper, "lr_critic": torch.zeros(3)}, batch,
+        cohort.healthy, stream)  # fmt: skip
+    assert learned.healthy.all()
+    _, _, members = formed("sac", "Acrobot-v1", target_entropy=target)
+    for i, m in enumerate(members):
+        out, surplus = net(p, m, "actor", batch.obs[i]), 0.0
+        for j in range(cohort.batch):
+            logits = [float(out[j, a]) for a in range(int(count[j]))]
+            chance = [math.exp(x) / sum(math.exp(y) for y in logits) for x in logits]
+            aim = 0.6 * math.log(len(logits)) if target == "auto" else float(target)
+            surplus += float(batch.weight[i, j]) * (-sum(c * math.log(c) for c in chance) - aim)
+        assert 10 * float(learned.state.log_alpha_adam[i, 0]) == pytest.approx(surplus, rel=1e-4, abs=1e-6)
 
 
 # --- updates ----------------------------------------------------------------------------------------------------------
@@ -428,6 +467,8 @@ def test_the_entropy_aimed_at_is_the_papers() -> None:
     assert sac.aim(p.algo_config) == -2.0
     p, _, _ = formed("sac", "CartPole-v1")
     assert sac.aim(p.algo_config) == pytest.approx(0.6 * math.log(2))
+    legal = torch.tensor([[True, True], [True, False], [False, True]])
+    assert torch.as_tensor(sac.aim(p.algo_config, legal)).tolist() == pytest.approx([0.6 * math.log(2), 0.0, 0.0])
     p, _, _ = formed("sac", "CartPole-v1", target_entropy=0.25)
     assert sac.aim(p.algo_config) == 0.25
 
@@ -526,3 +567,15 @@ def test_an_exported_continuous_policy_plays(tmp_path: Path) -> None:
     assert len(played.frames) == 6
     assert len(played.rewards) == 5
     assert all(-17 < reward < 0 for reward in played.rewards)
+
+
+@pytest.mark.parametrize("algo", ["ddpg", "td3", "td3bc"])
+def test_a_policy_that_would_never_move_is_refused(algo: str) -> None:
+    """Updates begin their pattern anew with every generation; a learn step that evolution may reach counts."""
+    train = {"evo_steps": 200, "max_steps": 800} | ({"mode": "offline"} if algo == "td3bc" else {})
+    found = {"learn_step": 8, "policy_delay": 25}
+    populations.problem(algo=algo, config=found, train=train)
+    with pytest.raises(ParamsError, match=f"algos.{algo}.policy_delay: 26 is more than the 25 updates"):
+        populations.problem(algo=algo, config=found | {"policy_delay": 26}, train=train)
+    with pytest.raises(ParamsError, match=f"algos.{algo}.policy_delay: 25 is more than the 20 updates"):
+        populations.problem(algo=algo, config=found | {"evolve": {"learn_step": {"min": 1, "max": 10}}}, train=train)

@@ -55,6 +55,15 @@ def test_the_gap_of_a_hand_computed_example() -> None:
         assert float(conservative_gap(q, torch.tensor(action))) == pytest.approx(whole - (action + 1.0), abs=1e-12)
 
 
+def test_the_gap_sums_over_legal_actions_and_leaves_the_others_alone() -> None:
+    q = torch.tensor([1.0, 200.0, 3.0], dtype=torch.float64, requires_grad=True)
+    gap = conservative_gap(q, torch.tensor(0), torch.tensor([True, False, True]))
+    assert float(gap.detach()) == pytest.approx(math.log(math.e + math.e**3) - 1.0, abs=1e-12)
+    gap.backward()
+    other = math.e**3 / (math.e + math.e**3)
+    torch.testing.assert_close(q.grad, torch.tensor([-other, 0.0, other], dtype=torch.float64), rtol=0, atol=1e-12)
+
+
 def test_the_gap_pushes_up_the_datasets_action_alone() -> None:
     q = torch.tensor([[0.3, -0.2, 0.1]], dtype=torch.float64, requires_grad=True)
     conservative_gap(q, torch.tensor([1])).sum().backward()
@@ -62,10 +71,16 @@ def test_the_gap_pushes_up_the_datasets_action_alone() -> None:
     torch.testing.assert_close(q.grad, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("regression", ["huber", "mse"])
-def test_the_loss_is_that_of_the_paper(double: bool, regression: str) -> None:
+def test_the_loss_is_that_of_the_paper(double: bool, regression: str, masked: bool) -> None:
+    """Where actions are masked, the term sums over the legal ones."""
     p, cohort, batch = example(double=double, loss=regression)
+    legal = torch.rand(MEMBERS, BATCH, 2, generator=torch.Generator().manual_seed(8)) < (0.5 if masked else 1.0)
+    legal.scatter_(2, batch.action[..., None], True)
+    if masked:
+        batch = replace(batch, legal=legal)
     hp = {"alpha": torch.tensor([0.0, 0.5, 4.0], dtype=torch.float64)}
     losses, errors = (x.detach() for x in cqn.loss(p.algo_config, cohort.state, hp, batch))
     q, q_next, target_next = (
@@ -85,7 +100,7 @@ def test_the_loss_is_that_of_the_paper(double: bool, regression: str) -> None:
             error = q[m, b, taken] - y
             size = abs(error)
             fit = size - 0.5 if regression == "huber" and size > 1 else 0.5 * error**2
-            gap = math.log(sum(math.exp(value) for value in q[m, b])) - q[m, b, taken]
+            gap = math.log(sum(math.exp(value) for value in q[m, b][legal[m, b].numpy()])) - q[m, b, taken]
             total += float(batch.weight[m, b]) * (fit + float(hp["alpha"][m]) * gap)
             assert float(errors[m, b]) == pytest.approx(error, abs=1e-6)
         assert float(losses[m]) == pytest.approx(total, abs=1e-6)

@@ -176,6 +176,24 @@ def test_transitions_come_back_bit_for_bit(tmp_path: Path) -> None:
     assert len(read_transitions(path, limit=1000)) == 15
 
 
+@pytest.mark.parametrize("odd", [None, 0.5, -0.0, 2.0, -1 / 255, 1e30])
+def test_images_of_bytes_are_bytes_in_the_file(odd: float | None, tmp_path: Path) -> None:
+    shown = np.random.default_rng(0).integers(256, size=(601, 40)).astype(np.uint8) / np.float32(255)
+    shown[0] = np.arange(40) / np.float32(255)
+    packed = pack([replace(episode(600), obs=shown)])
+    if odd is not None:
+        packed.next_obs[590, 3] = odd
+    path = tmp_path / "transitions.h5"
+    write_transitions(path, packed, {})
+    with h5py.File(path) as file:
+        assert file["obs"].dtype == np.uint8
+        assert file["next_obs"].dtype == (np.uint8 if odd is None else np.float32)
+    again = read_transitions(path)
+    assert same(again, packed)
+    assert (again.obs.tobytes(), again.next_obs.tobytes()) == (packed.obs.tobytes(), packed.next_obs.tobytes())
+    assert again.obs.dtype == np.float32
+
+
 def test_transitions_of_another_kind_are_refused(tmp_path: Path) -> None:
     refused(lambda: read_transitions(tmp_path / "none.h5"), "is not there", kind=MissingInputError)
     refused(lambda: read_transitions(tmp_path), "is not a regular file")

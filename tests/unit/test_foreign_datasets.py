@@ -276,14 +276,14 @@ def replaced(name: str, data: Any) -> str:
     ("name", "data", "text"),
     [
         ("observations/bag/_index_0", np.full(9, 2), "an observation['bag'][0] with the value 2, which is not in its"),
-        ("observations/bag/_index_0", np.zeros(8, int), "an observation['bag'][0] of shape (8,), its space says ()"),
+        ("observations/bag/_index_0", np.zeros(8, int), "an observation['bag'][0] of 8 steps beside others of"),
         ("observations/bag/_index_0", np.full(9, 0.5), "an observation['bag'][0] of fractions, its space has whole"),
         ("observations/bag", np.zeros(9), "'episode_0/observations/bag' is no group, the observation space has parts"),
         ("observations/arm/angles", None, "has no dataset 'episode_0/observations/arm/angles'"),
         ("observations/arm/angles", ["a"] * 9, "'episode_0/observations/arm/angles' has dtype object, expected"),
         ("observations/arm/angles", np.full((9, 2, 2), np.nan), "'episode_0/observations' holds nan at index [0, 0]"),
-        ("observations/arm/gears", np.zeros((9, 3), int), "an observation['arm']['gears'] of shape (9, 3), its space"),
-        ("observations/map", np.zeros((9, 40, 36, 1), np.uint8), "an observation['map'] of shape (9, 40, 36, 1)"),
+        ("observations/arm/gears", np.zeros((9, 3), int), "an observation['arm']['gears'] of shape (3,) a step"),
+        ("observations/map", np.zeros((9, 40, 36, 1), np.uint8), "an observation['map'] of shape (40, 36, 1) a step"),
         ("observations/map", np.zeros((9, 30), np.uint8), "neither an image of shape (40, 36, 3) nor a JPEG of one at"),
         ("observations/map", np.zeros(9), "'episode_0/observations/map' has dtype float64, expected images of shape"),
         ("observations/map", np.uint8(3), "dataset 'episode_0/observations/map' has shape (), expected 1 dimension(s)"),
@@ -391,13 +391,35 @@ def test_agilerls_layout_keeps_whole_numbers_as_columns_of_floats() -> None:
     np.testing.assert_array_equal(found.obs.argmax(axis=1), seen - 2)
 
 
+@pytest.mark.parametrize("shape", [(12,), (12, 1)])
+def test_indices_of_actions_may_be_floats(shape: tuple[int, ...]) -> None:
+    wanted = np.arange(12) % 2
+    settings = params("vector", **file(np.zeros((12, 3)), actions=wanted.astype(np.float32).reshape(shape)))
+    for stage in (fetch, buffer):
+        stage.run(settings, quiet=True)
+    assert read_transitions(Path("data/transitions.h5")).action.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("shows", ["vector", "discrete", "small"])
+def test_a_file_without_a_step_says_so(shows: str) -> None:
+    none = np.zeros(0, np.float32)
+    settings = params(
+        shows, **file(samples(shows)[:0], actions=none.astype(int), rewards=none, terminals=none, timeouts=none)
+    )
+    refused(lambda: fetch.run(settings, quiet=True), "d.hdf5: holds no step; give a dataset with at least one episode")
+
+
 @pytest.mark.parametrize(
     ("shows", "observations", "text"),
     [
-        ("vector", np.zeros((12, 4)), "d.hdf5: 'observations' holds an observation of shape (12, 4), its space says"),
-        ("vector", np.zeros(12), "an observation of shape (12,), its space says (3,) a step"),
+        (
+            "vector",
+            np.zeros((12, 4)),
+            "d.hdf5: 'observations' holds an observation of shape (4,) a step, env's has (3,): ",
+        ),
+        ("vector", np.zeros(12), "an observation of shape () a step, env's has (3,): "),
         ("discrete", np.zeros(12, int), "an observation with the value 0, which is not in its space"),
-        ("small", np.zeros((12, 3, 6, 5), np.uint8), "an observation of shape (12, 3, 6, 5), its space says (6, 5, 3)"),
+        ("small", np.zeros((12, 3, 6, 5), np.uint8), "an observation of shape (3, 6, 5) a step, env's has (6, 5, 3): "),
         ("nested", np.zeros((12, 4)), "'observations' is no group, the observation space has parts arm, bag, map"),
         ("vector", {"a": np.zeros(12)}, "'observations' is a group, expected a dataset"),
         ("vector", np.full((12, 3), 1e300), "dataset 'observations' holds inf at index [0, 0]"),

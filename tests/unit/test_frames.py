@@ -14,12 +14,14 @@ import torch
 from gymnasium import spaces
 
 from device import DEVICE, Device, Recorder
+from evopipe.buffers.nstep import NStep
 from evopipe.buffers.priorities import Priorities
 from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core import optim, population
 from evopipe.core.graphs import Paths
 from evopipe.envs.pool import EnvPool
 from evopipe.loops import learners
+from evopipe.loops.offline import Offline, pack
 from evopipe.loops.online import Online, _byte_images
 from evopipe.loops.problem import Problem, first_members
 from evopipe.loops.steps import ReplayLessons, learn
@@ -66,9 +68,33 @@ class Games:
 LAYOUT = RowLayout(OBS, 3, masked=False)
 
 
-def pair(memories: int, capacity: int) -> tuple[Replay, Replay]:
+class Walks:
+    """Random episodes in `n` environments that terminate, are cut and break, as transitions over several steps."""
+
+    def __init__(self, steps: int, n: int, length: float, seed: int = 0) -> None:
+        self.layout = RowLayout(OBS, 3, masked=False, steps=steps)
+        self.games, self.chance = Games(self.layout, n, 1, seed=seed), 1 / length
+        self.window = NStep(self.layout, n) if steps > 1 else None
+        self.episodes = self.rows = 0
+
+    def tick(self, broken: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+        """One step everywhere: an episode ends with the chance 1 / length, half of them terminate."""
+        random, n, obs, after = self.games.random, self.games.n, self.games.obs, self.games.observe()
+        over, lost = random.random(n) < self.chance, random.random(n) < broken
+        terminated = over & (random.random(n) < 0.5)
+        action, reward = random.integers(3, size=n), random.standard_normal(n).astype(np.float32)
+        if self.window is None:
+            rows, keep = self.layout.pack(obs, action, reward, terminated, after)[:, None], ~lost[:, None]
+        else:
+            rows, keep = self.window.add(obs, action, reward, terminated, over & ~terminated, after, None, lost)
+        self.games.obs = np.where((over | lost)[:, None], self.games.observe(), after)
+        self.episodes, self.rows = self.episodes + int((over | lost).sum()), self.rows + int(keep.sum())
+        return rows, keep
+
+
+def pair(memories: int, capacity: int, layout: RowLayout = LAYOUT) -> tuple[Replay, Replay]:
     """A memory of plain numbers, and one of frames."""
-    return Replay(LAYOUT, memories, capacity, CPU), Replay(LAYOUT, memories, capacity, CPU, images=IMAGES)
+    return Replay(layout, memories, capacity, CPU), Replay(layout, memories, capacity, CPU, images=IMAGES)
 
 
 def whole(memory: Replay) -> list[bytes]:
@@ -80,10 +106,10 @@ def whole(memory: Replay) -> list[bytes]:
     return found
 
 
-def grow(memories: tuple[Replay, ...], games: Games, broken: float = 0.0) -> None:
+def grow(memories: tuple[Replay, ...], games: Games | Walks, broken: float = 0.0) -> None:
     rows, keep = games.tick(broken)
     for memory in memories:
-        memory.add(rows.reshape(memory.memories, -1, LAYOUT.size), keep.reshape(memory.memories, -1))
+        memory.add(rows.reshape(memory.memories, -1, games.layout.size), keep.reshape(memory.memories, -1))
 
 
 @pytest.mark.parametrize("memories", [1, 3])
@@ -98,6 +124,22 @@ def test_rows_come_out_as_they_came_in(memories: int, length: int, capacity: int
         assert framed.size.tolist() == plain.size.tolist()
         assert whole(framed) == whole(plain)
     assert plain.size.tolist() == [capacity] * memories, "the ring went round"
+
+
+@pytest.mark.parametrize("memories", [1, 3])
+@pytest.mark.parametrize("length", [1.5, 4, 30])
+@pytest.mark.parametrize("capacity", [1, 4, 40])
+@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+def test_transitions_over_several_steps_come_out_as_they_came_in(
+    steps: int, capacity: int, length: float, memories: int
+) -> None:
+    walks = Walks(steps, 6, length, seed=capacity)
+    plain, framed = pair(memories, capacity, walks.layout)
+    for _ in range(120):
+        grow((plain, framed), walks, 0.05)
+        assert whole(framed) == whole(plain)
+    assert plain.size.tolist() == [capacity] * memories
+    assert walks.rows > 5 * capacity * memories or capacity == 40, "the ring went round several times"
 
 
 @pytest.mark.parametrize("memories", [1, 2])
@@ -121,6 +163,46 @@ def test_a_frame_is_kept_once() -> None:
     # One for every transition, one more for every episode; of those that begin after the last step none was seen yet.
     assert games.steps + games.episodes - games.n <= framed.frames.used <= games.steps + games.episodes
     assert len(torch.unique(framed.frames.store[: framed.frames.used], dim=0)) == framed.frames.used
+
+
+@pytest.mark.parametrize("memories", [1, 4])
+@pytest.mark.parametrize("length", [2, 20])
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_a_frame_is_kept_once_however_many_steps_a_transition_spans(steps: int, length: int, memories: int) -> None:
+    walks = Walks(steps, 8, length)
+    _, framed = pair(memories, 10_000, walks.layout)
+    for _ in range(500):
+        grow((framed,), walks)
+    assert framed.frames is not None
+    # One for every transition and one more for every episode; those under way have begun up to n that end nothing yet.
+    assert walks.rows + walks.episodes <= framed.frames.used <= walks.rows + walks.episodes + 8 * steps
+    assert len(torch.unique(framed.frames.store[: framed.frames.used], dim=0)) == framed.frames.used
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+def test_a_full_memory_of_several_steps_takes_no_more_places(steps: int) -> None:
+    walks = Walks(steps, 8, 20)
+    _, framed = pair(1, 1000, walks.layout)
+    for _ in range(1000):
+        grow((framed,), walks)
+    assert framed.frames is not None
+    assert walks.rows > 7000
+    assert framed.frames.used < 1.05 * 1000 + 2 * 8 * steps + 50, "episodes, both ends of the ring, and chance"
+
+
+@pytest.mark.parametrize("memories", [1, 3])
+@pytest.mark.parametrize("ticks", [1, 2, 4, 30])
+def test_a_restored_memory_of_several_steps_goes_on_exactly(ticks: int, memories: int) -> None:
+    walks = Walks(3, 6, 5)
+    plain, framed = pair(memories, 20, walks.layout)
+    for _ in range(ticks):
+        grow((plain, framed), walks, 0.1)
+    _, other = pair(memories, 20, walks.layout)
+    other.restore(framed.state())
+    for _ in range(30):
+        grow((plain, framed, other), walks, 0.1)
+        assert whole(other) == whole(plain)
+        assert equal_states((framed.state(), {}), (other.state(), {})) == []
 
 
 def test_a_full_memory_takes_no_more_places() -> None:
@@ -181,7 +263,7 @@ def test_a_sequence_added_at_once_keeps_its_frames_once() -> None:
     games = Games(LAYOUT, 1, 25)
     rows = np.concatenate([games.tick()[0] for _ in range(300)])
     for memory in (plain, framed):
-        memory.add(rows[None], np.ones((1, 300), bool))
+        memory.add(rows[None], np.ones((1, 300), bool), each=300)
     assert framed.frames is not None
     assert framed.frames.used <= 300 + games.episodes
     several = Games(LAYOUT, 4, 3, seed=1)
@@ -405,3 +487,101 @@ def test_a_warm_start_is_kept_as_frames(runs: list[Online]) -> None:
     for member in rows[:, 0].numpy():
         np.testing.assert_array_equal(member[:, : p.observations], obs)
         np.testing.assert_array_equal(member[:, p.observations : 2 * p.observations], after)
+
+
+# -------------------------------------------------------------------------------------------------------- datasets
+
+
+def recorded(p: Problem, n: int = 90, seed: int = 0) -> Transitions:
+    """Episodes of what a `Picture` shows, that terminate or are cut."""
+    random = np.random.default_rng(seed)
+    episode = np.concatenate(([0], np.cumsum(random.random(n) < 0.15)[:-1]))
+    ends = np.append(episode[1:] != episode[:-1], True)
+    terminated = ends & (random.random(n) < 0.5)
+    shown = random.standard_normal((n + episode[-1] + 1, p.observations)).astype(np.float32)
+    for image in _byte_images(EnvPool(p.env, 1)):
+        pixels = random.integers(256, size=(len(shown), image.size)).astype(np.uint8)
+        shown[:, image.start : image.start + image.size] = pixels / np.float32(255)
+    at = np.arange(n) + episode
+    reward = random.standard_normal(n).astype(np.float32)
+    action = random.integers(2, size=n)
+    return Transitions(shown[at], action, reward, terminated, ends & ~terminated, shown[at + 1], episode)
+
+
+def studied(p: Problem, data: Transitions, framed: bool = True, processes: int = 1) -> Offline:
+    run = Offline(p, first_members(p, 3)[0], data, learners=processes)
+    if not framed:
+        trees = run.replay.priorities
+        run.replay = Replay(run.replay.layout, 1, len(data), CPU, trees)
+        run.replay._flat.copy_(torch.from_numpy(pack(run.replay.layout, data)))
+        run.replay.size[:] = len(data)
+        run.learners.lessons = ReplayLessons(p, run.replay)
+    return run
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+@pytest.mark.parametrize("rows", [1, 7, 100])
+def test_a_dataset_is_kept_as_frames_each_once(
+    steps: int, rows: int, runs: list[Online], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = pictures(mode="offline", **memory_of(n_step=steps))
+    monkeypatch.setattr("evopipe.loops.offline._PART", 4 * RowLayout.of(p.spaces, False, steps).size * rows)
+    data = recorded(p)
+    runs.append(studied(p, data))
+    frames = runs[0].replay.frames
+    assert frames is not None
+    once = len(data) + int(data.episode[-1]) + 1  # one a transition, one more an episode
+    assert once <= frames.used <= once + (len(data) - 1) // rows, "where parts meet, an episode's last may come again"
+    assert whole(runs[0].replay) == [pack(runs[0].replay.layout, data).tobytes()]
+
+
+@pytest.mark.parametrize("more", [{}, {"n_step": 3}, {"prioritised": True}, {"n_step": 3, "prioritised": True}])
+def test_offline_training_is_that_on_plain_numbers(more: dict[str, Any], runs: list[Online]) -> None:
+    p = pictures(mode="offline", **memory_of(**more))
+    data = recorded(p)
+    runs += [studied(p, data), studied(p, data, framed=False)]
+    a, b = map(trained, runs)
+    assert runs[0].replay.frames is not None
+    assert all(equal(x, y) for x, y in zip(a, b, strict=True))
+    assert equal_states(runs[0].state(), runs[1].state()) == []
+
+
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_a_checkpoint_of_offline_training_holds_no_dataset(prioritised: bool, runs: list[Online]) -> None:
+    p = pictures(mode="offline", **memory_of(n_step=3, prioritised=prioritised))
+    runs += [studied(p, recorded(p)) for _ in range(2)]
+    unbroken, resumed = runs
+    advance(unbroken, 11)
+    tensors, meta = unbroken.state()
+    kept = {name for name in tensors if name.startswith("replay")}
+    assert kept == ({"replay.priorities", "replay.largest"} if prioritised else set())
+    advance(resumed, 3)
+    resumed.restore(tensors, meta)
+    for run in runs:
+        trained(run)
+    assert equal_states(unbroken.state(), resumed.state()) == []
+
+
+def test_several_processes_learn_the_same_from_a_dataset(runs: list[Online], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learners, "LEAST_WORK", 0.0)
+    p = pictures(mode="offline", **memory_of())
+    runs += [studied(p, recorded(p), processes=n) for n in (1, 2)]
+    for run in runs:
+        advance(run, 14)
+    assert runs[1].learners._helpers, "the work was divided"
+    assert equal_states(runs[0].state(), runs[1].state()) == []
+
+
+@pytest.mark.parametrize("where", ["obs", "next_obs"])
+@pytest.mark.parametrize("value", [0.5, -1 / 255, 256 / 255, -0.0])
+def test_a_dataset_whose_images_are_no_bytes_stays_as_it_is(where: str, value: float, runs: list[Online]) -> None:
+    p = pictures(mode="offline", **memory_of())
+    data = recorded(p)
+    getattr(data, where)[80, 120] = value  # the flags
+    runs.append(studied(p, data))
+    assert runs[0].replay.frames is not None
+    assert [image.start for image in runs[0].replay.frames.images] == [0]
+    assert whole(runs[0].replay) == [pack(runs[0].replay.layout, data).tobytes()]
+    online = pictures(warm_start=90, replay={"capacity": 100, "sharing": "shared"})
+    runs.append(begun(online, data))
+    assert whole(runs[1].replay) == [pack(runs[1].replay.layout, data).tobytes()]

@@ -92,9 +92,12 @@ def test_its_minimum_is_the_expectile(tau: float) -> None:
         assert float(best) == pytest.approx(float(samples.mean()), abs=1e-3)
 
 
-@pytest.mark.parametrize("continuous", [True, False])
-def test_the_losses_are_those_of_the_paper(continuous: bool) -> None:
+@pytest.mark.parametrize(("continuous", "masked"), [(True, False), (False, False), (False, True)])
+def test_the_losses_are_those_of_the_paper(continuous: bool, masked: bool) -> None:
     p, cohort, batch = example("iql", continuous)
+    legal = torch.rand(MEMBERS, BATCH, 2, generator=torch.Generator().manual_seed(8)) < (0.5 if masked else 1.0)
+    if masked:
+        batch = replace(batch, legal=legal.scatter_(2, batch.action[..., None], True))
     s = cohort.state
     hp = {
         "expectile": torch.tensor([0.5, 0.7, 0.9], dtype=torch.float64),
@@ -120,7 +123,8 @@ def test_the_losses_are_those_of_the_paper(continuous: bool) -> None:
                 log_pi = -0.5 * float((away**2).sum())
             else:
                 logits = out[m, b]
-                log_pi = logits[int(batch.action[m, b])] - math.log(sum(math.exp(x) for x in logits))
+                may = legal[m, b].numpy()
+                log_pi = logits[int(batch.action[m, b])] - math.log(sum(math.exp(x) for x in logits[may]))
             weight = math.exp(beta * advantage)
             limited += weight > 100.0
             imitation -= w * min(weight, 100.0) * log_pi

@@ -95,3 +95,16 @@ def test_other_columns_are_refused(scripts: Any) -> None:
     (scripts.folder / "curves/ddpg.csv").write_text("seed,best\n1,2\n")
     with pytest.raises(ValueError, match="its columns are seed, best"):
         scripts.curves.read("ddpg")
+
+
+def test_what_a_page_says_of_a_learning_test_is_what_the_test_asks(scripts: Any) -> None:
+    for (algo, pipeline), (asked, named) in scripts.curves.TESTS.items():
+        file, _, name = named.partition("::")
+        source = (ROOT / f"tests/learning/test_{file}.py").read_text()
+        body = re.split(r"\n(?=def |@)", source.partition(f"def {name}(")[2])[0]
+        assert body, named
+        assert f"pipelines/{pipeline}" in body, named
+        asserted = {float(number) for number in re.findall(r"(?:[<>]=? (?:cloned \+ )?)(-?[\d.]+)", body)}
+        said = {float(number) for number in re.findall(r"(?<!\w)-?\d+(?:\.\d+)?", asked)}
+        assert said <= asserted, (algo, pipeline)
+        assert len(asserted - said) == 0 or algo == "bc", (algo, pipeline)

@@ -29,6 +29,7 @@ class Tick:
     next_obs: np.ndarray
     next_legal: np.ndarray | None
     broken: np.ndarray
+    legal: np.ndarray | None
 
     @property
     def over(self) -> np.ndarray:
@@ -55,6 +56,7 @@ def play(seed: int, ticks: int, ends: float, masked: bool = False, continuous: b
             next_obs=next_obs,
             next_legal=rng.random((ROWS, A)) < 0.5 if masked else None,
             broken=broken,
+            legal=rng.random((ROWS, A)) < 0.5 if masked else None,
         )
         found.append(tick)
         fresh = rng.uniform(-1, 1, (ROWS, OBS)).astype(np.float32)
@@ -64,12 +66,12 @@ def play(seed: int, ticks: int, ends: float, masked: bool = False, continuous: b
 
 def made(n: int, played: list[Tick], masked: bool = False, continuous: bool = False) -> tuple[RowLayout, list[Any]]:
     """What the windows give of each row, in order."""
-    layout = RowLayout(OBS, A, masked, continuous, n)
+    layout = RowLayout(OBS, A, masked, continuous, n, masked)
     window = NStep(layout, ROWS)
     found: list[list[Any]] = [[] for _ in range(ROWS)]
     for t in played:
         rows, keep = window.add(
-            t.obs, t.action, t.reward, t.terminated, t.truncated, t.next_obs, t.next_legal, t.broken
+            t.obs, t.action, t.reward, t.terminated, t.truncated, t.next_obs, t.next_legal, t.broken, t.legal
         )
         assert rows.shape == (ROWS, n, layout.size)
         for row in range(ROWS):
@@ -104,6 +106,7 @@ def by_force(n: int, played: list[Tick], row: int) -> list[dict[str, Any]]:
                     "discount": [0.0 if terminated else g ** len(steps) for g in GAMMAS],
                     "next_obs": last.next_obs[row],
                     "next_legal": None if last.next_legal is None else last.next_legal[row],
+                    "legal": None if steps[0].legal is None else steps[0].legal[row],
                 }
             )
     return found
@@ -124,13 +127,13 @@ def test_random_episodes_against_brute_force(n: int, ends: float, continuous: bo
             assert len(found[row]) == len(expected) > 20
             rows = torch.from_numpy(np.stack(found[row])).expand(len(GAMMAS), -1, -1)
             batch = layout.unpack(rows, torch.ones(rows.shape[:2]), torch.tensor(GAMMAS))
-            for name in ("obs", "action", "next_obs", *(["next_legal"] if masked else [])):
+            for name in ("obs", "action", "next_obs", *(["legal", "next_legal"] if masked else [])):
                 given = getattr(batch, name)[0].numpy()
                 np.testing.assert_array_equal(given, np.stack([e[name] for e in expected]), err_msg=name)
             for name in ("reward", "discount"):
                 value = np.array([e[name] for e in expected]).T
                 np.testing.assert_allclose(getattr(batch, name).numpy(), value, rtol=0, atol=1e-6, err_msg=name)
-            assert batch.next_legal is None or masked
+            assert masked or batch.legal is batch.next_legal is None
             kinds |= {len(set(map(float, e["discount"]))) for e in expected}
     assert kinds >= {1, len(GAMMAS)}, "some terminate, some bootstrap"
 
@@ -190,11 +193,13 @@ def test_one_environments_end_leaves_the_others_windows_alone() -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_saved_window_goes_on_where_it_was(masked: bool) -> None:
     played = play(4, 50, 0.15, masked)
-    layout = RowLayout(OBS, A, masked, steps=4)
+    layout = RowLayout(OBS, A, masked, steps=4, legal=masked)
     whole, other = NStep(layout, ROWS), NStep(layout, ROWS)
 
     def add(window: NStep, t: Tick) -> tuple[np.ndarray, np.ndarray]:
-        return window.add(t.obs, t.action, t.reward, t.terminated, t.truncated, t.next_obs, t.next_legal, t.broken)
+        return window.add(
+            t.obs, t.action, t.reward, t.terminated, t.truncated, t.next_obs, t.next_legal, t.broken, t.legal
+        )
 
     for tick in played[:23]:
         add(whole, tick)

@@ -318,8 +318,15 @@ def test_a_recurrent_policy_remembers_and_so_does_its_program(env: str, tmp_path
         action, memory = loaded.step(now, memory)
         mine, kept = program(torch.from_numpy(now), kept)
         np.testing.assert_allclose(action, mine.numpy(), atol=1e-6)
-        torch.testing.assert_close(memory, kept)
-    assert not torch.equal(loaded.step(obs[-1])[1], memory), "what was seen before counts"
+        torch.testing.assert_close(torch.from_numpy(memory), kept)
+    assert (loaded.step(obs[-1])[1] != memory).any(), "what was seen before counts"
+    in_torch = loaded.step(torch.from_numpy(obs[0]), memory)[1]
+    assert isinstance(in_torch, torch.Tensor)
+    in_numpy = loaded.step(obs[0], in_torch)[1]
+    assert (in_numpy == loaded.step(obs[0], in_torch.numpy())[1]).all()
+    assert (in_numpy.shape, in_numpy.dtype) == ((3, loaded.memory), np.float32)
+    with pytest.raises(UsageError, match=r"^memory is not an array of numbers \("):
+        loaded.step(obs[0], object())
     assert loaded.step(obs[0, 0])[1].shape == (1, loaded.memory)
     with pytest.raises(UsageError, match="keeps a memory: call step"):
         loaded.act(obs[0])

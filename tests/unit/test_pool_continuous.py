@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from envs_for_tests import Chain
 from evopipe.envs.make import ActionSpace, EnvConfig
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.envs.workers import Crew
@@ -94,6 +95,21 @@ def test_there_and_back_is_the_identity(name: str) -> None:
 def test_action_spaces_that_cannot_be_served_are_refused(box: spaces.Space[Any], words: str) -> None:
     with pytest.raises(ParamsError, match=words):
         ActionSpace.of(box)
+
+
+def test_the_wrapper_advised_for_unbounded_actions_bounds_them() -> None:
+    env: gymnasium.Env[Any, Any] = Chain(kind="continuous")
+    env.action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    with pytest.raises(ParamsError, match=r"give it bounds in the environment's own action_space, or wrap") as caught:
+        ActionSpace.of(env.action_space)
+    advice = str(caught.value).partition("or wrap it: ")[2].partition(", with bounds that suit it")[0]
+    wrapped = eval(advice, {"env": env, "gymnasium": gymnasium, "Box": spaces.Box})
+    space = ActionSpace.of(wrapped.action_space)
+    assert (space.size, space.continuous) == (1, True)
+    wrapped.reset(seed=0)
+    before = env.unwrapped.cell
+    wrapped.step(space.own(np.ones((1, 1), np.float32))[0])
+    assert env.unwrapped.cell == before + 1
 
 
 def test_the_pool_steps_as_the_environment_itself_does() -> None:

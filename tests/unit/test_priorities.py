@@ -165,6 +165,38 @@ def test_a_saved_tree_is_the_tree() -> None:
     assert all(populations.equal(a, b) for a, b in zip(made.tensors(), other.tensors(), strict=True))
 
 
+def test_a_child_goes_on_with_its_parents_priorities() -> None:
+    """As they were, where the parent's own slot has a new member too; in place, for other processes see the trees."""
+    values = whole_numbers(4, 40_000)
+    made = trees(values)
+    made.largest.copy_(torch.tensor([8.0, 9.0, 10.0, 11.0]))
+    places = [tensor.data_ptr() for tensor in made.tensors()]
+    made.inherit(torch.tensor([1, 3, 0]), torch.tensor([3, 1, 2]))
+    assert_sound(made, values[[2, 3, 2, 1]])
+    assert made.largest.tolist() == [10.0, 11.0, 10.0, 9.0]
+    assert [tensor.data_ptr() for tensor in made.tensors()] == places
+
+
+def test_who_forgets_draws_every_filled_row_alike() -> None:
+    values = whole_numbers(3, 3000)
+    values[1, :7] = torch.tensor([MOST, 1e-4, 0, 1, 9, 2, 3])
+    made = trees(values)
+    places = [tensor.data_ptr() for tensor in made.tensors()]
+    made.forget(torch.tensor([1]))
+    values[1] = (values[1] > 0).float()
+    assert_sound(made, values)
+    assert made.largest.tolist() == [7.0, 1.0, 7.0]
+    assert [tensor.data_ptr() for tensor in made.tensors()] == places
+
+
+def test_where_nobody_was_replaced_nothing_changes() -> None:
+    made, none = trees(whole_numbers(2, 3000)), torch.empty(0, dtype=torch.int64)
+    before = [tensor.clone() for tensor in made.tensors()]
+    made.inherit(none, none)
+    made.forget(none)
+    assert all(populations.equal(a, b) for a, b in zip(before, made.tensors(), strict=True))
+
+
 # ------------------------------------------------------------------------------------------ with a memory, in a run
 
 
@@ -281,6 +313,28 @@ def test_an_update_sets_the_priorities_of_what_it_saw() -> None:
     torch.testing.assert_close(trees.levels[0], expected, rtol=1e-5, atol=1e-7)
     assert_sound(trees, trees.levels[0])
     for each in (run, again):
+        each.close()
+
+
+def test_a_diverged_member_leaves_its_priorities_as_they_were() -> None:
+    """Though its errors are numbers, and huge; the other member's count as ever."""
+    clean, ill = prioritised(), prioritised()
+    for each in (clean, ill):
+        populations.advance(each, 60)
+    cohort, row = populations.of_slot(ill.cohorts, 1)
+    getattr(cohort.state, ill.problem.algo.POLICY).values[row] *= 1e15
+    trees, others = ill.replay.priorities, clean.replay.priorities
+    assert trees is not None
+    assert others is not None
+    before = [tensor.clone() for tensor in trees.tensors()]
+    for each in (clean, ill):
+        learned, _ = steps.learn(each.problem, each.cohorts[0], each.replay, 60, 2)
+    assert learned.healthy.tolist() == [True, False]
+    for was, now, expected in zip(before, trees.tensors(), others.tensors(), strict=True):
+        assert populations.equal(now[1], was[1])
+        assert populations.equal(now[0], expected[0])
+    assert not torch.equal(before[0][0], trees.levels[0][0])
+    for each in (clean, ill):
         each.close()
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from evopipe.buffers.replay import Replay, RowLayout
+from evopipe.types import Spaces
 
 CPU = torch.device("cpu")
 LAYOUT = RowLayout(obs=2, actions=3, masked=False)
@@ -38,11 +39,11 @@ def every_position(memory: Replay, slots: list[int]) -> torch.Tensor:
 
 def test_packing_and_unpacking_are_inverse() -> None:
     rng = np.random.default_rng(0)
-    layout = RowLayout(obs=3, actions=4, masked=True)
+    layout = RowLayout(obs=3, actions=4, masked=True, legal=True)
     obs, next_obs = rng.normal(size=(2, 6, 3)).astype(np.float32)
     action, reward = rng.integers(4, size=6), rng.normal(size=6).astype(np.float32)
-    terminated, legal = rng.random(6) < 0.5, rng.random((6, 4)) < 0.5
-    rows = layout.pack(obs, action, reward, terminated, next_obs, legal)
+    terminated, (legal, next_legal) = rng.random(6) < 0.5, rng.random((2, 6, 4)) < 0.5
+    rows = layout.pack(obs, action, reward, terminated, next_obs, next_legal, legal=legal)
     assert rows.shape == (6, layout.size)
     weight, gamma = torch.ones(1, 6), torch.tensor([0.5])
     batch = layout.unpack(torch.from_numpy(rows)[None], weight, gamma)
@@ -51,21 +52,31 @@ def test_packing_and_unpacking_are_inverse() -> None:
     np.testing.assert_array_equal(batch.action[0], action)
     np.testing.assert_array_equal(batch.reward[0], reward)
     np.testing.assert_array_equal(batch.discount[0], 0.5 * ~terminated)
+    assert batch.legal is not None
     assert batch.next_legal is not None
-    np.testing.assert_array_equal(batch.next_legal[0], legal)
+    np.testing.assert_array_equal(batch.legal[0], legal)
+    np.testing.assert_array_equal(batch.next_legal[0], next_legal)
     assert batch.action.dtype == torch.int64
     assert batch.weight is weight
 
 
 def test_a_masked_layout_takes_transitions_without_masks_as_all_legal() -> None:
-    layout = RowLayout(obs=2, actions=3, masked=True)
+    layout = RowLayout(obs=2, actions=3, masked=True, legal=True)
     one = np.zeros((1, 2), np.float32)
     batch = layout.unpack(
         torch.from_numpy(layout.pack(one, *np.zeros((3, 1)), one))[None], torch.ones(1, 1), torch.ones(1)
     )
-    assert batch.next_legal is not None
-    assert batch.next_legal.all()
-    assert LAYOUT.unpack(torch.zeros(1, 1, LAYOUT.size), torch.ones(1, 1), torch.ones(1)).next_legal is None
+    for mask in (batch.legal, batch.next_legal):
+        assert mask is not None
+        assert mask.all()
+    bare = LAYOUT.unpack(torch.zeros(1, 1, LAYOUT.size), torch.ones(1, 1), torch.ones(1))
+    assert bare.legal is bare.next_legal is None
+
+
+def test_masks_take_room_only_where_they_are_read() -> None:
+    spaces = Spaces(observations=2, actions=3)
+    sizes = [RowLayout.of(spaces, masked, legal=legal).size for masked in (False, True) for legal in (False, True)]
+    assert sizes == [7, 7, 10, 13]
 
 
 @pytest.mark.parametrize("memories", [1, 3])

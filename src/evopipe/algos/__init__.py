@@ -5,7 +5,8 @@ tests, evolution ranges and checkpoints follow from them; a missing one fails at
 more: `values(cfg, state, obs)`, action values for `Policy.q_values`; `period(cfg)`, after how many updates the pattern
 of its updates repeats (1 where it does not: all are alike; `turn` of `update` counts within it); `OFFLINE_ONLY`, that
 it only makes sense on a dataset (`train.mode: offline`); `RECURRENT`, that it serves networks with a memory;
-`ACTS_WITH`, rows of the state that an exported policy needs beside its network.
+`ACTS_WITH`, rows of the state that an exported policy needs beside its network; `MASKED_LOSS`, that its loss reads
+which actions are legal in `obs`, `Batch.legal`.
 
 An algorithm that defines `step` learns on-policy, from what its members have just done and from nothing else.
 """
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Protocol
 
+from evopipe.core.population import least_head
 from evopipe.errors import ParamsError, did_you_mean
 from evopipe.types import Chosen, Learned, Spaces
 
@@ -73,6 +75,27 @@ def names() -> tuple[str, ...]:
 def on_policy(algo: Algorithm) -> bool:
     """Whether an algorithm learns from what its members have just done, and from nothing else."""
     return hasattr(algo, "step")
+
+
+def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
+    """Return what an algorithm cannot do with the network of its configuration: key and sentence; None where it can.
+
+    Args:
+        name: the algorithm.
+        cfg: its `Config`.
+        spaces: the environment's.
+    """
+    algo = get(name)
+    if cfg.network.encoder_kind == "lstm" and not getattr(algo, "RECURRENT", False):
+        able = [f"train.algo: {other}" for other in names() if getattr(get(other), "RECURRENT", False)]
+        remedy = "take mlp, simba or resnet" + (f", or {' or '.join(able)}" if able else "")
+        return "network.encoder_kind", f"{name} keeps no memory between steps; {remedy}"
+    if len(cfg.network.head) < least_head(algo.networks(cfg, spaces).values()):
+        return "network.head", (
+            "with share_encoder the critics read the action behind the encoder, and need a hidden layer there; give at "
+            "least one width"
+        )
+    return None
 
 
 @cache

@@ -4,8 +4,8 @@ Kumar, Zhou, Tucker & Levine, "Conservative Q-learning for offline reinforcement
 
 With y = r + γ (1 − terminated) Q⁻(s′, a*), where a* maximises Q (double) or Q⁻ (not), the loss of a member is the
 weighted mean over its batch of ℓ(Q(s, a) − y) + α (log Σ exp Q(s, ·) − Q(s, a)), ℓ Huber or ½ e². The second term
-lowers the values of all actions and raises that of the dataset's own, so that an action that the data does not know is
-not believed to be good. α = 0 is deep Q-learning.
+lowers the values of all legal actions and raises that of the dataset's own, so that an action that the data does not
+know is not believed to be good. α = 0 is deep Q-learning.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 PAPER = "https://arxiv.org/abs/2006.04779"
 POLICY = "q"
 ACTIONS = ("discrete",)
+MASKED_LOSS = True
 
 
 class Config(AlgoConfig):
@@ -125,7 +126,8 @@ def loss(cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch
         y = q_target(batch.reward, batch.discount, target_t, selector_t, batch.next_legal)  # [P, B]
     q = forward(state.q, batch.obs)  # [P, B, A]
     q_tm1 = pick(q, batch.action)
-    each = regression_loss(q_tm1, y, cfg.loss == "huber") + hp["alpha"][:, None] * conservative_gap(q, batch.action)
+    gap = conservative_gap(q, batch.action, batch.legal)
+    each = regression_loss(q_tm1, y, cfg.loss == "huber") + hp["alpha"][:, None] * gap
     return (batch.weight * each).sum(dim=1), (q_tm1 - y).detach()
 
 

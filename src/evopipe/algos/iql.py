@@ -5,8 +5,9 @@ Kostrikov, Nair & Levine, "Offline reinforcement learning with implicit Q-learni
 V regresses on Q⁻ = min(Q₁⁻, Q₂⁻)(s, a) by the expectile loss |τ − 1(Q⁻ < V)| (Q⁻ − V)², so that it stands for the
 better ones of the dataset's actions (eq. 5); Q₁ and Q₂ regress on r + γ (1 − terminated) V(s′) (eq. 6); the actor
 imitates the dataset with weights exp(β (Q⁻ − V)), at most `weight_limit` (eq. 7). β = 0 is behaviour cloning.
-log π(a|s) is that of a softmax where actions are discrete; where they are continuous, −½ |μ(s) − a|², a Gaussian of
-fixed deviation around μ = tanh(·) in [−1, 1], which the environment stretches to its bounds.
+log π(a|s) is that of a softmax over the legal actions where they are discrete; where they are continuous,
+−½ |μ(s) − a|², a Gaussian of fixed deviation around μ = tanh(·) in [−1, 1], which the environment stretches to its
+bounds.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from evopipe.core import health, optim
 from evopipe.core.networks import Net, NetworkConfig, action_values, forward, forward_each, interleave
 from evopipe.core.optim import Adam
 from evopipe.core.population import Widths, moments, parameters, row
+from evopipe.ops.distributions import masked_log_softmax
 from evopipe.ops.noise import gaussian
 from evopipe.ops.policy import epsilon_greedy, or_random
 from evopipe.ops.value import expectile_loss, masked_argmax, pick
@@ -30,6 +32,7 @@ from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 PAPER = "https://arxiv.org/abs/2110.06169"
 POLICY = "actor"
 ACTIONS = ("continuous", "discrete")
+MASKED_LOSS = True
 
 
 class Config(AlgoConfig):
@@ -151,7 +154,7 @@ def log_policy(cfg: Config, state: State, batch: Batch) -> torch.Tensor:
     out = forward(state.actor, batch.obs)
     if cfg.spaces.continuous:
         return -0.5 * (torch.tanh(out) - batch.action).square().sum(dim=-1)
-    return pick(out.log_softmax(dim=-1), batch.action)
+    return pick(masked_log_softmax(out, batch.legal), batch.action)
 
 
 def loss(

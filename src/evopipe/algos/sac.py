@@ -5,7 +5,8 @@ for discrete action settings", 2019.
 
 Two critics regress on y = r + γ (1 − terminated) V⁻(s′), V⁻(s′) = E[min(Q₁⁻, Q₂⁻)(s′, a′) − α log π(a′|s′)]; the actor
 climbs E[min(Q₁, Q₂)(s, a) − α log π(a|s)]; log α follows the entropy's distance from its target. The expectations are
-one draw of a tanh-squashed Gaussian where actions are continuous, exact sums where they are discrete.
+one draw of a tanh-squashed Gaussian where actions are continuous, exact sums over the legal ones where they are
+discrete.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 PAPER = "https://arxiv.org/abs/1812.05905"
 POLICY = "actor"
 ACTIONS = ("continuous", "discrete")
+MASKED_LOSS = True
 
 
 class Config(AlgoConfig):
@@ -62,8 +64,8 @@ class Config(AlgoConfig):
     alpha: float = hyper(0.2, doc="temperature at the start", raising="explores more", gt=0, le=100)
     learn_alpha: bool = hyper(True, doc="whether the temperature is learned")
     target_entropy: float | Literal["auto"] = hyper(
-        "auto", doc="entropy that the temperature aims at; `auto`: −A, or 0.6 log A where actions are discrete",
-        unit="nats", raising="explores more",
+        "auto", unit="nats", raising="explores more",
+        doc="entropy that the temperature aims at; `auto`: −A, or 0.6 log of how many discrete actions are legal",
     )  # fmt: skip
     random_steps: int = hyper(
         1_000, doc="first steps of the member, with uniform actions", unit="environment steps",
@@ -188,7 +190,7 @@ def soft_value(cfg: Config, state: State, batch: Batch, draw: Stream) -> torch.T
 def expected(log_pi: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Return Σ π(a) values(a), `[…, A]` → `[…]`; an action of probability 0 counts nothing whatever its value."""
     pi = log_pi.exp()
-    return torch.where(pi > 0, pi * values, 0.0).sum(dim=-1)
+    return (pi * torch.where(pi > 0, values, 0.0)).sum(dim=-1)  # so: the gradient of 0 · ∞ is no number
 
 
 def actor_loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[torch.Tensor, torch.Tensor]:
@@ -201,19 +203,21 @@ def actor_loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[t
         action, log_pi = squashed_gaussian(mean, log_std, draw.normal(mean[0].numel()).view(mean.shape))
         least = torch.minimum(*action_values(state.critics.frozen, x, action).unbind(dim=1))
         return (batch.weight * (alpha * log_pi - least)).sum(dim=1), -log_pi.detach()
-    log_pi = masked_log_softmax(forward(state.actor, x), None)
+    log_pi = masked_log_softmax(forward(state.actor, x), batch.legal)
     with torch.no_grad():
         least = forward_each(state.critics, x).amin(dim=1)
     losses = (batch.weight * expected(log_pi, alpha[..., None] * log_pi - least)).sum(dim=1)
     return losses, -expected(log_pi, log_pi).detach()
 
 
-def aim(cfg: Config) -> float:
-    """Return the entropy that the temperature aims at."""
+def aim(cfg: Config, legal: torch.Tensor | None = None) -> float | torch.Tensor:
+    """Return the entropy that the temperature aims at, of each state `[P, B]` where actions are masked."""
     if cfg.target_entropy != "auto":
         return cfg.target_entropy
     actions = cfg.spaces.actions
-    return -float(actions) if cfg.spaces.continuous else 0.6 * math.log(actions)
+    if cfg.spaces.continuous:
+        return -float(actions)
+    return 0.6 * math.log(actions) if legal is None else 0.6 * legal.sum(dim=-1).clamp(min=1).log()
 
 
 def update(
@@ -233,7 +237,8 @@ def update(
 
     log_alpha, alpha_adam = state.log_alpha, state.log_alpha_adam
     if cfg.learn_alpha:
-        surplus = (batch.weight * (entropy - aim(cfg))).sum(dim=1)  # the gradient of the temperature's loss
+        # The gradient of the temperature's loss.
+        surplus = (batch.weight * (entropy - aim(cfg, batch.legal))).sum(dim=1)
         log_alpha, alpha_adam = ScalarAdam.step(log_alpha, alpha_adam, surplus, hp["lr_alpha"], healthy)
     optim.polyak(state.encoder_target, state.encoder, hp["tau"] * healthy)
     optim.polyak(state.critics_target, state.critics, hp["tau"] * healthy)

@@ -1,10 +1,11 @@
 """The images of a replay memory: bytes, each frame kept once.
 
-A transition holds two observations, and the second of one is the first of the next. So the rows of a memory keep what
-is no image, and point to frames that lie beside them. A transition brings its next frame; its own is found where it is,
-byte for byte, what came last from the same environment (or in the row before), and is brought too where it is not, as
-when an episode begins. A frame is held as long as a row points to it, and its place then serves the next one: there is
-room for two frames a row, the worst case, and on a CPU memory is taken for the places only that were ever used.
+A transition over n steps holds two observations, and the second of one is the first of the n-th after it. So the rows
+of a memory keep what is no image, and point to frames that lie beside them. A transition brings its next frame, which
+those share that end an episode together. Its own is found where it is, byte for byte, the next frame of the n-th or the
+first transition before it from the same environment, and is brought too where it is neither, as when an episode begins.
+A frame is held as long as a row points to it, and its place then serves the next one: there is room for two frames a
+row, the worst case, and on a CPU memory is taken for the places only that were ever used.
 
 A byte b stands for the float32 number b / 255, which is what an image of bytes is in an observation.
 """
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from evopipe.core import pixels
 from evopipe.core.graphs import upload
 from evopipe.types import Image
 
@@ -30,6 +32,7 @@ class Frames:
         images: the columns of an observation that are images of bytes, in order.
         observations: `O`.
         rows: `N` of all memories together.
+        steps: n, environment steps that a transition spans.
         device: where frames live.
 
     Attributes:
@@ -39,8 +42,9 @@ class Frames:
         used: places ever used; beyond them `store` is untouched.
     """
 
-    def __init__(self, images: Sequence[Image], observations: int, rows: int, device: torch.device) -> None:
-        self.images, self._obs, self._rows, self._device = tuple(images), observations, rows, device
+    def __init__(self, images: Sequence[Image], observations: int, rows: int, steps: int, device: torch.device) -> None:
+        self.images, self._obs, self._rows, self._steps = tuple(images), observations, rows, steps
+        self._device = device
         self.size = sum(image.size for image in images)
         self.store = _empty(2 * rows, self.size, device)
         self.places = torch.zeros(rows, 2, dtype=torch.int64, device=device)
@@ -52,8 +56,13 @@ class Frames:
         self._held = np.full((self._rows, 2), NONE)  # `places` on the host, NONE where a row is not filled
         self._count = np.zeros(2 * self._rows, np.int64)  # how many rows point to each place, once or twice each
         self._free = np.empty(0, np.int64)  # places below `used` that no row points to; the last one goes first
-        self._last = np.empty(0, np.int64)  # where the last next frame of each environment lies
-        self._seen = np.empty((0, self.size), np.uint8)  # and that frame
+        self._watch(np.empty((0, self._steps), np.int64))
+
+    def _watch(self, last: np.ndarray) -> None:
+        """Take over where the last n next frames of each environment lie, `[sources, n]`, the oldest first."""
+        self._last = last  # rings
+        self._turn = np.zeros(len(last), np.int64)  # where in its ring an environment's next one goes
+        self._seen = np.zeros((*last.shape, self.size), np.uint8)  # those frames
 
     def _columns(self, start: int) -> list[slice]:
         """Where the images lie in packed rows whose observation begins at a column."""
@@ -75,40 +84,59 @@ class Frames:
         Args:
             at: `[n]`, all different.
             rows: `[n, size]`, packed, with the images.
-            source: `[n]`, which environment each comes from, all different.
+            source: `[n]`, which environment each comes from, ascending; those of one are in order of time.
             sources: how many there are.
         """
         own, following = self._read(rows, 0), self._read(rows, self._obs)
         if len(self._last) != sources:
-            self._last, self._seen = np.full(sources, NONE), np.zeros((sources, self.size), np.uint8)
-        before = self._last[source]
-        known = (before != NONE) & (own == self._seen[source]).all(axis=1)
-        chained = np.zeros(len(at), bool)  # its own frame is the next one of the row before
-        chained[1:] = ~known[1:] & (own[1:] == following[:-1]).all(axis=1)
-        new = ~known & ~chained
-        np.add.at(self._count, before[known], 1)
+            self._watch(np.full((sources, self._steps), NONE))
+        rank = np.arange(len(at)) - np.searchsorted(source, source)  # how many of its environment come before
+        known, chained = self._find(own, following, source, rank)
+        own_is_new = (known == NONE) & (chained == NONE)
+        next_is_new = np.ones(len(at), bool)
+        later = np.flatnonzero(rank)
+        next_is_new[later] = (following[later] != following[later - 1]).any(axis=1)
+        np.add.at(self._count, known[known != NONE], 1)
         self._release(self._held[at])
 
-        place = self._take(int(new.sum()) + len(at))
+        place = self._take(int(next_is_new.sum()) + int(own_is_new.sum()))
         held = np.empty((len(at), 2), np.int64)
-        held[:, 1] = place[: len(at)]
-        held[1:, 0] = held[:-1, 1]
-        held[known, 0], held[new, 0] = before[known], place[len(at) :]
+        held[:, 1] = place[next_is_new.cumsum() - 1]
+        held[:, 0] = np.where(known != NONE, known, held[chained, 1])
+        held[own_is_new, 0] = place[int(next_is_new.sum()) :]
         np.add.at(self._count, held[:, 1], 1)
-        np.add.at(self._count, held[~known, 0], 1)
+        np.add.at(self._count, held[known == NONE, 0], 1)
         self._held[at] = held
-        self._last[source], self._seen[source] = held[:, 1], following
-        fresh = upload(torch.from_numpy(np.concatenate((following, own[new]))), self._device)
+        self._note(source, rank, held[:, 1], following)
+        fresh = upload(torch.from_numpy(np.concatenate((following[next_is_new], own[own_is_new]))), self._device)
         self.store[upload(torch.from_numpy(place), self._device)] = fresh
         self.places[upload(torch.from_numpy(at), self._device)] = upload(torch.from_numpy(held), self._device)
 
+    def _find(
+        self, own: np.ndarray, following: np.ndarray, source: np.ndarray, rank: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Find rows' own frames: their place in `store` `[n]`, or the row that brings them as its next `[n]`."""
+        known, chained = np.full(len(own), NONE), np.full(len(own), NONE)
+        for back in sorted({1, self._steps}, reverse=True):
+            missing = (known == NONE) & (chained == NONE)
+            here = np.flatnonzero(missing & (rank >= back))
+            here = here[(own[here] == following[here - back]).all(axis=1)]
+            chained[here] = here - back
+            earlier = np.flatnonzero(missing & (rank < back))
+            ring = source[earlier], (self._turn[source[earlier]] + rank[earlier] - back) % self._steps
+            same = (own[earlier] == self._seen[ring]).all(axis=1)
+            known[earlier[same]] = self._last[ring][same]  # NONE where it was let go
+        return known, chained
+
+    def _note(self, source: np.ndarray, rank: np.ndarray, place: np.ndarray, frames: np.ndarray) -> None:
+        """Remember the last n next frames of each environment."""
+        ring = source, (self._turn[source] + rank) % self._steps
+        self._last[ring], self._seen[ring] = place, frames  # where a ring goes round, NumPy lets the last one stay
+        self._turn = (self._turn + np.bincount(source, minlength=len(self._last))) % self._steps
+
     def _read(self, rows: np.ndarray, start: int) -> np.ndarray:
         """The frames in the observations that begin at a column of packed rows: `[n, S]` uint8."""
-        x = np.concatenate([rows[:, columns] for columns in self._columns(start)], axis=1)
-        np.clip(x, 0, 1, out=x)
-        x *= np.float32(255)
-        frames: np.ndarray = np.rint(x, out=x).astype(np.uint8)
-        return frames
+        return pixels.nearest(np.concatenate([rows[:, columns] for columns in self._columns(start)], axis=1))
 
     def _release(self, held: np.ndarray) -> None:
         """Let go of what rows that go held, `[n, 2]`."""
@@ -144,7 +172,9 @@ class Frames:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return a copy of everything."""
-        kept = {"held": self._held, "free": self._free, "last": self._last}
+        order = (self._turn[:, None] + np.arange(self._steps)) % self._steps  # the oldest first
+        last = np.take_along_axis(self._last, order, axis=1)
+        kept = {"held": self._held, "free": self._free, "last": last.reshape(-1)}
         return {
             "frames": self.store[: self.used].to("cpu", copy=True),
             **{f"frames.{name}": torch.from_numpy(array.copy()) for name, array in kept.items()},
@@ -155,15 +185,12 @@ class Frames:
         self._clear()
         self.used = len(state["frames"])
         self.store[: self.used] = state["frames"].to(self._device)
-        self._held, self._free, self._last = (state[f"frames.{name}"].numpy().copy() for name in _ARRAYS)
+        self._held, self._free, last = (state[f"frames.{name}"].numpy().copy() for name in ("held", "free", "last"))
         self._count += np.bincount(self._held[self._held != NONE], minlength=len(self._count))
         self.places.copy_(torch.from_numpy(np.maximum(self._held, 0)))
-        self._seen = np.zeros((len(self._last), self.size), np.uint8)
+        self._watch(last.reshape(-1, self._steps))
         known = self._last != NONE
         self._seen[known] = state["frames"].numpy()[self._last[known]]
-
-
-_ARRAYS = ("held", "free", "last")
 
 
 def _empty(rows: int, columns: int, device: torch.device) -> torch.Tensor:

@@ -33,6 +33,7 @@ class NStep:
         self._action = np.zeros(shape, np.float32)
         self._reward = np.zeros((n, rows), np.float32)
         self._legal = np.ones((rows, layout.actions if layout.masked else 0), np.bool_)  # after the last good step
+        self._legal_at = np.ones((n, rows, layout.actions if layout.legal else 0), np.bool_)  # before each step
         self._first = np.zeros(rows, np.int64)  # the oldest step in the window, counted from the episode's first
         self._next = np.zeros(rows, np.int64)  # the step that comes next
 
@@ -46,6 +47,7 @@ class NStep:
         next_obs: np.ndarray,
         next_legal: np.ndarray | None,
         broken: np.ndarray,
+        legal: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Take one step of all environments, `[R, …]`; return what it completes.
 
@@ -61,6 +63,8 @@ class NStep:
         self._obs[place[good], index[good]] = obs[good]
         self._action[place[good], index[good]] = action[good]
         self._reward[place[good], index[good]] = reward[good]
+        if self._layout.legal:
+            self._legal_at[place[good], index[good]] = True if legal is None else legal[good]
         self._next += good
         over = terminated | truncated | ~good
         until = np.where(over, self._next, np.maximum(self._next - n + 1, self._first))  # starts below it are complete
@@ -87,6 +91,7 @@ class NStep:
             np.repeat(next_obs, n, axis=0),
             None if next_legal is None else np.repeat(next_legal, n, axis=0),
             length.reshape(flat),
+            self._legal_at[slot, each].reshape(flat, -1) if self._layout.legal else None,
         )
         self._first = np.where(over, 0, until)
         self._next = np.where(over, 0, self._next)
@@ -98,12 +103,16 @@ class NStep:
 
     def state(self) -> dict[str, np.ndarray]:
         """Return a copy of everything."""
-        return {name.removeprefix("_"): getattr(self, name).copy() for name in _PARTS}
+        return {name.removeprefix("_"): getattr(self, name).copy() for name in self._parts}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state` returned."""
-        for name in _PARTS:
+        for name in self._parts:
             setattr(self, name, state[name.removeprefix("_")].copy())
+
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        return (*_PARTS, "_legal_at") if self._layout.legal else _PARTS
 
 
 _PARTS = ("_obs", "_action", "_reward", "_legal", "_first", "_next")

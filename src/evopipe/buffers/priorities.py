@@ -94,6 +94,17 @@ class Priorities:
         self.largest.index_copy_(0, slots, largest)
         self._add_up(slots[:, None].expand(index.shape).reshape(-1), index.reshape(-1))
 
+    def inherit(self, slots: torch.Tensor, parents: torch.Tensor) -> None:
+        """Let members `slots` `[n]` go on with what surprised members `parents` `[n]`, over the same rows."""
+        for tensor in self.tensors():
+            tensor.index_copy_(0, slots, tensor.index_select(0, parents))
+
+    def forget(self, slots: torch.Tensor) -> None:
+        """Give every filled row of members `slots` `[n]` priority 1, as at the start: nothing surprised them yet."""
+        self.levels[0].index_copy_(0, slots, self.levels[0].index_select(0, slots).sign())
+        self.largest.index_fill_(0, slots, 1.0)
+        self._add_up_all()
+
     def _write(self, slots: torch.Tensor, index: torch.Tensor, priority: torch.Tensor) -> None:
         """Set rows `index` `[n]` of members `slots` `[n]`, all different."""
         self.levels[0].view(-1).index_copy_(0, slots * self.levels[0].shape[1] + index, priority)
@@ -105,6 +116,11 @@ class Priorities:
             index = index // FAN_OUT
             block = slots * above.shape[1] + index
             above.view(-1).index_copy_(0, block, below.view(-1, FAN_OUT).index_select(0, block).sum(dim=1))
+
+    def _add_up_all(self) -> None:
+        """Sum every level anew."""
+        for below, above in itertools.pairwise(self.levels):
+            above.copy_(below.view(-1, FAN_OUT).sum(dim=1).view(above.shape))
 
     def state(self, filled: int) -> dict[str, torch.Tensor]:
         """Return a copy of everything: the priorities of the first so many rows, and the largest of each member."""
@@ -119,5 +135,4 @@ class Priorities:
         self.largest.copy_(state["largest"])
         self.levels[0].zero_()
         self.levels[0][:, : kept.shape[1]] = kept.to(self.largest.device)
-        for below, above in itertools.pairwise(self.levels):
-            above.copy_(below.view(-1, FAN_OUT).sum(dim=1).view(above.shape))
+        self._add_up_all()

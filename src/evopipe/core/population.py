@@ -147,6 +147,12 @@ class Cohort:
         """`M`, the numbers that a member's networks carry from step to step."""
         return sum(structure.memory for structure in self.structures.values())
 
+    def pieces(self, memory: torch.Tensor) -> dict[tuple[str, int], torch.Tensor]:
+        """Return views of a memory `[…, M]`: each network's pieces, pads included, see `Structure.memory_widths`."""
+        names = [(name, i) for name, structure in self.structures.items() for i in range(len(structure.memory_widths))]
+        widths = [self.structures[name].memory_widths[i] for name, i in names]
+        return dict(zip(names, memory.split(widths, dim=-1), strict=True)) if names else {}
+
     def shown(self, obs: torch.Tensor) -> torch.Tensor:
         """Return observations `[P, B, O]` as the members' networks read them."""
         return obs if self.normaliser is None else self.normaliser.shown(obs)

@@ -161,8 +161,9 @@ class ActionSpace:
             raise ParamsError(f"env.id: action space {brief(space)} is not served: {_SERVED}")
         if not space.is_bounded():
             raise ParamsError(
-                f"env.id: action space {brief(space)} is unbounded; give it bounds, by "
-                "gymnasium.wrappers.RescaleAction or in the environment"
+                f"env.id: action space {brief(space)} is unbounded; give it bounds in the environment's own "
+                "action_space, or wrap it: gymnasium.wrappers.TransformAction(env, lambda action: action, Box(-1, 1, "
+                f"{tuple(space.shape)})), with bounds that suit it"
             )
         low, high = (bound.astype(float).reshape(-1) for bound in (space.low, space.high))
         return cls(len(low), 0, low, high, space.shape, "continuous")

@@ -101,14 +101,14 @@ class Leaf:
         import numpy as np
 
         if self.counts:
-            return self._one_hot(values.reshape(len(values), -1))
+            return self._one_hot(values.reshape(len(values), len(self.counts)))
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows float32 becomes infinite: a broken row
             x: npt.NDArray[np.float32] = values.astype(np.float32)
         if self.channels is not None:
             if (self.low, self.high) != (0.0, 1.0):
                 x = (x - np.float32(self.low)) / np.float32(self.high - self.low)
             x = np.moveaxis(x, 1 + self.channels, 1)
-        return x.reshape(len(x), -1)
+        return x.reshape(len(x), self.size)
 
     def _one_hot(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         import numpy as np

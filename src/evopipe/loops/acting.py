@@ -145,7 +145,8 @@ class Greedy:
         chosen = []
         for i, (cohort, place) in enumerate(zip(self._cohorts, self._places, strict=True)):
             if on_policy(self._problem.algo):
-                seen, may, fresh = (torch.from_numpy(x[place]) for x in (obs, legal, begins))
+                on_device = (upload(torch.from_numpy(x[place]), self._problem.device) for x in (obs, legal, begins))
+                seen, may, fresh = on_device
                 took = step(self._problem, cohort, cohort.shown(seen), may, fresh, self._memories[i], None)
                 self._memories[i] = took.memory
                 chosen.append(took.action)

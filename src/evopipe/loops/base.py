@@ -149,6 +149,13 @@ class Loop(ABC):
     def _forget(self, rows: np.ndarray) -> None:
         """Forget what led to where these environments were: they could not be brought back there."""
 
+    def _hand_down(self, parents: Sequence[int] | None) -> None:  # noqa: B027
+        """Let new members have what is kept of the old ones beside the members themselves; nothing, as a rule.
+
+        Args:
+            parents: `[P]`, in which slot the parent of each new member was; None where they are last generation's.
+        """
+
     @property
     def remarks(self) -> list[str]:
         """What will happen that the parameters do not say."""
@@ -331,6 +338,7 @@ class Loop(ABC):
             _birth(child, mutation, parent)
             for child, mutation, parent in zip(born.members, born.mutations, born.parents, strict=True)
         ]
+        self._hand_down(born.parents)
         self._adopt(born.members)
 
     def _return_to_last_good(self) -> None:
@@ -345,6 +353,7 @@ class Loop(ABC):
                 f"{' and '.join(f'evolve.{rate}.max' for rate in rates)}"
             )
         self.lineage[-1]["restored"] = True
+        self._hand_down(None)
         self._form(self.last_good)
 
     # ------------------------------------------------------------------------------------------ records

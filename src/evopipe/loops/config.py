@@ -25,7 +25,10 @@ class TrainConfig(Schema):
     evo_steps: int = Field(5_000, ge=1, le=10**12, description="environment steps of each member between evolutions")
     learning_delay: int = Field(1_000, ge=0, le=10**12, description="environment steps of each member before it learns")
     warm_start: int = Field(
-        20_000, ge=0, le=10**9, description="dataset transitions put into the replay first; 0: pure online"
+        20_000,
+        ge=0,
+        le=10**9,
+        description="dataset transitions put into the replay first, all where there are fewer; 0: pure online",
     )
     eval_episodes: int = Field(16, ge=1, le=10**5, description="evaluation episodes of each member per generation")
     eval_steps: int | None = Field(None, ge=1, description="step cap of an evaluation episode; null: until it ends")

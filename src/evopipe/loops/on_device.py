@@ -12,8 +12,9 @@ from evopipe import rng
 from evopipe.core.population import Member
 from evopipe.envs.batched.pool import TensorPool
 from evopipe.envs.workers import Crew
+from evopipe.errors import UsageError
 from evopipe.loops.acting import see, step
-from evopipe.loops.on_policy import OnPolicy
+from evopipe.loops.on_policy import CollectRollouts, OnPolicy
 from evopipe.rng import Purpose
 
 
@@ -21,6 +22,11 @@ class OnDevice(OnPolicy):
     """One run of an on-policy algorithm, see `OnPolicy`, in environments of `env.backend: torch`."""
 
     pool: TensorPool  # type: ignore[assignment]
+
+    def __init__(self, *args: Any, collect_rollouts: CollectRollouts | None = None, **options: Any) -> None:
+        if collect_rollouts is not None:
+            raise UsageError("OnDevice collects its rollouts itself: give collect_rollouts to OnPolicy")
+        super().__init__(*args, **options)
 
     def _make_pool(self, rows: int, crew: Crew | None) -> TensorPool:  # type: ignore[override]
         envs, device = self.problem.env.num_envs, self.problem.device

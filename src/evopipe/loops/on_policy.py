@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -12,6 +13,7 @@ from evopipe.buffers.rollout import StepLayout
 from evopipe.core.graphs import upload
 from evopipe.core.population import Cohort, Member
 from evopipe.envs.pool import EnvPool, Step
+from evopipe.envs.rows import broken
 from evopipe.envs.workers import Crew
 from evopipe.errors import ParamsError, UsageError
 from evopipe.loops.acting import gather, see, step
@@ -23,6 +25,14 @@ from evopipe.loops.steps import discount_rate
 if TYPE_CHECKING:
     from evopipe.storage.dataset import Transitions
 
+
+_RECORDED: dict[str, type] = {
+    "obs": np.float32,
+    "reward": np.float32,
+    "terminated": np.bool_,
+    "truncated": np.bool_,
+    "broken": np.bool_,
+}
 
 CollectRollouts: TypeAlias = "Callable[[OnPolicy, int], None]"
 
@@ -47,9 +57,12 @@ class OnPolicy(Loop):
     """
 
     pool: EnvPool
+    memories: list[torch.Tensor]
 
     def __init__(self, *args: Any, collect_rollouts: CollectRollouts | None = None, **options: Any) -> None:
         self._collect_rollouts = collect_rollouts
+        self._room: int | None = None  # ticks that `collect_rollouts` may still record; None: it was never asked
+        self.cohorts, self.memories = [], []
         super().__init__(*args, **options)
 
     def _make_pool(self, rows: int, crew: Crew | None) -> EnvPool:
@@ -70,9 +83,32 @@ class OnPolicy(Loop):
         return self.lessons
 
     def _form(self, members: Sequence[Member]) -> None:
+        remembered = self._remembered()
         super()._form(members)
         device, envs = self.problem.device, self.problem.env.num_envs
         self.memories = [torch.zeros(len(c.members), envs, c.memory, device=device) for c in self.cohorts]
+        for cohort, memory in zip(self.cohorts, self.memories, strict=True):
+            for row, member in enumerate(cohort.members):
+                before = remembered.get(member.slot)
+                if before is not None and before[0].id in (member.id, member.parent) and before[0].arch == member.arch:
+                    for piece, place in cohort.pieces(memory[row]).items():
+                        if piece in before[1]:  # pads may differ
+                            width = min(place.shape[-1], before[1][piece].shape[-1])
+                            place[..., :width] = before[1][piece][..., :width]
+
+    def _remembered(self) -> dict[int, tuple[Member, dict[tuple[str, int], torch.Tensor]]]:
+        """Return each slot's member, and the pieces of its memory `[E, width]`; nothing of one that is not finite.
+
+        Its episodes go on beyond the generation, so whoever goes on with its networks goes on with its memory.
+        """
+        found: dict[int, tuple[Member, dict[tuple[str, int], torch.Tensor]]] = {}
+        for cohort, memory in zip(self.cohorts, self.memories, strict=True):
+            if cohort.memory:
+                usable = memory.isfinite().flatten(1).all(dim=1).tolist()
+                for member, own, finite in zip(cohort.members, memory, usable, strict=True):
+                    if finite:
+                        found[member.slot] = member, cohort.pieces(own)
+        return found
 
     @property
     def _generation_ticks(self) -> int:
@@ -89,17 +125,31 @@ class OnPolicy(Loop):
 
     @property
     def remarks(self) -> list[str]:
-        """What the learn step becomes where it is no whole number of ticks, or longer than a generation."""
+        """What the learn step becomes where it is no whole number of ticks, or longer than a generation; and a batch
+        that is then larger than it; and what is set that members do not use."""
         p, envs = self.problem, self.problem.env.num_envs
-        asked, key = p.algo_config.learn_step, f"algos.{p.train.algo}.learn_step"
+        asked, batch, algo = p.algo_config.learn_step, p.algo_config.batch_size, f"algos.{p.train.algo}"
         each, generation = -(-asked // envs) * envs, -(-p.train.evo_steps // envs) * envs
+        found = []
         if each > generation:
-            return [f"{key}: {asked} steps are more than a generation has: members learn once in each, every "
-                    f"{generation} steps"]  # fmt: skip
-        if each > asked:
-            return [f"{key}: {asked} steps are no whole number of ticks of {envs} environments: members learn every "
-                    f"{each} steps"]  # fmt: skip
-        return []
+            found.append(f"{algo}.learn_step: {asked} steps are more than a generation has: members learn once in "
+                         f"each, every {generation} steps")  # fmt: skip
+        elif each > asked:
+            found.append(f"{algo}.learn_step: {asked} steps are no whole number of ticks of {envs} environments: "
+                         f"members learn every {each} steps")  # fmt: skip
+        if batch > (held := min(each, generation)):
+            found.append(f"{algo}.batch_size: {batch} steps are more than a rollout has: a minibatch is all its {held}")
+        return [*found, *self._unused()]
+
+    def _unused(self) -> list[str]:
+        train = self.problem.train
+        asked = {
+            "warm_start": train.warm_start > 0,
+            "replay.n_step": train.replay.n_step > 1,
+            "replay.prioritised": train.replay.prioritised,
+        }
+        keys = " and ".join(f"train.{key}" for key, given in asked.items() if given)
+        return [f"{keys}: not used, {train.algo} learns from its own last steps alone"] if keys else []
 
     # ------------------------------------------------------------------------------------------ one tick
 
@@ -112,7 +162,8 @@ class OnPolicy(Loop):
             UsageError: `collect_rollouts` recorded another number of steps than it was asked for.
         """
         if self._collect_rollouts is None:
-            collect(self, 1)
+            self.pool.send(self.choose())
+            self._enter(self.pool.receive())
         else:
             self._let_collect(self._collect_rollouts)
         self.whole = False
@@ -124,11 +175,12 @@ class OnPolicy(Loop):
         """Have the user's function take all ticks until a member learns."""
         before = self.ticks_here
         ticks = min(end for cohort in self.cohorts for end in self._ends(cohort) if end > before) - before
+        self._room = ticks
         collect_rollouts(self, ticks)
-        if self.ticks_here != before + ticks or self.pending is not None:
+        if self._room or self.pending is not None:
             raise UsageError(
-                f"collect_rollouts recorded {self.ticks_here - before} steps of every environment where it was asked "
-                f"for {ticks}: call loop.choose() and then loop.record(step) so many times"
+                f"collect_rollouts recorded {ticks - self._room} steps of every environment where it was asked for "
+                f"{ticks}: call loop.choose() and then loop.record(step) so many times"
             )
 
     def choose(self) -> np.ndarray:
@@ -143,12 +195,21 @@ class OnPolicy(Loop):
     def record(self, taken: Step) -> None:
         """Enter what the chosen actions gave; begin new episodes where some ended.
 
+        A row whose reward or observation is not finite counts as broken: nothing is learned from it, and its
+        environment begins anew.
+
         Raises:
-            UsageError: no action was chosen, or an array is of a wrong shape.
+            UsageError: no action was chosen, or an array is of a wrong shape, or none.
         """
         if self.pending is None:
             raise UsageError("no action was chosen: call loop.choose() before loop.record(step)")
-        self._check_shapes(taken)
+        if self._room == 0:
+            raise UsageError("collect_rollouts recorded more steps of every environment than it was asked for")
+        self._enter(self._read(taken))
+        if self._room is not None:
+            self._room -= 1
+
+    def _enter(self, taken: Step) -> None:
         self.whole = False
         self._store(taken)
         self.pending = None
@@ -158,13 +219,26 @@ class OnPolicy(Loop):
         self._count_tick(int(taken.broken.sum()))
         self.whole = True
 
-    def _check_shapes(self, taken: Step) -> None:
+    def _read(self, taken: Step) -> Step:
+        """Return a step as the loop learns from it: arrays, and broken where it is not finite."""
+        read = {name: self._array(name, getattr(taken, name), kind) for name, kind in _RECORDED.items()}
+        step = replace(taken, **read)
+        bad = broken(self.pool.actions, step.obs, step.reward, step.terminated, step.truncated, None)
+        return replace(step, broken=step.broken | bad)
+
+    def _array(self, name: str, value: Any, kind: type) -> np.ndarray:
         rows, observations = self.pool.rows, self.problem.observations
-        for name in ("obs", "reward", "terminated", "truncated", "broken"):
-            shape = (rows, observations) if name == "obs" else (rows,)
-            found = np.shape(getattr(taken, name))
-            if found != shape:
-                raise UsageError(f"step.{name} has shape {found}; expected {shape}, one row for each environment")
+        shape = (rows, observations) if name == "obs" else (rows,)
+        try:
+            array = np.asarray(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"step.{name} is no array of numbers ({error}); record NumPy arrays") from error
+        if array.shape != shape:
+            raise UsageError(f"step.{name} has shape {array.shape}; expected {shape}, one row for each environment")
+        if array.dtype.kind not in "biuf":
+            raise UsageError(f"step.{name} is no array of numbers (dtype {array.dtype}); record NumPy arrays")
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows float32 becomes infinite: a broken row
+            return np.require(array, kind, ("C", "W"))
 
     def _choose(self) -> np.ndarray:
         """Choose every member's actions, and enter what led to them."""

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from evopipe import rng
-from evopipe.algos import Algorithm, get, names
+from evopipe.algos import Algorithm, get, misfit, names
 from evopipe.core import normalise, population
 from evopipe.core.graphs import Paths
 from evopipe.core.networks import Arch, initialise
 from evopipe.core.population import Cohort, Member, Widths
 from evopipe.envs.make import ActionSpace, EnvConfig, make_env
 from evopipe.envs.observations import ObservationSpace
-from evopipe.errors import ParamsError
+from evopipe.errors import DataError, ParamsError
 from evopipe.evolve.mutate import NONE, Mutation, MutationConfig, Traits, mutate
 from evopipe.evolve.select import TournamentConfig
 from evopipe.rng import Purpose
@@ -51,11 +51,25 @@ class Problem:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algo_config", self.algo_config.at(self.spaces))
-        _check_memory(self.train.algo, self.algo_config.network.encoder_kind)
-        if len(self.algo_config.network.head) < population.least_head(self.widths.values()):
+        found = misfit(self.train.algo, self.algo_config, self.spaces)
+        if found is not None:
+            raise ParamsError(f"algos.{self.train.algo}.{found[0]}: {found[1]}")
+        self._check_period()
+
+    def _check_period(self) -> None:
+        """Refuse a policy that would never move: the pattern of unlike updates begins anew with every generation.
+
+        Raises:
+            ParamsError: so it is.
+        """
+        evolving = self.algo_config.evolve.get("learn_step")
+        every = max(getattr(self.algo_config, "learn_step", 1), evolving.max if evolving else 1)
+        updates = int(self.train.evo_steps // every)
+        if 1 <= updates < self.period:
             raise ParamsError(
-                f"algos.{self.train.algo}.network.head: with share_encoder the critics read the action behind the "
-                "encoder, and need a hidden layer there; give at least one width"
+                f"algos.{self.train.algo}.policy_delay: {self.period} is more than the {updates} updates that a "
+                f"generation may hold (train.evo_steps {self.train.evo_steps}, an update every {every:g} steps): the "
+                "policy would never move; lower it, or raise train.evo_steps"
             )
 
     @property
@@ -116,20 +130,6 @@ class Problem:
         return seeds
 
 
-def _check_memory(algo: str, encoder: str) -> None:
-    """Refuse a network with a memory where the algorithm would never give it back.
-
-    Raises:
-        ParamsError: so it is.
-    """
-    if encoder == "lstm" and not getattr(get(algo), "RECURRENT", False):
-        able = [f"train.algo: {name}" for name in names() if getattr(get(name), "RECURRENT", False)]
-        raise ParamsError(
-            f"algos.{algo}.network.encoder_kind: {algo} keeps no memory between steps; take mlp, simba or resnet"
-            + (f", or {' or '.join(able)}" if able else "")
-        )
-
-
 def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
     """Return what an algorithm needs to know of an environment's spaces.
 
@@ -178,3 +178,27 @@ def first_members(problem: Problem, size: int) -> tuple[list[Member], list[Mutat
         for member in members
     ]
     return [member for member, _ in born], [mutation for _, mutation in born]
+
+
+def go_on(problem: Problem, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
+    """Let trained members take the places of fresh ones, again from the first on where they are fewer, unmutated.
+
+    Args:
+        problem: configuration.
+        trained: members of an earlier run, at least one.
+        fresh: one a place.
+
+    Raises:
+        DataError: they hold other networks than the configuration asks for.
+    """
+    kinds = population.tensor_kinds(problem.algo.State, problem.widths) | normalise.KINDS
+    for member in trained:
+        if set(member.tensors) - kinds.keys() or set(fresh[0].tensors) - set(member.tensors):
+            raise DataError(
+                f"population.start: its members hold {', '.join(sorted(member.tensors))}; algos.{problem.train.algo} "
+                f"asks for {', '.join(sorted(fresh[0].tensors))}"
+            )
+    taken = [trained[i % len(trained)] for i in range(len(fresh))]
+    heirs = [old.clone(new.slot, new.id, new.key) for old, new in zip(taken, fresh, strict=True)]
+    begun = [replace(heir, parent=None, fitness=()) for heir in heirs]
+    return begun, [NONE] * len(begun)

@@ -209,6 +209,7 @@ def _updates(
             problem.algo_config, state, cohort.hyper, batch, healthy, draw, (turn + i) % problem.period
         )
         if replay.priorities is not None and errors is not None:
+            errors = torch.where(healthy[:, None], errors, torch.nan)  # a diverged member's tell nothing
             # A member's batch may be smaller than the padded one: where it saw nothing, its first row stands again.
             index, errors = (torch.where(cohort.weight > 0, x, x[:, :1]) for x in (index, errors))
             replay.priorities.update(slots, index, errors)

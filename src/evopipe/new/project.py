@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -22,7 +21,7 @@ from evopipe.envs.make import ActionSpace, EnvConfig, make_env
 from evopipe.envs.observations import ObservationSpace
 from evopipe.errors import EvopipeError, ParamsError, UsageError
 from evopipe.storage import safeio
-from evopipe.storage.yamlio import parse_yaml
+from evopipe.storage.yamlio import flow, parse_yaml
 
 MODULE, STUB = "my_env.py", "my_env:Catch-v0"
 REQUIREMENTS = "requirements.txt"
@@ -155,13 +154,8 @@ def params_yaml(root: str, values: Mapping[str, Any]) -> str:
         found = _ENTRY.fullmatch(lines[number])
         if found is None or found["key"].strip() != key.rpartition(".")[2]:
             raise EvopipeError(f"params.yaml of this installation has no {key!r}; install evopipe again")
-        lines[number] = f"{found['key']}: {_flow(value)}{found['comment'] or ''}"
+        lines[number] = f"{found['key']}: {flow(value)}{found['comment'] or ''}"
     return "\n".join(lines) + "\n"
-
-
-def _flow(value: Any) -> str:
-    """Write a value as YAML on one line."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 # --- checks, git and DVC ----------------------------------------------------------------------------------------------

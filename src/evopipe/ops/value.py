@@ -89,12 +89,14 @@ def project(
     return projected.scatter_add_(-1, index + 1, probabilities_t * above)
 
 
-def conservative_gap(q: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+def conservative_gap(q: torch.Tensor, action: torch.Tensor, legal: torch.Tensor | None = None) -> torch.Tensor:
     """Return log Σ exp Q(s, ·) − Q(s, a), a of the dataset (Kumar et al., 2020, eq. 4): `[…, A]`, int64 `[…]` → `[…]`.
 
-    Never negative; its gradient is the difference of softmax(Q) and the action taken.
+    The sum is over the legal actions, bool `[…, A]`, or None where all are. Never negative; its gradient is the
+    difference of softmax(Q) and the action taken.
     """
-    return torch.logsumexp(q, dim=-1) - pick(q, action)
+    may = q if legal is None else q.masked_fill(~legal, -torch.inf)
+    return torch.logsumexp(may, dim=-1) - pick(q, action)
 
 
 def expectile_loss(error: torch.Tensor, tau: torch.Tensor | float) -> torch.Tensor:

@@ -12,7 +12,7 @@ from evopipe.config import Params
 from evopipe.core import normalise
 from evopipe.core.population import Member
 from evopipe.envs.make import ActionSpace, make_env
-from evopipe.envs.observations import ObservationSpace
+from evopipe.envs.observations import Leaf, ObservationSpace
 from evopipe.errors import DataError, MissingInputError
 from evopipe.stages import paths
 from evopipe.stages.setup import make_problem, read_members
@@ -152,4 +152,36 @@ Or with torch alone, for `obs` of shape `[B, {about["observations"]}]`:
 program = torch.export.load("models/elite/policy.pt2").module()
 {program}
 ```
+{_rows(ObservationSpace.from_json(about))}"""
+
+
+def _rows(space: ObservationSpace) -> str:
+    """Say how the program's rows are made of observations; nothing where they are vectors, which are rows already."""
+    if space.plain:
+        return ""
+    lines = "\n".join(f"| {leaf.name} | {list(leaf.shape)} | {leaf.size} | {_columns(leaf)} |" for leaf in space.leaves)
+    return f"""
+Its rows are float32 and hold, in this order, each array row by row:
+
+| part | shape | columns | what they are |
+|---|---|---|---|
+{lines}
+
+`policy.observation_space.read(obs)[0]` makes them of what the environment gives, one observation or a batch.
 """
+
+
+def _columns(leaf: Leaf) -> str:
+    """Say how an array becomes columns."""
+    if leaf.counts:
+        firsts = set(leaf.firsts)
+        begin = firsts.pop() if len(firsts) == 1 else list(leaf.firsts)
+        each = "" if len(leaf.counts) == 1 else " each"
+        return f"one-hot{each}, {', '.join(map(str, leaf.counts))} values from {begin} on"
+    if leaf.channels is None:
+        return "its numbers"
+    first = "channels first" if leaf.channels == 0 else "its channels moved to the front"
+    if (leaf.low, leaf.high) == (0.0, 1.0):
+        return first
+    above = "x" if leaf.low == 0.0 else f"(x {'-' if leaf.low > 0.0 else '+'} {abs(leaf.low):g})"
+    return f"{first}, {above} / {leaf.high - leaf.low:g}"

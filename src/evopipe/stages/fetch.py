@@ -109,7 +109,7 @@ def _convert(params: Params, pool: EnvPool) -> tuple[list[Episode], dict[str, An
     if params.fetch.source == "minari":
         dataset = read_minari(params.fetch.minari.dataset, shown)
     else:
-        dataset = read_d4rl(Path(params.fetch.hdf5.path), shown)
+        dataset = read_d4rl(Path(params.fetch.hdf5.path), shown, pool.actions.kind == "discrete")
     if not sum(len(episode) for episode in dataset.episodes):
         raise DataError(f"{dataset.where}: holds no step; give a dataset with at least one episode")
     check_spaces(dataset, pool.obs_size, pool.num_actions, pool.actions.start, pool.actions.bounds)
@@ -148,8 +148,10 @@ class _Shown:
         """
         arrays = [_numbers(leaf, _part(recorded, leaf.path)) for leaf in self.observations.leaves]
         for leaf, array in zip(self.observations.leaves, arrays, strict=True):
-            if array.shape[1:] != leaf.shape or len(array) != len(arrays[0]):
-                raise ValueError(f"an {leaf.name} of shape {array.shape}, its space says {leaf.shape} a step")
+            if array.shape[1:] != leaf.shape:
+                raise ValueError(f"an {leaf.name} of shape {array.shape[1:]} a step, env's has {leaf.shape}: {REMEDY}")
+            if len(array) != len(arrays[0]):
+                raise ValueError(f"an {leaf.name} of {len(array)} steps beside others of {len(arrays[0])}")
         columns = [leaf.columns(array) for leaf, array in zip(self.observations.leaves, arrays, strict=True)]
         return np.concatenate(columns, axis=1)
 

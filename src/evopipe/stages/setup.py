@@ -57,22 +57,38 @@ def about_problem(problem: Problem) -> dict[str, Any]:
 
 
 def read_members(folder: Path, problem: Problem, stage: str) -> tuple[list[Member], dict[str, Any]]:
-    """Read what `write_members` wrote, on the problem's own terms.
+    """Read what a stage wrote by `write_members`, on the problem's own terms.
 
     Raises:
         MissingInputError: the folder is not there.
         DataError: it is damaged, or was written for another algorithm or environment.
     """
+    return _read_members(folder, problem, f"run `evopipe {stage}` or `dvc repro {stage}`", "first", "again")
+
+
+def read_start(folder: Path, problem: Problem) -> list[Member]:
+    """Read trained members to go on from, the elite first, without those that diverged; see `read_members`."""
+    remedy = "population.start names a copy of models/trained of a run with the same algorithm and environment"
+    members, about = _read_members(folder, problem, remedy)
+    if "elite" in about:
+        members = [members[-1], *members[:-1]]
+    healthy = [member for member in members if member.healthy]
+    if not healthy:
+        raise DataError(f"{folder}: every member has diverged; {remedy}")
+    return healthy
+
+
+def _read_members(
+    folder: Path, problem: Problem, remedy: str, first: str = "", again: str = ""
+) -> tuple[list[Member], dict[str, Any]]:
     if not folder.exists():
-        raise MissingInputError(f"{folder}: not there; run `evopipe {stage}` or `dvc repro {stage}` first")
+        raise MissingInputError(f"{folder}: not there; {remedy} {first}".rstrip())
     files = safeio.read_folder(folder, only=(MEMBERS, TENSORS))
     about = safeio.parse_json(files[MEMBERS], str(folder / MEMBERS))
     for name, value in about_problem(problem).items():
         if about.get(name) != value:
-            raise DataError(
-                f"{folder}: written for {name} {about.get(name)!r}, params.yaml says {value!r}; "
-                f"run `evopipe {stage}` or `dvc repro {stage}` again"
-            )
+            made = f"written for {name} {about.get(name)!r}, params.yaml says {value!r}"
+            raise DataError(f"{folder}: {made}; {remedy} {again}".rstrip())
     tensors = safeio.load_tensors(files[TENSORS], str(folder / TENSORS))
     return stored.unpack(tensors, about["members"], "members"), about
 

@@ -69,6 +69,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         store = CheckpointStore(state / "checkpoints")
         # Nothing is there to save before the loop is: until then a signal simply ends the process.
         loop = begin(problem, members, warm, births, crew, learners)
+        warm = None  # the memory holds it now, its images as bytes
         try:
             with (
                 runtime.StopSignal() as stop,

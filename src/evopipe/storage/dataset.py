@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import subprocess
@@ -27,6 +28,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from evopipe.core import pixels
 from evopipe.errors import DataError, EvopipeError, MissingInputError
 from evopipe.storage import safeio
 
@@ -255,6 +257,8 @@ def _check_vectors(action: Array, low: Array, high: Array, where: str, remedy: s
 def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, Any]) -> None:
     """Write transitions and their statistics as one HDF5 file, atomically; equal content gives equal bytes.
 
+    Observations that are images of bytes from end to end are bytes in it.
+
     Raises:
         DiskError: it cannot be written.
     """
@@ -266,6 +270,8 @@ def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, 
             array: Array = getattr(transitions, name)
             array = np.ascontiguousarray(array, np.float32 if name == "action" and array.ndim == 2 else dtype)
             chunks = (min(_CHUNK_ROWS, max(1, len(array))), *array.shape[1:])
+            if name.endswith("obs") and (images := pixels.exact(array)) is not None:
+                array = images
             # The checksum of each chunk lets a reader notice a damaged file.
             file.create_dataset(name, data=array, chunks=chunks, fletcher32=True)
     safeio.write_bytes(path, memory.getbuffer())
@@ -285,6 +291,8 @@ def read_transitions(path: Path, limit: int | None = None) -> Transitions:
         for name, dtype in _DTYPES.items():
             vectors = name.endswith("obs") or (name == "action" and _dimensions(file, name, where) == 2)
             array = _read(file, name, where, 2 if vectors else 1, limit=limit)
+            if name.endswith("obs") and array.dtype == np.uint8:
+                array = pixels.numbers(array)
             expected = np.dtype(np.float32 if vectors else dtype)
             if array.dtype != expected:
                 raise DataError(f"{where}: dataset '{name}' has dtype {array.dtype}, expected {expected}")
@@ -660,11 +668,12 @@ def _child(script: list[str], dataset_id: str, seconds: float) -> str:
 # --- D4RL -------------------------------------------------------------------------------------------------------------
 
 
-def read_d4rl(path: Path, observations: Observations | None = None) -> Dataset:
+def read_d4rl(path: Path, observations: Observations | None = None, discrete: bool = False) -> Dataset:
     """Read an HDF5 file in D4RL layout: observations, actions, rewards, terminals [, timeouts] [, next_observations].
 
     Such a file records no spaces: its observations are read by the environment's (a group for a Dict or Tuple, as in
-    Minari's files), or must be rows already where `observations` is None.
+    Minari's files), or must be rows already where `observations` is None. Its actions are indices where they are whole
+    numbers, also ones that stand in a column of floats, as in some of AgileRL's, where they are known to be `discrete`.
 
     Episodes end at terminals and timeouts, and are never bridged (AgileRL's files have no timeouts, so that where an
     episode was cut there is not known: `notes` says so). Where the file has no next observations, the last
@@ -679,7 +688,7 @@ def read_d4rl(path: Path, observations: Observations | None = None) -> Dataset:
     with _opened(Path(path)) as (file, where):
         _only_hard_links(file, where)
         arrays = {
-            "actions": _actions(_read(file, "actions", where, None, _NUMBERS), where, "actions"),
+            "actions": _actions(_whole(_read(file, "actions", where, None, _NUMBERS), discrete), where, "actions"),
             "observations": read(file, "observations", where, ""),
             "rewards": _float32(_squeezed(_read(file, "rewards", where, None, _NUMBERS))),
             "terminals": _flags(_squeezed(_read(file, "terminals", where, None, "biuf")), where, "terminals"),
@@ -820,6 +829,12 @@ def _squeezed(array: Array) -> Array:
 
 def _dimensions(file: h5py.File, name: str, where: str) -> int:
     return len(getattr(_member(file, name, where), "shape", None) or ())
+
+
+def _whole(array: Array, discrete: bool) -> Array:
+    """Return floats `[N]` or `[N, 1]` that are all whole numbers as such, where they are known to be `discrete`."""
+    single = discrete and array.dtype.kind == "f" and math.prod(array.shape[1:]) == 1
+    return array.astype(np.int64) if single and np.isfinite(array).all() and (array == np.rint(array)).all() else array
 
 
 def _actions(array: Array, where: str, name: str) -> Array:

@@ -83,8 +83,17 @@ def parse_yaml(text: str, name: str) -> Document:
 
 def dump_yaml(data: Any) -> str:
     """Render plain data as YAML that `read_yaml` reads back to the same values."""
+    return _dumped(data, on_one_line=False)
+
+
+def flow(value: Any) -> str:
+    """Render plain data as YAML on one line."""
+    return _dumped(value, on_one_line=True).strip()
+
+
+def _dumped(data: Any, on_one_line: bool) -> str:
     yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
+    yaml.default_flow_style = on_one_line
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.width = 4096
     out = StringIO()

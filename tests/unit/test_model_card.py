@@ -1,0 +1,59 @@
+"""The model card says what the exported program's rows hold: rows made by its table are those of the policy."""
+
+from __future__ import annotations
+
+import re
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from evopipe.envs.observations import ObservationSpace
+from evopipe.stages import export
+
+NESTED = spaces.Dict(
+    {
+        "image": spaces.Box(0, 255, (6, 5, 3), np.uint8),
+        "planes": spaces.Box(-1.0, 1.0, (1, 4, 5), np.float32),
+        "goal": spaces.Discrete(3, start=2),
+        "many": spaces.MultiDiscrete([2, 4]),
+        "grid": spaces.Box(-9.0, 9.0, (2, 3), np.float32),
+        "keys": spaces.MultiBinary(2),
+    }
+)
+
+
+def table(text: str) -> list[list[str]]:
+    """The cells of a Markdown table's rows, without its head."""
+    rows = [re.findall(r"(?<=\| )[^|]*(?= \|)", line) for line in text.splitlines() if line.startswith("| ")]
+    return rows[1:]
+
+
+def test_the_table_names_every_part_in_the_rows_order() -> None:
+    assert table(export._rows(ObservationSpace.of(NESTED))) == [
+        ["observation['goal']", "[]", "3", "one-hot, 3 values from 2 on"],
+        ["observation['grid']", "[2, 3]", "6", "its numbers"],
+        ["observation['image']", "[6, 5, 3]", "90", "its channels moved to the front, x / 255"],
+        ["observation['keys']", "[2]", "2", "its numbers"],
+        ["observation['many']", "[2]", "6", "one-hot each, 2, 4 values from 0 on"],
+        ["observation['planes']", "[1, 4, 5]", "20", "channels first, (x + 1) / 2"],
+    ]
+
+
+def test_rows_made_as_the_table_says_are_the_policys() -> None:
+    NESTED.seed(3)
+    obs = NESTED.sample()
+    by_hand = [
+        np.eye(3)[obs["goal"] - 2],
+        obs["grid"].ravel(),
+        np.moveaxis(obs["image"], 2, 0).ravel() / np.float32(255),
+        obs["keys"],
+        np.eye(2)[obs["many"][0]],
+        np.eye(4)[obs["many"][1]],
+        (obs["planes"].ravel() + 1) / 2,
+    ]
+    np.testing.assert_allclose(ObservationSpace.of(NESTED).row(obs), np.concatenate(by_hand), rtol=1e-6)
+
+
+def test_a_vector_needs_no_table() -> None:
+    assert export._rows(ObservationSpace.of(gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32))) == ""
