@@ -115,3 +115,13 @@ def test_numpy_and_torch_draw_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> 
         plain = draw(keys, Purpose.ACT, steps, 37)
         assert host.dtype == plain.dtype
         assert torch.equal(host, plain)
+
+
+def test_tensors_and_arrays_give_the_same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = torch.from_numpy(rng.member_keys(3, range(4)))[:, None]
+    envs, episodes = torch.arange(7), torch.tensor([0, 1, 5, 2**31, 2**40, -1, 3])
+    found = rng.seeds(keys, Purpose.EPISODE, envs, episodes)
+    arrays = rng.seeds(keys.numpy(), Purpose.EPISODE, envs.numpy(), episodes.numpy())
+    assert torch.equal(found, torch.from_numpy(arrays))
+    monkeypatch.setattr(rng, "_on_host", lambda _: False)  # as on another device
+    assert torch.equal(found, rng.seeds(keys, Purpose.EPISODE, envs, episodes))
