@@ -502,7 +502,7 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("algo", sorted(OWN))
+@pytest.mark.parametrize("algo", [pytest.param(a, marks=() if a == "td3" else pytest.mark.slow) for a in sorted(OWN)])
 def test_two_marks_are_found_and_valued(algo: str) -> None:
     """Marks at 0.25 and 0.75 of actions in [0, 1]: a policy that read bounds wrongly could not reach the first."""
     train = {"max_steps": 10**6, "evo_steps": 10**6, "learning_delay": 100}

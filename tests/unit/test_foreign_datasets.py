@@ -516,6 +516,7 @@ def test_an_id_that_the_remote_has_not_is_named(remote: Path) -> None:
     refused(lambda: fetch.run(settings, quiet=True), text, kind=MissingInputError)
 
 
+@pytest.mark.slow  # it waits for the network
 def test_no_network_ends_in_one_sentence(remote: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the discard port: nobody listens
     text = "fetch.minari.dataset: the remote of 'tiny/set-v0'"

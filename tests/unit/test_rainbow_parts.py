@@ -431,8 +431,9 @@ def test_what_priorities_cannot_be(key: str, value: float) -> None:
     ("env", "n_step", "expected"),
     [
         ("Chain", 1, [[0.512, 0.64], [0.512, 0.8], [0.64, 1.0]]),
-        ("Endless", 3, [[5.0, 5.0]] * 4),  # cut after ten steps, worth 1 / (1 − γ) whatever is done on the way
-        ("OneStep", 3, [[0.0, 0.5], [0.0, 1.0]]),
+        # Cut after ten steps, worth 1 / (1 − γ) whatever is done on the way.
+        pytest.param("Endless", 3, [[5.0, 5.0]] * 4, marks=pytest.mark.slow),
+        pytest.param("OneStep", 3, [[0.0, 0.5], [0.0, 1.0]], marks=pytest.mark.slow),
     ],
 )
 def test_values_that_are_known_with_every_part_switched_on(env: str, n_step: int, expected: list[list[float]]) -> None:
