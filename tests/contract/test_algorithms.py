@@ -115,7 +115,7 @@ def plant_loss(loop: Any, slot: int) -> None:
 
 
 @pytest.mark.parametrize("cohorts", ["exact", "merged"])
-@pytest.mark.parametrize("plant", [plant_weight, plant_reward, plant_loss])
+@pytest.mark.parametrize("plant", [plant_weight, plant_reward, pytest.param(plant_loss, marks=pytest.mark.slow)])
 def test_a_nan_leaves_the_other_members_bit_identical(
     algo: str, plant: Callable[[Any, int], None], cohorts: Literal["exact", "merged"], run: Callable[..., Any]
 ) -> None:
@@ -205,7 +205,7 @@ def test_the_lineage_says_who_came_from_whom_and_what_changed(algo: str, run: Ca
 # ----------------------------------------------------------------------------------------------- save and load
 
 
-@pytest.mark.parametrize("ticks", [0, 7, 30, 50, 75, 110])
+@pytest.mark.parametrize("ticks", [7, 30, 75, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 50, 110))])
 def test_a_restored_run_continues_bit_for_bit(algo: str, ticks: int, run: Callable[..., Any]) -> None:
     """In the middle of a generation and at its boundary (every 50 ticks)."""
     p = unlike(algo)
