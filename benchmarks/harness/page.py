@@ -267,10 +267,7 @@ def _summary(results: Results) -> list[str]:
         rows.append((words, f"≥ {bound:g} ×", told(r, wide), said))
     if "cartpole" in results:
         rows.append(_cartpole_seconds(results["cartpole"]))
-    if "ppo_native" in results:
-        rows.append(_native_rate(results["ppo_native"]))
-    if "priorities" in results:
-        rows += _priority_figures(results["priorities"])
+    rows += _own_figures(results)
     lines = ["## What was to be reached", ""]
     lines += table(("figure", "aim", "measured", ""), rows) if rows else [MISSING, ""]
     return [*lines, *_not_won(results)]
@@ -284,6 +281,12 @@ def _cartpole_seconds(result: Result) -> tuple[str, str, str, str]:
     said = "not reached" if middle.value > 45 or middle.censored else "reached"
     said = said if len(ran) >= stats.LEAST_PAIRS else "INCONCLUSIVE"
     return "seconds to a solved CartPole-v1 on 2 cores, median", "≤ 45 s", f"{_time(middle)} s", f"**{said}**"
+
+
+def _own_figures(results: Results) -> list[tuple[str, str, str, str]]:
+    """Rows of figures that are compared with an aim, and with no peer."""
+    rows = [_native_rate(results["ppo_native"])] if "ppo_native" in results else []
+    return rows + (_priority_figures(results["priorities"]) if "priorities" in results else [])
 
 
 def _native_rate(result: Result) -> tuple[str, str, str, str]:
@@ -330,11 +333,7 @@ def _not_won(results: Results) -> list[str]:
     for words, bound, r, wide in targets(results):
         if r and stats.verdict(r, bound, wide) != "reached":
             lost.append(f"aim not shown: {words}, ≥ {bound:g} ×: {told(r, wide)}")
-    if "ppo_native" in results:
-        words, aim, measured, said = _native_rate(results["ppo_native"])
-        if said != "**reached**":
-            lost.append(f"aim not shown: {words}, {aim}: {measured}")
-    for words, aim, measured, said in _priority_figures(results["priorities"]) if "priorities" in results else []:
+    for words, aim, measured, said in _own_figures(results):
         if said != "**reached**":
             lost.append(f"aim not shown: {words}, {aim}: {measured}")
     if not results:

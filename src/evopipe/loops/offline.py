@@ -12,7 +12,7 @@ from evopipe.buffers.priorities import Priorities
 from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DataError, ParamsError
-from evopipe.loops.online import Online, _byte_images
+from evopipe.loops.online import Online, byte_images
 from evopipe.loops.steps import ReplayLessons
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Offline(Online):
         layout = RowLayout.of(self.problem.spaces, False, cfg.n_step)
         device = self.problem.device
         trees = Priorities(len(self.keys), len(warm), cfg.alpha, device) if cfg.prioritised else None
-        self.replay = Replay(layout, 1, len(warm), device, trees, _byte_images(self.pool, warm))
+        self.replay = Replay(layout, 1, len(warm), device, trees, byte_images(self.pool, warm))
         for rows in _packed(layout, warm):
             self.replay.add(rows[None], np.ones((1, len(rows)), bool), each=len(rows))
         self.nstep = None

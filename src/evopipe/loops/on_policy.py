@@ -61,7 +61,7 @@ class OnPolicy(Loop):
 
     def __init__(self, *args: Any, collect_rollouts: CollectRollouts | None = None, **options: Any) -> None:
         self._collect_rollouts = collect_rollouts
-        self._room: int | None = None  # ticks that `collect_rollouts` may still record; None: it was never asked
+        self._until: int | None = None  # tick at which `collect_rollouts` must end; None: it was never asked
         self.cohorts, self.memories = [], []
         super().__init__(*args, **options)
 
@@ -175,11 +175,11 @@ class OnPolicy(Loop):
         """Have the user's function take all ticks until a member learns."""
         before = self.ticks_here
         ticks = min(end for cohort in self.cohorts for end in self._ends(cohort) if end > before) - before
-        self._room = ticks
+        self._until = before + ticks
         collect_rollouts(self, ticks)
-        if self._room or self.pending is not None:
+        if self.ticks_here != self._until or self.pending is not None:
             raise UsageError(
-                f"collect_rollouts recorded {ticks - self._room} steps of every environment where it was asked for "
+                f"collect_rollouts recorded {self.ticks_here - before} steps of every environment where it was asked for "
                 f"{ticks}: call loop.choose() and then loop.record(step) so many times"
             )
 
@@ -203,11 +203,9 @@ class OnPolicy(Loop):
         """
         if self.pending is None:
             raise UsageError("no action was chosen: call loop.choose() before loop.record(step)")
-        if self._room == 0:
+        if self.ticks_here == self._until:
             raise UsageError("collect_rollouts recorded more steps of every environment than it was asked for")
         self._enter(self._read(taken))
-        if self._room is not None:
-            self._room -= 1
 
     def _enter(self, taken: Step) -> None:
         self.whole = False

@@ -43,7 +43,7 @@ class Online(Loop):
         memories = len(self.keys) if cfg.sharing == "own" else 1
         device = self.problem.device
         trees = Priorities(len(self.keys), cfg.capacity, cfg.alpha, device) if cfg.prioritised else None
-        self.replay = Replay(layout, memories, cfg.capacity, device, trees, _byte_images(self.pool, warm))
+        self.replay = Replay(layout, memories, cfg.capacity, device, trees, byte_images(self.pool, warm))
         self.nstep = NStep(layout, self.pool.rows) if cfg.n_step > 1 else None
         self.warm = min(0 if warm is None else len(warm), cfg.capacity)  # transitions that were there from the start
         if warm is not None and self.warm:
@@ -136,7 +136,7 @@ class Online(Loop):
             self.nstep.forget(rows)
 
 
-def _byte_images(pool: EnvPool, data: Transitions | None = None) -> list[Image]:
+def byte_images(pool: EnvPool, data: Transitions | None = None) -> list[Image]:
     """Return the images that are whole 255ths in an observation: those of bytes from 0 to 255, and of bools.
 
     The environment's are, if it keeps to its space; transitions that come from elsewhere are looked at.

@@ -191,7 +191,7 @@ def go_on(problem: Problem, trained: Sequence[Member], fresh: Sequence[Member]) 
     Raises:
         DataError: they hold other networks than the configuration asks for.
     """
-    kinds = population.tensor_kinds(problem.algo.State, problem.widths) | normalise.KINDS
+    kinds = problem.traits.kinds
     for member in trained:
         if set(member.tensors) - kinds.keys() or set(fresh[0].tensors) - set(member.tensors):
             raise DataError(

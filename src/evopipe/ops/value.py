@@ -12,7 +12,12 @@ def pick(values: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
 
 def masked_argmax(q: torch.Tensor, legal: torch.Tensor | None = None) -> torch.Tensor:
     """Return the best legal action `[…]`; q `[…, A]`, legal bool `[…, A]` or None where all are."""
-    return (q if legal is None else q.masked_fill(~legal, -torch.inf)).argmax(dim=-1)
+    return _of_legal(q, legal).argmax(dim=-1)
+
+
+def _of_legal(q: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
+    """Return the values `[…, A]` of legal actions, −∞ for the others."""
+    return q if legal is None else q.masked_fill(~legal, -torch.inf)
 
 
 def q_target(
@@ -95,8 +100,7 @@ def conservative_gap(q: torch.Tensor, action: torch.Tensor, legal: torch.Tensor 
     The sum is over the legal actions, bool `[…, A]`, or None where all are. Never negative; its gradient is the
     difference of softmax(Q) and the action taken.
     """
-    may = q if legal is None else q.masked_fill(~legal, -torch.inf)
-    return torch.logsumexp(may, dim=-1) - pick(q, action)
+    return torch.logsumexp(_of_legal(q, legal), dim=-1) - pick(q, action)
 
 
 def expectile_loss(error: torch.Tensor, tau: torch.Tensor | float) -> torch.Tensor:

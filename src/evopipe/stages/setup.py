@@ -63,13 +63,14 @@ def read_members(folder: Path, problem: Problem, stage: str) -> tuple[list[Membe
         MissingInputError: the folder is not there.
         DataError: it is damaged, or was written for another algorithm or environment.
     """
-    return _read_members(folder, problem, f"run `evopipe {stage}` or `dvc repro {stage}`", "first", "again")
+    command = f"run `evopipe {stage}` or `dvc repro {stage}`"
+    return _read_members(folder, problem, f"{command} first", f"{command} again")
 
 
 def read_start(folder: Path, problem: Problem) -> list[Member]:
     """Read trained members to go on from, the elite first, without those that diverged; see `read_members`."""
     remedy = "population.start names a copy of models/trained of a run with the same algorithm and environment"
-    members, about = _read_members(folder, problem, remedy)
+    members, about = _read_members(folder, problem, remedy, remedy)
     if "elite" in about:
         members = [members[-1], *members[:-1]]
     healthy = [member for member in members if member.healthy]
@@ -79,16 +80,17 @@ def read_start(folder: Path, problem: Problem) -> list[Member]:
 
 
 def _read_members(
-    folder: Path, problem: Problem, remedy: str, first: str = "", again: str = ""
+    folder: Path, problem: Problem, if_missing: str, if_other: str
 ) -> tuple[list[Member], dict[str, Any]]:
+    """Read members; the last two arguments are the remedies where there are none, or those of another run."""
     if not folder.exists():
-        raise MissingInputError(f"{folder}: not there; {remedy} {first}".rstrip())
+        raise MissingInputError(f"{folder}: not there; {if_missing}")
     files = safeio.read_folder(folder, only=(MEMBERS, TENSORS))
     about = safeio.parse_json(files[MEMBERS], str(folder / MEMBERS))
     for name, value in about_problem(problem).items():
         if about.get(name) != value:
             made = f"written for {name} {about.get(name)!r}, params.yaml says {value!r}"
-            raise DataError(f"{folder}: {made}; {remedy} {again}".rstrip())
+            raise DataError(f"{folder}: {made}; {if_other}")
     tensors = safeio.load_tensors(files[TENSORS], str(folder / TENSORS))
     return stored.unpack(tensors, about["members"], "members"), about
 
