@@ -17,15 +17,16 @@ from evopipe.core.population import Cohort, Member
 from evopipe.envs.make import EnvConfig
 from evopipe.evolve.mutate import MutationConfig
 from evopipe.evolve.select import TournamentConfig
-from evopipe.loops import acting
-from evopipe.loops.base import Loop
-from evopipe.loops.config import TrainConfig
-from evopipe.loops.on_policy import OnPolicy
-from evopipe.loops.problem import Problem, first_members, spaces_of
-from evopipe.loops.rollouts import learn_from_rollout
-from evopipe.loops.run import begin
-from evopipe.loops.steps import discount_rate
 from evopipe.rng import Purpose, Stream
+from evopipe.run import act as acting
+from evopipe.run.config import TrainConfig
+from evopipe.run.drive import begin
+from evopipe.run.learn import discount_rate
+from evopipe.run.on_policy import OnPolicy
+from evopipe.run.rollouts import learn_from_rollout
+from evopipe.run.run import Run
+from evopipe.run.spec import Spec, first_members
+from evopipe.stages.setup import spaces_of
 from evopipe.types import Batch, evolvable
 
 CPU = torch.device("cpu")
@@ -97,7 +98,7 @@ def problem(
     tournament: Mapping[str, Any] | None = None,
     num_envs: int = 4,
     kwargs: Mapping[str, Any] | None = None,
-) -> Problem:
+) -> Spec:
     """A small problem: exact cohorts, a replay memory a member, nets of 16 units; any block can be changed."""
     name, own = algo.partition(":")[0], dict(kwargs or {})
     if env and env.startswith("envs_for_tests:") and _kinds(algo)[0] != "discrete":
@@ -115,7 +116,7 @@ def problem(
         "eval_steps": 30, "target": None, "confirm_episodes": 4,
         "replay": {"capacity": 2000, "sharing": "own"}, **(train or {}),
     }  # fmt: skip
-    return Problem(
+    return Spec(
         seed=seed,
         env=env_config,
         train=TrainConfig.model_validate(small),
@@ -129,26 +130,26 @@ def problem(
     )
 
 
-def started(p: Problem, size: int) -> Any:
+def started(p: Spec, size: int) -> Any:
     """A run with its first population."""
     return begin(p, first_members(p, size)[0])
 
 
-def close_generation(run: Loop) -> None:
+def close_generation(run: Run) -> None:
     """Evaluate and evolve, undisturbed."""
     run.close_generation(lambda: False)
 
 
-def finish(run: Loop) -> None:
+def finish(run: Run) -> None:
     """Advance a run to its end."""
     while not run.reason:
-        close_generation(run) if run.generation_over else run.advance()
+        close_generation(run) if run.clock.generation_over else run.advance()
 
 
-def advance(run: Loop, ticks: int) -> None:
+def advance(run: Run, ticks: int) -> None:
     """Take so many ticks, generations included."""
     for _ in range(ticks):
-        if run.generation_over:
+        if run.clock.generation_over:
             close_generation(run)
         run.advance()
 
@@ -172,11 +173,11 @@ def equal_states(a: tuple[Any, Any], b: tuple[Any, Any]) -> list[str]:
 def memory_of(run: Any, slot: int, name: str = "rows") -> torch.Tensor:
     """What a slot's member learns from: its own replay memory, or a tensor of its rollout."""
     tensor: torch.Tensor
-    if isinstance(run, OnPolicy):
+    if isinstance(run.regime, OnPolicy):
         i = next(i for i, cohort in enumerate(run.cohorts) if slot in cohort.slots)
-        tensor = getattr(run.lessons.rollouts[i], name)[run.cohorts[i].slots.index(slot)]
+        tensor = getattr(run.regime.lessons.rollouts[i], name)[run.cohorts[i].slots.index(slot)]
     else:
-        tensor = run.replay.rows[slot]
+        tensor = run.regime.replay.rows[slot]
     return tensor
 
 
@@ -186,7 +187,7 @@ def of_slot(cohorts: Sequence[Cohort], slot: int) -> tuple[Cohort, int]:
     return cohort, cohort.slots.index(slot)
 
 
-def alone(p: Problem, slot: int) -> Member:
+def alone(p: Spec, slot: int) -> Member:
     """The first member of a slot, moved to slot 0 with its own key: for a population of one."""
     key = int(rng.member_keys(p.seed, [slot])[0])
     member = first_members(p, slot + 1)[0][slot]
@@ -194,7 +195,7 @@ def alone(p: Problem, slot: int) -> Member:
     return replace(member, slot=0)
 
 
-def unlike(algo: str, norm: bool = False, cohorts: Literal["merged", "exact"] = "exact", **train: Any) -> Problem:
+def unlike(algo: str, norm: bool = False, cohorts: Literal["merged", "exact"] = "exact", **train: Any) -> Spec:
     """A problem whose members differ in all that may differ."""
     network = {"encoder": [16], "latent": 16, "layer_norm": norm}
     faster = {rate: {"min": 1e-4, "max": 1e-2} for rate in rates(algo)}
@@ -202,7 +203,7 @@ def unlike(algo: str, norm: bool = False, cohorts: Literal["merged", "exact"] = 
     return problem(algo=algo, mutation=UNLIKE, cohorts=cohorts, config=config, train=train)
 
 
-def batch_for(p: Problem, cohort: Cohort, seed: int = 0) -> Batch:
+def batch_for(p: Spec, cohort: Cohort, seed: int = 0) -> Batch:
     """Random transitions of the right shapes for a cohort."""
     g = torch.Generator().manual_seed(seed)
     shape = (len(cohort.members), cohort.batch)
@@ -219,7 +220,7 @@ def batch_for(p: Problem, cohort: Cohort, seed: int = 0) -> Batch:
     )
 
 
-def legal_for(p: Problem, shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+def legal_for(p: Spec, shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
     """Random masks `[*shape, A]` that leave a legal choice everywhere."""
     legal = torch.rand(*shape, p.actions, generator=g) < 0.6
     first = 0
@@ -230,7 +231,7 @@ def legal_for(p: Problem, shape: tuple[int, ...], g: torch.Generator) -> torch.T
 
 
 def rollout_for(
-    p: Problem, cohort: Cohort, seed: int = 0, ticks: int = TICKS, envs: int = 4, masked: bool = False,
+    p: Spec, cohort: Cohort, seed: int = 0, ticks: int = TICKS, envs: int = 4, masked: bool = False,
     broken: float = 0.05,
 ) -> Rollout:  # fmt: skip
     """What a cohort did on random observations, with random rewards, ends and broken steps."""
@@ -258,11 +259,11 @@ def draw_at(cohort: Cohort, step: int = 0) -> Stream:
     return Stream(cohort.keys, Purpose.UPDATE, torch.tensor([step], device=cohort.keys.device))
 
 
-def updated(p: Problem, cohort: Cohort, times: int = 5) -> list[Member]:
+def updated(p: Spec, cohort: Cohort, times: int = 5) -> list[Member]:
     """Members after some updates on random transitions, or after some random rollouts."""
     if algos.on_policy(p.algo):
         for i in range(times):
-            cohort, _ = learn_from_rollout(p, cohort, rollout_for(p, cohort, i), TICKS, i)
+            learn_from_rollout(p, cohort, rollout_for(p, cohort, i), TICKS, i)
         return population.dissolve([cohort])
     state, healthy = cohort.state, cohort.healthy
     for i in range(times):
@@ -277,5 +278,5 @@ def updated(p: Problem, cohort: Cohort, times: int = 5) -> list[Member]:
 def plant_weight(run: Any, slot: int) -> None:
     """Spoil one weight of the network that acts."""
     cohort, row = of_slot(run.cohorts, slot)
-    acts = getattr(cohort.state, run.problem.algo.POLICY)
+    acts = getattr(cohort.state, run.spec.algo.POLICY)
     acts.values[row, acts.structure.index[row][0]] = math.nan

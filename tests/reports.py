@@ -14,10 +14,10 @@ from evopipe.config import Params, parse_params
 from evopipe.core.population import Member
 from evopipe.evolve.mutate import Mutation
 from evopipe.evolve.step import evolve
-from evopipe.loops.problem import Problem, first_members
 from evopipe.ops.statistics import bootstrap_interval
+from evopipe.run.spec import Spec, first_members
 from evopipe.stages import export, paths
-from evopipe.stages.setup import about_problem, make_problem, write_members
+from evopipe.stages.setup import about_spec, make_spec, write_members
 from evopipe.stages.train import CURVE, TIMING
 from evopipe.storage import members as stored
 from evopipe.storage import safeio
@@ -50,7 +50,7 @@ def write_run(
     params = parse_params(
         tiny_params({"env.id": "Acrobot-v1", "population.size": members, "evaluate.steps": None, **(overrides or {})})
     )
-    problem = make_problem(params)
+    problem = make_spec(params)
     chance = np.random.default_rng(7)
     current, births = first_members(problem, members)
     skill = dict.fromkeys((m.id for m in current), 0.0)
@@ -100,7 +100,7 @@ def _scored(
 
 
 def _children(
-    problem: Problem,
+    problem: Spec,
     members: list[Member],
     scores: list[float],
     generation: int,
@@ -135,7 +135,7 @@ def _row(generation: int, members: int, finite: list[float], champion: tuple[Mem
 def _write(
     folder: Path,
     params: Params,
-    problem: Problem,
+    problem: Spec,
     members: list[Member],
     champion: tuple[Member, float, int],
     records: list[dict[str, Any]],
@@ -145,7 +145,7 @@ def _write(
 ) -> None:
     elite, score, born = champion
     about = {
-        **about_problem(problem),
+        **about_spec(problem),
         "elite": {
             "id": elite.id,
             "generation": born,

@@ -24,11 +24,11 @@ from evopipe.core.population import Cohort, dissolve
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import Interrupted
 from evopipe.evolve.step import evolve
-from evopipe.loops import base, on_policy, online
-from evopipe.loops.base import Loop
-from evopipe.loops.problem import Problem, first_members
-from evopipe.loops.steps import act, learn, updates_due
 from evopipe.rng import Purpose, Stream
+from evopipe.run import base, on_policy, online
+from evopipe.run.act import act
+from evopipe.run.learn import learn, updates_due
+from evopipe.run.spec import Problem, first_members
 from evopipe.stages import evaluate, population, train
 from evopipe.stages.setup import make_problem
 from evopipe.storage import safeio
@@ -189,7 +189,7 @@ def time_to_solved(s: Settings) -> dict[str, Any]:
         seconds = time.perf_counter() - began
         signal.setitimer(signal.ITIMER_REAL, 0)
         loop = runs[0]
-        steps = loop.env_steps + loop.eval_steps
+        steps = loop.clock.env_steps + loop.clock.eval_steps
         if loop.reason == "target" and steps <= s["budget_steps"] and seconds <= s["budget_seconds"]:
             evaluate.run(params, quiet=True, folder=folder)
             result = {
@@ -223,7 +223,7 @@ def _stop_at(s: Settings, runs: list[Loop]) -> None:
 
     def counted(loop: online.Online) -> None:
         advance(loop)
-        if not asked and loop.env_steps + loop.eval_steps > s["budget_steps"]:
+        if not asked and loop.clock.env_steps + loop.clock.eval_steps > s["budget_steps"]:
             asked.append(True)
             stop()
 
@@ -415,17 +415,17 @@ def efficiency(s: Settings) -> dict[str, Any]:
     params = params_of({**s, "env_workers": 0, "evo_steps": 10**9, "max_steps": 10**9})
     problem = make_problem(params, runtime.configure(params.runtime))
     loop = online.Online(problem, like_members(problem, s["population"]))
-    while loop.step <= s["warm_steps"]:
+    while loop.clock.step <= s["warm_steps"]:
         loop.advance()
     actions: list[np.ndarray] = []
-    send = loop.pool.send
-    loop.pool.send = lambda a, rows=None: (actions.append(a.copy()), send(a, rows))[1]  # type: ignore[method-assign]
-    first, state = loop.ticks_here, loop.pool.state()
+    send = loop.regime.world.pool.send
+    loop.regime.world.pool.send = lambda a, rows=None: (actions.append(a.copy()), send(a, rows))[1]  # type: ignore[method-assign]
+    first, state = loop.clock.here, loop.regime.world.pool.state()
     began = time.perf_counter()
     for _ in range(s["ticks"]):
         loop.advance()
     whole = time.perf_counter() - began
-    loop.pool.send = send  # type: ignore[method-assign]
+    loop.regime.world.pool.send = send  # type: ignore[method-assign]
     alone = {
         "environment": _environment_alone(loop, state, actions),
         "act": _act_alone(loop, s["ticks"]),
@@ -436,20 +436,20 @@ def efficiency(s: Settings) -> dict[str, Any]:
 
 
 def _environment_alone(loop: online.Online, state: dict[str, np.ndarray], actions: list[np.ndarray]) -> float:
-    loop.pool.restore(state)
+    loop.regime.world.pool.restore(state)
     began = time.perf_counter()
     for a in actions:
-        step = loop.pool.step(a)
+        step = loop.regime.world.pool.step(a)
         over = np.flatnonzero(step.terminated | step.truncated)
         if len(over):
-            loop.pool.reset(over, over)
+            loop.regime.world.pool.reset(over, over)
     return time.perf_counter() - began
 
 
 def _act_alone(loop: online.Online, ticks: int) -> float:
     began = time.perf_counter()
     for tick in range(ticks):
-        act(loop.problem, loop.cohorts, loop.pool.obs, loop.pool.mask, 0.1, tick)
+        act(loop.problem, loop.cohorts, loop.regime.world.pool.obs, loop.regime.world.pool.mask, 0.1, tick)
     return time.perf_counter() - began
 
 
@@ -459,7 +459,7 @@ def _learn_alone(loop: online.Online, first: int, ticks: int) -> float:
         for cohort in loop.cohorts:
             due = updates_due(cohort, tick, loop.problem.env.num_envs)
             if due:
-                learn(loop.problem, cohort, loop.replay, tick, due)
+                learn(loop.problem, cohort, loop.regime.replay, tick, due)
     return time.perf_counter() - began
 
 
@@ -512,7 +512,7 @@ def checkpoint(s: Settings) -> dict[str, Any]:
     """Time one checkpoint with a full replay, and give its share of wall time at the default interval."""
     problem = problem_of({**s, "env_workers": 0}, s["population"])
     loop = online.Online(problem, like_members(problem, s["population"]))
-    loop.replay = filled_replay(problem, s["capacity"])
+    loop.regime.replay = filled_replay(problem, s["capacity"])
     times = []
     with tempfile.TemporaryDirectory() as folder:
         store = CheckpointStore(Path(folder) / "checkpoints")

@@ -14,7 +14,7 @@ from evopipe.envs.make import EnvConfig
 from evopipe.errors import ParamsError, did_you_mean
 from evopipe.evolve.mutate import MutationConfig
 from evopipe.evolve.select import TournamentConfig
-from evopipe.loops.config import TrainConfig
+from evopipe.run.config import TrainConfig
 from evopipe.runtime import RuntimeConfig
 from evopipe.schema_errors import Problem, explain, located, missing_keys
 from evopipe.storage.yamlio import read_yaml
@@ -156,7 +156,7 @@ class Params(Schema):
         if train.algo not in registry.names():
             guess = did_you_mean(train.algo, registry.names()) or _known(registry.names())
             problems.append(Problem(("algo",), f"unknown algorithm {train.algo!r}{guess}"))
-        elif train.mode == "online" and getattr(registry.get(train.algo), "OFFLINE_ONLY", False):
+        elif train.mode == "online" and registry.get(train.algo).OFFLINE_ONLY:
             problems.append(Problem(("mode",), f"{train.algo} only learns from a dataset: set it to offline"))
         elif train.mode == "offline" and registry.on_policy(registry.get(train.algo)):
             problems.append(Problem(("mode",), f"{train.algo} only learns from its own steps: set it to online"))

@@ -32,12 +32,12 @@ from evopipe.core import population
 from evopipe.core.graphs import Capture, Paths
 from evopipe.core.population import Cohort, Member
 from evopipe.errors import EvopipeError, ResourceError, UsageError, did_you_mean
-from evopipe.loops.acting import gather, step
-from evopipe.loops.problem import Problem, first_members
-from evopipe.loops.rollouts import RolloutLessons, learn_from_rollout
-from evopipe.loops.steps import act, learn
 from evopipe.rng import Purpose
-from evopipe.stages.setup import make_problem
+from evopipe.run.act import act, gather, step
+from evopipe.run.learn import learn
+from evopipe.run.rollouts import RolloutLessons, learn_from_rollout
+from evopipe.run.spec import Spec, first_members
+from evopipe.stages.setup import make_spec
 from evopipe.types import Chosen
 
 TICKS = 6
@@ -134,7 +134,7 @@ class _Bench:
     """One algorithm's members and made-up transitions, on the host."""
 
     algo: str
-    problem: Problem
+    spec: Spec
     members: list[Member]
     rows: np.ndarray
     obs: np.ndarray
@@ -153,24 +153,24 @@ class _Bench:
                 "evolution": {"mutation": {"before_training": True}},
             }
         )
-        problem = make_problem(params, device)
+        spec = make_spec(params, device)
         draw = np.random.default_rng(0)
-        obs, after = (draw.standard_normal((ROWS, problem.observations)).astype(np.float32) for _ in range(2))
-        layout = RowLayout.of(problem.spaces, masked=False)
-        continuous, count = problem.spaces.continuous, problem.actions
+        obs, after = (draw.standard_normal((ROWS, spec.observations)).astype(np.float32) for _ in range(2))
+        layout = RowLayout.of(spec.spaces, masked=False)
+        continuous, count = spec.spaces.continuous, spec.actions
         action = draw.uniform(-1.0, 1.0, (ROWS, count)) if continuous else draw.integers(count, size=ROWS)
         over = draw.random(ROWS) < 0.1
         rows = layout.pack(obs, action, draw.standard_normal(ROWS), over, after)
-        seen = draw.standard_normal((TICKS, size.members * size.envs, problem.observations)).astype(np.float32)
-        return cls(algo, problem, first_members(problem, size.members)[0], rows, seen, size)
+        seen = draw.standard_normal((TICKS, size.members * size.envs, spec.observations)).astype(np.float32)
+        return cls(algo, spec, first_members(spec, size.members)[0], rows, seen, size)
 
     def on(self, device: torch.device, capture: Capture = "none") -> _Live:
         """Set it up on a device."""
-        problem = dataclasses.replace(self.problem, device=device, paths=Paths(capture))
-        replay = Replay(RowLayout.of(problem.spaces, masked=False), 1, ROWS, device)
+        spec = dataclasses.replace(self.spec, device=device, paths=Paths(capture))
+        replay = Replay(RowLayout.of(spec.spaces, masked=False), 1, ROWS, device)
         replay.add(self.rows[None], np.ones((1, ROWS), bool))
-        kind = _LiveOnPolicy if algos.on_policy(problem.algo) else _Live
-        return kind(self, problem, replay)
+        kind = _LiveOnPolicy if algos.on_policy(spec.algo) else _Live
+        return kind(self, spec, replay)
 
 
 @dataclass
@@ -178,24 +178,23 @@ class _Live:
     """The members on one device, taking one kind of path."""
 
     bench: _Bench
-    problem: Problem
+    spec: Spec
     replay: Replay
 
     def __post_init__(self) -> None:
         self.form(self.bench.members)
 
     def form(self, members: Sequence[Member]) -> None:
-        self.cohorts: list[Cohort] = self.problem.form(members)
+        self.cohorts: list[Cohort] = self.spec.form(members)
 
     def act(self, tick: int) -> np.ndarray:
         obs = self.bench.obs[tick % TICKS]
-        return act(self.problem, self.cohorts, obs, np.ones((len(obs), self.problem.actions), bool), 0.3, tick)
+        return act(self.spec, self.cohorts, obs, np.ones((len(obs), self.spec.actions), bool), 0.3, tick)
 
     def learn(self, tick: int) -> list[torch.Tensor]:
         losses = []
-        for i, cohort in enumerate(self.cohorts):
-            self.cohorts[i], each = learn(self.problem, cohort, self.replay, tick, self.bench.size.updates)
-            losses.append(each)
+        for cohort in self.cohorts:
+            losses.append(learn(self.spec, cohort, self.replay, tick, self.bench.size.updates).clone())
         return losses
 
     def run(self) -> list[torch.Tensor]:
@@ -213,11 +212,11 @@ class _Live:
         return population.dissolve(self.cohorts)
 
     def seconds(self, work: Callable[[int], Any], calls: int = 20) -> float:
-        _wait(self.problem.device)
+        _wait(self.spec.device)
         began = time.perf_counter()
         for tick in range(calls):
             work(tick)
-        _wait(self.problem.device)
+        _wait(self.spec.device)
         return (time.perf_counter() - began) / calls
 
 
@@ -226,8 +225,8 @@ class _LiveOnPolicy(_Live):
 
     def form(self, members: Sequence[Member]) -> None:
         super().form(members)
-        layout = StepLayout(self.problem.spaces, masked=False)
-        self.lessons = RolloutLessons(self.problem, layout, lambda: self.bench.size.updates)
+        layout = StepLayout(self.spec.spaces, masked=False)
+        self.lessons = RolloutLessons(self.spec, layout, lambda: self.bench.size.updates)
         self.lessons.adopt(self.cohorts)
 
     def act(self, tick: int) -> np.ndarray:
@@ -237,24 +236,23 @@ class _LiveOnPolicy(_Live):
         ticks, losses = self.bench.size.updates, []
         for t in range(ticks):
             self._step(tick + t, t)
-        for i, (cohort, rollout) in enumerate(zip(self.cohorts, self.lessons.rollouts, strict=True)):
-            self.cohorts[i], each = learn_from_rollout(self.problem, cohort, rollout, ticks, tick)
-            losses.append(each)
+        for cohort, rollout in zip(self.cohorts, self.lessons.rollouts, strict=True):
+            losses.append(learn_from_rollout(self.spec, cohort, rollout, ticks, tick).clone())
         return losses
 
     def _step(self, tick: int, place: int | None = None) -> list[Chosen]:
         """Let all choose; with a place, enter it there in the rollouts."""
-        device, (members, envs) = self.problem.device, (self.bench.size.members, self.bench.size.envs)
+        device, (members, envs) = self.spec.device, (self.bench.size.members, self.bench.size.envs)
         now, then = (
             torch.from_numpy(self.bench.obs[t % TICKS]).view(members, envs, -1).to(device) for t in (tick, tick + 1)
         )
-        legal = torch.ones(members, envs, self.problem.actions, dtype=torch.bool, device=device)
+        legal = torch.ones(members, envs, self.spec.actions, dtype=torch.bool, device=device)
         no = torch.zeros(members, envs, dtype=torch.bool, device=device)
         found = []
         for cohort, rollout in zip(self.cohorts, self.lessons.rollouts, strict=True):
             rows = cohort.slots
             empty = torch.zeros(len(rows), envs, cohort.memory, device=device)
-            found.append(step(self.problem, cohort, now[rows], legal[rows], no[rows], empty, tick))
+            found.append(step(self.spec, cohort, now[rows], legal[rows], no[rows], empty, tick))
             if place is not None:
                 rollout.enter(place, now[rows], legal[rows], no[rows], empty, found[-1])
                 over = then[rows][..., 0] > 1.0
@@ -268,12 +266,12 @@ def _wait(device: torch.device) -> None:
 
 
 def _check(bench: _Bench, repeats: int) -> Iterator[Finding]:
-    algo, device = bench.algo, bench.problem.device
+    algo, device = bench.algo, bench.spec.device
     capture: Capture = "graph" if device.type == "cuda" else "buffers"
     way = "graphs" if device.type == "cuda" else "fixed buffers"
     eager, fast = bench.on(device), bench.on(device, capture)
     differ = _different(eager.run(), fast.run())
-    given_up = fast.problem.paths.given_up
+    given_up = fast.spec.paths.given_up
     yield Finding(algo, f"{way} were captured", "; ".join(given_up) or "yes", not given_up)
     yield Finding(algo, f"{way} compute what eager code does", _count(differ), not any(differ))
     yield from (Finding(algo, *rest) for rest in _against_cpu(bench))
@@ -296,7 +294,7 @@ def _count(differ: Sequence[bool]) -> str:
 
 def _against_cpu(bench: _Bench) -> Iterator[tuple[str, str, bool]]:
     """Compare the device with the CPU: (what, result, good)."""
-    there, here = bench.on(bench.problem.device), bench.on(CPU)
+    there, here = bench.on(bench.spec.device), bench.on(CPU)
     draws = [_draws(live) for live in (there, here)]
     differ = _different(*draws)
     yield "random draws and sampled rows are the CPU's", _count(differ), not any(differ)
@@ -311,7 +309,7 @@ def _against_cpu(bench: _Bench) -> Iterator[tuple[str, str, bool]]:
 
 def _draws(live: _Live) -> list[torch.Tensor]:
     """What the members draw and sample."""
-    device = live.problem.device
+    device = live.spec.device
     keys = torch.tensor([member.key for member in live.bench.members], device=device)
     u = rng.uniform(keys, Purpose.REPLAY, torch.arange(3, device=device), 64)
     return [u.cpu(), live.replay.sample(range(len(keys)), u).cpu()]
@@ -328,15 +326,15 @@ def _by_slot(live: _Live, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _values(live: _Live) -> list[torch.Tensor]:
-    obs = torch.from_numpy(live.bench.obs[0]).to(live.problem.device).expand(1, -1, -1)
-    p = live.problem
+    obs = torch.from_numpy(live.bench.obs[0]).to(live.spec.device).expand(1, -1, -1)
+    p = live.spec
     best = getattr(p.algo, "values", None) or partial(p.algo.greedy, legal=None)
     values = [best(p.algo_config, c.state, obs.expand(len(c.members), -1, -1).contiguous()) for c in live.cohorts]
     return _by_slot(live, values)
 
 
 def _moments(live: _Live) -> list[torch.Tensor]:
-    kinds = population.tensor_kinds(live.problem.algo.State, live.problem.widths)
+    kinds = population.tensor_kinds(live.spec.algo.State, live.spec.widths)
     names = [name for name, (kind, _) in kinds.items() if kind == "moments" and name.endswith(".mean")]
     return [member.tensors[name] for member in live.members for name in names]
 
@@ -355,7 +353,7 @@ def _waits(*lives: _Live) -> tuple[str, bool]:
             with _no_waiting():
                 live.learn(1)
         except RuntimeError as error:
-            return f"{'eager' if live.problem.paths.capture == 'none' else 'graphs'}: {error}".splitlines()[0], False
+            return f"{'eager' if live.spec.paths.capture == 'none' else 'graphs'}: {error}".splitlines()[0], False
     return "yes", True
 
 

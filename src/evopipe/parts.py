@@ -10,14 +10,15 @@ from evopipe.envs.workers import Crew
 from evopipe.evolve.mutate import Mutation, MutationConfig, mutate
 from evopipe.evolve.select import Selection, TournamentConfig, tournament
 from evopipe.evolve.step import Evolved, evolve
-from evopipe.loops.evaluate import Episodes, evaluate
-from evopipe.loops.on_policy import OnPolicy
-from evopipe.loops.online import Online
-from evopipe.loops.problem import Problem, first_members
-from evopipe.loops.run import begin
-from evopipe.loops.steps import act, learn, take_note, updates_due
+from evopipe.run.act import act, take_note
+from evopipe.run.drive import begin
+from evopipe.run.evaluate import Episodes, evaluate
+from evopipe.run.learn import learn, updates_due
+from evopipe.run.off_policy import OffPolicy
+from evopipe.run.on_policy import OnPolicy
+from evopipe.run.spec import Spec, first_members
 from evopipe.runtime import configure
-from evopipe.stages.setup import make_problem
+from evopipe.stages.setup import make_spec
 
 __all__ = [
     "Cohort",
@@ -29,12 +30,12 @@ __all__ = [
     "Member",
     "Mutation",
     "MutationConfig",
+    "OffPolicy",
     "OnPolicy",
-    "Online",
-    "Problem",
     "Replay",
     "RowLayout",
     "Selection",
+    "Spec",
     "Step",
     "TournamentConfig",
     "act",
@@ -47,7 +48,7 @@ __all__ = [
     "form",
     "learn",
     "make_env",
-    "make_problem",
+    "make_spec",
     "mutate",
     "take_note",
     "tournament",

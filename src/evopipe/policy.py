@@ -216,7 +216,7 @@ class _Greedy(torch.nn.Module):
         if memory is not None:
             actions, _, _, after = self._algo.step(self._cfg, self._state, shown, None, memory[None], None)
             return self._own(actions[0]), after[0]
-        if hasattr(self._algo, "values"):
+        if self._algo.values is not None:
             values = self._algo.values(self._cfg, self._state, shown)[0]
             return values.argmax(dim=-1) + self._space.start, values
         return self._own(self._algo.greedy(self._cfg, self._state, shown, None)[0])
@@ -314,7 +314,7 @@ def _beside(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dict[str, t
     """Return those of a member's tensors that acting reads beside the network: what normalises what it is shown (none
     where it sees all as it is), and the rows that the algorithm names."""
     seen = SHOWN if set(SHOWN) <= set(tensors) else ()
-    return {name: tensors[name] for name in (*seen, *getattr(algo, "ACTS_WITH", ()))}
+    return {name: tensors[name] for name in (*seen, *algo.ACTS_WITH)}
 
 
 def _bare(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Member:

@@ -17,9 +17,9 @@ import torch
 import populations
 import tiny
 from evopipe import algos, config
-from evopipe.loops.online import Online
-from evopipe.loops.run import begin
-from evopipe.stages.setup import make_problem, read_members
+from evopipe.run.drive import begin
+from evopipe.run.off_policy import OffPolicy
+from evopipe.stages.setup import make_spec, read_members
 from evopipe.storage.checkpoint import CheckpointStore
 from tiny import TRAINED, Run, Starter, call, checkpoints, digests, evopipe, starter, wait_for, write_params
 
@@ -109,26 +109,26 @@ def test_every_bit_of_the_state_comes_back(tmp_path: Path, sharing: str) -> None
     """Replay, moments, environments, counters: the whole state, saved and loaded at random ticks."""
     folder = prepared(tmp_path, {"train.replay.sharing": sharing, "train.max_steps": 1000})
     params = config.load_params(folder / "params.yaml")
-    problem = make_problem(params)
+    problem = make_spec(params)
     members, _ = read_members(folder / "models/population", problem, "population")
 
-    def step(loop: Online) -> None:
-        if loop.generation_over:
+    def step(loop: OffPolicy) -> None:
+        if loop.clock.generation_over:
             loop.close_generation(lambda: False)
         else:
             loop.advance()
 
-    straight = Online(problem, members)
+    straight = OffPolicy(problem, members)
     while not straight.reason:
         step(straight)
     store, draw = CheckpointStore(tmp_path / "store"), random.Random(3)
-    loop, count = Online(problem, members), 0
+    loop, count = OffPolicy(problem, members), 0
     while not loop.reason:
         step(loop)
         if draw.random() < 0.05:
             store.save(count, *loop.state())
             loop.close()
-            loop, loaded, count = Online(problem, members), store.load(), count + 1
+            loop, loaded, count = OffPolicy(problem, members), store.load(), count + 1
             assert loaded is not None
             assert loop.restore(loaded.tensors, loaded.meta) == 0
     assert count > 5
@@ -157,14 +157,14 @@ def on_policy(kind: str) -> dict[str, Any]:
 def test_every_bit_of_an_on_policy_state_comes_back(tmp_path: Path, kind: str) -> None:
     """Half-full rollouts, what networks remember, actions that are chosen: saved and loaded at random ticks."""
     folder = prepared(tmp_path, {**on_policy(kind), "train.max_steps": 1000})
-    problem = make_problem(config.load_params(folder / "params.yaml"))
+    problem = make_spec(config.load_params(folder / "params.yaml"))
     members, _ = read_members(folder / "models/population", problem, "population")
 
     def step(loop: Any, choose: bool = False) -> None:
-        if loop.generation_over:
+        if loop.clock.generation_over:
             loop.close_generation(lambda: False)
         elif choose:
-            loop.choose()
+            loop.regime.choose()
         else:
             loop.advance()
 
@@ -177,7 +177,7 @@ def test_every_bit_of_an_on_policy_state_comes_back(tmp_path: Path, kind: str) -
         step(loop, choose=draw.random() < 0.1)
         if draw.random() < 0.08:
             store.save(count, *loop.state())
-            chosen += loop.pending is not None
+            chosen += loop.regime.world.pending is not None
             loop.close()
             loop, loaded, count = begin(problem, members), store.load(), count + 1
             assert loaded is not None
@@ -349,11 +349,11 @@ def test_saving_takes_little_of_the_time(tmp_path: Path) -> None:
         {"train.max_steps": 40_000, "train.evo_steps": 10_000, "train.replay.capacity": 100_000, "train.warm_start": 0},
     )
     params = config.load_params(folder / "params.yaml")
-    problem = make_problem(params)
+    problem = make_spec(params)
     members, _ = read_members(folder / "models/population", problem, "population")
-    loop = Online(problem, members)
+    loop = OffPolicy(problem, members)
     while not loop.reason:
-        if loop.generation_over:
+        if loop.clock.generation_over:
             loop.close_generation(lambda: False)
         else:
             loop.advance()

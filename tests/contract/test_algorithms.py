@@ -20,8 +20,8 @@ from evopipe.core import population
 from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import MutationConfig
 from evopipe.evolve.step import evolve
-from evopipe.loops.problem import first_members
-from evopipe.loops.run import begin
+from evopipe.run.drive import begin
+from evopipe.run.spec import first_members
 from evopipe.types import Spaces
 from populations import (
     LONG,
@@ -95,23 +95,23 @@ BEFORE = {False: 40, True: 47}
 
 def reward_column(loop: Any) -> int:
     """Where the reward lies in a row; the observation's first number where the algorithm reads no reward."""
-    spaces = loop.problem.spaces
-    if getattr(loop.problem.algo, "OFFLINE_ONLY", False):
+    spaces = loop.spec.spaces
+    if getattr(loop.spec.algo, "OFFLINE_ONLY", False):
         return 0
     return 2 * spaces.observations + (spaces.actions if spaces.continuous else 1)
 
 
 def plant_reward(loop: Any, slot: int, value: float = math.nan) -> None:
-    if is_on_policy(loop.problem.train.algo):
-        memory_of(loop, slot, "after")[..., loop.problem.observations] = value
+    if is_on_policy(loop.spec.train.algo):
+        memory_of(loop, slot, "after")[..., loop.spec.observations] = value
     else:
-        loop.replay.rows[slot, :, reward_column(loop)] = value
+        loop.regime.replay.rows[slot, :, reward_column(loop)] = value
 
 
 def plant_loss(loop: Any, slot: int) -> None:
     plant_reward(loop, slot, 3e38)
-    if not is_on_policy(loop.problem.train.algo):
-        loop.replay.rows[slot, :, loop.replay.layout.obs : 2 * loop.replay.layout.obs] = 3e38
+    if not is_on_policy(loop.spec.train.algo):
+        loop.regime.replay.rows[slot, :, loop.regime.replay.layout.obs : 2 * loop.regime.replay.layout.obs] = 3e38
 
 
 @pytest.mark.parametrize("cohorts", ["exact", "merged"])
@@ -139,8 +139,8 @@ def test_a_nan_leaves_the_other_members_bit_identical(
         assert same(after[slot], clean.members[slot]), slot
         assert after[slot].healthy
         assert equal(memory_of(ill, slot), memory_of(clean, slot))
-    assert ill.pool.episode_length.min() >= 0
-    assert ill.env_steps == clean.env_steps, "its environments go on"
+    assert ill.regime.world.pool.episode_length.min() >= 0
+    assert ill.clock.env_steps == clean.clock.env_steps, "its environments go on"
 
     close_generation(ill)
     record = ill.lineage[-1]
@@ -155,7 +155,7 @@ def test_a_nan_leaves_the_other_members_bit_identical(
 
 def test_a_nan_that_no_update_saw_is_found_by_the_evaluation(algo: str, run: Callable[..., Any]) -> None:
     loop = run(unlike(algo), 4)
-    while not loop.generation_over:
+    while not loop.clock.generation_over:
         loop.advance()
     plant_weight(loop, 0)
     close_generation(loop)
@@ -165,7 +165,7 @@ def test_a_nan_that_no_update_saw_is_found_by_the_evaluation(algo: str, run: Cal
 
 def test_where_all_diverge_the_last_good_generation_returns(algo: str, run: Callable[..., Any]) -> None:
     loop = run(unlike(algo), 3)
-    while not loop.generation_over:
+    while not loop.clock.generation_over:
         loop.advance()
     good = loop.last_good
     for slot in range(3):
@@ -237,7 +237,7 @@ def test_forming_and_dissolving_cohorts_is_the_identity(
     advance(loop, 70)
     members = loop.members
     assert len({m.arch for m in members}) >= 3
-    again = population.dissolve(loop.problem.form(members))
+    again = population.dissolve(loop.spec.form(members))
     assert all(same(a, b) for a, b in zip(members, again, strict=True))
     assert [replace(m, tensors={}) for m in members] == [replace(m, tensors={}) for m in again]
 

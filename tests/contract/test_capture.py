@@ -19,14 +19,14 @@ from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core import optim, population
 from evopipe.core.graphs import Capture, Paths
 from evopipe.core.population import Cohort, tensors_of
-from evopipe.loops import acting
-from evopipe.loops.acting import choose
-from evopipe.loops.evaluate import evaluate
-from evopipe.loops.problem import Problem, first_members
-from evopipe.loops.rollouts import learn_from_rollout
-from evopipe.loops.run import begin
-from evopipe.loops.steps import discount_rate, learn
 from evopipe.rng import Purpose, Stream
+from evopipe.run import act as acting
+from evopipe.run.act import choose
+from evopipe.run.drive import begin
+from evopipe.run.evaluate import evaluate
+from evopipe.run.learn import discount_rate, learn
+from evopipe.run.rollouts import learn_from_rollout
+from evopipe.run.spec import Spec, first_members
 from evopipe.types import Learned
 from populations import LONG, UNLIKE, advance, close_generation, equal_states, finish, is_on_policy, started
 
@@ -46,12 +46,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         yield made
 
 
-def small(algo: str, norm: bool = False, kind: str = "mlp", **train: Any) -> Problem:
+def small(algo: str, norm: bool = False, kind: str = "mlp", **train: Any) -> Spec:
     config = {"network": {"encoder": [16], "latent": 16, "layer_norm": norm, "encoder_kind": kind}}
     return populations.problem(algo=algo, mutation=UNLIKE, cohorts="merged", config=config, train={**LONG, **train})
 
 
-def filled(p: Problem, masked: bool = False, memories: int = 4) -> Replay:
+def filled(p: Spec, masked: bool = False, memories: int = 4) -> Replay:
     """A replay on the problem's device with random transitions in it."""
     g, n = np.random.default_rng(0), 200
     replay = Replay(RowLayout.of(p.spaces, masked, legal=True), memories, 300, p.device)
@@ -63,13 +63,13 @@ def filled(p: Problem, masked: bool = False, memories: int = 4) -> Replay:
     return replay
 
 
-def recorded(p: Problem, device: Device) -> list[Cohort]:
+def recorded(p: Spec, device: Device) -> list[Cohort]:
     """Cohorts of unlike members on the second device, whose work runs as a graph would."""
     formed = replace(p, device=DEVICE).form(first_members(p, 4)[0])
     return [replace(cohort, runner=Recorder(device)) for cohort in formed]
 
 
-def try_graph(p: Problem, device: Device) -> None:
+def try_graph(p: Spec, device: Device) -> None:
     """Act and learn as a graph would."""
     there = replace(p, device=DEVICE)
     for masked in (False, True):
@@ -130,7 +130,7 @@ def test_learning_from_a_rollout_never_waits(algo: str, device: Device) -> None:
         assert not device.waits
 
 
-def moved(p: Problem, device: Device) -> set[str]:
+def moved(p: Spec, device: Device) -> set[str]:
     """Networks and moments that an update replaced by others instead of writing to them."""
     names: set[str] = set()
     for cohort in recorded(p, device):
@@ -182,7 +182,7 @@ def test_a_run_that_normalises_on_another_device_is_the_run_on_the_host(algo: st
     run_here_and_there(p, "none", device)
 
 
-def run_here_and_there(p: Problem, capture: Capture, device: Device) -> None:
+def run_here_and_there(p: Spec, capture: Capture, device: Device) -> None:
     far = replace(p, device=DEVICE, paths=Paths(capture))
     there, here = begin(far, first_members(p, 3)[0]), started(p, 3)
     for loop in (there, here):
@@ -200,7 +200,7 @@ def run_here_and_there(p: Problem, capture: Capture, device: Device) -> None:
     for loop in (again, here):
         finish(loop)
     assert equal_states(again.state(), here.state()) == []
-    assert here.generation == 2
+    assert here.clock.generation == 2
     for loop in (there, here, again):
         loop.close()
 
@@ -220,7 +220,7 @@ def test_learning_never_waits(algo: str, device: Device) -> None:
 # ------------------------------------------------------------------------------------------ bad algorithms
 
 
-def bad(p: Problem, name: str, change: Callable[..., Any]) -> Problem:
+def bad(p: Spec, name: str, change: Callable[..., Any]) -> Spec:
     """The problem with an algorithm of which one function is wrapped."""
     names = {key: getattr(p.algo, key) for key in algos.REQUIRED | algos.OFF_POLICY}
     original = names[name]
@@ -347,9 +347,9 @@ def test_evaluation_on_fixed_buffers_is_the_eager_one(algo: str) -> None:
     loop = started(p, 3)
     advance(loop, 40)
     seeds = np.arange(6)
-    eager = evaluate(p, loop.cohorts, loop.eval_pool, seeds, 40)
+    eager = evaluate(p, loop.cohorts, loop.regime.evaluator.pool, seeds, 40)
     fixed = [replace(c, runner=population.Runner(Paths("buffers"))) for c in loop.cohorts]
-    again = evaluate(p, fixed, loop.eval_pool, seeds, 40)
+    again = evaluate(p, fixed, loop.regime.evaluator.pool, seeds, 40)
     assert (again.returns == eager.returns).all()
     loop.close()
 

@@ -130,7 +130,7 @@ def test_the_target_can_be_reached_in_the_first_generation(algo: str) -> None:
     train = {"target": 5.0, "evo_steps": 40, "max_steps": 4000, "learning_delay": 0}
     loop = started(populations.problem("envs_for_tests:Endless-v0", algo, train=train), 2)
     finish(loop)
-    assert (loop.reason, loop.generation, loop.step) == ("target", 1, 40)
+    assert (loop.reason, loop.clock.generation, loop.clock.step) == ("target", 1, 40)
     assert loop.champion is not None
     assert loop.champion.confirmed
     assert loop.champion.score == 10.0
@@ -143,7 +143,7 @@ def test_a_target_out_of_reach_ends_nothing(algo: str) -> None:
     train = {"target": 10.5, "evo_steps": 40, "max_steps": 120, "learning_delay": 0}
     loop = started(populations.problem("envs_for_tests:Endless-v0", algo, train=train), 2)
     finish(loop)
-    assert (loop.reason, loop.generation, loop.step) == ("max_steps", 3, 120)
+    assert (loop.reason, loop.clock.generation, loop.clock.step) == ("max_steps", 3, 120)
     loop.close()
 
 

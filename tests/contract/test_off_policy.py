@@ -14,10 +14,11 @@ import populations
 from evopipe import algos, rng
 from evopipe.core import population
 from evopipe.errors import ParamsError
-from evopipe.loops.online import Online
-from evopipe.loops.problem import first_members
-from evopipe.loops.steps import act, discount_rate, learn, updates_due
 from evopipe.rng import Purpose
+from evopipe.run.act import act
+from evopipe.run.learn import discount_rate, learn, updates_due
+from evopipe.run.off_policy import OffPolicy
+from evopipe.run.spec import first_members
 from evopipe.storage.dataset import Transitions
 from evopipe.types import Batch
 from populations import LONG, advance, batch_for, draw_at, equal, of_slot, plant_weight, same, unlike, updated
@@ -32,10 +33,10 @@ def test_non_finite_rows_never_enter_a_shared_replay(algo: str, run: Callable[..
         )
         loop = run(p, 3)
         advance(loop, 30)
-        assert loop.broken_rows > 0
-        assert torch.isfinite(loop.replay.rows).all()
+        assert loop.clock.broken > 0
+        assert torch.isfinite(loop.regime.replay.rows).all()
         assert all(m.healthy and torch.isfinite(m.tensors[p.algo.POLICY]).all() for m in loop.members)
-        assert loop.env_steps == 30 * loop.pool.rows
+        assert loop.clock.env_steps == 30 * loop.regime.world.pool.rows
 
 
 def test_a_neighbours_broken_transitions_delay_nobody(algo: str, run: Callable[..., Any]) -> None:
@@ -47,7 +48,7 @@ def test_a_neighbours_broken_transitions_delay_nobody(algo: str, run: Callable[.
     p = populations.problem("envs_for_tests:NanReward-v0", algo, config=config, train=train)
     crowd = run(p, 6)
     advance(crowd, 25)
-    assert len(set(crowd.replay.size.tolist())) > 1
+    assert len(set(crowd.regime.replay.size.tolist())) > 1
     for slot in (0, 4):
         one = run(p, [populations.alone(p, slot)])
         advance(one, 25)
@@ -70,12 +71,14 @@ def test_frozen_and_diverged_members_act_legally(algo: str, run: Callable[..., A
     cohort.healthy[row] = False
     for tick in range(30):
         for epsilon in (0.0, 0.5, 1.0):
-            actions = act(loop.problem, loop.cohorts, loop.pool.obs, loop.pool.mask, epsilon, tick)
+            actions = act(
+                loop.spec, loop.cohorts, loop.regime.world.pool.obs, loop.regime.world.pool.mask, epsilon, tick
+            )
             if env == "Masked":
-                assert np.take_along_axis(loop.pool.mask, actions[:, None], 1).all()
+                assert np.take_along_axis(loop.regime.world.pool.mask, actions[:, None], 1).all()
             assert (np.abs(actions) <= 1).all()
         loop.advance()
-    assert loop.pool.mask.all() == (env == "Chain")
+    assert loop.regime.world.pool.mask.all() == (env == "Chain")
 
 
 def test_a_frozen_member_explores_at_random(algo: str, run: Callable[..., Any]) -> None:
@@ -83,11 +86,14 @@ def test_a_frozen_member_explores_at_random(algo: str, run: Callable[..., Any]) 
     loop = run(populations.problem(algo=algo, train=LONG, config=quiet), 2)
     cohort, row = of_slot(loop.cohorts, 1)
     cohort.healthy[row] = False
-    taken = [act(loop.problem, loop.cohorts, loop.pool.obs, loop.pool.mask, 0.0, t).reshape(2, -1) for t in range(50)]
+    taken = [
+        act(loop.spec, loop.cohorts, loop.regime.world.pool.obs, loop.regime.world.pool.mask, 0.0, t).reshape(2, -1)
+        for t in range(50)
+    ]
     actions = np.stack(taken)  # [T, P, E]
-    if hasattr(loop.problem.algo, "values"):  # without exploration it acts by these alone
+    if hasattr(loop.spec.algo, "values"):  # without exploration it acts by these alone
         assert len(np.unique(actions[:, 0], axis=0)) == 1
-    middle = 0.0 if loop.problem.spaces.continuous else 0.5
+    middle = 0.0 if loop.spec.spaces.continuous else 0.5
     assert abs(actions[:, 1].mean() - middle) < 0.2
     assert actions[:, 1].std() > 0.4
 
@@ -176,9 +182,9 @@ def test_every_update_draws_its_own_batch(algo: str, run: Callable[..., Any]) ->
     cohort = loop.cohorts[0]
     when = torch.tensor([5 << 13, (5 << 13) + 1, 6 << 13])
     u = rng.uniform(cohort.keys, Purpose.REPLAY, when, cohort.batch)
-    rows = loop.replay.sample(cohort.slots, u)
+    rows = loop.regime.replay.sample(cohort.slots, u)
     assert not any(equal(rows[:, i], rows[:, j]) for i, j in ((0, 1), (1, 2), (0, 2)))
-    learned, losses = learn(loop.problem, cohort, loop.replay, 5, 2)
+    learned, losses = learn(loop.spec, cohort, loop.regime.replay, 5, 2)
     assert torch.isfinite(losses).all()
     assert learned.state.updates.tolist() == (cohort.state.updates + 2).tolist()
 
@@ -211,4 +217,4 @@ def test_masks_and_a_warm_start_without_them_do_not_go_together(algo: str) -> No
     row, flag = np.zeros((1, p.observations), np.float32), np.zeros(1, bool)
     warm = Transitions(row, np.zeros(1, np.int64), np.zeros(1, np.float32), flag, flag, row, np.zeros(1, np.int64))
     with pytest.raises(ParamsError, match=r"train\.warm_start: the environment masks actions"):
-        Online(p, first_members(p, 2)[0], warm)
+        OffPolicy(p, first_members(p, 2)[0], warm)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from evopipe.run.on_device import OnDevice
 
 import populations
 from evopipe import policy
@@ -22,13 +23,12 @@ from evopipe.core import optim, population
 from evopipe.core.graphs import Paths
 from evopipe.core.population import Member
 from evopipe.errors import ParamsError, UsageError
-from evopipe.loops import learners
-from evopipe.loops.evaluate import seen
-from evopipe.loops.on_device import OnDevice
-from evopipe.loops.on_policy import OnPolicy, collect
-from evopipe.loops.problem import Problem, first_members
-from evopipe.loops.rollouts import learn_from_rollout, rollout_ends
-from evopipe.loops.run import begin
+from evopipe.run import learners
+from evopipe.run.drive import begin
+from evopipe.run.evaluate import seen
+from evopipe.run.on_policy import OnPolicy, collect
+from evopipe.run.rollouts import learn_from_rollout, rollout_ends
+from evopipe.run.spec import Spec, first_members
 from evopipe.storage.dataset import Transitions
 from evopipe.types import Learned
 from populations import (
@@ -66,7 +66,7 @@ each_variant = pytest.mark.parametrize(
 
 def variant(
     name: str, cohorts: Literal["exact", "merged"] = "exact", mutation: Mapping[str, Any] = UNLIKE, **train: Any
-) -> Problem:
+) -> Spec:
     """Unlike members of one of the `VARIANTS`."""
     algo, config = VARIANTS[name]
     evolve = {"batch_size": {"min": 16, "max": 64}, "lr": {"min": 1e-4, "max": 1e-2}, "epochs": {"min": 1, "max": 4}}
@@ -75,7 +75,7 @@ def variant(
     )
 
 
-def given(p: Problem, **hyper: tuple[float, ...]) -> list[Member]:
+def given(p: Spec, **hyper: tuple[float, ...]) -> list[Member]:
     """First members that have these hyper-parameters, one each."""
     each = [dict(zip(hyper, values, strict=True)) for values in zip(*hyper.values(), strict=True)]
     return [replace(m, hyper={**m.hyper, **own}) for m, own in zip(first_members(p, len(each))[0], each, strict=True)]
@@ -114,7 +114,7 @@ def test_a_restored_run_continues_bit_for_bit(name: str, chosen: bool, run: Call
         whole = run(p, 3)
         advance(whole, ticks)
         if chosen:
-            whole.choose()
+            whole.regime.choose()
         state = copied(whole)
         assert ("pending" in state[0]) == chosen
         assert any(len(t[0]) for n, t in state[0].items() if n.startswith("rollout") and n.endswith("rows"))
@@ -138,9 +138,9 @@ def test_no_bit_depends_on_how_many_processes_learn(
     alone, divided = run(p, 4, 1), run(p, 4, 2)
     while not alone.reason:
         for loop in (alone, divided):
-            while not loop.generation_over:
+            while not loop.clock.generation_over:
                 loop.advance()
-        assert len(divided.learners._helpers) == 1, "the work was divided"
+        assert len(divided.regime.learners._helpers) == 1, "the work was divided"
         assert equal_states(alone.state(), divided.state()) == []
         for loop in (alone, divided):
             close_generation(loop)
@@ -173,7 +173,7 @@ def test_a_diverged_member_harms_nobody(name: str, run: Callable[..., Any]) -> N
     assert not cohort.healthy[row]
     for slot in (0, 2, 3):
         assert same(clean.members[slot], ill.members[slot]), slot
-    assert np.isfinite(ill.pool.obs).all()
+    assert np.isfinite(ill.regime.world.pool.obs).all()
     close_generation(ill)
     advance(ill, 20)
     assert all(m.healthy and torch.isfinite(t).all() for m in ill.members for t in m.tensors.values())
@@ -201,7 +201,7 @@ def test_broken_steps_harm_nobody(algo: str, env: str, run: Callable[..., Any]) 
     p = populations.problem(f"envs_for_tests:{env}-v0", algo, train=LONG, kwargs={"when": 5})
     crowd = run(p, 5)
     advance(crowd, 35)
-    assert crowd.broken_rows > 0
+    assert crowd.clock.broken > 0
     for slot in range(5):
         assert all(torch.isfinite(memory_of(crowd, slot, name)).all() for name in ("rows", "after"))
     assert all(m.healthy and float(m.tensors["updates"]) > 5 for m in crowd.members)
@@ -252,7 +252,7 @@ def test_who_goes_on_with_its_networks_goes_on_with_its_memory(
 def remembered(loop: OnPolicy) -> list[torch.Tensor]:
     """What every member remembers, without pads."""
     found = {}
-    for cohort, memory in zip(loop.cohorts, loop.memories, strict=True):
+    for cohort, memory in zip(loop.cohorts, loop.regime.memories, strict=True):
         for member, own in zip(cohort.members, memory, strict=True):
             widths = [layer.width for layer in member.arch.encoder for _ in range(2)]
             held = [piece[:, : widths[i]] for (_, i), piece in cohort.pieces(own).items() if i < len(widths)]
@@ -267,15 +267,15 @@ def test_an_episode_that_cannot_be_brought_back_is_cut(chosen: bool, run: Callab
     whole, resumed = run(p, 2), run(p, 2)
     advance(whole, 5)
     if chosen:
-        whole.choose()
+        whole.regime.choose()
     lost = resumed.restore(*copied(whole))
-    assert lost == whole.pool.rows, "noise that no seed governs"
-    rollout = resumed.lessons.rollouts[0]
+    assert lost == whole.regime.world.pool.rows, "noise that no seed governs"
+    rollout = resumed.regime.lessons.rollouts[0]
     assert (rollout.after[:, 4, :, -2] == 1).all(), "cut"
     advance(resumed, 1)
     at = rollout.layout.log_prob
     assert (rollout.rows[:, 5, :, at + 2] == 1).all(), "an episode begins"
-    assert (resumed.pool.episode_length <= 1).all()
+    assert (resumed.regime.world.pool.episode_length <= 1).all()
     again = p.algo.step(
         p.algo_config, resumed.cohorts[0].state, rollout.rows[:, 5, :, : p.observations], None,
         torch.zeros_like(rollout.memory[:, 5]), None,
@@ -307,12 +307,12 @@ def test_frozen_and_diverged_members_act_legally(
     cohort, row = of_slot(loop.cohorts, 2)
     cohort.healthy[row] = False
     for _ in range(40):
-        actions = loop.choose()
+        actions = loop.regime.choose()
         if env.endswith("Masked-v0"):
-            assert np.take_along_axis(loop.pool.mask, actions[:, None], 1).all()
-        assert loop.problem.spaces.continuous or (actions >= 0).all()
+            assert np.take_along_axis(loop.regime.world.pool.mask, actions[:, None], 1).all()
+        assert loop.spec.spaces.continuous or (actions >= 0).all()
         loop.advance()
-    assert loop.pool.masked == (not loop.problem.spaces.continuous)
+    assert loop.regime.world.pool.masked == (not loop.spec.spaces.continuous)
     close_generation(loop)
     assert [m["healthy"] for m in loop.lineage[-1]["members"]] == [True, False, False, True]
 
@@ -325,7 +325,7 @@ def test_a_diverged_spread_of_continuous_actions_stays_with_its_member(run: Call
         advance(loop, 20)
     assert ill.cohorts[0].healthy.tolist() == [True, False, True]
     assert [same(a, b) for a, b in zip(clean.members, ill.members, strict=True)] == [True, False, True]
-    assert np.isfinite(ill.pool.obs).all()
+    assert np.isfinite(ill.regime.world.pool.obs).all()
 
 
 @each_algorithm
@@ -333,16 +333,16 @@ def test_an_exported_member_acts_as_it_was_evaluated(algo: str, tmp_path: Path, 
     p = populations.problem(algo=algo, mutation=UNLIKE, config={"share_encoder": algo == "ppo"}, train=LONG)
     loop = run(p, 2)
     advance(loop, 35)
-    about = {**loop.pool.actions.to_json(), **loop.pool.observations.to_json(),
+    about = {**loop.regime.world.pool.actions.to_json(), **loop.regime.world.pool.observations.to_json(),
              "config": p.algo_config.model_dump(mode="json")}  # fmt: skip
     for member in loop.members:
         policy.save(tmp_path / "elite", "ppo", member, about, program=False, card="# card\n")
         loaded = policy.load(tmp_path / "elite")
         cohort, row = of_slot(loop.cohorts, member.slot)
-        obs, legal, _ = (torch.from_numpy(x).view(2, 4, *x.shape[1:]) for x in seen(loop.pool))
+        obs, legal, _ = (torch.from_numpy(x).view(2, 4, *x.shape[1:]) for x in seen(loop.regime.world.pool))
         greedy = p.algo.greedy(p.algo_config, cohort.state, obs[cohort.slots], legal[cohort.slots])[row]
         np.testing.assert_allclose(
-            loaded.act(obs[member.slot].numpy()), loop.pool.actions.own(greedy.numpy()), atol=1e-5
+            loaded.act(obs[member.slot].numpy()), loop.regime.world.pool.actions.own(greedy.numpy()), atol=1e-5
         )
 
 
@@ -411,7 +411,7 @@ def test_a_neighbours_batch_size_changes_no_bit(kind: str) -> None:
 Seen = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def minibatches(p: Problem, cohort: Any, ticks: int, tick: int = 3) -> Seen:
+def minibatches(p: Spec, cohort: Any, ticks: int, tick: int = 3) -> Seen:
     """Numbers of the steps in every minibatch `[P, B, L]`, and their weights, where steps are numbered from 1."""
     taken: Seen = []
 
@@ -541,13 +541,13 @@ def test_transitions_to_begin_with_are_refused(algo: str) -> None:
 )  # fmt: skip
 def test_a_learn_step_that_cannot_be_kept_is_remarked_upon(learn_step: int, remark: list[str]) -> None:
     loop = started(populations.problem(algo="ppo", config={"learn_step": learn_step}), 2)
-    assert loop.remarks == remark
+    assert loop.regime.remarks == remark
     loop.close()
 
 
 def test_a_batch_larger_than_what_a_generation_leaves_of_a_rollout_is_remarked_upon() -> None:
     loop = started(populations.problem(algo="ppo", config={"learn_step": 300, "batch_size": 256}), 2)
-    assert loop.remarks[1:] == [
+    assert loop.regime.remarks[1:] == [
         "algos.ppo.batch_size: 256 steps are more than a rollout has: a minibatch is all its 200"
     ]
     loop.close()
@@ -569,7 +569,7 @@ def test_a_batch_larger_than_what_a_generation_leaves_of_a_rollout_is_remarked_u
 )
 def test_what_is_set_and_not_used_is_remarked_upon(train: dict[str, Any], remark: list[str]) -> None:
     loop = started(populations.problem(algo="ppo", config={"learn_step": 64}, train=train), 2)
-    assert loop.remarks == remark
+    assert loop.regime.remarks == remark
     loop.close()
 
 
@@ -605,14 +605,14 @@ def test_a_function_of_ones_own_is_asked_for_whole_rollouts_and_may_shape_reward
     def shaped(loop: OnPolicy, ticks: int) -> None:
         asked.append(ticks)
         for _ in range(ticks):
-            step = loop.pool.step(loop.choose())
-            loop.record(replace(step, reward=step.reward + 100.0))
+            step = loop.regime.world.pool.step(loop.regime.choose())
+            loop.regime.record(replace(step, reward=step.reward + 100.0))
 
     loop = collecting(shaped)
-    while not loop.generation_over:
+    while not loop.clock.generation_over:
         loop.advance()
     assert asked == [16, 16, 18], "50 ticks, rollouts of 64 steps in 4 environments"
-    assert float(loop.lessons.rollouts[0].after[..., -4].min()) > 100.0  # what members learn from,
+    assert float(loop.regime.lessons.rollouts[0].after[..., -4].min()) > 100.0  # what members learn from,
     close_generation(loop)
     assert max(m.fitness[-1] for m in loop.members) < 100.0  # and what they are judged by
     loop.close()
@@ -628,7 +628,7 @@ def test_a_function_of_ones_own_is_asked_for_whole_rollouts_and_may_shape_reward
 )
 def test_a_function_that_records_wrong_shapes_is_told_so(spoil: dict[str, Any], sentence: str) -> None:
     def wrong(loop: OnPolicy, ticks: int) -> None:
-        loop.record(replace(loop.pool.step(loop.choose()), **spoil))
+        loop.regime.record(replace(loop.regime.world.pool.step(loop.regime.choose()), **spoil))
 
     loop = collecting(wrong)
     with pytest.raises(UsageError, match=sentence):
@@ -645,17 +645,17 @@ def test_what_a_function_records_that_is_not_finite_is_broken(name: str, value: 
 
     def spoiled(loop: OnPolicy, ticks: int) -> None:
         for tick in range(ticks):
-            step = loop.pool.step(loop.choose())
+            step = loop.regime.world.pool.step(loop.regime.choose())
             given = getattr(step, name).astype(np.float64)
             given[rows] = value if tick == 3 else given[rows]
-            loop.record(replace(step, **{name: given}))
+            loop.regime.record(replace(step, **{name: given}))
             if tick == 3:
-                assert loop.pool.episode_length[rows].tolist() == [0, 0]
+                assert loop.regime.world.pool.episode_length[rows].tolist() == [0, 0]
 
     loop = collecting(spoiled)
     loop.advance()
-    assert loop.broken_rows == 2
-    after = loop.lessons.rollouts[0].after
+    assert loop.clock.broken == 2
+    after = loop.regime.lessons.rollouts[0].after
     assert after[..., :-1].isfinite().all()
     assert (after[:, 3, :, -1] == torch.tensor([[1.0, 0, 1, 1], [1, 1, 0, 1]])).all(), "may be learned from"
     assert all(m.healthy and float(m.tensors["updates"]) > 0 for m in loop.members)
@@ -667,9 +667,9 @@ def test_what_a_function_records_that_is_not_finite_is_broken(name: str, value: 
 def test_a_function_may_record_any_arrays(kind: Callable[[np.ndarray], Any]) -> None:
     def other(loop: OnPolicy, ticks: int) -> None:
         for _ in range(ticks):
-            step = loop.pool.step(loop.choose())
+            step = loop.regime.world.pool.step(loop.regime.choose())
             names = ("obs", "reward", "terminated", "truncated", "broken")
-            loop.record(replace(step, **{name: kind(getattr(step, name)) for name in names}))
+            loop.regime.record(replace(step, **{name: kind(getattr(step, name)) for name in names}))
 
     own, plain = collecting(other), collecting(collect)
     for loop in (own, plain):
@@ -682,7 +682,7 @@ def test_a_function_may_record_any_arrays(kind: Callable[[np.ndarray], Any]) -> 
 @pytest.mark.parametrize("value", [["a"] * 8, [[1.0]] * 7 + [[1.0, 2.0]], torch.zeros(8, requires_grad=True)])
 def test_a_function_that_records_no_numbers_is_told_so(value: Any) -> None:
     def wrong(loop: OnPolicy, ticks: int) -> None:
-        loop.record(replace(loop.pool.step(loop.choose()), reward=value))
+        loop.regime.record(replace(loop.regime.world.pool.step(loop.regime.choose()), reward=value))
 
     loop = collecting(wrong)
     with pytest.raises(UsageError, match=r"^step\.reward is no array of numbers \(.*; record NumPy arrays$"):
@@ -699,7 +699,7 @@ def test_a_function_that_records_too_little_too_much_or_without_choosing_is_told
     with pytest.raises(UsageError, match="recorded more steps of every environment than it was asked for"):
         loop.advance()
     loop.close()
-    loop = collecting(lambda loop, ticks: loop.record(loop.pool.step(np.zeros(8, np.int64))))
+    loop = collecting(lambda loop, ticks: loop.regime.record(loop.regime.world.pool.step(np.zeros(8, np.int64))))
     with pytest.raises(UsageError, match=r"no action was chosen: call loop\.choose\(\) before loop\.record\(step\)"):
         loop.advance()
     loop.close()

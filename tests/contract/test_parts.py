@@ -17,8 +17,8 @@ import torch
 import populations
 from evopipe.algos import on_policy
 from evopipe.core.population import Member, dissolve, part
-from evopipe.loops.problem import Problem, first_members
-from evopipe.loops.rollouts import learn_from_rollout
+from evopipe.run.rollouts import learn_from_rollout
+from evopipe.run.spec import Spec, first_members
 from populations import TICKS, batch_for, cases, draw_at, rollout_for, same
 
 pytestmark = pytest.mark.numerical
@@ -27,7 +27,7 @@ BORDERS = [borders for n in range(1, SIZE) for borders in itertools.combinations
 """Every way to cut four members into parts."""
 
 
-def main_size(algo: str) -> tuple[Problem, list[Member]]:
+def main_size(algo: str) -> tuple[Spec, list[Member]]:
     """Four members of the main job's size, padded unlike each other, with layer normalisation."""
     network: dict[str, Any] = {"encoder": [128], "latent": 128, "layer_norm": True}
     if algo.endswith(":shared"):
@@ -52,7 +52,7 @@ def main_size(algo: str) -> tuple[Problem, list[Member]]:
     return p, members
 
 
-def learned(p: Problem, members: list[Member], borders: tuple[int, ...]) -> list[Member]:
+def learned(p: Spec, members: list[Member], borders: tuple[int, ...]) -> list[Member]:
     """Members after three updates in these parts, each on its own share of the same transitions."""
     (cohort,) = p.form(members)
     cuts = list(itertools.pairwise((0, *borders, SIZE)))

@@ -14,9 +14,9 @@ import populations
 from device import DEVICE, Device
 from evopipe.core import optim, population
 from evopipe.core.graphs import Capture, Paths
-from evopipe.loops import learners
-from evopipe.loops.online import Online
-from evopipe.loops.problem import Problem, first_members
+from evopipe.run import learners
+from evopipe.run.off_policy import OffPolicy
+from evopipe.run.spec import Spec, first_members
 from populations import advance, close_generation, equal, equal_states, finish, same, started
 
 pytestmark = pytest.mark.parametrize("algo", populations.cases(quick=("rainbow",), on_policy=False))
@@ -33,20 +33,20 @@ Sharing = Literal["own", "shared"]
 def variant(
     algo: str, sharing: Sharing = "own", cohorts: Literal["exact", "merged"] = "exact", env: str | None = None,
     **train: Any,
-) -> Problem:  # fmt: skip
+) -> Spec:  # fmt: skip
     """Three steps at once, prioritised; unlike members; a ring that goes round within the run."""
     replay = {"capacity": 300, "sharing": sharing, "n_step": 3, "prioritised": True}
     return populations.problem(env, algo, mutation=UNLIKE, cohorts=cohorts, train={**train, "replay": replay})
 
 
 @pytest.fixture
-def run() -> Iterator[Callable[..., Online]]:
+def run() -> Iterator[Callable[..., OffPolicy]]:
     """Makes runs, and closes them."""
-    made: list[Online] = []
+    made: list[OffPolicy] = []
 
-    def make(p: Problem, members: Any, processes: int = 1) -> Online:
+    def make(p: Spec, members: Any, processes: int = 1) -> OffPolicy:
         found = first_members(p, members)[0] if isinstance(members, int) else members
-        made.append(Online(p, found, learners=processes))
+        made.append(OffPolicy(p, found, learners=processes))
         return made[-1]
 
     yield make
@@ -55,7 +55,7 @@ def run() -> Iterator[Callable[..., Online]]:
 
 
 @pytest.mark.parametrize("sharing", ["own", "shared"])
-def test_a_restored_run_continues_bit_for_bit(algo: str, sharing: Sharing, run: Callable[..., Online]) -> None:
+def test_a_restored_run_continues_bit_for_bit(algo: str, sharing: Sharing, run: Callable[..., OffPolicy]) -> None:
     """In the middle of the windows, after the ring went round, and at a generation's end."""
     p = variant(algo, sharing)
     for ticks in (1, 50, 93):
@@ -63,8 +63,8 @@ def test_a_restored_run_continues_bit_for_bit(algo: str, sharing: Sharing, run: 
         advance(whole, ticks)
         if ticks == 50:
             close_generation(whole)
-        assert whole.nstep is not None
-        assert ((whole.nstep._next - whole.nstep._first) > 0).any(), "some window is half full"
+        assert whole.regime.nstep is not None
+        assert ((whole.regime.nstep._next - whole.regime.nstep._first) > 0).any(), "some window is half full"
         tensors, meta = whole.state()
         tensors, meta = {n: t.clone() for n, t in tensors.items()}, json.loads(json.dumps(meta))
         resumed = run(p, 3)
@@ -80,7 +80,7 @@ def test_a_restored_run_continues_bit_for_bit(algo: str, sharing: Sharing, run: 
 @pytest.mark.parametrize("sharing", ["own", "shared"])
 @pytest.mark.parametrize("cohorts", ["exact", "merged"])
 def test_no_bit_depends_on_how_many_processes_learn(
-    algo: str, cohorts: Literal["exact", "merged"], sharing: Sharing, run: Callable[..., Online],
+    algo: str, cohorts: Literal["exact", "merged"], sharing: Sharing, run: Callable[..., OffPolicy],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(learners, "LEAST_WORK", 0.0)
@@ -88,16 +88,16 @@ def test_no_bit_depends_on_how_many_processes_learn(
     alone, divided = run(p, 4, 1), run(p, 4, 2)
     while not alone.reason:
         for loop in (alone, divided):
-            while not loop.generation_over:
+            while not loop.clock.generation_over:
                 loop.advance()
-        assert len(divided.learners._helpers) == 1, "the work was divided"
+        assert len(divided.regime.learners._helpers) == 1, "the work was divided"
         assert equal_states(alone.state(), divided.state()) == []
         for loop in (alone, divided):
             close_generation(loop)
     assert equal_states(alone.state(), divided.state()) == []
 
 
-def test_a_member_trains_alike_alone_and_in_a_crowd(algo: str, run: Callable[..., Online]) -> None:
+def test_a_member_trains_alike_alone_and_in_a_crowd(algo: str, run: Callable[..., OffPolicy]) -> None:
     """With exact cohorts and its own replay, to the bit, priorities included."""
     p = variant(algo, **LONG)
     crowd = run(p, 6)
@@ -105,17 +105,17 @@ def test_a_member_trains_alike_alone_and_in_a_crowd(algo: str, run: Callable[...
     for slots in ([5], [1, 3]):
         few = run(p, [replace(populations.alone(p, slot), slot=i) for i, slot in enumerate(slots)])
         advance(few, 90)
-        assert few.replay.priorities is not None
-        assert crowd.replay.priorities is not None
+        assert few.regime.replay.priorities is not None
+        assert crowd.regime.replay.priorities is not None
         for i, slot in enumerate(slots):
             assert same(few.members[i], crowd.members[slot]), slot
-            assert equal(few.replay.rows[i], crowd.replay.rows[slot])
-            assert equal(few.replay.priorities.levels[0][i], crowd.replay.priorities.levels[0][slot])
-            assert equal(few.replay.priorities.largest[i], crowd.replay.priorities.largest[slot])
+            assert equal(few.regime.replay.rows[i], crowd.regime.replay.rows[slot])
+            assert equal(few.regime.replay.priorities.levels[0][i], crowd.regime.replay.priorities.levels[0][slot])
+            assert equal(few.regime.replay.priorities.largest[i], crowd.regime.replay.priorities.largest[slot])
     assert all(float(m.tensors["updates"]) > 50 for m in crowd.members)
 
 
-def test_a_diverged_member_spoils_nobodys_priorities(algo: str, run: Callable[..., Online]) -> None:
+def test_a_diverged_member_spoils_nobodys_priorities(algo: str, run: Callable[..., OffPolicy]) -> None:
     """On a shared memory with merged cohorts: its own tree stays finite too."""
     p = variant(algo, "shared", "merged", **LONG)
     clean, ill = run(p, 4), run(p, 4)
@@ -130,7 +130,7 @@ def test_a_diverged_member_spoils_nobodys_priorities(algo: str, run: Callable[..
     assert not cohort.healthy[row]
     for slot in (0, 2, 3):
         assert same(clean.members[slot], ill.members[slot]), slot
-    trees = ill.replay.priorities
+    trees = ill.regime.replay.priorities
     assert trees is not None
     assert all(torch.isfinite(tensor).all() for tensor in trees.tensors())
     close_generation(ill)
@@ -141,14 +141,14 @@ def test_a_diverged_member_spoils_nobodys_priorities(algo: str, run: Callable[..
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("sharing", ["own", "shared"])
 def test_a_child_draws_by_its_parents_priorities_or_by_none(
-    algo: str, sharing: Sharing, processes: int, run: Callable[..., Online], monkeypatch: pytest.MonkeyPatch
+    algo: str, sharing: Sharing, processes: int, run: Callable[..., OffPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member that was wildly wrong spoils nothing for who takes its slot, and learns on from the slot's memory."""
     monkeypatch.setattr(learners, "LEAST_WORK", 0.0)
     loop = run(variant(algo, sharing, max_steps=100_000), 4, processes)
-    while not loop.generation_over:
+    while not loop.clock.generation_over:
         loop.advance()
-    trees = loop.replay.priorities
+    trees = loop.regime.replay.priorities
     assert trees is not None
     trees.update(torch.tensor([1]), torch.arange(5)[None], torch.full((1, 5), 1e20))
     populations.plant_weight(loop, 1)  # no parent
@@ -162,7 +162,7 @@ def test_a_child_draws_by_its_parents_priorities_or_by_none(
             rows, most = before[parent], largest[parent]
         else:
             rows, most = (before[slot] > 0).float(), torch.tensor(1.0)
-            assert int(rows.sum()) == loop.replay.size[slot]
+            assert int(rows.sum()) == loop.regime.replay.size[slot]
         assert equal(trees.levels[0][slot], rows)
         assert equal(trees.largest[slot], most)
     advance(loop, 20)
@@ -173,34 +173,34 @@ def test_a_child_draws_by_its_parents_priorities_or_by_none(
 
 @pytest.mark.parametrize("sharing", ["own", "shared"])
 def test_where_all_diverge_their_priorities_go_with_them(
-    algo: str, sharing: Sharing, run: Callable[..., Online]
+    algo: str, sharing: Sharing, run: Callable[..., OffPolicy]
 ) -> None:
     loop = run(variant(algo, sharing, max_steps=100_000), 3)
-    while not loop.generation_over:
+    while not loop.clock.generation_over:
         loop.advance()
     for slot in range(3):
         populations.plant_weight(loop, slot)
-    trees = loop.replay.priorities
+    trees = loop.regime.replay.priorities
     assert trees is not None
     close_generation(loop)
     assert loop.lineage[-1]["restored"]
-    assert torch.equal(trees.levels[0].sum(dim=1).long(), torch.from_numpy(loop.replay.filled([0, 1, 2])))
+    assert torch.equal(trees.levels[0].sum(dim=1).long(), torch.from_numpy(loop.regime.replay.filled([0, 1, 2])))
     assert trees.levels[0].unique().tolist() in ([1.0], [0.0, 1.0])
     assert trees.largest.tolist() == [1.0] * 3
 
 
-def test_broken_steps_never_enter_the_memory(algo: str, run: Callable[..., Online]) -> None:
+def test_broken_steps_never_enter_the_memory(algo: str, run: Callable[..., OffPolicy]) -> None:
     if populations.env_for(algo) != "CartPole-v1":
         pytest.skip("the small environments that break have discrete actions")
     for env in ("NanReward", "NanObs", "HugeObs"):
         loop = run(variant(algo, "shared", env=f"envs_for_tests:{env}-v0", **LONG), 3)
         advance(loop, 30)
-        assert loop.broken_rows > 0
-        assert torch.isfinite(loop.replay.rows).all()
+        assert loop.clock.broken > 0
+        assert torch.isfinite(loop.regime.replay.rows).all()
         assert all(m.healthy for m in loop.members)
 
 
-def test_a_run_on_fixed_buffers_is_the_eager_run(algo: str, run: Callable[..., Online]) -> None:
+def test_a_run_on_fixed_buffers_is_the_eager_run(algo: str, run: Callable[..., OffPolicy]) -> None:
     p = variant(algo)
     eager, paths = run(p, 3), Paths("buffers")
     fixed = run(replace(p, paths=paths), 3)
@@ -223,7 +223,7 @@ def test_a_run_on_another_device_is_the_run_on_the_host(
     optim._take_layout_warning()
     p = variant(algo, cohorts="merged", learning_delay=20, evo_steps=120, max_steps=240)
     with Device() as device:
-        there = Online(replace(p, device=DEVICE, paths=Paths(capture)), first_members(p, 3)[0])
+        there = OffPolicy(replace(p, device=DEVICE, paths=Paths(capture)), first_members(p, 3)[0])
         here = started(p, 3)
         for loop in (there, here):
             advance(loop, 12)

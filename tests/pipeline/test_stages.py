@@ -170,9 +170,9 @@ def test_transitions_of_another_environment(folder: Path) -> None:
 
 def test_made_for_another_algorithm(folder: Path) -> None:
     from evopipe.config import load_params
-    from evopipe.stages.setup import make_problem, read_members, write_members
+    from evopipe.stages.setup import make_spec, read_members, write_members
 
-    problem = make_problem(load_params(folder / "params.yaml"))
+    problem = make_spec(load_params(folder / "params.yaml"))
     members, about = read_members(folder / "models/population", problem, "population")
     write_members(folder / "models/population", members, about | {"algo": "ppo"})
     answer = call(folder, "train")
@@ -189,12 +189,12 @@ def test_made_for_another_algorithm(folder: Path) -> None:
 def test_a_run_goes_on_from_the_members_of_another(folder: Path) -> None:
     """The elite first, then the others; as they were, in places and with keys of their own; and they learn on."""
     from evopipe.config import load_params
-    from evopipe.stages.setup import make_problem, read_members
+    from evopipe.stages.setup import make_spec, read_members
 
     shutil.copytree(folder / "models/trained", folder / "models/start")
     write_params(folder, {"population.start": "models/start", "population.size": 6, "seed": 5})
     assert call(folder, "population").code == 0
-    problem = make_problem(load_params(folder / "params.yaml"))
+    problem = make_spec(load_params(folder / "params.yaml"))
     trained, _ = read_members(folder / "models/start", problem, "train")
     begun, about = read_members(folder / "models/population", problem, "population")
     assert len(begun) == len(about["mutations"]) == 6

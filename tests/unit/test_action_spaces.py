@@ -24,13 +24,14 @@ from evopipe.envs.observations import ObservationSpace
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.envs.workers import Crew
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError, UsageError
-from evopipe.loops.evaluate import evaluate
-from evopipe.loops.problem import Problem, first_members, spaces_of
-from evopipe.loops.steps import act
 from evopipe.ops.distributions import distribution
 from evopipe.policy import Policy
 from evopipe.rng import Purpose
+from evopipe.run.act import act
+from evopipe.run.evaluate import evaluate
+from evopipe.run.spec import Spec, first_members
 from evopipe.stages import fetch
+from evopipe.stages.setup import spaces_of
 from evopipe.types import Spaces
 from tiny import params
 
@@ -279,7 +280,7 @@ SEVERAL: Any = SimpleNamespace(**{**vars(bc), "ACTIONS": ("multidiscrete",), "gr
 """An algorithm of one's own: behaviour cloning's network, read as a distribution of whatever the actions are."""
 
 
-def problem(name: str, masks: str) -> Problem:
+def problem(name: str, masks: str) -> Spec:
     p = populations.problem("CartPole-v1", "bc")
     cfg = config(name, masks)
     pool = EnvPool(cfg, 1)
@@ -287,7 +288,7 @@ def problem(name: str, masks: str) -> Problem:
     return replace(p, env=cfg, algo=SEVERAL, spaces=pool.spaces, algo_config=p.algo_config.at(pool.spaces))
 
 
-def policies(p: Problem, size: int) -> tuple[list[Any], list[Policy]]:
+def policies(p: Spec, size: int) -> tuple[list[Any], list[Policy]]:
     """Members with output weights large enough that actions differ, and the same as policies."""
     members = first_members(p, size)[0]
     g = torch.Generator().manual_seed(0)

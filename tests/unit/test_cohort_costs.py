@@ -9,7 +9,7 @@ import populations
 from evopipe.core import population
 from evopipe.core.networks import Arch, Block
 from evopipe.core.population import Costs, Member, cost, group
-from evopipe.loops.problem import first_members
+from evopipe.run.spec import first_members
 
 
 def member(slot: int, *widths: int, batch: int = 128) -> Member:

@@ -23,13 +23,13 @@ from evopipe.core.optim import ScalarAdam
 from evopipe.core.population import Cohort, Member
 from evopipe.envs.make import ActionSpace
 from evopipe.errors import ParamsError
-from evopipe.loops.problem import Problem, first_members
 from evopipe.ops.distributions import masked_log_softmax, squashed_gaussian
 from evopipe.ops.noise import gaussian, ornstein_uhlenbeck
 from evopipe.ops.policy import or_random
 from evopipe.ops.value import clipped_double_target
 from evopipe.play import play
 from evopipe.rng import Purpose, Stream
+from evopipe.run.spec import Spec, first_members
 from evopipe.types import Batch
 from populations import advance, started
 from reference import network
@@ -49,7 +49,7 @@ def actions_of(env: str) -> ActionSpace:
     return ActionSpace.of(made.action_space)
 
 
-def formed(algo: str, env: str = "Pendulum-v1", **config: Any) -> tuple[Problem, Cohort, list[Member]]:
+def formed(algo: str, env: str = "Pendulum-v1", **config: Any) -> tuple[Spec, Cohort, list[Member]]:
     """Three members with output weights large enough that actions differ, their targets unlike them."""
     p = populations.problem(env, algo, config=config)
     members = first_members(p, 3)[0]
@@ -62,7 +62,7 @@ def formed(algo: str, env: str = "Pendulum-v1", **config: Any) -> tuple[Problem,
     return p, cohort, list(cohort.members)
 
 
-def transitions(p: Problem, cohort: Cohort, seed: int = 1) -> Batch:
+def transitions(p: Spec, cohort: Cohort, seed: int = 1) -> Batch:
     """Random transitions, some terminated, with weights of no special shape."""
     g = torch.Generator().manual_seed(seed)
     shape = (len(cohort.members), cohort.batch)
@@ -80,14 +80,14 @@ def transitions(p: Problem, cohort: Cohort, seed: int = 1) -> Batch:
     )
 
 
-def net(p: Problem, member: Member, name: str, x: torch.Tensor) -> torch.Tensor:
+def net(p: Spec, member: Member, name: str, x: torch.Tensor) -> torch.Tensor:
     """One member's network by the reference in double precision."""
     of = population.tensor_kinds(p.algo.State, p.widths)[name][1]
     parts = {k: v.double() for k, v in named(member.arch, p.widths[of], member.tensors[name]).items()}
     return network(member.arch, parts, x.double())
 
 
-def q(p: Problem, member: Member, name: str, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+def q(p: Spec, member: Member, name: str, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
     return net(p, member, name, torch.cat((obs.double(), action.double()), dim=1))[:, 0]
 
 
@@ -360,9 +360,7 @@ def test_discrete_sacs_temperature_aims_at_a_share_of_what_legal_actions_allow(
 # --- updates ----------------------------------------------------------------------------------------------------------
 
 
-def before_and_after(
-    p: Problem, cohort: Cohort, turn: int, seed: int = 1
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def before_and_after(p: Spec, cohort: Cohort, turn: int, seed: int = 1) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The first member's tensors before and after one update."""
     stream = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([turn]))
     old = population.dissolve([cohort])[0].tensors
@@ -512,7 +510,7 @@ def test_two_marks_are_found_and_valued(algo: str) -> None:
     obs, marks = torch.eye(4)[:2].expand(2, 2, 4), torch.tensor([0.25, 0.75])
     (cohort,) = loop.cohorts
     relative = p.algo.greedy(p.algo_config, cohort.state, obs, None)
-    own = torch.from_numpy(loop.pool.actions.own(relative.reshape(-1, 1).numpy())).view(2, 2)
+    own = torch.from_numpy(loop.regime.world.pool.actions.own(relative.reshape(-1, 1).numpy())).view(2, 2)
     np.testing.assert_allclose(own, marks.expand(2, 2), atol=0.1)
     critic = cohort.state.critic if algo == "ddpg" else cohort.state.critics.pair[0]
     best = (2 * marks - 1).expand(2, 2)[..., None]

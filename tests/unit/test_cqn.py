@@ -14,9 +14,9 @@ import populations
 from evopipe.algos import cqn, dqn
 from evopipe.core.networks import Net, forward
 from evopipe.core.population import Cohort
-from evopipe.loops.offline import Offline
-from evopipe.loops.problem import first_members
 from evopipe.ops.value import conservative_gap
+from evopipe.run.offline import Offline
+from evopipe.run.spec import first_members
 from evopipe.storage.dataset import Transitions
 from evopipe.types import Batch
 
@@ -140,9 +140,7 @@ def test_an_action_that_the_data_does_not_know_is_not_believed_to_be_good(alpha:
         obs, np.zeros(n, np.int64), np.full(n, -1.0, np.float32), ends, ~ends, obs, np.arange(n, dtype=np.int64)
     )
     config = {"alpha": alpha, "learn_step": 1, "lr": 3e-3}
-    p = populations.problem(
-        algo="cqn", train={"mode": "offline", "max_steps": 10**6, "evo_steps": 10**6}, config=config
-    )
+    p = populations.problem(algo="cqn", train={"mode": "offline", "max_steps": 10**6, "evo_steps": 10**6}, config=config)
     loop = Offline(p, first_members(p, 2)[0], data)
     for _ in range(100):
         loop.advance()

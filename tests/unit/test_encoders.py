@@ -29,7 +29,7 @@ from evopipe.evolve.mutate import (
     _stem_changes,
     mutate,
 )
-from evopipe.loops.problem import first_members
+from evopipe.run.spec import first_members
 from evopipe.types import Image
 from populations import advance, finish, same, started
 
@@ -267,7 +267,7 @@ def test_fixed_buffers_compute_the_same_with_images() -> None:
     for run in runs:
         finish(run)
     assert all(same(a, b) for a, b in zip(runs[0].members, runs[1].members, strict=True))
-    assert runs[1].problem.paths.recorded
+    assert runs[1].spec.paths.recorded
     for run in runs:
         run.close()
 

@@ -7,12 +7,12 @@ import pytest
 
 import populations
 from evopipe.envs.pool import EnvPool
-from evopipe.loops.evaluate import Stopped, evaluate
-from evopipe.loops.problem import Problem, first_members
 from evopipe.rng import Purpose
+from evopipe.run.evaluate import Stopped, evaluate
+from evopipe.run.spec import Spec, first_members
 
 
-def play(p: Problem, size: int, rows: int, n: int, cap: int | None = None) -> tuple[np.ndarray, np.ndarray, int]:
+def play(p: Spec, size: int, rows: int, n: int, cap: int | None = None) -> tuple[np.ndarray, np.ndarray, int]:
     members, _ = first_members(p, size)
     pool = EnvPool(p.env, rows, what="evaluation")
     played = evaluate(p, p.form(members), pool, p.seeds(Purpose.EVALUATE, n), cap)

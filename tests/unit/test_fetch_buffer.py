@@ -17,7 +17,7 @@ from evopipe.config import Params
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, ParamsError
 from evopipe.stages import buffer, fetch, population
 from evopipe.stages.paths import POPULATION
-from evopipe.stages.setup import make_problem, read_members
+from evopipe.stages.setup import make_spec, read_members
 from evopipe.storage.dataset import read_minari, read_transitions
 
 CART = {"id": "CartPole-v1", "kwargs": {}}
@@ -138,7 +138,7 @@ def test_unusable_mixes_are_refused(env: str, collect: dict[str, Any], text: str
 def exported(folder: Path, settings: Params) -> policy.Policy:
     """A policy that was never trained."""
     population.run(settings, quiet=True, folder=Path("aside"))
-    members, about = read_members(Path("aside") / POPULATION, make_problem(settings), "population")
+    members, about = read_members(Path("aside") / POPULATION, make_spec(settings), "population")
     spaces = {name: about[name] for name in ("observations", "actions")}
     start = settings.env.kwargs.get("offset", 0)
     policy.save(folder, settings.train.algo, members[0], {**spaces, "action_start": start}, False, "a test")

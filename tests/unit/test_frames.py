@@ -20,11 +20,11 @@ from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core import optim, population
 from evopipe.core.graphs import Paths
 from evopipe.envs.pool import EnvPool
-from evopipe.loops import learners
-from evopipe.loops.offline import Offline, pack
-from evopipe.loops.online import Online, byte_images
-from evopipe.loops.problem import Problem, first_members
-from evopipe.loops.steps import ReplayLessons, learn
+from evopipe.run import learners
+from evopipe.run.learn import ReplayLessons, learn
+from evopipe.run.off_policy import OffPolicy, byte_images
+from evopipe.run.offline import Offline, pack
+from evopipe.run.spec import Spec, first_members
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.dataset import Transitions
 from evopipe.types import Image
@@ -350,7 +350,7 @@ class Picture(gymnasium.Env[Any, Any]):
 gymnasium.register("Picture-v0", Picture, max_episode_steps=20)
 
 
-def pictures(**train: Any) -> Problem:
+def pictures(**train: Any) -> Spec:
     network = {"conv": [{"channels": 4, "kernel": 3, "stride": 1}], "encoder": [8], "latent": 8}
     small = {"evo_steps": 60, "max_steps": 120, "learning_delay": 20, "eval_steps": 5, **train}
     config = {"network": network, "batch_size": 8, "learn_step": 4}
@@ -362,24 +362,24 @@ def memory_of(sharing: str = "shared", **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def runs() -> Iterator[list[Online]]:
-    made: list[Online] = []
+def runs() -> Iterator[list[OffPolicy]]:
+    made: list[OffPolicy] = []
     yield made
     for run in made:
         run.close()
 
 
-def begun(p: Problem, warm: Transitions | None = None, processes: int = 1, framed: bool = True) -> Online:
-    run = Online(p, first_members(p, 3)[0], warm, learners=processes)
+def begun(p: Spec, warm: Transitions | None = None, processes: int = 1, framed: bool = True) -> OffPolicy:
+    run = OffPolicy(p, first_members(p, 3)[0], warm, learners=processes)
     if not framed:
-        old = run.replay
+        old = run.regime.replay
         trees = None if old.priorities is None else Priorities(3, old.capacity, old.priorities.alpha, CPU)
-        run.replay = Replay(old.layout, old.memories, old.capacity, CPU, trees)
-        run.learners.lessons = ReplayLessons(p, run.replay)
+        run.regime.replay = Replay(old.layout, old.memories, old.capacity, CPU, trees)
+        run.regime.learners.lessons = ReplayLessons(p, run.regime.replay)
     return run
 
 
-def trained(run: Online) -> list[torch.Tensor]:
+def trained(run: OffPolicy) -> list[torch.Tensor]:
     """Go through a generation and into the next."""
     advance(run, 15)
     close_generation(run)
@@ -397,20 +397,20 @@ def test_which_images_are_bytes() -> None:
 
 @pytest.mark.parametrize("sharing", ["shared", "own"])
 @pytest.mark.parametrize("more", [{}, {"n_step": 3}, {"prioritised": True}, {"n_step": 3, "prioritised": True}])
-def test_a_run_is_that_of_a_memory_of_plain_numbers(sharing: str, more: dict[str, Any], runs: list[Online]) -> None:
+def test_a_run_is_that_of_a_memory_of_plain_numbers(sharing: str, more: dict[str, Any], runs: list[OffPolicy]) -> None:
     p = pictures(**memory_of(sharing, **more))
     runs += [begun(p), begun(p, framed=False)]
     (a, b), ran = map(trained, runs), runs[0]
-    assert ran.replay.frames is not None
-    assert runs[1].replay.frames is None
-    assert ran.replay.size.tolist() == [50] * (1 if sharing == "shared" else 3)
+    assert ran.regime.replay.frames is not None
+    assert runs[1].regime.replay.frames is None
+    assert ran.regime.replay.size.tolist() == [50] * (1 if sharing == "shared" else 3)
     assert all(equal(x, y) for x, y in zip(a, b, strict=True))
-    assert whole(ran.replay) == whole(runs[1].replay)
-    assert ran.broken_rows > 0
+    assert whole(ran.regime.replay) == whole(runs[1].regime.replay)
+    assert ran.clock.broken > 0
 
 
 @pytest.mark.parametrize("more", [{}, {"n_step": 3, "prioritised": True}])
-def test_a_run_goes_on_bit_for_bit(more: dict[str, Any], runs: list[Online]) -> None:
+def test_a_run_goes_on_bit_for_bit(more: dict[str, Any], runs: list[OffPolicy]) -> None:
     p = pictures(**memory_of(**more))
     runs += [begun(p), begun(p)]
     unbroken, resumed = runs
@@ -421,20 +421,20 @@ def test_a_run_goes_on_bit_for_bit(more: dict[str, Any], runs: list[Online]) -> 
     assert equal_states(unbroken.state(), resumed.state()) == []
 
 
-def test_no_bit_depends_on_how_many_processes_learn(runs: list[Online], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bit_depends_on_how_many_processes_learn(runs: list[OffPolicy], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learners, "LEAST_WORK", 0.0)
     p = pictures(**memory_of())
     runs += [begun(p), begun(p, processes=3)]
     for run in runs:
         advance(run, 14)
-    assert runs[1].learners._helpers, "the work was divided"
+    assert runs[1].regime.learners._helpers, "the work was divided"
     assert equal_states(runs[0].state(), runs[1].state()) == []
     for run in runs:
         trained(run)
     assert equal_states(runs[0].state(), runs[1].state()) == []
 
 
-def test_fixed_tensors_change_nothing(runs: list[Online]) -> None:
+def test_fixed_tensors_change_nothing(runs: list[OffPolicy]) -> None:
     p, paths = pictures(**memory_of()), Paths("buffers")
     runs += [begun(p), begun(replace(p, paths=paths))]
     for run in runs:
@@ -471,7 +471,7 @@ def test_a_graph_sees_frames_that_come_later(device: Device) -> None:
         obs = after
 
 
-def test_a_warm_start_is_kept_as_frames(runs: list[Online]) -> None:
+def test_a_warm_start_is_kept_as_frames(runs: list[OffPolicy]) -> None:
     p = pictures(**memory_of("own"))
     pool = EnvPool(p.env, 1)
     pool.reset(np.arange(1), np.zeros(1, np.int64))
@@ -481,9 +481,9 @@ def test_a_warm_start_is_kept_as_frames(runs: list[Online]) -> None:
     warm = Transitions(obs, np.zeros(5, np.int64), np.ones(5, np.float32), ends, ends, after, np.zeros(5, np.int64))
     run = begun(p, warm)
     runs.append(run)
-    assert run.replay.frames is not None
-    assert run.replay.frames.used == 3 * 6, "every member's own"
-    rows = run.replay.sample([0, 1, 2], (torch.arange(5, dtype=torch.float64) / 5 + 0.1).expand(3, 1, 5))
+    assert run.regime.replay.frames is not None
+    assert run.regime.replay.frames.used == 3 * 6, "every member's own"
+    rows = run.regime.replay.sample([0, 1, 2], (torch.arange(5, dtype=torch.float64) / 5 + 0.1).expand(3, 1, 5))
     for member in rows[:, 0].numpy():
         np.testing.assert_array_equal(member[:, : p.observations], obs)
         np.testing.assert_array_equal(member[:, p.observations : 2 * p.observations], after)
@@ -492,7 +492,7 @@ def test_a_warm_start_is_kept_as_frames(runs: list[Online]) -> None:
 # -------------------------------------------------------------------------------------------------------- datasets
 
 
-def recorded(p: Problem, n: int = 90, seed: int = 0) -> Transitions:
+def recorded(p: Spec, n: int = 90, seed: int = 0) -> Transitions:
     """Episodes of what a `Picture` shows, that terminate or are cut."""
     random = np.random.default_rng(seed)
     episode = np.concatenate(([0], np.cumsum(random.random(n) < 0.15)[:-1]))
@@ -508,46 +508,46 @@ def recorded(p: Problem, n: int = 90, seed: int = 0) -> Transitions:
     return Transitions(shown[at], action, reward, terminated, ends & ~terminated, shown[at + 1], episode)
 
 
-def studied(p: Problem, data: Transitions, framed: bool = True, processes: int = 1) -> Offline:
+def studied(p: Spec, data: Transitions, framed: bool = True, processes: int = 1) -> Offline:
     run = Offline(p, first_members(p, 3)[0], data, learners=processes)
     if not framed:
-        trees = run.replay.priorities
-        run.replay = Replay(run.replay.layout, 1, len(data), CPU, trees)
-        run.replay._flat.copy_(torch.from_numpy(pack(run.replay.layout, data)))
-        run.replay.size[:] = len(data)
-        run.learners.lessons = ReplayLessons(p, run.replay)
+        trees = run.regime.replay.priorities
+        run.regime.replay = Replay(run.regime.replay.layout, 1, len(data), CPU, trees)
+        run.regime.replay._flat.copy_(torch.from_numpy(pack(run.regime.replay.layout, data)))
+        run.regime.replay.size[:] = len(data)
+        run.regime.learners.lessons = ReplayLessons(p, run.regime.replay)
     return run
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5])
 @pytest.mark.parametrize("rows", [1, 7, 100])
 def test_a_dataset_is_kept_as_frames_each_once(
-    steps: int, rows: int, runs: list[Online], monkeypatch: pytest.MonkeyPatch
+    steps: int, rows: int, runs: list[OffPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = pictures(mode="offline", **memory_of(n_step=steps))
-    monkeypatch.setattr("evopipe.loops.offline._PART", 4 * RowLayout.of(p.spaces, False, steps).size * rows)
+    monkeypatch.setattr("evopipe.run.offline._PART", 4 * RowLayout.of(p.spaces, False, steps).size * rows)
     data = recorded(p)
     runs.append(studied(p, data))
-    frames = runs[0].replay.frames
+    frames = runs[0].regime.replay.frames
     assert frames is not None
     once = len(data) + int(data.episode[-1]) + 1  # one a transition, one more an episode
     assert once <= frames.used <= once + (len(data) - 1) // rows, "where parts meet, an episode's last may come again"
-    assert whole(runs[0].replay) == [pack(runs[0].replay.layout, data).tobytes()]
+    assert whole(runs[0].regime.replay) == [pack(runs[0].regime.replay.layout, data).tobytes()]
 
 
 @pytest.mark.parametrize("more", [{}, {"n_step": 3}, {"prioritised": True}, {"n_step": 3, "prioritised": True}])
-def test_offline_training_is_that_on_plain_numbers(more: dict[str, Any], runs: list[Online]) -> None:
+def test_offline_training_is_that_on_plain_numbers(more: dict[str, Any], runs: list[OffPolicy]) -> None:
     p = pictures(mode="offline", **memory_of(**more))
     data = recorded(p)
     runs += [studied(p, data), studied(p, data, framed=False)]
     a, b = map(trained, runs)
-    assert runs[0].replay.frames is not None
+    assert runs[0].regime.replay.frames is not None
     assert all(equal(x, y) for x, y in zip(a, b, strict=True))
     assert equal_states(runs[0].state(), runs[1].state()) == []
 
 
 @pytest.mark.parametrize("prioritised", [False, True])
-def test_a_checkpoint_of_offline_training_holds_no_dataset(prioritised: bool, runs: list[Online]) -> None:
+def test_a_checkpoint_of_offline_training_holds_no_dataset(prioritised: bool, runs: list[OffPolicy]) -> None:
     p = pictures(mode="offline", **memory_of(n_step=3, prioritised=prioritised))
     runs += [studied(p, recorded(p)) for _ in range(2)]
     unbroken, resumed = runs
@@ -562,26 +562,28 @@ def test_a_checkpoint_of_offline_training_holds_no_dataset(prioritised: bool, ru
     assert equal_states(unbroken.state(), resumed.state()) == []
 
 
-def test_several_processes_learn_the_same_from_a_dataset(runs: list[Online], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_learn_the_same_from_a_dataset(
+    runs: list[OffPolicy], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(learners, "LEAST_WORK", 0.0)
     p = pictures(mode="offline", **memory_of())
     runs += [studied(p, recorded(p), processes=n) for n in (1, 2)]
     for run in runs:
         advance(run, 14)
-    assert runs[1].learners._helpers, "the work was divided"
+    assert runs[1].regime.learners._helpers, "the work was divided"
     assert equal_states(runs[0].state(), runs[1].state()) == []
 
 
 @pytest.mark.parametrize("where", ["obs", "next_obs"])
 @pytest.mark.parametrize("value", [0.5, -1 / 255, 256 / 255, -0.0])
-def test_a_dataset_whose_images_are_no_bytes_stays_as_it_is(where: str, value: float, runs: list[Online]) -> None:
+def test_a_dataset_whose_images_are_no_bytes_stays_as_it_is(where: str, value: float, runs: list[OffPolicy]) -> None:
     p = pictures(mode="offline", **memory_of())
     data = recorded(p)
     getattr(data, where)[80, 120] = value  # the flags
     runs.append(studied(p, data))
-    assert runs[0].replay.frames is not None
-    assert [image.start for image in runs[0].replay.frames.images] == [0]
-    assert whole(runs[0].replay) == [pack(runs[0].replay.layout, data).tobytes()]
+    assert runs[0].regime.replay.frames is not None
+    assert [image.start for image in runs[0].regime.replay.frames.images] == [0]
+    assert whole(runs[0].regime.replay) == [pack(runs[0].regime.replay.layout, data).tobytes()]
     online = pictures(warm_start=90, replay={"capacity": 100, "sharing": "shared"})
     runs.append(begun(online, data))
-    assert whole(runs[1].replay) == [pack(runs[1].replay.layout, data).tobytes()]
+    assert whole(runs[1].regime.replay) == [pack(runs[1].regime.replay.layout, data).tobytes()]

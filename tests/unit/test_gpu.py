@@ -99,13 +99,13 @@ def test_a_device_that_computes_something_else_is_refused(grouped_like_a_gpu: No
 def test_an_algorithm_with_state_outside_its_state_is_found() -> None:
     """What happens in Python happens once while recording, and never in a replay."""
     bench, ticks = gpu._Bench.of("dqn", CPU, SMALL), count()
-    algo = bench.problem.algo
+    algo = bench.spec.algo
 
     def update(cfg: Any, state: Any, hp: Any, batch: Any, *rest: Any) -> Any:
         return algo.update(cfg, state, hp, replace(batch, reward=batch.reward + next(ticks)), *rest)
 
     names = {**{name: getattr(algo, name) for name in algos.REQUIRED | algos.OFF_POLICY}, "update": update}
-    hidden = replace(bench, problem=replace(bench.problem, algo=types.SimpleNamespace(**names)))  # type: ignore[arg-type]
+    hidden = replace(bench, problem=replace(bench.spec, algo=types.SimpleNamespace(**names)))  # type: ignore[arg-type]
     seen = list(gpu._check(hidden, 1))
     assert "fixed buffers compute what eager code does" in [f.what for f in seen if f.good is False]
 

@@ -15,8 +15,8 @@ import torch
 import tiny
 from evopipe.config import parse_params
 from evopipe.core.graphs import Body, FastPathWarning, Paths, Runner, upload
-from evopipe.loops.problem import first_members
-from evopipe.stages.setup import make_problem
+from evopipe.run.spec import first_members
+from evopipe.stages.setup import make_spec
 from populations import problem
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def test_the_paths_of_a_run(compile: Any, device: str, capture: str, compiled: b
 @pytest.mark.parametrize(("compile", "capture", "compiled"), [("auto", "none", False), ("on", "buffers", True)])
 def test_params_choose_the_paths(compile: str, capture: str, compiled: bool) -> None:
     params = parse_params({"env": {"id": "CartPole-v1"}, "runtime": {"device": "cpu", "compile": compile}})
-    paths = make_problem(params, CPU).paths
+    paths = make_spec(params, CPU).paths
     assert (paths.capture, paths.compiled) == (capture, compiled)
 
 

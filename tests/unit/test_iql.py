@@ -17,16 +17,16 @@ from evopipe.algos import bc, iql, td3bc
 from evopipe.core import optim
 from evopipe.core.networks import Net, forward
 from evopipe.core.population import Cohort
-from evopipe.loops.problem import Problem, first_members
 from evopipe.ops.value import expectile_loss
 from evopipe.rng import Purpose, Stream
+from evopipe.run.spec import Spec, first_members
 from evopipe.types import Batch
 
 MEMBERS, BATCH = 3, 32
 ENVS = {True: "Pendulum-v1", False: "CartPole-v1"}
 
 
-def example(algo: str, continuous: bool, double: bool = True) -> tuple[Problem, Cohort, Batch]:
+def example(algo: str, continuous: bool, double: bool = True) -> tuple[Spec, Cohort, Batch]:
     """A problem, its cohort, networks that differ from their targets, and random transitions; in float64 or as is."""
     p = populations.problem(ENVS[continuous], algo=algo)
     (cohort,) = p.form(first_members(p, MEMBERS)[0])
@@ -146,7 +146,7 @@ def test_no_network_learns_from_anothers_loss(continuous: bool) -> None:
     assert [bool(net.grad.any()) for net in nets] == [False, False, True]
 
 
-def cloned(p: Problem, cohort: Cohort, batch: Batch) -> torch.Tensor:
+def cloned(p: Spec, cohort: Cohort, batch: Batch) -> torch.Tensor:
     """Behaviour cloning's losses for another algorithm's actor."""
     state = bc.State(cohort.state.actor, cohort.state.actor_adam, torch.zeros(1))
     return bc.loss(bc.Config().at(p.spaces), state, {}, batch).detach()

@@ -15,11 +15,12 @@ import torch
 
 from evopipe.core.population import cost
 from evopipe.errors import ParamsError, ResourceError
-from evopipe.loops import learners, steps
-from evopipe.loops.base import Loop
-from evopipe.loops.learners import Learners, Share, divide, learner_count
-from evopipe.loops.problem import first_members
-from evopipe.loops.run import begin
+from evopipe.run import learn as steps
+from evopipe.run import learners
+from evopipe.run.drive import begin
+from evopipe.run.learners import Learners, Share, divide, learner_count
+from evopipe.run.run import Run
+from evopipe.run.spec import first_members
 from populations import cases, equal_states, problem
 
 SIZE = 5
@@ -30,7 +31,7 @@ def small_work_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learners, "LEAST_WORK", 0.0)
 
 
-def online(processes: int, cohorts: Literal["merged", "exact"] = "merged", algo: str = "dqn") -> Loop:
+def online(processes: int, cohorts: Literal["merged", "exact"] = "merged", algo: str = "dqn") -> Run:
     """A run of unlike members: activations, widths, depths, batch sizes and learn steps differ."""
     mutation = {"before_training": True, "activations": ["ReLU", "ELU", "GELU", "Tanh"]}
     p = problem(algo=algo, cohorts=cohorts, mutation=mutation)
@@ -41,8 +42,8 @@ def online(processes: int, cohorts: Literal["merged", "exact"] = "merged", algo:
 
 
 @pytest.fixture
-def runs() -> Iterator[list[Loop]]:
-    made: list[Loop] = []
+def runs() -> Iterator[list[Run]]:
+    made: list[Run] = []
     yield made
     for run in made:
         run.close()
@@ -51,14 +52,14 @@ def runs() -> Iterator[list[Loop]]:
 @pytest.mark.parametrize("cohorts", ["merged", "exact"])
 @pytest.mark.parametrize("processes", [2, 3, 9])
 def test_no_bit_depends_on_how_many_processes_learn(
-    processes: int, cohorts: Literal["merged", "exact"], runs: list[Loop]
+    processes: int, cohorts: Literal["merged", "exact"], runs: list[Run]
 ) -> None:
     runs += [online(1, cohorts), online(processes, cohorts)]
     for _ in range(3):
         for run in runs:
-            while not run.generation_over:
+            while not run.clock.generation_over:
                 run.advance()
-        assert 0 < len(runs[1].learners._helpers) < min(processes, SIZE), "the work was divided"
+        assert 0 < len(runs[1].regime.learners._helpers) < min(processes, SIZE), "the work was divided"
         assert equal_states(runs[0].state(), runs[1].state()) == []
         for run in runs:
             run.close_generation(lambda: False)
@@ -66,16 +67,16 @@ def test_no_bit_depends_on_how_many_processes_learn(
 
 
 @pytest.mark.parametrize("algo", cases())
-def test_every_algorithm_learns_alike_in_two_processes(algo: str, runs: list[Loop]) -> None:
+def test_every_algorithm_learns_alike_in_two_processes(algo: str, runs: list[Run]) -> None:
     runs += [online(1, algo=algo), online(2, algo=algo)]
     for run in runs:
-        while not run.generation_over:
+        while not run.clock.generation_over:
             run.advance()
-    assert len(runs[1].learners._helpers) == 1, "the work was divided"
+    assert len(runs[1].regime.learners._helpers) == 1, "the work was divided"
     assert equal_states(runs[0].state(), runs[1].state()) == []
 
 
-def test_a_saved_run_goes_on_with_another_number_of_processes(runs: list[Loop]) -> None:
+def test_a_saved_run_goes_on_with_another_number_of_processes(runs: list[Run]) -> None:
     runs += [online(3), online(1), online(2)]
     first, whole, resumed = runs
     for run in (first, whole):
@@ -88,26 +89,26 @@ def test_a_saved_run_goes_on_with_another_number_of_processes(runs: list[Loop]) 
     assert equal_states(whole.state(), resumed.state()) == []
 
 
-def test_a_killed_helper_is_named_and_not_waited_for(runs: list[Loop]) -> None:
+def test_a_killed_helper_is_named_and_not_waited_for(runs: list[Run]) -> None:
     runs.append(online(2))
     run = runs[0]
-    while not run.learners._helpers:
+    while not run.regime.learners._helpers:
         run.advance()
-    os.kill(run.learners._helpers[0].pid, signal.SIGKILL)
+    os.kill(run.regime.learners._helpers[0].pid, signal.SIGKILL)
     began = time.monotonic()
     with pytest.raises(ResourceError, match=r"learner process was killed.*runtime\.learners: 1"):
         for _ in range(3):
             run.advance()
     assert time.monotonic() - began < 5
-    assert not run.whole, "half of the members have learned: such a state must not be saved"
+    assert not run.regime.whole, "half of the members have learned: such a state must not be saved"
 
 
-def test_helpers_end_with_their_generation_and_with_the_run(runs: list[Loop]) -> None:
+def test_helpers_end_with_their_generation_and_with_the_run(runs: list[Run]) -> None:
     runs.append(online(SIZE))
     run = runs[0]
-    while not run.generation_over:
+    while not run.clock.generation_over:
         run.advance()
-    pids = [helper.pid for helper in run.learners._helpers]
+    pids = [helper.pid for helper in run.regime.learners._helpers]
     assert pids
     run.close_generation(lambda: False)
     for pid in pids:
@@ -115,17 +116,17 @@ def test_helpers_end_with_their_generation_and_with_the_run(runs: list[Loop]) ->
             os.kill(pid, 0)
 
 
-def test_an_error_in_a_helper_is_an_error_of_the_run(runs: list[Loop], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_helper_is_an_error_of_the_run(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
     runs.append(online(2))
     run, parent = runs[0], os.getpid()
-    whole = steps.learn_in_place
+    whole = steps.learn
 
     def fail(*args: Any) -> torch.Tensor:
         if os.getpid() != parent:
             raise FloatingPointError("no such number")
         return whole(*args)
 
-    monkeypatch.setattr(steps, "learn_in_place", fail)
+    monkeypatch.setattr(steps, "learn", fail)
     with pytest.raises(RuntimeError, match="learner process failed: FloatingPointError: no such number"):
         for _ in range(20):
             run.advance()
@@ -177,10 +178,10 @@ def test_several_threads_and_several_processes_exclude_each_other() -> None:
         learner_count(3, threads=2)
 
 
-def test_little_work_is_not_divided(monkeypatch: pytest.MonkeyPatch, runs: list[Loop]) -> None:
+def test_little_work_is_not_divided(monkeypatch: pytest.MonkeyPatch, runs: list[Run]) -> None:
     monkeypatch.setattr(learners, "LEAST_WORK", 1e12)
     runs.append(online(4))
-    while not runs[0].generation_over:
+    while not runs[0].clock.generation_over:
         runs[0].advance()
-    assert runs[0].learners._helpers == []
-    assert isinstance(runs[0].learners, Learners)
+    assert runs[0].regime.learners._helpers == []
+    assert isinstance(runs[0].regime.learners, Learners)

@@ -15,9 +15,9 @@ import populations
 from evopipe import algos
 from evopipe.algos import sac
 from evopipe.core.networks import forward
-from evopipe.loops.online import Online
-from evopipe.loops.problem import Problem, first_members
 from evopipe.ops.distributions import masked_log_softmax
+from evopipe.run.off_policy import OffPolicy
+from evopipe.run.spec import Spec, first_members
 from evopipe.types import Batch
 from populations import LONG, advance, draw_at, equal_states
 
@@ -25,21 +25,21 @@ PAIRS = "envs_for_tests:Pairs-v0"
 
 
 @pytest.fixture
-def opened() -> Iterator[list[Online]]:
+def opened() -> Iterator[list[OffPolicy]]:
     """Runs to be closed."""
-    made: list[Online] = []
+    made: list[OffPolicy] = []
     yield made
     for each in made:
         each.close()
 
 
-def pairs(algo: str, steps: int = 1, length: int = 3, sharing: str = "own", **config: Any) -> Problem:
+def pairs(algo: str, steps: int = 1, length: int = 3, sharing: str = "own", **config: Any) -> Spec:
     replay = {"capacity": 300, "sharing": sharing, "n_step": steps, "prioritised": steps > 1}
     return populations.problem(PAIRS, algo, config=config, train={**LONG, "replay": replay}, kwargs={"length": length})
 
 
-def started(p: Problem, opened: list[Online], members: int = 3) -> Online:
-    opened.append(Online(p, first_members(p, members)[0]))
+def started(p: Spec, opened: list[OffPolicy], members: int = 3) -> OffPolicy:
+    opened.append(OffPolicy(p, first_members(p, members)[0]))
     return opened[-1]
 
 
@@ -50,17 +50,17 @@ def masks(obs: torch.Tensor) -> torch.Tensor:
     return (action == cell) | ((action == cell + 5) & (cell > 0))
 
 
-def held(loop: Online) -> Batch:
+def held(loop: OffPolicy) -> Batch:
     """All transitions of the first memory."""
-    rows = loop.replay.rows[:1, : int(loop.replay.size[0])]
-    return loop.replay.layout.unpack(rows, torch.full(rows.shape[:2], 1.0 / rows.shape[1]), torch.tensor([0.9]))
+    rows = loop.regime.replay.rows[:1, : int(loop.regime.replay.size[0])]
+    return loop.regime.replay.layout.unpack(rows, torch.full(rows.shape[:2], 1.0 / rows.shape[1]), torch.tensor([0.9]))
 
 
 @pytest.mark.parametrize("algo", ["sac", "cqn", "iql", "dqn", "rainbow"])
 @pytest.mark.parametrize("sharing", ["own", "shared"])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_transition_holds_the_masks_of_both_its_ends(
-    algo: str, steps: int, sharing: str, opened: list[Online]
+    algo: str, steps: int, sharing: str, opened: list[OffPolicy]
 ) -> None:
     loop = started(pairs(algo, steps, sharing=sharing), opened)
     advance(loop, 40)
@@ -77,7 +77,7 @@ def test_a_transition_holds_the_masks_of_both_its_ends(
     assert (batch.legal is None) == (algo in ("dqn", "rainbow"))
 
 
-def test_discrete_sac_keeps_its_temperature_and_its_mass_on_legal_actions(opened: list[Online]) -> None:
+def test_discrete_sac_keeps_its_temperature_and_its_mass_on_legal_actions(opened: list[OffPolicy]) -> None:
     """Peer fault: untried actions, which seem to be worth more, took the policy's mass, and α climbed without end.
 
     Where two actions differ by 2, a chance p of the better has α = 2 / log(p / (1 − p)), and an entropy of 0.6 log 2.
@@ -88,7 +88,7 @@ def test_discrete_sac_keeps_its_temperature_and_its_mass_on_legal_actions(opened
     for cohort in loop.cohorts:
         assert cohort.healthy.all()
         ones = torch.ones(len(cohort.slots), 1)
-        batch = loop.replay.layout.unpack(loop.replay.rows[list(cohort.slots)], ones, ones[:, 0])
+        batch = loop.regime.replay.layout.unpack(loop.regime.replay.rows[list(cohort.slots)], ones, ones[:, 0])
         _, entropy = sac.actor_loss(p.algo_config, cohort.state, batch, draw_at(cohort))
         assert (entropy <= masks(batch.obs).sum(dim=-1).log() + 1e-6).all(), "no mass on illegal actions"
         cells = torch.eye(4).expand(len(cohort.slots), 4, 4)
@@ -102,13 +102,13 @@ def test_discrete_sac_keeps_its_temperature_and_its_mass_on_legal_actions(opened
 
 @pytest.mark.parametrize("algo", ["sac", pytest.param("cqn", marks=pytest.mark.slow), "iql"])
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_restored_run_with_masks_continues_bit_for_bit(algo: str, steps: int, opened: list[Online]) -> None:
+def test_a_restored_run_with_masks_continues_bit_for_bit(algo: str, steps: int, opened: list[OffPolicy]) -> None:
     """In the middle of episodes and windows."""
     p = pairs(algo, steps)
     whole = started(p, opened)
     advance(whole, 31)
-    if whole.nstep is not None:
-        assert ((whole.nstep._next - whole.nstep._first) > 0).any(), "some window is half full"
+    if whole.regime.nstep is not None:
+        assert ((whole.regime.nstep._next - whole.regime.nstep._first) > 0).any(), "some window is half full"
     tensors, meta = whole.state()
     tensors, meta = {n: t.clone() for n, t in tensors.items()}, json.loads(json.dumps(meta))
     resumed = started(p, opened)
@@ -121,9 +121,9 @@ def test_a_restored_run_with_masks_continues_bit_for_bit(algo: str, steps: int, 
 
 
 @pytest.mark.parametrize("algo", ["sac", "cqn", "iql"])
-def test_without_masks_nothing_is_stored_for_them(algo: str, opened: list[Online]) -> None:
+def test_without_masks_nothing_is_stored_for_them(algo: str, opened: list[OffPolicy]) -> None:
     loop = started(populations.problem("CartPole-v1", algo, train={**LONG, "replay": {"n_step": 3}}), opened)
-    assert loop.replay.layout.size == 2 * 4 + 1 + 3 + 2
-    assert loop.nstep is not None
-    assert "legal_at" not in loop.nstep.state()
-    assert np.prod(loop.nstep._legal_at.shape) == 0
+    assert loop.regime.replay.layout.size == 2 * 4 + 1 + 3 + 2
+    assert loop.regime.nstep is not None
+    assert "legal_at" not in loop.regime.nstep.state()
+    assert np.prod(loop.regime.nstep._legal_at.shape) == 0

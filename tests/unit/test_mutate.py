@@ -33,7 +33,7 @@ from evopipe.evolve.mutate import (
 )
 from evopipe.evolve.select import Selection, TournamentConfig
 from evopipe.evolve.step import evolve
-from evopipe.loops.problem import first_members
+from evopipe.run.spec import first_members
 from evopipe.types import Evolve
 
 EVOLVE = {
@@ -389,7 +389,7 @@ import sys, json, hashlib
 import numpy as np
 sys.path.insert(0, {tests!r})
 import populations
-from evopipe.loops.problem import first_members
+from evopipe.run.spec import first_members
 p = populations.problem(mutation={{"before_training": True}})
 members, mutations = first_members(p, 12)
 digest = hashlib.sha256()

@@ -26,12 +26,13 @@ from evopipe.core.normalise import EPSILON, NormaliseConfig, Normaliser, Statist
 from evopipe.core.population import Member
 from evopipe.envs.make import EnvConfig
 from evopipe.errors import ParamsError
-from evopipe.loops import learners
-from evopipe.loops.acting import choose, step
-from evopipe.loops.evaluate import evaluate
-from evopipe.loops.problem import Problem, first_members, spaces_of
-from evopipe.loops.run import begin
 from evopipe.rng import Purpose
+from evopipe.run import learners
+from evopipe.run.act import choose, step
+from evopipe.run.drive import begin
+from evopipe.run.evaluate import evaluate
+from evopipe.run.spec import Spec, first_members
+from evopipe.stages.setup import spaces_of
 from evopipe.storage import safeio
 from evopipe.storage.dataset import Transitions
 from evopipe.types import Image, Spaces
@@ -42,7 +43,7 @@ BOTH = pytest.mark.parametrize("algo", ["dqn", "ppo"])
 SEEN = ("normaliser.count", "normaliser.mean", "normaliser.square")
 
 
-def normalising(algo: str, train: dict[str, Any] | None = None, **parts: Any) -> Problem:
+def normalising(algo: str, train: dict[str, Any] | None = None, **parts: Any) -> Spec:
     """A small problem with everything normalised that the algorithm can have normalised."""
     block = {"observations": True, "rewards": populations.is_on_policy(algo), "clip": 5.0}
     return populations.problem(algo=algo, train={"normalise": block, **(train or {})}, **parts)
@@ -53,7 +54,7 @@ def run() -> Iterator[Callable[..., Any]]:
     """Makes runs, and closes them."""
     made: list[Any] = []
 
-    def make(p: Problem, members: int | list[Member] = 3, processes: int = 1, warm: Any = None) -> Any:
+    def make(p: Spec, members: int | list[Member] = 3, processes: int = 1, warm: Any = None) -> Any:
         found = first_members(p, members)[0] if isinstance(members, int) else members
         made.append(begin(p, found, warm, learners=processes))
         return made[-1]
@@ -180,14 +181,14 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns() -> None:
 # ------------------------------------------------------------------------------------------------- in a run
 
 
-def on_tensors(p: Problem) -> Problem:
+def on_tensors(p: Spec) -> Spec:
     """The same problem with environments that are tensors."""
     return replace(p, env=EnvConfig(id=p.env.id, num_envs=p.env.num_envs, backend="torch"))
 
 
 def shows(loop: Any) -> np.ndarray:
     """What three members' environments show, `[3, 4, O]`."""
-    shown: np.ndarray = torch.as_tensor(loop.pool.obs).clone().view(3, 4, -1).numpy()
+    shown: np.ndarray = torch.as_tensor(loop.regime.world.pool.obs).clone().view(3, 4, -1).numpy()
     return shown
 
 
@@ -213,9 +214,9 @@ def test_rewards_of_a_run_against_brute_force(backend: str, run: Callable[..., A
     gamma, so_far = p.algo_config.gamma, np.zeros((3, 4))
     history: list[list[float]] = [[], [], []]
     for _ in range(70):
-        place = [loop._place(cohort) for cohort in loop.cohorts]
+        place = [loop.regime._place(cohort) for cohort in loop.cohorts]
         advance(loop, 1)
-        for cohort, rollout, at in zip(loop.cohorts, loop.lessons.rollouts, place, strict=True):
+        for cohort, rollout, at in zip(loop.cohorts, loop.regime.lessons.rollouts, place, strict=True):
             for row, slot in enumerate(cohort.slots):
                 so_far[slot] = gamma * so_far[slot] + 1.0  # CartPole gives 1 at every step
                 history[slot].extend(so_far[slot])
@@ -237,7 +238,7 @@ def test_a_rollout_holds_what_the_policy_was_shown(backend: str, run: Callable[.
         seen.append(shows(loop))
         advance(loop, 1)
         after = shows(loop)
-        for cohort, rollout in zip(loop.cohorts, loop.lessons.rollouts, strict=True):
+        for cohort, rollout in zip(loop.cohorts, loop.regime.lessons.rollouts, strict=True):
             for row, slot in enumerate(cohort.slots):
                 past = np.stack(seen)[:, slot].reshape(-1, 4).astype(np.float64)
                 mean, deviation = past.mean(axis=0), np.sqrt(past.var(axis=0) + EPSILON)
@@ -255,7 +256,7 @@ def test_a_rollout_replays_to_the_same_log_probabilities_and_values(run: Callabl
     p = normalising("ppo", LONG)
     loop = run(p)
     advance(loop, 15)  # of 16
-    for cohort, rollout in zip(loop.cohorts, loop.lessons.rollouts, strict=True):
+    for cohort, rollout in zip(loop.cohorts, loop.regime.lessons.rollouts, strict=True):
         ticks, envs = torch.arange(15).repeat_interleave(4), torch.arange(4).repeat(15)
         members = len(cohort.members)
         batch = rollout.sequences(
@@ -272,14 +273,14 @@ def test_evaluation_leaves_statistics_as_they_are(algo: str, run: Callable[..., 
     loop = run(normalising(algo, LONG))
     advance(loop, 30)
     before = loop.members
-    evaluate(loop.problem, loop.cohorts, loop.eval_pool, loop.problem.seeds(Purpose.EVALUATE, 4), 50)
+    evaluate(loop.spec, loop.cohorts, loop.regime.evaluator.pool, loop.spec.seeds(Purpose.EVALUATE, 4), 50)
     assert all(same(a, b) for a, b in zip(before, loop.members, strict=True))
 
 
 @BOTH
 def test_a_clone_has_seen_what_its_parent_has(algo: str, run: Callable[..., Any]) -> None:
     loop = run(normalising(algo, mutation=UNLIKE | {"probabilities": {"none": 0.0, "architecture": 1.0}}), 4)
-    while not loop.generation_over:
+    while not loop.clock.generation_over:
         loop.advance()
     parents = loop.members
     assert len({float(m.tensors["normaliser.mean"][0]) for m in parents}) == 4
@@ -326,7 +327,7 @@ def test_no_bit_depends_on_how_many_processes_learn(
     loops = [run(p, 5, 1), run(p, 5, 3)]
     for loop in loops:
         advance(loop, 49)
-    assert loops[1].learners._helpers, "the work was divided"
+    assert loops[1].regime.learners._helpers, "the work was divided"
     for loop in loops:
         advance(loop, 30)
     assert equal_states(loops[0].state(), loops[1].state()) == []
@@ -340,7 +341,7 @@ def test_recorded_work_reads_statistics_where_they_are(algo: str, run: Callable[
     for loop in loops:
         advance(loop, 70)
     assert equal_states(loops[0].state(), loops[1].state()) == []
-    made, ticks = recorded.paths.recorded, loops[1].ticks_here
+    made, ticks = recorded.paths.recorded, loops[1].clock.here
     assert ticks > 10
     assert made < 40, "recorded once a generation, not once a tick"
 
@@ -377,7 +378,7 @@ def test_what_is_not_finite_never_enters(algo: str, run: Callable[..., Any]) -> 
     p = normalising(algo, LONG, env="envs_for_tests:NanObs-v0")
     loop = run(p)
     advance(loop, 30)
-    assert loop.broken_rows > 10
+    assert loop.clock.broken > 10
     for member in loop.members:
         assert all(member.tensors[name].isfinite().all() for name in SEEN)
         assert member.tensors["normaliser.count"] == 120
@@ -462,7 +463,7 @@ def test_offline_learns_as_from_a_dataset_that_was_normalised_before(run: Callab
     plain = run(populations.problem(algo="cqn", train=train), 3, warm=transitions(400, *bare))
     for each in (loop, plain):
         advance(each, 5)
-    assert np.array_equal(loop.replay.rows[0, :, :4].numpy(), obs), "the memory holds them raw"
+    assert np.array_equal(loop.regime.replay.rows[0, :, :4].numpy(), obs), "the memory holds them raw"
     for ours, theirs in zip(loop.members, plain.members, strict=True):
         np.testing.assert_allclose(ours.tensors["normaliser.mean"], mean, rtol=1e-9)
         np.testing.assert_allclose(ours.tensors["normaliser.square"] / 400, deviation**2, rtol=1e-6)
@@ -474,7 +475,7 @@ def test_offline_statistics_are_the_dataset_s_to_the_end(run: Callable[..., Any]
     obs, after = dataset()
     loop = run(normalising("cqn", {"mode": "offline"}, mutation=UNLIKE), 3, warm=transitions(400, obs, after))
     finish(loop)
-    assert loop.generation == 3
+    assert loop.clock.generation == 3
     assert all(member.tensors["normaliser.count"] == 400 for member in (*loop.members, loop.champion.member))
 
 
@@ -568,9 +569,7 @@ def learned(observations: bool, run: Callable[..., Any], seed: int) -> float:
     }  # fmt: skip
     config = {"network": {"encoder": [64], "latent": 64}, "lr": 1e-3, "batch_size": 64, "eps_steps": 3000}
     mutation = {"probabilities": {"none": 1.0, "architecture": 0.0, "parameters": 0.0, "activation": 0.0, "rl_hp": 0.0}}
-    p = populations.problem(
-        "scaled_envs:Scaled-v0", seed=seed, train=train, config=config, num_envs=8, mutation=mutation
-    )
+    p = populations.problem("scaled_envs:Scaled-v0", seed=seed, train=train, config=config, num_envs=8, mutation=mutation)
     loop = run(p, 2)
     finish(loop)
     return float(loop.champion.score)

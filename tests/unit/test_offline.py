@@ -17,8 +17,8 @@ import populations
 from evopipe.buffers.replay import RowLayout
 from evopipe.config import parse_params
 from evopipe.errors import DataError, EvopipeError, ParamsError
-from evopipe.loops.offline import Offline, pack
-from evopipe.loops.problem import Problem, first_members
+from evopipe.run.offline import Offline, pack
+from evopipe.run.spec import Spec, first_members
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
 from evopipe.storage.dataset import Transitions, read_minari, read_transitions
 from evopipe.types import Spaces
@@ -45,11 +45,11 @@ def dataset(n: int = 300, obs: int = 4, actions: int = 2, continuous: bool = Fal
     )
 
 
-def for_problem(p: Problem, n: int = 300) -> Transitions:
+def for_problem(p: Spec, n: int = 300) -> Transitions:
     return dataset(n, p.observations, p.actions, p.spaces.continuous)
 
 
-def offline(algo: str = "cqn", train: Mapping[str, Any] | None = None, **parts: Any) -> Problem:
+def offline(algo: str = "cqn", train: Mapping[str, Any] | None = None, **parts: Any) -> Spec:
     return populations.problem(algo=algo, train={"mode": "offline", **(train or {})}, **parts)
 
 
@@ -58,7 +58,7 @@ def run() -> Iterator[Callable[..., Offline]]:
     """Makes runs, and closes them."""
     made: list[Offline] = []
 
-    def make(p: Problem, members: int | list[Any] = 2, data: Transitions | None = None) -> Offline:
+    def make(p: Spec, members: int | list[Any] = 2, data: Transitions | None = None) -> Offline:
         first = first_members(p, members)[0] if isinstance(members, int) else members
         made.append(Offline(p, first, data or for_problem(p)))
         return made[-1]
@@ -75,18 +75,18 @@ def run() -> Iterator[Callable[..., Offline]]:
 def test_a_step_is_a_chance_to_learn(learn_step: int, envs: int, run: Callable[..., Offline]) -> None:
     loop = run(offline(train=LONG, config={"learn_step": learn_step}, num_envs=envs), 3)
     advance(loop, 48)
-    assert loop.step == 48 * envs
+    assert loop.clock.step == 48 * envs
     assert [float(m.tensors["updates"]) for m in loop.members] == [48 * envs // learn_step] * 3
-    assert loop.env_steps == 3 * loop.step
+    assert loop.clock.env_steps == 3 * loop.clock.step
 
 
 def test_no_environment_is_stepped_and_learning_begins_at_once(run: Callable[..., Offline]) -> None:
     loop = run(offline(train={**LONG, "learning_delay": 10**6}), 3)
-    before = loop.pool.obs.copy()
+    before = loop.regime.world.pool.obs.copy()
     advance(loop, 20)
-    assert loop.pool.rows == 1
-    assert (loop.pool.episode_length.tolist(), loop.episodes.tolist()) == ([0], [1])
-    np.testing.assert_array_equal(loop.pool.obs, before)
+    assert loop.regime.world.pool.rows == 1
+    assert (loop.regime.world.pool.episode_length.tolist(), loop.regime.world.episodes.begun.tolist()) == ([0], [1])
+    np.testing.assert_array_equal(loop.regime.world.pool.obs, before)
     assert all(float(m.tensors["updates"]) > 0 for m in loop.members)
 
 
@@ -96,11 +96,11 @@ def test_the_memory_is_the_dataset(sharing: str, run: Callable[..., Offline]) ->
     p = offline(train={**LONG, "replay": {"capacity": 7, "sharing": sharing}})
     data = for_problem(p)
     loop = run(p, 3, data)
-    before = loop.replay.rows.clone()
+    before = loop.regime.replay.rows.clone()
     advance(loop, 30)
-    assert (loop.replay.memories, loop.replay.size.tolist(), loop.warm) == (1, [300], 300)
-    assert equal(before, loop.replay.rows)
-    batch = loop.replay.layout.unpack(loop.replay.rows, torch.ones(1, 300), torch.tensor([0.9]))
+    assert (loop.regime.replay.memories, loop.regime.replay.size.tolist(), loop.regime.warm) == (1, [300], 300)
+    assert equal(before, loop.regime.replay.rows)
+    batch = loop.regime.replay.layout.unpack(loop.regime.replay.rows, torch.ones(1, 300), torch.tensor([0.9]))
     np.testing.assert_array_equal(batch.obs[0], data.obs)
     np.testing.assert_array_equal(batch.action[0], data.action)
     np.testing.assert_array_equal(batch.next_obs[0], data.next_obs)
@@ -167,7 +167,7 @@ def test_a_restored_run_continues_bit_for_bit(
     for loop in (whole, resumed):
         finish(loop)
     assert equal_states(whole.state(), resumed.state()) == []
-    assert whole.generation == 3
+    assert whole.clock.generation == 3
 
 
 def test_a_member_trains_alike_alone_and_in_a_crowd(run: Callable[..., Offline]) -> None:
@@ -179,7 +179,7 @@ def test_a_member_trains_alike_alone_and_in_a_crowd(run: Callable[..., Offline])
 
 
 def test_several_processes_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evopipe.loops.learners.LEAST_WORK", 0.0)
+    monkeypatch.setattr("evopipe.run.learners.LEAST_WORK", 0.0)
     p = offline(train={"max_steps": 240, "evo_steps": 120})
     states = []
     for learners in (1, 2):
@@ -194,7 +194,7 @@ def test_several_processes_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_algorithm_that_usually_acts_learns_from_a_dataset_too(algo: str, run: Callable[..., Offline]) -> None:
     loop = run(offline(algo), 2)
     finish(loop)
-    assert loop.generation == 3
+    assert loop.clock.generation == 3
     assert loop.champion is not None
 
 

@@ -23,9 +23,9 @@ from evopipe.core.networks import Arch, Block, initialise
 from evopipe.core.population import Member
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DataError, MissingInputError, UsageError
-from evopipe.loops.problem import first_members
 from evopipe.policy import Policy
 from evopipe.rng import Purpose
+from evopipe.run.spec import first_members
 from evopipe.storage import safeio
 from evopipe.types import Spaces
 

@@ -18,9 +18,9 @@ from evopipe.core import optim
 from evopipe.core.networks import Net
 from evopipe.core.population import Cohort
 from evopipe.errors import EvopipeError
-from evopipe.loops.problem import Problem, first_members
-from evopipe.loops.rollouts import learn_from_rollout
 from evopipe.rng import Purpose, Stream
+from evopipe.run.rollouts import learn_from_rollout
+from evopipe.run.spec import Spec, first_members
 from evopipe.types import Sequences
 from populations import TICKS, advance, close_generation, rollout_for, started
 
@@ -30,7 +30,7 @@ KINDS = ["ppo", "ppo:continuous", "ppo:multidiscrete", "ppo:multibinary"]
 # ----------------------------------------------------------------------------------------------------------- the loss
 
 
-def hand_made(**config: Any) -> tuple[Problem, Cohort, Sequences]:
+def hand_made(**config: Any) -> tuple[Spec, Cohort, Sequences]:
     """One member and three steps whose probabilities and values are chosen: networks give their output biases alone."""
     p = populations.problem("CartPole-v1", "ppo", config={"normalise_advantage": False, **config})
     (cohort,) = p.form(first_members(p, 1)[0])
@@ -92,7 +92,7 @@ def nets_of(cohort: Cohort) -> dict[str, Net]:
     return {name: net for name, net in found.items() if net is not None}
 
 
-def plain(p: Problem, cohort: Cohort, row: int, batch: Sequences) -> tuple[Any, torch.Tensor, dict[str, torch.Tensor]]:
+def plain(p: Spec, cohort: Cohort, row: int, batch: Sequences) -> tuple[Any, torch.Tensor, dict[str, torch.Tensor]]:
     """One member's policy, as torch.distributions has it, and its values, from plain modules; and their parameters."""
     arch, x = cohort.members[row].arch, batch.obs[row, :, 0]
     rows = {
@@ -115,7 +115,7 @@ def plain(p: Problem, cohort: Cohort, row: int, batch: Sequences) -> tuple[Any, 
     return parts, values, rows
 
 
-def log_prob_and_entropy(p: Problem, policy: Any, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def log_prob_and_entropy(p: Spec, policy: Any, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Of a plain policy: `[B]` each. Squashed actions' densities have their Jacobian, the entropy is the Gaussian's."""
     if isinstance(policy, list):
         each = action[:, None] if action.ndim == 1 else action
@@ -127,7 +127,7 @@ def log_prob_and_entropy(p: Problem, policy: Any, action: torch.Tensor) -> tuple
     return policy.log_prob(action if action.dtype.is_floating_point else action.float()), policy.entropy()
 
 
-def plain_loss(p: Problem, cohort: Cohort, row: int, batch: Sequences) -> tuple[torch.Tensor, Any]:
+def plain_loss(p: Spec, cohort: Cohort, row: int, batch: Sequences) -> tuple[torch.Tensor, Any]:
     """The paper's loss, over the steps that count, as one writes it for one agent; and the parameters."""
     cfg, hp = p.algo_config, {name: float(values[row]) for name, values in cohort.hyper.items()}
     chances, values, rows = plain(p, cohort, row, batch)
@@ -147,7 +147,7 @@ def plain_loss(p: Problem, cohort: Cohort, row: int, batch: Sequences) -> tuple[
     return loss, rows
 
 
-def example(algo: str, seed: int = 0, **config: Any) -> tuple[Problem, Cohort, Sequences]:
+def example(algo: str, seed: int = 0, **config: Any) -> tuple[Spec, Cohort, Sequences]:
     """Unlike members in one cohort that have gone away from the policy that played, and a minibatch with pads."""
     masked = config.pop("masked", False)
     members_own = {"batch_size": 32, "clip": 0.05, "ent_coef": 0.03, "vf_coef": 0.7}
@@ -313,7 +313,7 @@ def test_masked_environments_of_several_choices_are_learned_and_evaluated(algo: 
     """They raise where an action is illegal."""
     loop = started(populations.problem(algo=algo, kwargs={"masks": masks}), 2)
     advance(loop, 49)
-    rows = loop.lessons.rollouts[0]
+    rows = loop.regime.lessons.rollouts[0]
     assert rows.layout.masked
     advance(loop, 1)
     close_generation(loop)
@@ -389,7 +389,7 @@ def test_an_environment_that_leaves_no_legal_action_is_named(env: str) -> None:
     with pytest.raises(EvopipeError, match=r"no legal action.*envs_for_tests:MaskedOut-v0"):
         advance(loop, 200)
     assert all(torch.isfinite(t).all() for m in loop.members for t in m.tensors.values())
-    assert np.isfinite(loop.pool.obs).all()
+    assert np.isfinite(loop.regime.world.pool.obs).all()
     loop.close()
 
 

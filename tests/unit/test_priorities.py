@@ -12,9 +12,9 @@ import populations
 from evopipe.buffers.priorities import FAN_OUT, LEAST, MOST, TOP, Priorities
 from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core.population import Cohort
-from evopipe.loops import steps
-from evopipe.loops.online import Online
 from evopipe.rng import Purpose, Stream, uniform
+from evopipe.run import learn as steps
+from evopipe.run.off_policy import OffPolicy
 
 CPU = torch.device("cpu")
 CAPACITIES = (1, 5, TOP, TOP + 1, 2000, 40_000)
@@ -262,7 +262,7 @@ def test_rows_that_are_overwritten_begin_anew(memories: int) -> None:
     torch.testing.assert_close(trees.levels[0], expected)
 
 
-def prioritised(**replay: object) -> Online:
+def prioritised(**replay: object) -> OffPolicy:
     train = {"replay": {"capacity": 2000, "sharing": "own", "prioritised": True, **replay}, "max_steps": 4000,
              "evo_steps": 4000}  # fmt: skip
     return populations.started(populations.problem("CartPole-v1", "dqn", train=train), 2)
@@ -271,15 +271,15 @@ def prioritised(**replay: object) -> Online:
 def test_the_correction_grows_from_beta_to_one_over_the_run() -> None:
     """Peer fault: it compounded, and counted every environment, so that it was 1 after a fiftieth of the run."""
     run = prioritised(beta=0.4)
-    half = run.total_ticks // 2
-    given = [float(steps._beta(run.problem, tick)) for tick in (0, half, run.total_ticks, 2 * run.total_ticks)]
+    half = run.clock.total // 2
+    given = [float(steps._beta(run.spec, tick)) for tick in (0, half, run.clock.total, 2 * run.clock.total)]
     assert given == pytest.approx([0.4, 0.7, 1.0, 1.0])
     run.close()
 
 
-def errors_of(run: Online, cohort: Cohort, tick: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def errors_of(run: OffPolicy, cohort: Cohort, tick: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rows that the next update draws, its importance weights, and the errors it will find, by hand."""
-    p, replay = run.problem, run.replay
+    p, replay = run.spec, run.regime.replay
     when = torch.tensor([tick * steps.UPDATES_PER_TICK])
     u = uniform(cohort.keys, Purpose.REPLAY, when, cohort.batch)[:, 0]
     size = torch.from_numpy(replay.filled(cohort.slots))
@@ -299,11 +299,11 @@ def test_an_update_sets_the_priorities_of_what_it_saw() -> None:
     run, again = prioritised(), prioritised()
     for each in (run, again):
         populations.advance(each, 60)
-    (cohort,), trees = run.cohorts, run.replay.priorities
+    (cohort,), trees = run.cohorts, run.regime.replay.priorities
     assert trees is not None
     before = trees.levels[0].clone()
     index, _, errors = errors_of(again, again.cohorts[0], 60)
-    steps.learn(run.problem, cohort, run.replay, 60, 1)
+    steps.learn(run.spec, cohort, run.regime.replay, 60, 1)
     expected = before.clone()
     for member, slot in enumerate(cohort.slots):
         for row in set(index[member].tolist()):
@@ -322,13 +322,13 @@ def test_a_diverged_member_leaves_its_priorities_as_they_were() -> None:
     for each in (clean, ill):
         populations.advance(each, 60)
     cohort, row = populations.of_slot(ill.cohorts, 1)
-    getattr(cohort.state, ill.problem.algo.POLICY).values[row] *= 1e15
-    trees, others = ill.replay.priorities, clean.replay.priorities
+    getattr(cohort.state, ill.spec.algo.POLICY).values[row] *= 1e15
+    trees, others = ill.regime.replay.priorities, clean.regime.replay.priorities
     assert trees is not None
     assert others is not None
     before = [tensor.clone() for tensor in trees.tensors()]
     for each in (clean, ill):
-        learned, _ = steps.learn(each.problem, each.cohorts[0], each.replay, 60, 2)
+        learned, _ = steps.learn(each.spec, each.cohorts[0], each.regime.replay, 60, 2)
     assert learned.healthy.tolist() == [True, False]
     for was, now, expected in zip(before, trees.tensors(), others.tensors(), strict=True):
         assert populations.equal(now[1], was[1])

@@ -19,9 +19,9 @@ from evopipe.core.networks import Arch, Block, Net, Structure, Widths, forward, 
 from evopipe.core.population import Cohort, Member
 from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import MutationConfig, mutate_architecture, mutate_parameters
-from evopipe.loops.problem import first_members
 from evopipe.ops.value import project, support
 from evopipe.rng import Purpose, Stream
+from evopipe.run.spec import first_members
 from evopipe.types import Batch
 from populations import finish, same, started
 

@@ -15,8 +15,8 @@ import torch
 import populations
 from evopipe.buffers.rollout import Rollout, StepLayout, windows
 from evopipe.envs.pool import Step
-from evopipe.loops.problem import Problem, first_members
-from evopipe.loops.rollouts import Plan, learn_from_rollout
+from evopipe.run.rollouts import Plan, learn_from_rollout
+from evopipe.run.spec import Spec, first_members
 from evopipe.types import Chosen, Spaces
 from populations import TICKS, advance, rollout_for, started
 
@@ -176,7 +176,7 @@ def true_value(state: Any) -> Any:
     return np.sin(np.asarray(state, np.float64) * 0.7) * 3.0
 
 
-def known(p: Problem) -> Problem:
+def known(p: Spec) -> Spec:
     """The algorithm with known values in place of its critic's."""
     real = p.algo
 
@@ -203,16 +203,16 @@ def loops() -> Iterator[list[Any]]:
 def played(loop: Any) -> list[tuple[np.ndarray, Step]]:
     """Advance a run by a rollout; return what every environment showed and gave at each tick."""
     log: list[tuple[np.ndarray, Step]] = []
-    receive = loop.pool.receive
+    receive = loop.regime.world.pool.receive
 
     def watched() -> Step:
-        before = loop.pool.obs.copy()
+        before = loop.regime.world.pool.obs.copy()
         log.append((before, receive()))
         return log[-1][1]
 
-    loop.pool.receive = watched
+    loop.regime.world.pool.receive = watched
     advance(loop, TICKS)
-    loop.pool.receive = receive
+    loop.regime.world.pool.receive = receive
     return log
 
 
@@ -256,7 +256,7 @@ def test_estimates_of_a_run_are_those_of_each_episode_by_itself(
         ends += [
             sum(int(getattr(taken, name).sum()) for _, taken in log) for name in ("terminated", "truncated", "broken")
         ]
-        for row in range(loop.pool.rows):
+        for row in range(loop.regime.world.pool.rows):
             member, where = divmod(row, p.env.num_envs)
             advantage, target, valid = rollout_columns(loop, member)[:, where].unbind(dim=-1)
             expected, value = summed(log, row, 0.8, 0.7), true_value(np.array([seen[row, 0] for seen, _ in log]))
@@ -341,13 +341,13 @@ def test_memory_goes_on_over_rollouts_and_ends_with_episodes(loops: list[Any]) -
     size = state.actor.structure.memory
     memory, ended = torch.zeros(1, 4, size), 0
     for tick in range(3 * TICKS):
-        begins = torch.from_numpy(loop.pool.episode_length == 0)
+        begins = torch.from_numpy(loop.regime.world.pool.episode_length == 0)
         ended += int(begins.sum())
         memory = torch.where(begins[None, :, None], 0.0, memory)
         with torch.no_grad():
-            _, memory = remember(state.actor, torch.from_numpy(loop.pool.obs)[None], memory)
+            _, memory = remember(state.actor, torch.from_numpy(loop.regime.world.pool.obs)[None], memory)
         advance(loop, 1)
-        torch.testing.assert_close(loop.memories[0][..., :size], memory, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(loop.regime.memories[0][..., :size], memory, atol=1e-5, rtol=1e-5)
         assert memory.abs().sum() > 0, tick
     assert ended > 4, "more than the first episodes"
 

@@ -43,7 +43,7 @@ from evopipe.evolve.mutate import (
     mutate_architecture,
     mutate_parameters,
 )
-from evopipe.loops.problem import Problem, first_members
+from evopipe.run.spec import Spec, first_members
 from evopipe.storage import safeio
 from evopipe.types import Image
 from populations import UNLIKE, started, updated
@@ -334,7 +334,7 @@ each_off_policy = pytest.mark.parametrize("algo", OFF_POLICY)
 each_algorithm = pytest.mark.parametrize("algo", [*OFF_POLICY, "ppo"])
 
 
-def formed(algo: str, hyper: Mapping[str, float] | None = None, **config: Any) -> tuple[Problem, Cohort]:
+def formed(algo: str, hyper: Mapping[str, float] | None = None, **config: Any) -> tuple[Spec, Cohort]:
     """Three members, each with one encoder under all its networks; targets unlike them, and outputs of some size."""
     p = populations.problem(algo=algo, config={**SHARE, **config})
     g = torch.Generator().manual_seed(0)
@@ -348,7 +348,7 @@ def formed(algo: str, hyper: Mapping[str, float] | None = None, **config: Any) -
     return p, replace(cohort, hyper={**cohort.hyper, **given})
 
 
-def moved(p: Problem, cohort: Cohort, times: int = 4) -> set[str]:
+def moved(p: Spec, cohort: Cohort, times: int = 4) -> set[str]:
     """The tensors of weights that some updates have changed, of every member."""
     weights = {
         name for name, (kind, _) in population.tensor_kinds(p.algo.State, p.widths).items() if kind == "parameters"
@@ -360,7 +360,7 @@ def moved(p: Problem, cohort: Cohort, times: int = 4) -> set[str]:
     return changed[0]
 
 
-def of_member(p: Problem, member: Member, name: str) -> dict[str, torch.Tensor]:
+def of_member(p: Spec, member: Member, name: str) -> dict[str, torch.Tensor]:
     """A member's weights in double precision, ready for the reference."""
     widths = p.widths[population.tensor_kinds(p.algo.State, p.widths)[name][1]]
     return {k: v.double().requires_grad_() for k, v in named(member.arch, widths, member.tensors[name]).items()}
@@ -493,7 +493,7 @@ def test_parameter_noise_goes_to_all_networks_that_act() -> None:
     assert seen == {"encoder", "actor"}
 
 
-def without_a_layer(algo: str) -> Problem:
+def without_a_layer(algo: str) -> Spec:
     return populations.problem(algo=algo, config={**SHARE, "network": {**SHARE["network"], "head": []}})
 
 

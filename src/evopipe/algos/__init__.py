@@ -1,14 +1,8 @@
 """The algorithms: one file each, discovered by name.
 
-An algorithm is a module of this package that defines the names below. Params validation, command-line help, contract
-tests, evolution ranges and checkpoints follow from them; a missing one fails at import with a sentence. It may define
-more: `values(cfg, state, obs)`, action values for `Policy.q_values`; `period(cfg)`, after how many updates the pattern
-of its updates repeats (1 where it does not: all are alike; `turn` of `update` counts within it); `OFFLINE_ONLY`, that
-it only makes sense on a dataset (`train.mode: offline`); `RECURRENT`, that it serves networks with a memory;
-`ACTS_WITH`, rows of the state that an exported policy needs beside its network; `MASKED_LOSS`, that its loss reads
-which actions are legal in `obs`, `Batch.legal`.
-
-An algorithm that defines `step` learns on-policy, from what its members have just done and from nothing else.
+An algorithm is a module of this package that defines the names below. `REGIME` says what its members live on; each
+regime asks for names of its own. Params validation, command-line help, contract tests, evolution ranges and checkpoints
+follow from them; a missing one fails at import with a sentence. What is optional has a default.
 """
 
 from __future__ import annotations
@@ -17,7 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from evopipe.core.population import least_head
 from evopipe.errors import ParamsError, did_you_mean
@@ -25,6 +19,7 @@ from evopipe.types import Chosen, Learned, Spaces
 
 REQUIRED = {
     "PAPER": "the paper's link",
+    "REGIME": "what members live on: `off_policy`, transitions; `on_policy`, their last steps",
     "POLICY": "the network that acts",
     "ACTIONS": "the kinds of action space served: `discrete`, `continuous`",
     "Config": "the pydantic schema of its block in params.yaml",
@@ -35,35 +30,52 @@ REQUIRED = {
     "loss": "each member's loss",
     "update": "one learning step",
 }
-OFF_POLICY = {
-    "explore": "the exploration rate after so many steps",
-    "act": "actions while training, exploring",
+REGIMES = {
+    "off_policy": {
+        "explore": "the exploration rate after so many steps",
+        "act": "actions while training, exploring",
+    },
+    "on_policy": {
+        "step": "actions drawn from the policy or its best, with their log-probabilities, values and memory",
+        "value": "values of observations",
+        "schedule": "what hyper-parameters are multiplied by after so many steps",
+    },
 }
-ON_POLICY = {
-    "step": "actions drawn from the policy or its best, with their log-probabilities, values and memory",
-    "value": "values of observations",
-    "schedule": "what hyper-parameters are multiplied by after so many steps",
+OPTIONAL: dict[str, Any] = {
+    "values": None,  # (cfg, state, obs) → action values, for `Policy.q_values`
+    "period": lambda cfg: 1,  # after how many updates their pattern repeats; `turn` of `update` counts within it
+    "OFFLINE_ONLY": False,  # whether it only makes sense on a dataset (`train.mode: offline`)
+    "RECURRENT": False,  # whether it serves networks with a memory
+    "ACTS_WITH": (),  # rows of the state that an exported policy needs beside its network
+    "MASKED_LOSS": False,  # whether its loss reads which actions are legal in `obs`, `Batch.legal`
 }
 
 
 class Algorithm(Protocol):
-    """What a module of this package defines."""
+    """What a module of this package defines, see `REQUIRED`, `REGIMES` and `OPTIONAL`."""
 
     PAPER: str
+    REGIME: str
     POLICY: str
     ACTIONS: tuple[str, ...]
     Config: type[Any]
     State: type[Any]
     networks: Callable[[Any, Spaces], Mapping[str, Any]]
     init: Callable[[Any, Mapping[str, Any]], Any]
-    explore: Callable[[Any, int], float]  # explore and act off-policy,
-    act: Callable[..., Any]
-    step: Callable[..., Chosen]  # step, value and schedule on-policy
-    value: Callable[..., Any]
-    schedule: Callable[[Any, int], Mapping[str, float]]
     greedy: Callable[..., Any]
     loss: Callable[..., Any]
     update: Callable[..., Learned]
+    explore: Callable[[Any, int], float]
+    act: Callable[..., Any]
+    step: Callable[..., Chosen]
+    value: Callable[..., Any]
+    schedule: Callable[[Any, int], Mapping[str, float]]
+    values: Callable[..., Any] | None
+    period: Callable[[Any], int]
+    OFFLINE_ONLY: bool
+    RECURRENT: bool
+    ACTS_WITH: tuple[str, ...]
+    MASKED_LOSS: bool
 
 
 @cache
@@ -74,7 +86,7 @@ def names() -> tuple[str, ...]:
 
 def on_policy(algo: Algorithm) -> bool:
     """Whether an algorithm learns from what its members have just done, and from nothing else."""
-    return hasattr(algo, "step")
+    return algo.REGIME == "on_policy"
 
 
 def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
@@ -86,8 +98,8 @@ def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
         spaces: the environment's.
     """
     algo = get(name)
-    if cfg.network.encoder_kind == "lstm" and not getattr(algo, "RECURRENT", False):
-        able = [f"train.algo: {other}" for other in names() if getattr(get(other), "RECURRENT", False)]
+    if cfg.network.encoder_kind == "lstm" and not algo.RECURRENT:
+        able = [f"train.algo: {other}" for other in names() if get(other).RECURRENT]
         remedy = "take mlp, simba or resnet" + (f", or {' or '.join(able)}" if able else "")
         return "network.encoder_kind", f"{name} keeps no memory between steps; {remedy}"
     if len(cfg.network.head) < least_head(algo.networks(cfg, spaces).values()):
@@ -110,9 +122,14 @@ def get(name: str) -> Algorithm:
         raise ParamsError(
             f"train.algo: no algorithm {name!r}{did_you_mean(name, names())} (there are: {', '.join(names())})"
         )
-    module = importlib.import_module(f"{__name__}.{name}")
-    own = ON_POLICY if hasattr(module, "step") else OFF_POLICY
-    for needed, what in (REQUIRED | own).items():
+    module: Any = importlib.import_module(f"{__name__}.{name}")
+    regime = REGIMES.get(getattr(module, "REGIME", ""))
+    if regime is None and hasattr(module, "REGIME"):
+        raise ImportError(f"algos/{name}.py: REGIME is {module.REGIME!r}, there are {' and '.join(REGIMES)}")
+    for needed, what in (REQUIRED | (regime or {})).items():
         if not hasattr(module, needed):
-            raise ImportError(f"algos/{name}.py does not define {needed!r} ({what}): every algorithm must")
-    return module
+            raise ImportError(f"algos/{name}.py does not define {needed!r} ({what}): every such algorithm must")
+    for optional, default in OPTIONAL.items():
+        if not hasattr(module, optional):
+            setattr(module, optional, default)
+    return cast("Algorithm", module)

@@ -26,6 +26,7 @@ from evopipe.rng import Stream
 from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://proceedings.neurips.cc/paper/1988/hash/812b4ba287f5ee0bc9d43bbf5bbe87fb-Abstract.html"
+REGIME = "off_policy"
 POLICY = "actor"
 ACTIONS = ("discrete", "continuous")
 OFFLINE_ONLY = True

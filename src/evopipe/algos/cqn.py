@@ -27,6 +27,7 @@ from evopipe.rng import Stream
 from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://arxiv.org/abs/2006.04779"
+REGIME = "off_policy"
 POLICY = "q"
 ACTIONS = ("discrete",)
 MASKED_LOSS = True

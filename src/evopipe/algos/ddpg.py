@@ -25,6 +25,7 @@ from evopipe.rng import Stream
 from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://arxiv.org/abs/1509.02971"
+REGIME = "off_policy"
 POLICY = "actor"
 ACTIONS = ("continuous",)
 

@@ -26,6 +26,7 @@ from evopipe.rng import Stream
 from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://doi.org/10.1038/nature14236"
+REGIME = "off_policy"
 POLICY = "q"
 ACTIONS = ("discrete",)
 

@@ -30,6 +30,7 @@ from evopipe.rng import Stream
 from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://arxiv.org/abs/2110.06169"
+REGIME = "off_policy"
 POLICY = "actor"
 ACTIONS = ("continuous", "discrete")
 MASKED_LOSS = True

@@ -30,6 +30,7 @@ from evopipe.rng import Stream
 from evopipe.types import AlgoConfig, Chosen, Evolve, Learned, Sequences, Spaces, hyper
 
 PAPER = "https://arxiv.org/abs/1707.06347"
+REGIME = "on_policy"
 POLICY = "actor"
 ACTIONS = ("discrete", "continuous", "multidiscrete", "multibinary")
 ACTS_WITH = ("log_std",)

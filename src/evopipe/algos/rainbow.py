@@ -29,6 +29,7 @@ from evopipe.rng import Stream
 from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://arxiv.org/abs/1710.02298"
+REGIME = "off_policy"
 POLICY = "q"
 ACTIONS = ("discrete",)
 

@@ -26,6 +26,7 @@ from evopipe.rng import Stream
 from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://arxiv.org/abs/1802.09477"
+REGIME = "off_policy"
 POLICY = "actor"
 ACTIONS = ("continuous",)
 

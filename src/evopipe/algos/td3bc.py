@@ -28,6 +28,7 @@ from evopipe.rng import Stream
 from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
 
 PAPER = "https://arxiv.org/abs/2106.06860"
+REGIME = "off_policy"
 POLICY = "actor"
 ACTIONS = ("continuous",)
 

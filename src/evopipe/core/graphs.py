@@ -88,47 +88,38 @@ class Runner:
         self.paths = paths or Paths()
         self._played: dict[Hashable, tuple[tuple[torch.Tensor, ...], _Recording]] = {}
 
-    @property
-    def eager(self) -> bool:
-        """Whether nothing is recorded, so that work is simply called."""
-        return self.paths.capture == "none"
-
     def run(
         self,
         name: Hashable,
         make: Callable[[Callable[..., Any]], Body],
         inputs: Sequence[torch.Tensor],
-        bound: Sequence[torch.Tensor],
-        written: Sequence[torch.Tensor] = (),
+        device: torch.device,
+        bound: Callable[[], Sequence[torch.Tensor]],
+        written: Callable[[], Sequence[torch.Tensor]] = lambda: (),
     ) -> tuple[torch.Tensor, ...]:
-        """Run a piece of work.
+        """Run a piece of work; if nothing is recorded, simply call it.
 
         Args:
             name: what it is; with it goes everything that changes shapes or operators.
             make: returns the work, a function of tensors on the device that waits for nothing on the host. It is given
                 a decorator for the part that may be compiled: `torch.compile`, or the identity.
             inputs: what is new at every call, on the host or the device; shapes and types as at the first call.
-            bound: tensors that the work reads or writes beside its inputs. It is recorded anew where one of them is
-                another tensor than before.
-            written: those that it writes, in place.
+            device: where the work runs.
+            bound: returns the tensors that the work reads beside its inputs and those that it writes. It is recorded
+                anew if one of them is another tensor than before.
+            written: returns those that it writes, in place.
 
         Returns:
             Its results, for the caller to keep.
         """
-        known = self._played.get(name)
-        if (
-            known is None
-            or len(known[0]) != len(bound)
-            or any(a is not b for a, b in zip(known[0], bound, strict=True))
-        ):
+        if self.paths.capture == "none":
+            return make(lambda function: function)(*(upload(x, device) for x in inputs))
+        known, now = self._played.get(name), (*bound(), *written())
+        if known is None or len(known[0]) != len(now) or any(a is not b for a, b in zip(known[0], now, strict=True)):
             self._played.pop(name, None)  # its memory first
-            known = tuple(bound), _Recording(self.paths, make, inputs, bound[0].device, written)
+            known = now, _Recording(self.paths, make, inputs, device, written())
             self._played[name] = known
         return known[1](inputs)
-
-
-def _identical(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
 
 
 class _Recording:

@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -118,6 +119,7 @@ class Cohort:
         hyper: every evolvable hyper-parameter as `[P]`.
         weight: `[P, B]`, (j < b_p) / b_p: a member's own batch size inside the padded batch.
         healthy: `[P]` bool.
+        losses: `[P]` of the last update, NaN before the first.
         normaliser: what the members have seen, None where nothing is normalised.
         runner: runs its work, eagerly or from a record of it; no state of its own.
     """
@@ -129,6 +131,7 @@ class Cohort:
     hyper: Mapping[str, torch.Tensor]
     weight: torch.Tensor
     healthy: torch.Tensor
+    losses: torch.Tensor
     normaliser: Normaliser | None = None
     runner: Runner = field(default_factory=Runner, repr=False, compare=False)
 
@@ -136,6 +139,11 @@ class Cohort:
     def slots(self) -> list[int]:
         """Slots of the rows."""
         return [member.slot for member in self.members]
+
+    @cached_property
+    def bare(self) -> Cohort:
+        """The same without the runner, which is to hold no cohort that holds it."""
+        return replace(self, runner=Runner())
 
     @property
     def batch(self) -> int:
@@ -185,6 +193,7 @@ def part(cohort: Cohort, first: int, end: int) -> Cohort:
         hyper={name: values[cut] for name, values in cohort.hyper.items()},
         weight=cohort.weight[cut],
         healthy=cohort.healthy[cut],
+        losses=cohort.losses[cut],
         normaliser=None if cohort.normaliser is None else cohort.normaliser.part(first, end),
         runner=Runner(),
     )
@@ -364,6 +373,7 @@ def _form(
         hyper=hyper,
         weight=_batch_weight(members, device),
         healthy=torch.tensor([m.healthy for m in members], device=device),
+        losses=torch.full((len(members),), torch.nan, device=device),
         normaliser=Normaliser.stack([m.tensors for m in members], device),
     )
 

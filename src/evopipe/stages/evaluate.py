@@ -14,11 +14,11 @@ from evopipe.config import Params
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.workers import Crew
 from evopipe.errors import EnvironmentFailed, Interrupted
-from evopipe.loops.evaluate import Stopped, evaluate
 from evopipe.ops.statistics import bootstrap_interval, interquartile_mean
 from evopipe.rng import Purpose
+from evopipe.run.evaluate import Stopped, evaluate
 from evopipe.stages import paths
-from evopipe.stages.setup import make_problem, read_members, with_slots
+from evopipe.stages.setup import make_spec, read_members, with_slots
 from evopipe.stages.tell import tell
 from evopipe.storage import safeio
 
@@ -36,8 +36,8 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         Interrupted: a signal came.
     """
     device = runtime.configure(params.runtime)
-    problem = make_problem(params, device)
-    stored, _ = read_members(folder / paths.TRAINED, problem, "train")
+    spec = make_spec(params, device)
+    stored, _ = read_members(folder / paths.TRAINED, spec, "train")
     members = with_slots(stored)
     names = [*(f"member_{i}" for i in range(len(members) - 1)), "elite"]
     n = params.evaluate.episodes
@@ -45,11 +45,11 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     crew = Crew(params.runtime.env_workers)
     # The reported score is Gymnasium's, whatever build of the environment training stepped.
     pool = EnvPool(params.env.on_gymnasium, size, what="evaluation", crew=crew)
-    seeds, cohorts = problem.seeds(Purpose.HELD_OUT, n), problem.form(members)
+    seeds, cohorts = spec.seeds(Purpose.HELD_OUT, n), spec.form(members)
     try:
         with runtime.StopSignal() as stop, runtime.translate_failures():
             stopped = lambda: stop.signum is not None  # noqa: E731
-            played = evaluate(problem, cohorts, pool, seeds, params.evaluate.steps, stopped)
+            played = evaluate(spec, cohorts, pool, seeds, params.evaluate.steps, stopped)
     except Stopped:
         raise Interrupted(
             stop.signum or signal.SIGTERM, "evaluation stopped, nothing was written; the same command begins it again"

@@ -15,7 +15,7 @@ from evopipe.envs.make import ActionSpace, make_env
 from evopipe.envs.observations import Leaf, ObservationSpace
 from evopipe.errors import DataError, MissingInputError
 from evopipe.stages import paths
-from evopipe.stages.setup import make_problem, read_members
+from evopipe.stages.setup import make_spec, read_members
 from evopipe.stages.tell import tell
 from evopipe.storage import safeio
 
@@ -28,8 +28,8 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         DataError: one of them is damaged.
     """
     runtime.configure(params.runtime)
-    problem = make_problem(params)
-    members, trained = read_members(folder / paths.TRAINED, problem, "train")
+    spec = make_spec(params)
+    members, trained = read_members(folder / paths.TRAINED, spec, "train")
     score = _score(folder / paths.EVALUATION)
     elite = members[-1]
     about = {
@@ -108,7 +108,7 @@ def _ancestry(folder: Path, elite: int) -> list[dict[str, Any]]:
 def _card(params: Params, elite: Member, about: dict[str, Any]) -> str:
     """Write the model card: what it is, how good, how to use it."""
     score = about["evaluation"]
-    answers = "actions, values" if hasattr(get(params.train.algo), "values") else "actions"
+    answers = "actions, values" if get(params.train.algo).values is not None else "actions"
     memory = policy.Policy(get(params.train.algo), params.algo_config, elite, about).memory
     use, program = "action = policy.act(obs)", f"{answers} = program(obs)"
     if memory:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from evopipe.config import Params
-from evopipe.loops.problem import first_members, go_on
+from evopipe.run.spec import first_members, go_on
 from evopipe.stages.paths import POPULATION
-from evopipe.stages.setup import about_problem, make_problem, read_start, write_members
+from evopipe.stages.setup import about_spec, make_spec, read_start, write_members
 from evopipe.stages.tell import tell
 
 
@@ -21,12 +21,12 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         MissingInputError: `population.start` is not there.
         DataError: it is damaged, or belongs to another algorithm or environment.
     """
-    problem, start = make_problem(params), params.population.start
-    members, mutations = first_members(problem, params.population.size)
+    spec, start = make_spec(params), params.population.start
+    members, mutations = first_members(spec, params.population.size)
     if start is not None:
-        members, mutations = go_on(problem, read_start(Path(start), problem), members)
+        members, mutations = go_on(spec, read_start(Path(start), spec), members)
     about = {
-        **about_problem(problem),
+        **about_spec(spec),
         "mutations": [mutation.to_json() for mutation in mutations],
     }
     write_members(folder / POPULATION, members, about)

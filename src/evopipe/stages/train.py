@@ -16,13 +16,12 @@ from evopipe.envs.make import source_of
 from evopipe.envs.workers import Crew
 from evopipe.errors import DataError, DiskError, DivergedError, EnvironmentFailed, Interrupted, MissingInputError
 from evopipe.evolve.mutate import Mutation
-from evopipe.loops.base import Champion, Loop
-from evopipe.loops.learners import learner_count
-from evopipe.loops.problem import Problem
-from evopipe.loops.run import begin
-from evopipe.loops.run import run as run_loop
+from evopipe.run.drive import begin, drive
+from evopipe.run.learners import learner_count
+from evopipe.run.run import Champion, Run
+from evopipe.run.spec import Spec
 from evopipe.stages import paths, tracking
-from evopipe.stages.setup import about_problem, make_problem, read_members, write_members
+from evopipe.stages.setup import about_spec, make_spec, read_members, write_members
 from evopipe.storage import safeio
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.dataset import Transitions, read_transitions
@@ -53,11 +52,11 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         Interrupted: a signal came; the state was saved.
     """
     device = runtime.configure(params.runtime)
-    problem = make_problem(params, device)
+    spec = make_spec(params, device)
     learners = learner_count(params.runtime.learners, params.runtime.threads)
-    members, about = read_members(folder / paths.POPULATION, problem, "population")
+    members, about = read_members(folder / paths.POPULATION, spec, "population")
     births = [Mutation(**mutation) for mutation in about["mutations"]]
-    warm = _transitions(params, problem, folder)
+    warm = _transitions(params, spec, folder)
     state = runtime.state_folder("train", _key(params, folder, warm is not None), folder)
     outputs = runtime.state_folder("locks", runtime.content_key({"outputs": folder.absolute()}), folder)
     with (
@@ -68,7 +67,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     ):
         store = CheckpointStore(state / "checkpoints")
         # Nothing is there to save before the loop is: until then a signal simply ends the process.
-        loop = begin(problem, members, warm, births, crew, learners)
+        made = begin(spec, members, warm, births, crew, learners)
         warm = None  # the memory holds it now, its images as bytes
         try:
             with (
@@ -76,19 +75,19 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
                 Tracker([console_sink(quiet), JsonlSink(state / "events.jsonl")]) as tracker,
                 tracking.courier(params, state, folder) as courier,
             ):
-                champion = _train(loop, params, store, stop, tracker, courier)
-                _write_outputs(loop, champion, params, folder)
-                _write_timing(state / "events.jsonl", loop.curve, folder)
+                champion = _train(made, params, store, stop, tracker, courier)
+                _write_outputs(made, champion, params, folder)
+                _write_timing(state / "events.jsonl", made.curve, folder)
                 tracking.finish(params, state, folder)
         finally:
-            loop.close()
+            made.close()
         store.clear()
 
 
-def _transitions(params: Params, problem: Problem, folder: Path) -> Transitions | None:
+def _transitions(params: Params, spec: Spec, folder: Path) -> Transitions | None:
     """Read the transitions that fill the replay first, offline all there are; refuse those of another environment."""
     limit = None if params.train.mode == "offline" else params.train.warm_start
-    if limit == 0 or on_policy(problem.algo):
+    if limit == 0 or on_policy(spec.algo):
         return None
     path = folder / paths.TRANSITIONS
     if not path.exists():
@@ -97,16 +96,16 @@ def _transitions(params: Params, problem: Problem, folder: Path) -> Transitions 
     if not len(found):
         raise DataError(f"{path}: holds no transition; fetch at least one episode, then `dvc repro fetch buffer`")
     vectors, remedy = found.action.ndim == 2, "run `dvc repro fetch buffer` again"
-    if vectors != problem.spaces.continuous:
+    if vectors != spec.spaces.continuous:
         kind = "continuous" if vectors else "discrete"
-        raise DataError(f"{path}: holds {kind} actions, {problem.env.id} has {problem.spaces.kind} ones; {remedy}")
+        raise DataError(f"{path}: holds {kind} actions, {spec.env.id} has {spec.spaces.kind} ones; {remedy}")
     observations = found.obs.shape[1]
     actions = found.action.shape[1] if vectors else int(found.action.max()) + 1
-    if observations != problem.observations or actions > problem.actions or (vectors and actions < problem.actions):
+    if observations != spec.observations or actions > spec.actions or (vectors and actions < spec.actions):
         what = "actions" if not vectors else "numbers in an action"
         raise DataError(
-            f"{path}: holds observations of length {observations} and {actions} {what}, {problem.env.id} has "
-            f"{problem.observations} and {problem.actions}; {remedy}"
+            f"{path}: holds observations of length {observations} and {actions} {what}, {spec.env.id} has "
+            f"{spec.observations} and {spec.actions}; {remedy}"
         )
     return found
 
@@ -124,7 +123,7 @@ def _key(params: Params, folder: Path, warm: bool) -> str:
 
 
 def _train(
-    loop: Loop,
+    run: Run,
     params: Params,
     store: CheckpointStore,
     stop: runtime.StopSignal,
@@ -133,14 +132,13 @@ def _train(
 ) -> Champion:
     """Resume where there is a checkpoint, train to the end, save in between; return the champion."""
     began = time.perf_counter()
-    resumed = _resume(loop, store, tracker)
-    size = len(loop.keys)
+    resumed = _resume(run, store, tracker)
     tracker.emit(
-        Start("train", params.env.id, params.train.algo, size, loop.total_ticks * params.env.num_envs, resumed)
+        Start("train", params.env.id, params.train.algo, run.clock.members, run.clock.total * run.clock.envs, resumed)
     )
-    for sentence in loop.remarks:
+    for sentence in run.regime.remarks:
         tracker.emit(Message("warning", sentence))
-    saver = _Saver(loop, store, params.runtime.checkpoint_seconds)
+    saver = _Saver(run, store, params.runtime.checkpoint_seconds)
 
     def between() -> None:
         saver()
@@ -148,48 +146,48 @@ def _train(
             tracker.emit(Message("warning", sentence))
 
     try:
-        run_loop(loop, tracker, lambda: stop.signum is not None, between)
+        drive(run, tracker, lambda: stop.signum is not None, between)
     except EnvironmentFailed:
-        if loop.whole:
-            loop.broken_here = 0  # a mended environment starts with a clean slate
+        if run.regime.whole:
+            run.clock.broken_here = 0  # a mended environment starts with a clean slate
             with contextlib.suppress(DiskError):  # the environment's failure is the news
                 saver.save()
         raise
-    if stop.signum is not None and not loop.reason:
+    if stop.signum is not None and not run.reason:
         saver.save()
         raise Interrupted(
-            stop.signum, f"stopped at step {loop.step} of each member; saved, the same command continues from there"
+            stop.signum, f"stopped at step {run.clock.step} of each member; saved, the same command goes on from there"
         )
-    if loop.champion is None:
+    if run.champion is None:
         raise DivergedError("no generation had a healthy member, so there is no elite: lower the learning rate")
     saver.save()  # whatever happens while the outs are written, training is not lost
-    tracker.emit(End(ENDINGS[loop.reason], time.perf_counter() - began, loop.env_steps, loop.eval_steps))
-    return loop.champion
+    tracker.emit(End(ENDINGS[run.reason], time.perf_counter() - began, run.clock.env_steps, run.clock.eval_steps))
+    return run.champion
 
 
-def _resume(loop: Loop, store: CheckpointStore, tracker: Tracker) -> int | None:
+def _resume(run: Run, store: CheckpointStore, tracker: Tracker) -> int | None:
     loaded = store.load()
     if loaded is None:
         return None
     for sentence in loaded.warnings:
         tracker.emit(Message("warning", sentence))
-    lost = loop.restore(loaded.tensors, loaded.meta)
+    lost = run.restore(loaded.tensors, loaded.meta)
     if lost:
         tracker.emit(
             Message(
                 "warning",
-                f"{lost} environments did not return to where they were: {loop.problem.env.id} is not a function of "
+                f"{lost} environments did not return to where they were: {run.spec.env.id} is not a function of "
                 "its seed and actions. They begin new episodes; the run goes on, but not bit for bit",
             )
         )
-    return loop.step
+    return run.clock.step
 
 
 class _Saver:
     """Saves every so many seconds, and never more often than a hundredth of wall time allows."""
 
-    def __init__(self, loop: Loop, store: CheckpointStore, seconds: float) -> None:
-        self.loop, self.store, self.seconds = loop, store, seconds
+    def __init__(self, run: Run, store: CheckpointStore, seconds: float) -> None:
+        self.run, self.store, self.seconds = run, store, seconds
         self.last, self.cost = time.perf_counter(), 0.0
 
     def __call__(self) -> None:
@@ -200,16 +198,16 @@ class _Saver:
     def save(self) -> None:
         """Save now."""
         began = time.perf_counter()
-        tensors, meta = self.loop.state()
-        self.store.save(self.loop.tick + self.loop.generation, tensors, meta)
+        tensors, meta = self.run.state()
+        self.store.save(self.run.clock.tick + self.run.clock.generation, tensors, meta)
         self.last = time.perf_counter()
         self.cost = self.last - began
 
 
-def _write_outputs(loop: Loop, champion: Champion, params: Params, folder: Path) -> None:
+def _write_outputs(run: Run, champion: Champion, params: Params, folder: Path) -> None:
     """Write `models/trained` and the reports; no clock in any of them, so that equal runs give equal bytes."""
     about: dict[str, Any] = {
-        **about_problem(loop.problem),
+        **about_spec(run.spec),
         "elite": {
             "id": champion.member.id,
             "generation": champion.generation,
@@ -218,26 +216,26 @@ def _write_outputs(loop: Loop, champion: Champion, params: Params, folder: Path)
             "confirmed": champion.confirmed,
         },
     }
-    write_members(folder / paths.TRAINED, [*loop.members, champion.member], about)
-    lines = b"".join(safeio.dump_json(record, str(paths.LINEAGE)) for record in loop.lineage)
+    write_members(folder / paths.TRAINED, [*run.members, champion.member], about)
+    lines = b"".join(safeio.dump_json(record.to_json(), str(paths.LINEAGE)) for record in run.lineage)
     safeio.write_bytes(folder / paths.LINEAGE, lines)
-    safeio.write_csv(folder / paths.FITNESS, CURVE, [["" if x is None else x for x in row] for row in loop.curve])
+    safeio.write_csv(folder / paths.FITNESS, CURVE, [["" if x is None else x for x in row] for row in run.curve])
     summary = {
-        "reason": loop.reason,
-        "generations": loop.generation,
+        "reason": run.reason,
+        "generations": run.clock.generation,
         "steps": {
-            "each_member": loop.step,
-            "training": loop.env_steps,
-            "evaluation": loop.eval_steps,
-            "all": loop.env_steps + loop.eval_steps,
+            "each_member": run.clock.step,
+            "training": run.clock.env_steps,
+            "evaluation": run.clock.eval_steps,
+            "all": run.clock.env_steps + run.clock.eval_steps,
         },
-        "broken_transitions": loop.broken_rows,
+        "broken_transitions": run.clock.broken,
         "elite": about["elite"],
-        "best_fitness": loop.curve[-1][4],
-        "mean_fitness": loop.curve[-1][5],
-        "target": loop.target,
-        "warm_start": loop.warm,
-        **({"remarks": loop.remarks} if loop.remarks else {}),
+        "best_fitness": run.curve[-1][4],
+        "mean_fitness": run.curve[-1][5],
+        "target": run.target,
+        "warm_start": run.regime.warm,
+        **({"remarks": run.regime.remarks} if run.regime.remarks else {}),
     }
     safeio.write_json(folder / paths.TRAIN, summary)
 

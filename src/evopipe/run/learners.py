@@ -29,8 +29,8 @@ from evopipe.core.population import Cohort, cost, part, seen_by, tensors_of
 from evopipe.envs.shared import Bell
 from evopipe.envs.workers import available_cpus
 from evopipe.errors import ParamsError, ResourceError
-from evopipe.loops.problem import Problem
 from evopipe.processes import ignore_stop_signals, signal_at_parent_death
+from evopipe.run.spec import Spec
 
 MOST = 16  # processes that `auto` uses at most
 LINE = 64  # bytes of a cache line
@@ -144,31 +144,27 @@ class Lessons(Protocol):
     def rate(self, cohort: Cohort) -> float:
         """Return the updates for an environment step of a member."""
 
-    def learn(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> tuple[Cohort, torch.Tensor]:
-        """Let a share of the cohorts, given as a cohort of its own, learn what is due; return it and its losses."""
-
-    def learn_in_place(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> torch.Tensor:
-        """`learn` that leaves everything in the cohort's own tensors; return the losses."""
+    def learn(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> None:
+        """Let a share of the cohorts, given as a cohort of its own, learn what is due, in place."""
 
 
 class Learners:
     """The processes that learn, this one included.
 
     Args:
-        problem: configuration.
+        spec: configuration.
         lessons: what all learn from; it moves to shared memory where there is more than one process.
         processes: how many at most; see `learner_count`.
     """
 
-    def __init__(self, problem: Problem, lessons: Lessons, processes: int = 1) -> None:
-        self.problem, self.lessons = problem, lessons
-        self.processes = processes if problem.device.type == "cpu" and problem.paths.capture == "none" else 1
+    def __init__(self, spec: Spec, lessons: Lessons, processes: int = 1) -> None:
+        self.spec, self.lessons = spec, lessons
+        self.processes = processes if spec.device.type == "cpu" and spec.paths.capture == "none" else 1
         if self.processes > 1:
             _share(lessons.shared(), lessons.rebind)
         self._helpers: list[_Helper] = []
         # What each process learns with; empty where this one is alone.
         self._parts: list[list[tuple[Share, Cohort]]] = []
-        self._losses: list[torch.Tensor] = []
         self._order = np.empty(0, np.int64)
         weakref.finalize(self, _dismiss, self._helpers, os.getpid())
 
@@ -180,24 +176,19 @@ class Learners:
             return
         plan = divide(cohorts, self.processes, self.lessons.rate)
         if len(plan) > 1:
-            self._losses = [torch.full((len(cohort.members),), torch.nan) for cohort in cohorts]
-            state = [tensor for cohort in cohorts for tensor in (*tensors_of(cohort.state), cohort.healthy)]
-            state += [tensor for cohort in cohorts for tensor in seen_by(cohort)]
-            _share([*state, *self._losses, *read])
+            rows = [(*tensors_of(c.state), c.healthy, c.losses, *seen_by(c)) for c in cohorts]
+            _share([*itertools.chain(*rows), *read])
             self._parts = [[(s, part(cohorts[s.cohort], s.first, s.end)) for s in shares] for shares in plan]
 
     def _work(self, cohorts: Sequence[Cohort]) -> float:
-        steps = min(self.problem.train.evo_steps, self.problem.train.max_steps)
+        steps = min(self.spec.train.evo_steps, self.spec.train.max_steps)
         return steps * sum(cost(cohort.members) * self.lessons.rate(cohort) for cohort in cohorts)
 
-    def learn(
-        self, cohorts: list[Cohort], losses: list[torch.Tensor], tick: int, due: Sequence[int], turns: Sequence[int]
-    ) -> None:
-        """Let each cohort learn what is due at one tick; `cohorts` and `losses` are brought up to date in place.
+    def learn(self, cohorts: Sequence[Cohort], tick: int, due: Sequence[int], turns: Sequence[int]) -> None:
+        """Let each cohort learn what is due at one tick, in place.
 
         Args:
             cohorts: those of the last `adopt`.
-            losses: the members' last losses, `[P]` each.
             tick: when; with the members' keys it fixes the draws.
             due: what each cohort owes, 0 for nothing, and
             turns: at which turn, as the lessons have it.
@@ -206,10 +197,8 @@ class Learners:
             ResourceError: a helper was killed.
         """
         if not self._parts:
-            for i, (updates, turn) in enumerate(zip(due, turns, strict=True)):
-                if updates:
-                    whole = Share(i, 0, len(cohorts[i].members))
-                    cohorts[i], losses[i] = self.lessons.learn(whole, cohorts[i], tick, updates, turn)
+            whole = [(Share(i, 0, len(cohort.members)), cohort) for i, cohort in enumerate(cohorts)]
+            _take(self.lessons, whole, tick, due, turns)
             return
         if not self._helpers:  # not before the first learning: until then there is nothing to divide
             size = 1 + 2 * len(due) + len(self.lessons.numbers())
@@ -218,12 +207,9 @@ class Learners:
         self._order[:] = (tick, *due, *turns, *self.lessons.numbers())
         for helper in self._helpers:
             helper.tell()
-        _take(self.lessons, self._parts[0], self._losses, tick, due, turns)
+        _take(self.lessons, self._parts[0], tick, due, turns)
         for helper in self._helpers:
             helper.wait()
-        for i, updates in enumerate(due):
-            if updates:
-                losses[i] = self._losses[i].clone()
 
     def close(self) -> None:
         """Let the helpers go."""
@@ -234,7 +220,7 @@ class Learners:
         def serve() -> None:
             tick, *rest = self._order.tolist()
             self.lessons.follow(rest[2 * cohorts :])
-            _take(self.lessons, mine, self._losses, tick, rest[:cohorts], rest[cohorts : 2 * cohorts])
+            _take(self.lessons, mine, tick, rest[:cohorts], rest[cohorts : 2 * cohorts])
 
         return serve
 
@@ -242,7 +228,6 @@ class Learners:
 def _take(
     lessons: Lessons,
     mine: Sequence[tuple[Share, Cohort]],
-    losses: Sequence[torch.Tensor],
     tick: int,
     due: Sequence[int],
     turns: Sequence[int],
@@ -250,8 +235,7 @@ def _take(
     """Take one process's updates of one tick."""
     for share, cohort in mine:
         if due[share.cohort]:
-            last = lessons.learn_in_place(share, cohort, tick, due[share.cohort], turns[share.cohort])
-            losses[share.cohort][share.first : share.end] = last
+            lessons.learn(share, cohort, tick, due[share.cohort], turns[share.cohort])
 
 
 def _share(tensors: Sequence[torch.Tensor], rebind: Callable[[], None] = lambda: None) -> None:

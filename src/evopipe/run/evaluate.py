@@ -9,8 +9,9 @@ import numpy as np
 
 from evopipe.core.population import Cohort
 from evopipe.envs.pool import EnvPool
-from evopipe.loops.acting import Greedy
-from evopipe.loops.problem import Problem
+from evopipe.envs.workers import Crew
+from evopipe.run.act import Greedy
+from evopipe.run.spec import Spec
 
 
 class Stopped(Exception):
@@ -27,7 +28,7 @@ class Episodes:
 
 
 def evaluate(
-    problem: Problem,
+    spec: Spec,
     cohorts: Sequence[Cohort],
     pool: EnvPool,
     seeds: np.ndarray,
@@ -37,7 +38,7 @@ def evaluate(
     """Play one greedy episode a seed with every member.
 
     Args:
-        problem: configuration.
+        spec: configuration.
         cohorts: the members, `P` in all.
         pool: environments, at least `P`; each member uses `rows // P` of them at a time.
         seeds: `[n]` episode seeds, the same for all members.
@@ -60,7 +61,7 @@ def evaluate(
     episode = np.tile(np.arange(width), members)  # which episode each row plays
     waiting = np.full(members, width)  # next episode of each member
     running = np.arange(members * width)
-    greedy = Greedy(problem, cohorts, rows, width)
+    greedy = Greedy(spec, cohorts, rows, width)
     pool.reset(running, seeds[episode])
     steps = 0
     while len(running):
@@ -83,6 +84,25 @@ def evaluate(
             pool.reset(again, seeds[episode[again]])
         running = running[episode[running] < n]
     return Episodes(returns, lengths, steps)
+
+
+class Evaluator:
+    """Environments of a run's own in which its members are scored.
+
+    Args:
+        spec: what the run is about.
+        members: `P`.
+        crew: worker processes for the environments; None steps them in this process.
+    """
+
+    def __init__(self, spec: Spec, members: int, crew: Crew | None = None) -> None:
+        self._spec = spec
+        each = min(spec.train.eval_episodes, max(8, 64 // members))
+        self.pool = EnvPool(spec.env, members * each, what="evaluation", crew=crew)
+
+    def __call__(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
+        """Play one episode a seed with every member, as long as `train.eval_steps` allows; see `evaluate`."""
+        return evaluate(self._spec, cohorts, self.pool, seeds, self._spec.train.eval_steps, stopped)
 
 
 def seen(pool: EnvPool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,84 +1,117 @@
-"""The offline loop: learn from a dataset; every `evo_steps` evaluate in the environment, select, clone, mutate."""
+"""Offline: members learn from a dataset, and play only to be evaluated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from evopipe.buffers.priorities import Priorities
-from evopipe.buffers.replay import Replay, RowLayout
-from evopipe.envs.pool import EnvPool
+from evopipe.buffers.replay import RowLayout
+from evopipe.core.population import Cohort, Member
+from evopipe.envs.workers import Crew
 from evopipe.errors import DataError, ParamsError
-from evopipe.loops.online import Online, byte_images
-from evopipe.loops.steps import ReplayLessons
+from evopipe.rng import Purpose
+from evopipe.run.clock import Clock
+from evopipe.run.evaluate import Episodes, Evaluator
+from evopipe.run.learn import ReplayLessons
+from evopipe.run.learners import Learners
+from evopipe.run.off_policy import after, byte_images, hand_down_priorities, learn_what_is_due, replay_for
+from evopipe.run.spec import Spec
 
 if TYPE_CHECKING:
-    from evopipe.envs.workers import Crew
     from evopipe.storage.dataset import Transitions
 
 
 _PART = 1 << 24  # bytes of rows that are packed at once
 
 
-class Offline(Online):
-    """One run that learns from a dataset and plays only to be evaluated.
+class Offline:
+    """The regime (see `Regime`) of learning from a dataset: all of it and nothing else, one for all members.
 
-    Its memory is the dataset, all of it and nothing else, one for all members. A step of a member is a chance to learn
-    where online it is a step in the environment: at a learn step of 1 it is one update. Everything counted in steps
-    means these, `env_steps` too. The arguments are those of `Online`; `warm` is the dataset and must be given.
+    A step of a member is a chance to learn where online it is a step in the environment: at a learn step of 1 it is one
+    update. Everything counted in steps means these. The arguments are those of `OffPolicy`; `warm` is the dataset.
 
     Raises:
         DataError: the dataset is empty.
         ParamsError: the environment masks actions, which a dataset knows nothing of.
     """
 
-    def _make_pool(self, rows: int, crew: Crew | None) -> EnvPool:
-        """One environment, which is never stepped: it tells the spaces, masks and threshold."""
-        return EnvPool(self.problem.env.on_gymnasium, 1)
-
-    def _make_lessons(self, warm: Transitions | None) -> ReplayLessons:
+    def __init__(
+        self,
+        spec: Spec,
+        clock: Clock,
+        keys: np.ndarray,
+        warm: Transitions | None,
+        crew: Crew | None = None,
+        learners: int = 1,
+    ) -> None:
         if warm is None or not len(warm):
             raise DataError("train.mode: offline training needs a dataset with at least one transition, this has none")
-        if self.pool.masked:
+        self.spec, self.clock, self.keys, self.warm = spec, clock, keys, len(warm)
+        self.whole = True
+        self.evaluator = Evaluator(spec, len(keys), crew)
+        pool = self.evaluator.pool
+        pool.reset([0], spec.seeds(Purpose.EVALUATE, 1))  # whether it masks actions shows then
+        self.threshold = pool.reward_threshold
+        if pool.masked:
             raise ParamsError(
                 "train.mode: the environment masks actions, the dataset has no masks, and learning would bootstrap "
                 "from illegal actions; set it to online"
             )
-        cfg = self.problem.train.replay
-        layout = RowLayout.of(self.problem.spaces, False, cfg.n_step)
-        device = self.problem.device
-        trees = Priorities(len(self.keys), len(warm), cfg.alpha, device) if cfg.prioritised else None
-        self.replay = Replay(layout, 1, len(warm), device, trees, byte_images(self.pool, warm))
+        layout = RowLayout.of(spec.spaces, False, spec.train.replay.n_step)
+        self.replay = replay_for(spec, layout, len(keys), 1, len(warm), byte_images(pool, warm))
         for rows in _packed(layout, warm):
             self.replay.add(rows[None], np.ones((1, len(rows)), bool), each=len(rows))
-        self.nstep = None
-        self.warm = len(warm)
-        return ReplayLessons(self.problem, self.replay)
+        self.seen: np.ndarray | None = warm.obs
+        self.learners = Learners(spec, ReplayLessons(spec, self.replay), learners)
+
+    def first(self, member: Member) -> Member:
+        """Return a member that has seen the dataset, if it takes note of what it sees."""
+        return after(self.spec, member, self.seen)
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """See `Regime.remarks`."""
+        return ()
+
+    def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        """See `Regime.adopt`."""
+        self.cohorts, self.seen = cohorts, None
+        self.learners.adopt(cohorts)
+
+    def hand_down(self, parents: Sequence[int] | None) -> None:
+        """See `OffPolicy.hand_down`."""
+        hand_down_priorities(self.replay, len(self.keys), parents)
 
     def advance(self) -> None:
         """Learn what is due."""
         self.whole = False
-        self._learn()
-        self._count_tick()
+        learn_what_is_due(self.spec, self.clock, self.learners, self.cohorts)
+        self.clock.count()
         self.whole = True
 
-    def restore(self, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> int:
-        """Take a saved run over; 0, for no environment was under way."""
-        super().restore(tensors, meta)
-        return 0
+    def evaluate(self, cohorts: Sequence[Cohort], seeds: Any, stopped: Callable[[], bool]) -> Episodes:
+        """See `Regime.evaluate`."""
+        return self.evaluator(cohorts, seeds, stopped)
 
-    def _memory(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, torch.Tensor]:
         """Return what the memory holds beside the dataset, which does not change."""
         trees = self.replay.priorities
         return {} if trees is None else {f"replay.{k}": v for k, v in trees.state(self.warm).items()}
 
-    def _remember(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> int:
+        """See `Regime.restore`; 0, for no environment was under way."""
         if self.replay.priorities is not None:
             state = {k.removeprefix("replay."): v for k, v in tensors.items() if k.startswith("replay.")}
             self.replay.priorities.restore(state)
+        return 0
+
+    def close(self) -> None:
+        """See `Regime.close`."""
+        self.learners.close()
+        self.evaluator.pool.close()
 
 
 def pack(layout: RowLayout, data: Transitions) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,13 +13,13 @@ import torch
 
 from evopipe import rng
 from evopipe.buffers.rollout import Rollout, StepLayout, windows
-from evopipe.core.graphs import Body, Runner, upload
+from evopipe.core.graphs import Body, upload
 from evopipe.core.networks import round_up
 from evopipe.core.population import BATCH_MULTIPLE, Cohort, tensors_of
-from evopipe.loops.learners import Share
-from evopipe.loops.problem import Problem
-from evopipe.loops.steps import UPDATES_PER_TICK
 from evopipe.rng import Purpose, Stream
+from evopipe.run.learn import UPDATES_PER_TICK, keep
+from evopipe.run.learners import Share
+from evopipe.run.spec import Spec
 
 
 def rollout_ends(learn_step: int, envs: int, ticks: int) -> list[int]:
@@ -59,9 +59,9 @@ class Plan:
     device: torch.device
 
     @classmethod
-    def of(cls, problem: Problem, cohort: Cohort, rollout: Rollout, ticks: int) -> Plan:
+    def of(cls, spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int) -> Plan:
         """Return the plan for a rollout of so many ticks; a rollout is divided evenly into minibatches."""
-        cfg, envs = problem.algo_config, rollout.rows.shape[2]
+        cfg, envs = spec.algo_config, rollout.rows.shape[2]
         recurrent = rollout.memory.shape[-1] > 0
         stretches = windows(ticks, cfg.max_seq_len if recurrent else 1, cfg.sequences if recurrent else "chunked")
         longest, count = max(end - first for first, end in stretches), len(stretches) * envs
@@ -70,7 +70,7 @@ class Plan:
         *sizes, widest = [-(-count // n) for n in divided]
         width = round_up(widest, BATCH_MULTIPLE // math.gcd(longest, BATCH_MULTIPLE))
         epochs = [int(member.hyper["epochs"]) for member in cohort.members]
-        return cls(stretches, envs, batches, sizes, width, epochs, problem.device)
+        return cls(stretches, envs, batches, sizes, width, epochs, spec.device)
 
     @property
     def count(self) -> int:
@@ -99,57 +99,44 @@ class Plan:
         return upload(torch.arange(max(self.epochs))[:, None] < torch.tensor(self.epochs), self.device)
 
 
-def learn_from_rollout(
-    problem: Problem, cohort: Cohort, rollout: Rollout, ticks: int, tick: int
-) -> tuple[Cohort, torch.Tensor]:
-    """Let members learn from what they have just done.
+def learn_from_rollout(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> torch.Tensor:
+    """Let members learn from what they have just done; the cohort's tensors change in place.
 
     Args:
-        problem: configuration.
-        cohort: the members; its tensors are updated in place.
+        spec: configuration.
+        cohort: the members.
         rollout: what they did; advantages are entered into it.
         ticks: how much of it is filled.
         tick: when; with the members' keys it fixes the draws.
 
     Returns:
-        The cohort, and its members' losses `[P]` in their last minibatch.
+        The members' losses `[P]` in their last minibatch, `cohort.losses`.
     """
-    names, factors = _factors(problem, tick)
-    inputs = [torch.tensor([tick * UPDATES_PER_TICK]), factors]
-    if cohort.runner.eager:
-        plan, update = Plan.of(problem, cohort, rollout, ticks), problem.algo.update
-        on_device = [upload(x, problem.device) for x in inputs]
-        state, losses, healthy = _epochs(problem, update, cohort, rollout, plan, names, *on_device)
-        return replace(cohort, state=state, healthy=healthy), losses
+    names, factors = _factors(spec, tick)
 
     def make(compiled: Callable[[Any], Any]) -> Body:
-        plan, bare = Plan.of(problem, cohort, rollout, ticks), replace(cohort, runner=Runner())
-        return partial(_epochs_in_place, problem, compiled(problem.algo.update), bare, rollout, plan, names)
+        plan = Plan.of(spec, cohort, rollout, ticks)
+        return partial(_epochs, spec, compiled(spec.algo.update), cohort.bare, rollout, plan, names)
 
-    written = [*tensors_of(cohort.state), cohort.healthy]
-    bound = [*rollout.tensors(), cohort.keys, *cohort.hyper.values(), *written]
-    (losses,) = cohort.runner.run(("learn", ticks), make, inputs, bound, written)
-    return cohort, losses
+    def bound() -> list[torch.Tensor]:
+        return [*rollout.tensors(), cohort.keys, *cohort.hyper.values()]
 
+    def written() -> list[torch.Tensor]:
+        return [*tensors_of(cohort.state), cohort.healthy, cohort.losses]
 
-def learn_from_rollout_in_place(
-    problem: Problem, cohort: Cohort, rollout: Rollout, ticks: int, tick: int
-) -> torch.Tensor:
-    """`learn_from_rollout` that leaves everything in the cohort's own tensors; return the losses. Eager, on the CPU."""
-    names, factors = _factors(problem, tick)
-    plan, when = Plan.of(problem, cohort, rollout, ticks), torch.tensor([tick * UPDATES_PER_TICK])
-    (losses,) = _epochs_in_place(problem, problem.algo.update, cohort, rollout, plan, names, when, factors)
-    return losses
+    inputs = [torch.tensor([tick * UPDATES_PER_TICK]), factors]
+    cohort.runner.run(("learn", ticks), make, inputs, spec.device, bound, written)
+    return cohort.losses
 
 
-def _factors(problem: Problem, tick: int) -> tuple[list[str], torch.Tensor]:
+def _factors(spec: Spec, tick: int) -> tuple[list[str], torch.Tensor]:
     """Return what hyper-parameters are multiplied by at a tick: their names, and the numbers."""
-    found = problem.algo.schedule(problem.algo_config, tick * problem.env.num_envs)
+    found = spec.algo.schedule(spec.algo_config, tick * spec.env.num_envs)
     return list(found), torch.tensor(list(found.values()))
 
 
 def _epochs(
-    problem: Problem,
+    spec: Spec,
     update: Any,
     cohort: Cohort,
     rollout: Rollout,
@@ -157,11 +144,11 @@ def _epochs(
     names: Sequence[str],
     when: torch.Tensor,
     factors: torch.Tensor,
-) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    """Estimate advantages, then go through all minibatches, on the device."""
+) -> tuple[()]:
+    """Estimate advantages, then go through all minibatches, on the device, in place."""
     hyper = {**cohort.hyper, **{n: cohort.hyper[n] * f for n, f in zip(names, factors.unbind(), strict=True)}}
     state, healthy, ticks = cohort.state, cohort.healthy, plan.stretches[-1][1]
-    next_value = problem.algo.value(problem.algo_config, state, *rollout.following(ticks))
+    next_value = spec.algo.value(spec.algo_config, state, *rollout.following(ticks))
     rollout.estimate(ticks, next_value, hyper["gamma"], hyper["gae_lambda"])
     losses = torch.full_like(healthy, torch.nan, dtype=torch.float32)
     (place, given), (tick, within) = plan.places, plan.ticks
@@ -176,27 +163,10 @@ def _epochs(
             batch = rollout.sequences(tick[stretch[:, i]], env[:, i], weight)
             draw = Stream(cohort.keys, Purpose.UPDATE, now)
             turn = int(epoch > 0 or i > 0)  # a compiler makes code for each number that it sees
-            state, last, healthy, _ = update(problem.algo_config, state, hyper, batch, healthy, draw, turn)
+            state, last, healthy, _ = update(spec.algo_config, state, hyper, batch, healthy, draw, turn)
             losses = torch.where(taken[:, i, 0], last, losses)
-    return state, losses, healthy
-
-
-def _epochs_in_place(
-    problem: Problem,
-    update: Any,
-    cohort: Cohort,
-    rollout: Rollout,
-    plan: Plan,
-    names: Sequence[str],
-    when: torch.Tensor,
-    factors: torch.Tensor,
-) -> tuple[torch.Tensor]:
-    """`_epochs` that leaves the new state in the tensors of the old, where a replay will look for it."""
-    state, losses, healthy = _epochs(problem, update, cohort, rollout, plan, names, when, factors)
-    for old, new in zip([*tensors_of(cohort.state), cohort.healthy], [*tensors_of(state), healthy], strict=True):
-        if old is not new:
-            old.copy_(new)
-    return (losses,)
+    keep(cohort, state, healthy, losses)
+    return ()
 
 
 @dataclass
@@ -209,7 +179,7 @@ class RolloutLessons:
         rollouts: one a cohort.
     """
 
-    problem: Problem
+    spec: Spec
     layout: StepLayout
     ticks: Callable[[], int]
     rollouts: list[Rollout] = field(default_factory=list)
@@ -226,14 +196,14 @@ class RolloutLessons:
         self.rollouts = []
         for cohort in cohorts:
             longest = max(end - first for first, end in itertools.pairwise([0, *self.ends(cohort)]))
-            place = longest, self.problem.env.num_envs, cohort.memory, self.problem.device
+            place = longest, self.spec.env.num_envs, cohort.memory, self.spec.device
             self.rollouts.append(Rollout(self.layout, len(cohort.members), *place))
         return [tensor for rollout in self.rollouts for tensor in rollout.tensors()]
 
     def ends(self, cohort: Cohort) -> list[int]:
         """Return the ticks of the generation after which a cohort learns."""
         learn_step = int(cohort.members[0].hyper["learn_step"])
-        return rollout_ends(learn_step, self.problem.env.num_envs, self.ticks())
+        return rollout_ends(learn_step, self.spec.env.num_envs, self.ticks())
 
     def numbers(self) -> list[int]:
         """Nothing but the ticks changes."""
@@ -247,13 +217,9 @@ class RolloutLessons:
         hyper = cohort.members[0].hyper
         return hyper["epochs"] / min(hyper["batch_size"], hyper["learn_step"])
 
-    def learn(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> tuple[Cohort, torch.Tensor]:
+    def learn(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> None:
         """See `learn_from_rollout`."""
-        return learn_from_rollout(self.problem, cohort, self._rollout(share), due, tick)
-
-    def learn_in_place(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> torch.Tensor:
-        """See `learn_from_rollout_in_place`."""
-        return learn_from_rollout_in_place(self.problem, cohort, self._rollout(share), due, tick)
+        learn_from_rollout(self.spec, cohort, self._rollout(share), due, tick)
 
     def _rollout(self, share: Share) -> Rollout:
         rollout = self.rollouts[share.cohort]

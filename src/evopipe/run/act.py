@@ -1,9 +1,8 @@
-"""Actions of one cohort, by the algorithm's own `act`: while training, and greedily."""
+"""Actions of members, by their algorithm's own `act`, `step` or `greedy`: while training, and greedily."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,23 +10,64 @@ import numpy as np
 import torch
 
 from evopipe.algos import on_policy
-from evopipe.core.graphs import Body, Runner, upload
+from evopipe.core.graphs import Body, upload
 from evopipe.core.population import Cohort, seen_by, tensors_of
-from evopipe.loops.problem import Problem
 from evopipe.rng import Purpose, Stream
+from evopipe.run.spec import Spec
 from evopipe.types import Chosen
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+def act(
+    spec: Spec, cohorts: Sequence[Cohort], obs: np.ndarray, legal: np.ndarray, epsilon: float, tick: int
+) -> np.ndarray:
+    """Choose every member's actions.
+
+    Args:
+        spec: configuration.
+        cohorts: all members.
+        obs: `[P · E, O]` float32, rows by slot.
+        legal: `[P · E, A]` bool.
+        epsilon: exploration rate.
+        tick: when; with the members' keys it fixes the draws.
+
+    Returns:
+        `[P · E]` int64, `[P · E, A]` float32 where actions are continuous. A frozen member's values mean nothing: its
+        environments go on with random legal actions.
+    """
+    members = sum(len(cohort.members) for cohort in cohorts)
+    obs, legal = obs.reshape(members, -1, obs.shape[-1]), legal.reshape(members, -1, legal.shape[-1])
+    chosen = [choose(spec, cohort, obs[cohort.slots], legal[cohort.slots], (epsilon, tick)) for cohort in cohorts]
+    return gather(chosen, [cohort.slots for cohort in cohorts]).reshape(-1, *chosen[0].shape[2:])
+
+
+def take_note(cohorts: Sequence[Cohort], obs: np.ndarray) -> None:
+    """Let every member take note of what it is about to act on, see `see`: obs `[P · E, O]`, rows by slot."""
+    members = sum(len(cohort.members) for cohort in cohorts)
+    for cohort in cohorts:
+        if cohort.normaliser is not None:
+            own = obs.reshape(members, -1, obs.shape[-1])[cohort.slots]
+            see(cohort, upload(torch.from_numpy(own), cohort.keys.device))
+
+
+def see(cohort: Cohort, obs: torch.Tensor) -> None:
+    """Let the members of a cohort take note of what they are about to act on, `[P, E, O]` on their device, in place.
+
+    Nothing happens unless observations are normalised. Once a tick, before they act; never where they are evaluated.
+    """
+    if cohort.normaliser is not None:
+        cohort.normaliser.see(obs, cohort.healthy)
+
+
 def choose(
-    problem: Problem, cohort: Cohort, obs: np.ndarray, legal: np.ndarray, explore: tuple[float, int] | None
+    spec: Spec, cohort: Cohort, obs: np.ndarray, legal: np.ndarray, explore: tuple[float, int] | None
 ) -> torch.Tensor:
     """Choose the actions of one cohort's members; nothing waits for the device.
 
     Args:
-        problem: configuration.
+        spec: configuration.
         cohort: the members.
         obs: `[P, E, O]` float32, in the order of the cohort's members.
         legal: `[P, E, A]` bool.
@@ -37,20 +77,21 @@ def choose(
         `[P, E]` int64, or `[P, E, A]` float32 where actions are continuous, on the cohort's device.
     """
     epsilon, tick = explore or (0.0, 0)
-    inputs = (torch.from_numpy(obs), torch.from_numpy(legal), torch.tensor(epsilon), torch.tensor([tick]))
     explores = explore is not None
-    if cohort.runner.eager:
-        return _choose(problem, cohort, explores, *(upload(x, cohort.keys.device) for x in inputs))[0]
+    inputs = (torch.from_numpy(obs), torch.from_numpy(legal), torch.tensor(epsilon), torch.tensor([tick]))
 
     def make(_: Any) -> Body:
-        return partial(_choose, problem, replace(cohort, runner=Runner()), explores)
+        return partial(_choose, spec, cohort.bare, explores)
 
-    bound = [cohort.keys, *([cohort.healthy] if explores else []), *tensors_of(cohort.state), *seen_by(cohort)]
-    return cohort.runner.run(("choose", explores, obs.shape, legal.shape), make, inputs, bound)[0]
+    def bound() -> list[torch.Tensor]:
+        return [cohort.keys, *([cohort.healthy] if explores else []), *tensors_of(cohort.state), *seen_by(cohort)]
+
+    name = ("choose", explores, obs.shape, legal.shape)
+    return cohort.runner.run(name, make, inputs, cohort.keys.device, bound)[0]
 
 
 def _choose(
-    problem: Problem,
+    spec: Spec,
     cohort: Cohort,
     explore: bool,
     obs: torch.Tensor,
@@ -59,7 +100,7 @@ def _choose(
     tick: torch.Tensor,
 ) -> tuple[torch.Tensor]:
     """`choose` on the device."""
-    algo, cfg, obs = problem.algo, problem.algo_config, cohort.shown(obs)
+    algo, cfg, obs = spec.algo, spec.algo_config, cohort.shown(obs)
     if not explore:
         return (algo.greedy(cfg, cohort.state, obs, legal),)
     each = torch.where(cohort.healthy, epsilon, 1.0)
@@ -67,7 +108,7 @@ def _choose(
 
 
 def step(
-    problem: Problem,
+    spec: Spec,
     cohort: Cohort,
     obs: torch.Tensor,
     legal: torch.Tensor,
@@ -78,7 +119,7 @@ def step(
     """Let the members of a cohort that learns on-policy choose; nothing waits for the device.
 
     Args:
-        problem: configuration.
+        spec: configuration.
         cohort: the members.
         obs: `[P, E, O]` float32, in the order of the cohort's members, as their networks read them (`cohort.shown`).
         legal: `[P, E, A]` bool.
@@ -86,20 +127,20 @@ def step(
         memory: `[P, E, M]`.
         tick: when; with the members' keys it fixes the draws. None for greedy actions.
     """
-    inputs = (obs, legal, begins, memory, torch.tensor([tick or 0]))
     draws = tick is not None
-    if cohort.runner.eager:
-        return Chosen(*_step(problem, cohort, draws, *(upload(x, cohort.keys.device) for x in inputs)))
+    inputs = (obs, legal, begins, memory, torch.tensor([tick or 0]))
 
     def make(_: Any) -> Body:
-        return partial(_step, problem, replace(cohort, runner=Runner()), draws)
+        return partial(_step, spec, cohort.bare, draws)
 
-    bound = [cohort.keys, *tensors_of(cohort.state)]
-    return Chosen(*cohort.runner.run(("step", draws, obs.shape), make, inputs, bound))
+    def bound() -> list[torch.Tensor]:
+        return [cohort.keys, *tensors_of(cohort.state)]
+
+    return Chosen(*cohort.runner.run(("step", draws, obs.shape), make, inputs, cohort.keys.device, bound))
 
 
 def _step(
-    problem: Problem,
+    spec: Spec,
     cohort: Cohort,
     draws: bool,
     obs: torch.Tensor,
@@ -112,46 +153,36 @@ def _step(
     draw = Stream(cohort.keys, Purpose.ACT, tick) if draws else None
     if memory.shape[-1]:
         memory = memory.masked_fill(begins[..., None], 0.0)
-    return problem.algo.step(problem.algo_config, cohort.state, obs, legal, memory, draw)
-
-
-def see(cohort: Cohort, obs: torch.Tensor) -> None:
-    """Let the members of a cohort take note of what they are about to act on, `[P, E, O]` on their device, in place.
-
-    Nothing happens unless observations are normalised. Once a tick, before they act; never where they are evaluated.
-    """
-    if cohort.normaliser is not None:
-        cohort.normaliser.see(obs, cohort.healthy)
+    return spec.algo.step(spec.algo_config, cohort.state, obs, legal, memory, draw)
 
 
 class Greedy:
     """Greedy actions of all members, who remember what they saw of their episodes where they can.
 
     Args:
-        problem: configuration.
+        spec: configuration.
         cohorts: all members.
         places: where in `[P, W, …]` each cohort's members are.
         width: `W`, environments of each member.
     """
 
     def __init__(
-        self, problem: Problem, cohorts: Sequence[Cohort], places: Sequence[npt.NDArray[np.int64]], width: int
+        self, spec: Spec, cohorts: Sequence[Cohort], places: Sequence[npt.NDArray[np.int64]], width: int
     ) -> None:
-        self._problem, self._cohorts, self._places = problem, cohorts, places
-        self._memories = [torch.zeros(len(c.members), width, c.memory, device=problem.device) for c in cohorts]
+        self._spec, self._cohorts, self._places = spec, cohorts, places
+        self._memories = [torch.zeros(len(c.members), width, c.memory, device=spec.device) for c in cohorts]
 
     def __call__(self, obs: np.ndarray, legal: np.ndarray, begins: np.ndarray) -> np.ndarray:
         """Return actions `[P, W, …]`; obs is `[P, W, O]`, legal `[P, W, A]`, begins `[P, W]`, all by place."""
         chosen = []
         for i, (cohort, place) in enumerate(zip(self._cohorts, self._places, strict=True)):
-            if on_policy(self._problem.algo):
-                on_device = (upload(torch.from_numpy(x[place]), self._problem.device) for x in (obs, legal, begins))
-                seen, may, fresh = on_device
-                took = step(self._problem, cohort, cohort.shown(seen), may, fresh, self._memories[i], None)
+            if on_policy(self._spec.algo):
+                seen, may, fresh = (upload(torch.from_numpy(x[place]), self._spec.device) for x in (obs, legal, begins))
+                took = step(self._spec, cohort, cohort.shown(seen), may, fresh, self._memories[i], None)
                 self._memories[i] = took.memory
                 chosen.append(took.action)
             else:
-                chosen.append(choose(self._problem, cohort, obs[place], legal[place], None))
+                chosen.append(choose(self._spec, cohort, obs[place], legal[place], None))
         return gather(chosen, self._places)
 
 

@@ -1,4 +1,4 @@
-"""What a run is about: configuration only, no state."""
+"""What a run is about: configuration only; no state, no environment."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import numpy as np
 import torch
 
 from evopipe import rng
-from evopipe.algos import Algorithm, get, misfit, names
+from evopipe.algos import Algorithm, misfit
 from evopipe.core import normalise, population
 from evopipe.core.graphs import Paths
 from evopipe.core.networks import Arch, initialise
 from evopipe.core.population import Cohort, Member, Widths
-from evopipe.envs.make import ActionSpace, EnvConfig, make_env
-from evopipe.envs.observations import ObservationSpace
+from evopipe.envs.make import EnvConfig
 from evopipe.errors import DataError, ParamsError
 from evopipe.evolve.mutate import NONE, Mutation, MutationConfig, Traits, mutate
 from evopipe.evolve.select import TournamentConfig
@@ -25,11 +24,11 @@ from evopipe.rng import Purpose
 from evopipe.types import Spaces, evolvable
 
 if TYPE_CHECKING:
-    from evopipe.loops.config import TrainConfig
+    from evopipe.run.config import TrainConfig
 
 
 @dataclass(frozen=True)
-class Problem:
+class Spec:
     """Environment, algorithm and evolution of a run.
 
     Attributes:
@@ -90,8 +89,7 @@ class Problem:
     @property
     def period(self) -> int:
         """After how many updates the pattern of the algorithm's updates repeats."""
-        period = getattr(self.algo, "period", None)
-        return int(period(self.algo_config)) if period else 1
+        return self.algo.period(self.algo_config)
 
     @property
     def rates(self) -> list[str]:
@@ -130,72 +128,52 @@ class Problem:
         return seeds
 
 
-def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
-    """Return what an algorithm needs to know of an environment's spaces.
-
-    Raises:
-        ParamsError: the environment is unknown, its spaces are not served, or not by this algorithm.
-    """
-    env = make_env(env_config)
-    try:
-        spaces = ActionSpace.of(env.action_space).spaces(ObservationSpace.of(env.observation_space))
-    finally:
-        env.close()
-    if spaces.kind not in get(algo).ACTIONS:
-        able = [name for name in names() if spaces.kind in get(name).ACTIONS]
-        raise ParamsError(
-            f"train.algo: {algo} serves {' and '.join(get(algo).ACTIONS)} actions, {env_config.id} has "
-            f"{spaces.kind} ones ({env.action_space}); " + (f"take {', '.join(able)}" if able else "none can yet")
-        )
-    return spaces
-
-
-def first_members(problem: Problem, size: int) -> tuple[list[Member], list[Mutation]]:
+def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
     """Make the initial population, mutated once where `evolution.mutation.before_training` says so.
 
     Args:
-        problem: configuration.
+        spec: configuration.
         size: members.
 
     Returns:
         Members, and what each one's mutation was.
     """
-    keys = [int(key) for key in rng.member_keys(problem.seed, range(size))]
+    keys = [int(key) for key in rng.member_keys(spec.seed, range(size))]
     try:
-        arch = Arch.start(problem.algo_config.network, problem.spaces.images)
+        arch = Arch.start(spec.algo_config.network, spec.spaces.images)
     except ParamsError as error:
-        raise ParamsError(f"algos.{problem.train.algo}.{error}") from None
-    hyper = {name: getattr(problem.algo_config, name) for name in evolvable(problem.algo.Config)}
+        raise ParamsError(f"algos.{spec.train.algo}.{error}") from None
+    hyper = {name: getattr(spec.algo_config, name) for name in evolvable(spec.algo.Config)}
     bare = [Member(slot, slot, None, key, arch, dict(hyper), {}) for slot, key in enumerate(keys)]
     rows: dict[str, list[torch.Tensor]] = {}
-    for i, (network, widths) in enumerate(sorted(problem.widths.items())):
+    for i, (network, widths) in enumerate(sorted(spec.widths.items())):
         rows[network] = [initialise(arch, widths, rng.host(key, Purpose.INIT, i)) for key in keys]
-    members = population.create(bare, partial(problem.algo.init, problem.algo_config), rows, problem.widths)
-    if not problem.mutation.before_training:
+    members = population.create(bare, partial(spec.algo.init, spec.algo_config), rows, spec.widths)
+    if not spec.mutation.before_training:
         return members, [NONE] * size
     born = [
-        mutate(problem.mutation, problem.traits, member, rng.host(member.key, Purpose.MUTATE), allow_none=False)
+        mutate(spec.mutation, spec.traits, member, rng.host(member.key, Purpose.MUTATE), allow_none=False)
         for member in members
     ]
     return [member for member, _ in born], [mutation for _, mutation in born]
 
 
-def go_on(problem: Problem, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
+def go_on(spec: Spec, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
     """Let trained members take the places of fresh ones, again from the first on where they are fewer, unmutated.
 
     Args:
-        problem: configuration.
+        spec: configuration.
         trained: members of an earlier run, at least one.
         fresh: one a place.
 
     Raises:
         DataError: they hold other networks than the configuration asks for.
     """
-    kinds = problem.traits.kinds
+    kinds = spec.traits.kinds
     for member in trained:
         if set(member.tensors) - kinds.keys() or set(fresh[0].tensors) - set(member.tensors):
             raise DataError(
-                f"population.start: its members hold {', '.join(sorted(member.tensors))}; algos.{problem.train.algo} "
+                f"population.start: its members hold {', '.join(sorted(member.tensors))}; algos.{spec.train.algo} "
                 f"asks for {', '.join(sorted(fresh[0].tensors))}"
             )
     taken = [trained[i % len(trained)] for i in range(len(fresh))]

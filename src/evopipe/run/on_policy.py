@@ -1,4 +1,4 @@
-"""The loop of on-policy algorithms: play a rollout, learn from it, forget it."""
+"""On-policy: members learn from what they have just done, a rollout at a time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from evopipe.envs.pool import EnvPool, Step
 from evopipe.envs.rows import broken
 from evopipe.envs.workers import Crew
 from evopipe.errors import ParamsError, UsageError
-from evopipe.loops.acting import gather, see, step
-from evopipe.loops.base import Loop
-from evopipe.loops.evaluate import seen
-from evopipe.loops.rollouts import RolloutLessons
-from evopipe.loops.steps import discount_rate
+from evopipe.run.act import see, step
+from evopipe.run.clock import Clock
+from evopipe.run.evaluate import Episodes, Evaluator
+from evopipe.run.learn import discount_rate
+from evopipe.run.learners import Learners
+from evopipe.run.rollouts import RolloutLessons
+from evopipe.run.spec import Spec
+from evopipe.run.world import Playable, TensorWorld, World
 
 if TYPE_CHECKING:
     from evopipe.storage.dataset import Transitions
@@ -37,57 +40,87 @@ _RECORDED: dict[str, type] = {
 CollectRollouts: TypeAlias = "Callable[[OnPolicy, int], None]"
 
 
-def collect(loop: OnPolicy, ticks: int) -> None:
+def collect(regime: OnPolicy, ticks: int) -> None:
     """Take so many steps in every environment: what a function for `collect_rollouts` does in its own way."""
     for _ in range(ticks):
-        loop.pool.send(loop.choose())
-        loop.record(loop.pool.receive())
+        regime.pool.send(regime.choose())
+        regime.record(regime.pool.receive())
 
 
-class OnPolicy(Loop):
-    """One run of an on-policy algorithm: members learn from what they have just done.
+class OnPolicy:
+    """The regime (see `Regime`) of on-policy algorithms.
 
     Args:
-        collect_rollouts: takes the loop and a number of ticks, and collects these in place of `collect`: so many times
-            `loop.choose()`, a step of `loop.pool`, and `loop.record(step)`, whose rewards and ends may be its own.
-        *args, **options: those of `Loop`.
+        spec: what the run is about.
+        clock: the run's.
+        keys: of the members, `[P]`.
+        warm: must be none: members learn from their own steps alone.
+        crew: worker processes for the environments; None steps them in this process.
+        learners: processes that may learn, this one included. No result depends on these two.
+        collect_rollouts: takes this regime and a number of ticks, and collects these in place of `collect`: so many
+            times `choose()`, a step of `pool`, and `record(step)`, whose rewards and ends may be its own.
 
     Raises:
         ParamsError: transitions are given to learn from first, which the members did not take.
+        UsageError: `collect_rollouts` is given where environments are tensors.
     """
 
-    pool: EnvPool
-    memories: list[torch.Tensor]
+    warm = 0
 
-    def __init__(self, *args: Any, collect_rollouts: CollectRollouts | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        clock: Clock,
+        keys: np.ndarray,
+        warm: Transitions | None = None,
+        crew: Crew | None = None,
+        learners: int = 1,
+        collect_rollouts: CollectRollouts | None = None,
+    ) -> None:
+        if warm is not None and len(warm):
+            raise ParamsError(f"train.warm_start: {spec.train.algo} learns from its own steps alone; set it to 0")
+        self.spec, self.clock, self.keys = spec, clock, keys
+        self.whole = True
         self._collect_rollouts = collect_rollouts
         self._until: int | None = None  # tick at which `collect_rollouts` must end; None: it was never asked
-        self.cohorts, self.memories = [], []
-        super().__init__(*args, **options)
+        self.cohorts: Sequence[Cohort] = []
+        self.memories: list[torch.Tensor] = []
+        self.world = self._make_world(crew)
+        self.evaluator = Evaluator(spec, len(keys), crew)
+        self.threshold = self.pool.reward_threshold
+        shape = (len(keys), clock.envs)
+        self.returns = torch.zeros(shape, dtype=torch.float64, device=spec.device)  # discounted, of running episodes
+        layout = StepLayout(spec.spaces, self.world.masked)
+        self.lessons = RolloutLessons(spec, layout, lambda: self.clock.generation_ticks)
+        self.learners = Learners(spec, self.lessons, learners)
 
-    def _make_pool(self, rows: int, crew: Crew | None) -> EnvPool:
-        pool = EnvPool(self.problem.env, rows, crew=crew)
-        pool.upcoming = self._episode_seeds
-        return pool
+    def _make_world(self, crew: Crew | None) -> Playable:
+        if self.spec.env.backend == "torch":
+            if self._collect_rollouts is not None:
+                raise UsageError(
+                    "collect_rollouts: no caller steps environments that are tensors; set env.backend: sync"
+                )
+            return TensorWorld(self.spec, self.keys, self.clock)
+        pool = EnvPool(self.spec.env, len(self.keys) * self.clock.envs, crew=crew)
+        return World(self.spec, self.keys, self.clock, pool)
 
-    def _make_lessons(self, warm: Transitions | None) -> RolloutLessons:
-        if warm is not None and len(warm):
-            raise ParamsError(
-                f"train.warm_start: {self.problem.train.algo} learns from its own steps alone; set it to 0"
-            )
-        shape, device = (len(self.keys), self.problem.env.num_envs), self.problem.device
-        self.returns = torch.zeros(shape, dtype=torch.float64, device=device)  # discounted, of the running episodes
-        self.lessons = RolloutLessons(
-            self.problem, StepLayout(self.problem.spaces, self.pool.masked), lambda: self._generation_ticks
-        )
-        return self.lessons
+    @property
+    def pool(self) -> Any:
+        """The environments, see `EnvPool`."""
+        return self.world.pool
 
-    def _form(self, members: Sequence[Member]) -> None:
+    def first(self, member: Member) -> Member:
+        """Return the member: it has seen nothing yet."""
+        return member
+
+    def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        """See `Regime.adopt`. Episodes go on, so whoever goes on with a slot's networks goes on with its memory."""
         remembered = self._remembered()
-        super()._form(members)
-        device, envs = self.problem.device, self.problem.env.num_envs
-        self.memories = [torch.zeros(len(c.members), envs, c.memory, device=device) for c in self.cohorts]
-        for cohort, memory in zip(self.cohorts, self.memories, strict=True):
+        self.cohorts = cohorts
+        self.learners.adopt(cohorts)
+        device, envs = self.spec.device, self.clock.envs
+        self.memories = [torch.zeros(len(c.members), envs, c.memory, device=device) for c in cohorts]
+        for cohort, memory in zip(cohorts, self.memories, strict=True):
             for row, member in enumerate(cohort.members):
                 before = remembered.get(member.slot)
                 if before is not None and before[0].id in (member.id, member.parent) and before[0].arch == member.arch:
@@ -97,10 +130,7 @@ class OnPolicy(Loop):
                             place[..., :width] = before[1][piece][..., :width]
 
     def _remembered(self) -> dict[int, tuple[Member, dict[tuple[str, int], torch.Tensor]]]:
-        """Return each slot's member, and the pieces of its memory `[E, width]`; nothing of one that is not finite.
-
-        Its episodes go on beyond the generation, so whoever goes on with its networks goes on with its memory.
-        """
+        """Return each slot's member, and the pieces of its memory `[E, width]`; nothing of one that is not finite."""
         found: dict[int, tuple[Member, dict[tuple[str, int], torch.Tensor]]] = {}
         for cohort, memory in zip(self.cohorts, self.memories, strict=True):
             if cohort.memory:
@@ -110,24 +140,18 @@ class OnPolicy(Loop):
                         found[member.slot] = member, cohort.pieces(own)
         return found
 
-    @property
-    def _generation_ticks(self) -> int:
-        """Ticks of the generation that is running, or about to begin."""
-        begun = self.tick - self.ticks_here
-        return min(-(-self.problem.train.evo_steps // self.problem.env.num_envs), max(1, self.total_ticks - begun))
-
     def _ends(self, cohort: Cohort) -> list[int]:
         return self.lessons.ends(cohort)
 
     def _place(self, cohort: Cohort) -> int:
         """Return how many ticks of the running rollout were taken."""
-        return self.ticks_here - max((end for end in self._ends(cohort) if end <= self.ticks_here), default=0)
+        return self.clock.here - max((end for end in self._ends(cohort) if end <= self.clock.here), default=0)
 
     @property
     def remarks(self) -> list[str]:
         """What the learn step becomes where it is no whole number of ticks, or longer than a generation; and a batch
         that is then larger than it; and what is set that members do not use."""
-        p, envs = self.problem, self.problem.env.num_envs
+        p, envs = self.spec, self.clock.envs
         asked, batch, algo = p.algo_config.learn_step, p.algo_config.batch_size, f"algos.{p.train.algo}"
         each, generation = -(-asked // envs) * envs, -(-p.train.evo_steps // envs) * envs
         found = []
@@ -142,7 +166,7 @@ class OnPolicy(Loop):
         return [*found, *self._unused()]
 
     def _unused(self) -> list[str]:
-        train = self.problem.train
+        train = self.spec.train
         asked = {
             "warm_start": train.warm_start > 0,
             "replay.n_step": train.replay.n_step > 1,
@@ -162,24 +186,23 @@ class OnPolicy(Loop):
             UsageError: `collect_rollouts` recorded another number of steps than it was asked for.
         """
         if self._collect_rollouts is None:
-            self.pool.send(self.choose())
-            self._enter(self.pool.receive())
+            self._enter(self.world.take(self.choose()))
         else:
             self._let_collect(self._collect_rollouts)
         self.whole = False
         self._learn()
         self.whole = True
-        self._refuse_broken_environment()
+        self.world.refuse_broken()
 
     def _let_collect(self, collect_rollouts: CollectRollouts) -> None:
         """Have the user's function take all ticks until a member learns."""
-        before = self.ticks_here
+        before = self.clock.here
         ticks = min(end for cohort in self.cohorts for end in self._ends(cohort) if end > before) - before
         self._until = before + ticks
         collect_rollouts(self, ticks)
-        if self.ticks_here != self._until or self.pending is not None:
+        if self.clock.here != self._until or self.world.pending is not None:
             raise UsageError(
-                f"collect_rollouts recorded {self.ticks_here - before} steps of every environment where it was asked "
+                f"collect_rollouts recorded {self.clock.here - before} steps of every environment where it was asked "
                 f"for {ticks}: call loop.choose() and then loop.record(step) so many times"
             )
 
@@ -188,9 +211,9 @@ class OnPolicy(Loop):
 
         Until `record` was called it returns the same again.
         """
-        if self.pending is None:
-            self.pending = self._choose()
-        return self.pending
+        if self.world.pending is None:
+            self.world.pending = self._choose()
+        return self.world.pending
 
     def record(self, taken: Step) -> None:
         """Enter what the chosen actions gave; begin new episodes where some ended.
@@ -201,20 +224,19 @@ class OnPolicy(Loop):
         Raises:
             UsageError: no action was chosen, or an array is of a wrong shape, or none.
         """
-        if self.pending is None:
+        if self.world.pending is None:
             raise UsageError("no action was chosen: call loop.choose() before loop.record(step)")
-        if self.ticks_here == self._until:
+        if self.clock.here == self._until:
             raise UsageError("collect_rollouts recorded more steps of every environment than it was asked for")
         self._enter(self._read(taken))
 
-    def _enter(self, taken: Step) -> None:
+    def _enter(self, taken: Any) -> None:
+        """Enter what the actions led to; begin new episodes where some ended."""
         self.whole = False
-        self._store(taken)
-        self.pending = None
-        over = np.flatnonzero(taken.terminated | taken.truncated | taken.broken)
-        if len(over):
-            self._reset_rows(over)
-        self._count_tick(int(taken.broken.sum()))
+        gave = self.world.gave(taken)
+        for cohort, rollout in zip(self.cohorts, self.lessons.rollouts, strict=True):
+            rollout.finish(self._place(cohort), *self._as_shown(cohort, *self._of(cohort, gave)))
+        self.world.end(taken)
         self.whole = True
 
     def _read(self, taken: Step) -> Step:
@@ -225,7 +247,7 @@ class OnPolicy(Loop):
         return replace(step, broken=step.broken | bad)
 
     def _array(self, name: str, value: Any, kind: type) -> np.ndarray:
-        rows, observations = self.pool.rows, self.problem.observations
+        rows, observations = self.pool.rows, self.spec.observations
         shape = (rows, observations) if name == "obs" else (rows,)
         try:
             array = np.asarray(value)
@@ -238,34 +260,23 @@ class OnPolicy(Loop):
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows float32 becomes infinite: a broken row
             return np.require(array, kind, ("C", "W"))
 
-    def _choose(self) -> np.ndarray:
+    def _choose(self) -> Any:
         """Choose every member's actions, and enter what led to them."""
-        everyone, chosen = self._by_member(seen(self.pool)), []
+        everyone, chosen = self.world.seen(), []
         for i, (cohort, rollout) in enumerate(zip(self.cohorts, self.lessons.rollouts, strict=True)):
             obs, legal, begins = self._of(cohort, everyone)
             see(cohort, obs)
             obs, before = cohort.shown(obs), self.memories[i]
-            took = step(self.problem, cohort, obs, legal, begins, before, self.tick)
+            took = step(self.spec, cohort, obs, legal, begins, before, self.clock.tick)
             rollout.enter(self._place(cohort), obs, legal, begins, before, took)
             self.memories[i] = took.memory
             chosen.append(took.action)
-        actions = gather(chosen, [cohort.slots for cohort in self.cohorts])
-        return actions.reshape(-1, *actions.shape[2:])
-
-    def _by_member(self, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-        """`[P · E, …]` → `[P, E, …]`."""
-        return [torch.from_numpy(x).view(len(self.keys), -1, *x.shape[1:]) for x in arrays]
+        return self.world.actions(chosen, self.cohorts)
 
     def _of(self, cohort: Cohort, everyone: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return a cohort's share, on its device."""
         rows = slice(None) if cohort.slots == list(range(len(self.keys))) else cohort.slots
-        return [upload(x[rows], self.problem.device) for x in everyone]
-
-    def _store(self, taken: Step) -> None:
-        """Enter what the actions led to."""
-        everyone = self._by_member((taken.obs, taken.reward, taken.terminated, taken.truncated, taken.broken))
-        for cohort, rollout in zip(self.cohorts, self.lessons.rollouts, strict=True):
-            rollout.finish(self._place(cohort), *self._as_shown(cohort, *self._of(cohort, everyone)))
+        return [upload(x[rows], self.spec.device) for x in everyone]
 
     def _as_shown(
         self,
@@ -278,7 +289,7 @@ class OnPolicy(Loop):
     ) -> tuple[torch.Tensor, ...]:
         """Return what a step gave as the members of a cohort learn from it: next_obs `[P, E, O]`, the rest `[P, E]`."""
         if cohort.normaliser is not None and cohort.normaliser.returns is not None:
-            rows = upload(torch.tensor(cohort.slots), self.problem.device)
+            rows = upload(torch.tensor(cohort.slots), self.spec.device)
             given = ~broken & cohort.healthy[:, None]
             reward, returns = cohort.normaliser.earn(self.returns[rows], reward, discount_rate(cohort), given)
             self.returns[rows] = returns.masked_fill(terminated | truncated | broken, 0.0)
@@ -289,38 +300,57 @@ class OnPolicy(Loop):
         due = []
         for cohort in self.cohorts:
             ends = [0, *self._ends(cohort)]
-            at = ends.index(self.ticks_here) if self.ticks_here in ends else 0
+            at = ends.index(self.clock.here) if self.clock.here in ends else 0
             due.append(ends[at] - ends[at - 1] if at else 0)
         if any(due):
-            self.learners.learn(self.cohorts, self.cohort_losses, self.tick, due, [0] * len(due))
+            self.learners.learn(self.cohorts, self.clock.tick, due, [0] * len(due))
+
+    def evaluate(self, cohorts: Sequence[Cohort], seeds: Any, stopped: Callable[[], bool]) -> Episodes:
+        """See `Regime.evaluate`."""
+        return self.evaluator(cohorts, seeds, stopped)
+
+    def hand_down(self, parents: Sequence[int] | None) -> None:
+        """Nothing is kept beside the members."""
 
     # ------------------------------------------------------------------------------------------ state
 
-    def _memory(self) -> dict[str, torch.Tensor]:
-        tensors: dict[str, torch.Tensor] = {}
+    def state(self) -> dict[str, torch.Tensor]:
+        """See `Regime.state`."""
+        tensors = self.world.state()
         for i, (cohort, rollout) in enumerate(zip(self.cohorts, self.lessons.rollouts, strict=True)):
-            filled = self._place(cohort) + (self.pending is not None)
+            filled = self._place(cohort) + (self.world.pending is not None)
             tensors |= {f"rollout.{i}.{name}": tensor for name, tensor in rollout.state(filled).items()}
             tensors[f"rollout.{i}.remembered"] = self.memories[i].to("cpu", copy=True)
-        if self.problem.train.normalise.rewards:
+        if self.spec.train.normalise.rewards:
             tensors["returns"] = self.returns.to("cpu", copy=True)
         return tensors
 
-    def _remember(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> int:
+        """See `Regime.restore`."""
         for i, rollout in enumerate(self.lessons.rollouts):
             rollout.restore({name: tensors[f"rollout.{i}.{name}"] for name in ("rows", "after", "memory")})
-            self.memories[i] = tensors[f"rollout.{i}.remembered"].to(self.problem.device)
+            self.memories[i] = tensors[f"rollout.{i}.remembered"].to(self.spec.device)
         if "returns" in tensors:
             self.returns.copy_(tensors["returns"])
+        lost = self.world.restore(tensors)
+        if len(lost):
+            self._forget(lost)
+        return len(lost)
 
     def _forget(self, rows: np.ndarray) -> None:
         """Cut the episodes that led there, and choose again: what was chosen was for where they were."""
-        member, env = np.divmod(rows, self.problem.env.num_envs)
+        member, env = np.divmod(rows, self.clock.envs)
         self.returns[member, env] = 0.0
         for i, (cohort, rollout) in enumerate(zip(self.cohorts, self.lessons.rollouts, strict=True)):
             place, mine = self._place(cohort), np.isin(member, cohort.slots)
             if place:
                 rollout.cut(place - 1, [cohort.slots.index(slot) for slot in member[mine]], env[mine].tolist())
-            if self.pending is not None:
+            if self.world.pending is not None:
                 self.memories[i] = rollout.memory[:, place].clone()
-        self.pending = None
+        self.world.pending = None
+
+    def close(self) -> None:
+        """See `Regime.close`."""
+        self.learners.close()
+        self.pool.close()
+        self.evaluator.pool.close()

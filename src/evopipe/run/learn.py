@@ -1,4 +1,4 @@
-"""What a population does at one tick: act, and learn. For the loops here, and for one's own."""
+"""Learning from a replay memory: what is due at a tick, and the updates themselves."""
 
 from __future__ import annotations
 
@@ -12,47 +12,14 @@ import torch
 
 from evopipe import rng
 from evopipe.buffers.replay import Replay
-from evopipe.core.graphs import Body, Runner, upload
+from evopipe.core.graphs import Body, upload
 from evopipe.core.population import Cohort, seen_by, tensors_of
-from evopipe.loops.acting import choose, gather, see
-from evopipe.loops.learners import Share, updates_per_step
-from evopipe.loops.problem import Problem
 from evopipe.rng import Purpose, Stream
+from evopipe.run.learners import Share, updates_per_step
+from evopipe.run.spec import Spec
 from evopipe.types import Batch
 
 UPDATES_PER_TICK = 1 << 13  # more than any member can take: keeps the replay draws of different ticks apart
-
-
-def act(
-    problem: Problem, cohorts: Sequence[Cohort], obs: np.ndarray, legal: np.ndarray, epsilon: float, tick: int
-) -> np.ndarray:
-    """Choose every member's actions.
-
-    Args:
-        problem: configuration.
-        cohorts: all members.
-        obs: `[P · E, O]` float32, rows by slot.
-        legal: `[P · E, A]` bool.
-        epsilon: exploration rate.
-        tick: when; with the members' keys it fixes the draws.
-
-    Returns:
-        `[P · E]` int64, `[P · E, A]` float32 where actions are continuous. A frozen member's values mean nothing: its
-        environments go on with random legal actions.
-    """
-    members = sum(len(cohort.members) for cohort in cohorts)
-    obs, legal = obs.reshape(members, -1, obs.shape[-1]), legal.reshape(members, -1, legal.shape[-1])
-    chosen = [choose(problem, cohort, obs[cohort.slots], legal[cohort.slots], (epsilon, tick)) for cohort in cohorts]
-    return gather(chosen, [cohort.slots for cohort in cohorts]).reshape(-1, *chosen[0].shape[2:])
-
-
-def take_note(cohorts: Sequence[Cohort], obs: np.ndarray) -> None:
-    """Let every member take note of what it is about to act on, see `acting.see`: obs `[P · E, O]`, rows by slot."""
-    members = sum(len(cohort.members) for cohort in cohorts)
-    for cohort in cohorts:
-        if cohort.normaliser is not None:
-            own = obs.reshape(members, -1, obs.shape[-1])[cohort.slots]
-            see(cohort, upload(torch.from_numpy(own), cohort.keys.device))
 
 
 def updates_due(cohort: Cohort, tick: int, envs: int) -> int:
@@ -62,10 +29,10 @@ def updates_due(cohort: Cohort, tick: int, envs: int) -> int:
     return (tick + 1) * envs // every - tick * envs // every
 
 
-def turn_at(problem: Problem, cohort: Cohort, tick: int, envs: int) -> int:
+def turn_at(spec: Spec, cohort: Cohort, tick: int, envs: int) -> int:
     """Return which of the algorithm's unlike updates the first one of this tick is, see `evopipe.algos`."""
     every = int(cohort.members[0].hyper.get("learn_step", 1))
-    return tick * envs // every % problem.period
+    return tick * envs // every % spec.period
 
 
 def discount_rate(cohort: Cohort) -> torch.Tensor:
@@ -73,56 +40,42 @@ def discount_rate(cohort: Cohort) -> torch.Tensor:
     return cohort.hyper.get("gamma", torch.ones_like(cohort.weight[:, 0]))
 
 
-def learn(
-    problem: Problem, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0
-) -> tuple[Cohort, torch.Tensor]:
-    """Take so many updates, each on a fresh batch.
+def learn(spec: Spec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0) -> torch.Tensor:
+    """Take so many updates, each on a fresh batch; the cohort's tensors change in place.
 
     Args:
-        problem: configuration.
-        cohort: the members that learn; its tensors are updated in place.
+        spec: configuration.
+        cohort: the members that learn.
         replay: where batches come from; every memory must hold at least one row.
         tick: when; with the members' keys it fixes the draws.
         updates: how many, at least 1.
         turn: see `turn_at`.
 
     Returns:
-        The cohort, and its members' losses `[P]` in the last update.
+        The members' losses `[P]` in the last update, `cohort.losses`.
     """
     now = torch.from_numpy(np.concatenate(([tick * UPDATES_PER_TICK], replay.filled(cohort.slots))))  # [1 + P]
-    if cohort.runner.eager:
-        memory, now = _Memory.of(replay, cohort.slots), upload(now, problem.device)
-        beta = upload(_beta(problem, tick), problem.device)
-        state, losses, healthy = _updates(problem, problem.algo.update, cohort, memory, updates, turn, now, beta)
-        return replace(cohort, state=state, healthy=healthy), losses
 
     def make(compiled: Callable[[Any], Any]) -> Body:
-        bare, memory = replace(cohort, runner=Runner()), _Memory.of(replay, cohort.slots)
-        return partial(_updates_in_place, problem, compiled(problem.algo.update), bare, memory, updates, turn)
+        memory = _Memory.of(replay, cohort.slots)
+        return partial(_updates, spec, compiled(spec.algo.update), cohort.bare, memory, updates, turn)
 
-    written = [*tensors_of(cohort.state), cohort.healthy]
-    if replay.priorities is not None:
-        written += replay.priorities.tensors()
-    bound = [*replay.tensors(), cohort.keys, cohort.weight, *cohort.hyper.values(), *seen_by(cohort), *written]
-    (losses,) = cohort.runner.run(("learn", updates, turn), make, [now, _beta(problem, tick)], bound, written)
-    return cohort, losses
+    def bound() -> list[torch.Tensor]:
+        return [*replay.tensors(), cohort.keys, cohort.weight, *cohort.hyper.values(), *seen_by(cohort)]
 
+    def written() -> list[torch.Tensor]:
+        trees = [] if replay.priorities is None else replay.priorities.tensors()
+        return [*tensors_of(cohort.state), cohort.healthy, cohort.losses, *trees]
 
-def learn_in_place(
-    problem: Problem, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0
-) -> torch.Tensor:
-    """`learn` that leaves everything in the cohort's own tensors; return the losses `[P]`. Eager, on the CPU."""
-    now = torch.from_numpy(np.concatenate(([tick * UPDATES_PER_TICK], replay.filled(cohort.slots))))
-    memory, beta = _Memory.of(replay, cohort.slots), _beta(problem, tick)
-    (losses,) = _updates_in_place(problem, problem.algo.update, cohort, memory, updates, turn, now, beta)
-    return losses
+    cohort.runner.run(("learn", updates, turn), make, [now, _beta(spec, tick)], spec.device, bound, written)
+    return cohort.losses
 
 
 @dataclass(frozen=True)
 class ReplayLessons:
     """Learning from a replay memory: what is due is a number of updates."""
 
-    problem: Problem
+    spec: Spec
     replay: Replay
 
     def shared(self) -> list[torch.Tensor]:
@@ -152,13 +105,9 @@ class ReplayLessons:
         """See `updates_per_step`."""
         return updates_per_step(cohort)
 
-    def learn(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> tuple[Cohort, torch.Tensor]:
+    def learn(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> None:
         """See `learn`."""
-        return learn(self.problem, cohort, self.replay, tick, due, turn)
-
-    def learn_in_place(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> torch.Tensor:
-        """See `learn_in_place`."""
-        return learn_in_place(self.problem, cohort, self.replay, tick, due, turn)
+        learn(self.spec, cohort, self.replay, tick, due, turn)
 
 
 class _Memory(NamedTuple):
@@ -173,15 +122,15 @@ class _Memory(NamedTuple):
         return cls(replay, upload(torch.tensor(slots), replay.device), replay.first(slots))
 
 
-def _beta(problem: Problem, tick: int) -> torch.Tensor:
+def _beta(spec: Spec, tick: int) -> torch.Tensor:
     """How much importance weights correct by now, `[]`: from `beta` to 1 over the run."""
-    done = min(1.0, tick * problem.env.num_envs / problem.train.max_steps)
-    beta = problem.train.replay.beta
+    done = min(1.0, tick * spec.env.num_envs / spec.train.max_steps)
+    beta = spec.train.replay.beta
     return torch.tensor(beta + done * (1.0 - beta))
 
 
 def _updates(
-    problem: Problem,
+    spec: Spec,
     update: Any,
     cohort: Cohort,
     memory: _Memory,
@@ -189,8 +138,8 @@ def _updates(
     turn: int,
     now: torch.Tensor,
     beta: torch.Tensor,
-) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    """Draw, sample and update on the device. `now` `[1 + P]`: counter of the first draw, rows filled."""
+) -> tuple[()]:
+    """Draw, sample and update on the device, in place. `now` `[1 + P]`: counter of the first draw, rows filled."""
     replay, slots, first = memory
     when = now[:1] + torch.arange(updates, device=now.device)
     u = rng.uniform(cohort.keys, Purpose.REPLAY, when, cohort.batch)
@@ -206,14 +155,15 @@ def _updates(
         batch = _shown(cohort, replay.layout.unpack(drawn, weight, gamma))
         draw = Stream(cohort.keys, Purpose.UPDATE, when[i : i + 1])
         state, losses, healthy, errors = update(
-            problem.algo_config, state, cohort.hyper, batch, healthy, draw, (turn + i) % problem.period
+            spec.algo_config, state, cohort.hyper, batch, healthy, draw, (turn + i) % spec.period
         )
         if replay.priorities is not None and errors is not None:
             errors = torch.where(healthy[:, None], errors, torch.nan)  # a diverged member's tell nothing
             # A member's batch may be smaller than the padded one: where it saw nothing, its first row stands again.
             index, errors = (torch.where(cohort.weight > 0, x, x[:, :1]) for x in (index, errors))
             replay.priorities.update(slots, index, errors)
-    return state, losses, healthy
+    keep(cohort, state, healthy, losses)
+    return ()
 
 
 def _shown(cohort: Cohort, batch: Batch) -> Batch:
@@ -223,20 +173,9 @@ def _shown(cohort: Cohort, batch: Batch) -> Batch:
     return replace(batch, obs=cohort.shown(batch.obs), next_obs=cohort.shown(batch.next_obs))
 
 
-def _updates_in_place(
-    problem: Problem,
-    update: Any,
-    cohort: Cohort,
-    memory: _Memory,
-    updates: int,
-    turn: int,
-    now: torch.Tensor,
-    beta: torch.Tensor,
-) -> tuple[torch.Tensor]:
-    """`_updates` that leaves the new state in the tensors of the old, where a replay will look for it."""
-    state, losses, healthy = _updates(problem, update, cohort, memory, updates, turn, now, beta)
-    kept, new = [*tensors_of(cohort.state), cohort.healthy], [*tensors_of(state), healthy]
+def keep(cohort: Cohort, state: Any, healthy: torch.Tensor, losses: torch.Tensor) -> None:
+    """Leave what updates gave in a cohort's own tensors, where helpers and recordings look for it."""
+    kept, new = [*tensors_of(cohort.state), cohort.healthy, cohort.losses], [*tensors_of(state), healthy, losses]
     for old, tensor in zip(kept, new, strict=True):
         if old is not tensor:
             old.copy_(tensor)
-    return (losses,)

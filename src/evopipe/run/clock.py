@@ -1,0 +1,78 @@
+"""Where a run is: ticks, generations, steps."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from evopipe.run.spec import Spec
+
+
+@dataclass
+class Clock:
+    """Counts what has happened. A tick is one step in every environment, offline one chance to learn.
+
+    Attributes:
+        members: `P`.
+        envs: `E`.
+        each: ticks of a generation.
+        total: ticks of the run.
+        tick: ticks so far; `here` of this generation.
+        generation: generations that are over.
+        env_steps: environment steps of the population; `eval_steps` those of evaluations.
+        broken: transitions that the environment broke; `broken_here` in this generation.
+    """
+
+    members: int
+    envs: int
+    each: int
+    total: int
+    tick: int = 0
+    here: int = 0
+    generation: int = 0
+    env_steps: int = 0
+    eval_steps: int = 0
+    broken: int = 0
+    broken_here: int = 0
+
+    @classmethod
+    def of(cls, spec: Spec, members: int) -> Clock:
+        """Return the clock of a run that begins."""
+        envs, train = spec.env.num_envs, spec.train
+        return cls(members, envs, -(-train.evo_steps // envs), -(-train.max_steps // envs))
+
+    @property
+    def step(self) -> int:
+        """Environment steps of each member so far."""
+        return self.tick * self.envs
+
+    @property
+    def generation_ticks(self) -> int:
+        """Ticks of the generation that is running, or about to begin."""
+        return min(self.each, max(1, self.total - (self.tick - self.here)))
+
+    @property
+    def generation_over(self) -> bool:
+        """Whether evaluation and evolution are due."""
+        return self.here >= self.each or self.tick >= self.total
+
+    def count(self, broken: int = 0) -> None:
+        """Count a tick, and how many of its transitions were broken."""
+        self.tick += 1
+        self.here += 1
+        self.env_steps += self.members * self.envs
+        self.broken += broken
+        self.broken_here += broken
+
+    def begin_generation(self) -> None:
+        """Count a generation that is over."""
+        self.generation += 1
+        self.here = self.broken_here = 0
+
+    def state(self) -> dict[str, Any]:
+        """Return all counts as JSON data."""
+        return asdict(self)
+
+    def restore(self, counts: dict[str, Any]) -> None:
+        """Take over what `state` returned."""
+        vars(self).update(counts)

@@ -1,0 +1,168 @@
+"""Beginning a run, and driving it: advance it until it ends or is stopped, tell what happens, let it be saved."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evopipe.algos import on_policy
+from evopipe.core.population import Member
+from evopipe.envs.workers import Crew
+from evopipe.evolve.mutate import NONE, Mutation
+from evopipe.run.clock import Clock
+from evopipe.run.evaluate import Stopped
+from evopipe.run.off_policy import OffPolicy
+from evopipe.run.offline import Offline
+from evopipe.run.on_policy import CollectRollouts, OnPolicy
+from evopipe.run.regime import Regime
+from evopipe.run.run import Run
+from evopipe.run.spec import Spec
+from evopipe.track.base import Generation, MemberRow, Message, Progress, Tracker
+
+if TYPE_CHECKING:
+    from evopipe.storage.dataset import Transitions
+
+
+def begin(
+    spec: Spec,
+    members: Sequence[Member],
+    warm: Transitions | None = None,
+    births: Sequence[Mutation] | None = None,
+    crew: Crew | None = None,
+    learners: int = 1,
+    collect_rollouts: CollectRollouts | None = None,
+) -> Run:
+    """Return a run at its beginning, in the regime of its algorithm.
+
+    Args:
+        spec: what it is about.
+        members: the initial population.
+        warm: transitions to learn from: offline the dataset, else before the first step.
+        births: how the members were mutated, where they were.
+        crew: worker processes for the environments; None steps them in this process.
+        learners: processes that may learn, this one included. No result depends on these two.
+        collect_rollouts: see `OnPolicy`.
+    """
+    clock, keys = Clock.of(spec, len(members)), np.array([member.key for member in members])
+    own = (spec, clock, keys, warm, crew, learners)
+    regime: Regime
+    if spec.train.mode == "offline":
+        regime = Offline(*own)
+    elif on_policy(spec.algo):
+        regime = OnPolicy(*own, collect_rollouts=collect_rollouts)
+    else:
+        regime = OffPolicy(*own)
+    return Run(spec, regime, clock, members, births)
+
+
+def drive(run: Run, tracker: Tracker, stop: Callable[[], bool], save: Callable[[], None]) -> None:
+    """Advance a run until it ends or a signal stops it.
+
+    Args:
+        run: the run.
+        tracker: where events go.
+        stop: whether a signal asked to stop; the caller then saves.
+        save: called between ticks.
+    """
+    watch, clock = _Stopwatch(run), run.clock
+    while not run.reason and not stop():
+        if clock.generation_over:
+            tracker.emit(watch.progress("evaluating"))
+            births, broken = run.births, clock.broken_here
+            try:
+                run.close_generation(stop)
+            except Stopped:
+                return
+            if broken:
+                tracker.emit(Message("warning", f"{broken} broken transitions of the environment were left out"))
+            tracker.emit(describe_generation(run, watch.lap(), births))
+        else:
+            run.advance()
+            if watch.due():
+                tracker.emit(watch.progress("learning"))
+        save()
+
+
+def describe_generation(run: Run, seconds: float, mutations: Sequence[Mutation]) -> Generation:
+    """Describe the generation that was just closed, for people and trackers.
+
+    Args:
+        run: the run.
+        seconds: wall time that the generation took.
+        mutations: by slot, how its members were made.
+    """
+    row, record, champion = run.curve[-1], run.lineage[-1], run.champion
+    members = tuple(
+        MemberRow(
+            slot=m.slot,
+            id=m.id,
+            parent=m.parent,
+            fitness=m.fitness,
+            mutation=mutation.kind,
+            change=mutation.describe() if mutation is not NONE else "",
+            architecture=m.arch.describe(),
+            activation=m.arch.activation,
+            hyper={name: m.hyper[name] for name in sorted(run.spec.algo_config.evolve)},
+            healthy=m.healthy,
+            loss=loss,
+        )
+        for m, mutation, loss in zip(record.members, mutations, run.losses, strict=True)
+    )
+    return Generation(
+        generation=run.clock.generation,
+        step=run.clock.step,
+        env_steps=run.clock.env_steps,
+        eval_steps=run.clock.eval_steps,
+        seconds=seconds,
+        members=members,
+        best=math.nan if row[4] is None else float(row[4]),
+        mean=math.nan if row[5] is None else float(row[5]),
+        elite=champion.score if champion else math.nan,
+        elite_id=champion.member.id if champion else -1,
+    )
+
+
+class _Stopwatch:
+    """Wall time for people; no state of the run depends on it."""
+
+    def __init__(self, run: Run) -> None:
+        self.clock, self.began, self.shown = run.clock, time.perf_counter(), 0.0
+        self.lapped = self.began
+        self.first_step, self.first_steps = run.clock.step, run.clock.env_steps
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.began
+
+    def lap(self) -> float:
+        """Return the seconds since the last call."""
+        now = time.perf_counter()
+        seconds, self.lapped = now - self.lapped, now
+        return seconds
+
+    def due(self) -> bool:
+        """Whether a quarter of a second has passed since progress was last shown."""
+        now = time.perf_counter()
+        if now - self.shown < 0.25:
+            return False
+        self.shown = now
+        return True
+
+    def progress(self, phase: str) -> Progress:
+        clock, seconds = self.clock, max(self.seconds, 1e-9)
+        done, total = clock.step - self.first_step, clock.total * clock.envs
+        left = (total - clock.step) * seconds / done if done else None
+        return Progress(
+            generation=clock.generation,
+            step=clock.step,
+            max_steps=total,
+            env_steps=clock.env_steps,
+            eval_steps=clock.eval_steps,
+            phase=phase,
+            steps_per_second=(clock.env_steps - self.first_steps) / seconds,
+            seconds_left=left,
+        )

@@ -1,0 +1,291 @@
+"""A run: generation after generation, members live on what their regime gives, then are scored, selected, mutated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from evopipe.core import health, population
+from evopipe.core.population import Member, acting_networks
+from evopipe.errors import DivergedError, EnvironmentFailed
+from evopipe.evolve.lineage import Born, Record, Scored
+from evopipe.evolve.mutate import NONE, Mutation
+from evopipe.evolve.select import windowed
+from evopipe.evolve.step import evolve
+from evopipe.ops.statistics import mean_of_finite, standard_error
+from evopipe.rng import Purpose
+from evopipe.run.clock import Clock
+from evopipe.run.evaluate import Episodes
+from evopipe.run.regime import Regime
+from evopipe.run.spec import Spec
+from evopipe.storage import members as stored
+
+DIVERGED_IN_A_ROW = 3
+BROKEN_SHARE = 0.1  # of a member's evaluation episodes that may be broken
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The best member so far, a snapshot.
+
+    Attributes:
+        member: the member as it was then.
+        score: its mean return; `error` is its standard error.
+        confirmed: whether a second, longer evaluation gave the score.
+        generation: when.
+    """
+
+    member: Member
+    score: float
+    error: float
+    confirmed: bool
+    generation: int
+
+
+class Run:
+    """Generations of a population: its members, champion and lineage.
+
+    Args:
+        spec: what the run is about.
+        regime: what its members live on, at its beginning.
+        clock: the run's, the regime's too.
+        members: the initial population.
+        births: how they were mutated, where they were.
+
+    Attributes:
+        cohorts: the members as they train.
+        births: how each slot's member was made.
+        lineage: one record a generation.
+        curve: one row a generation.
+        reason: why the run is over, empty while it is not.
+
+    The state between two ticks is `state()`: from it `restore()` continues bit for bit.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        regime: Regime,
+        clock: Clock,
+        members: Sequence[Member],
+        births: Sequence[Mutation] | None = None,
+    ) -> None:
+        self.spec, self.regime, self.clock = spec, regime, clock
+        self.diverged = 0  # generations in a row of which no member was healthy
+        self.next_id = max(member.id for member in members) + 1
+        self.births = list(births or [NONE] * len(members))
+        self.champion: Champion | None = None
+        begun = [Born.of(member, mutation) for member, mutation in zip(members, self.births, strict=True)]
+        self.lineage = [Record(0, 0).with_children(begun)]
+        self.curve: list[list[float | int | None]] = []
+        self.losses = [math.nan] * len(members)  # when the last generation ended
+        self.reason = ""
+        self._adopt([regime.first(member) for member in members])
+
+    def _adopt(self, members: Sequence[Member]) -> None:
+        """Take a population over, and remember it as the one to return to."""
+        self.last_good = list(members)
+        self._form(members)
+
+    def _form(self, members: Sequence[Member]) -> None:
+        self.cohorts = self.spec.form(members)
+        self.regime.adopt(self.cohorts)
+
+    @property
+    def members(self) -> list[Member]:
+        """The population as it stands."""
+        return population.dissolve(self.cohorts)
+
+    # ------------------------------------------------------------------------------------------ a generation
+
+    def advance(self) -> None:
+        """Take one tick; see `Regime.advance`."""
+        self.regime.advance()
+
+    def close_generation(self, stopped: Callable[[], bool]) -> None:
+        """Evaluate, record, and evolve unless the run ends here.
+
+        Raises:
+            Stopped: a signal came while evaluating; the state is as before the call.
+            DivergedError: no member is healthy, for the third generation in a row.
+        """
+        played, members = self._evaluate(stopped)
+        champion, confirm_steps = self._crown(played, members, stopped)
+        # From here on nothing can stop half-way: the state changes all at once.
+        self.champion = champion
+        self.clock.eval_steps += played.steps + confirm_steps
+        self.clock.begin_generation()
+        self.losses = self._by_slot([cohort.losses for cohort in self.cohorts]).tolist()
+        window = self.spec.tournament.window
+        fitness = np.array([windowed(m.fitness, window) if m.healthy else -np.inf for m in members])
+        self._record(members)
+        if self._reached():
+            self.reason = "target"
+        elif self.clock.tick >= self.clock.total:
+            self.reason = "max_steps"
+        if self.reason:
+            self._form(members)
+        elif np.isfinite(fitness).any():
+            self.diverged = 0
+            self._evolve(members, fitness)
+        else:
+            self._return_to_last_good()
+
+    def _evaluate(self, stopped: Callable[[], bool]) -> tuple[Episodes, list[Member]]:
+        """Evaluate every member on the run's fixed seeds; return its members with the new fitness."""
+        acting = acting_networks(self.spec.algo.POLICY, self.spec.widths)
+        cohorts = [
+            replace(c, healthy=c.healthy & health.of_parameters(*(getattr(c.state, net) for net in acting)))
+            for c in self.cohorts
+        ]
+        seeds = self.spec.seeds(Purpose.EVALUATE, self.spec.train.eval_episodes)
+        played = self.regime.evaluate(cohorts, seeds, stopped)
+        if not np.isfinite(played.returns).any():
+            raise EnvironmentFailed(
+                f"environment {self.spec.env.id!r} returned non-finite observations or rewards in every evaluation "
+                f"episode: mend it; `evopipe env check {self.spec.env.id}` may show where"
+            )
+        members = []
+        for member, returns in zip(population.dissolve(cohorts), played.returns, strict=True):
+            # Few broken episodes are left out; a member with many must not be judged by those that went well.
+            broken = int((~np.isfinite(returns)).sum())
+            mean = mean_of_finite(returns) if broken <= max(1, BROKEN_SHARE * len(returns)) else math.nan
+            healthy = member.healthy and math.isfinite(mean)
+            members.append(replace(member, healthy=healthy, fitness=(*member.fitness, mean if healthy else -math.inf)))
+        return played, members
+
+    def _crown(
+        self, played: Episodes, members: Sequence[Member], stopped: Callable[[], bool]
+    ) -> tuple[Champion | None, int]:
+        """Return the champion after this generation, and the steps that finding out cost.
+
+        A new best that clears the target (any, where there is none) is evaluated again, longer: the best of many noisy
+        scores is biased upwards, a second, independent evaluation is not.
+        """
+        best = max(members, key=lambda m: (m.fitness[-1], -m.slot))
+        fitness, held = best.fitness[-1], self.champion
+        confirm = math.isfinite(fitness) and (self.target is None or fitness >= self.target)
+        # A confirmed score is worth more than a lucky one: only its like can beat it.
+        bar = held.score if held and held.confirmed >= confirm else -math.inf
+        if not fitness > bar or (held and held.confirmed > confirm):
+            return held, 0
+        returns, steps = played.returns[best.slot], 0
+        if confirm:
+            again = self._play_again(best, stopped)
+            returns, steps = again.returns[0], again.steps
+        score = mean_of_finite(returns)
+        if not score > bar:
+            return held, steps
+        error = standard_error(returns[np.isfinite(returns)])
+        return Champion(best, score, error, confirm, self.clock.generation + 1), steps
+
+    def _play_again(self, member: Member, stopped: Callable[[], bool]) -> Episodes:
+        """Evaluate one member on the run's confirmation seeds."""
+        seeds = self.spec.seeds(Purpose.CONFIRM, self.spec.train.confirm_episodes)
+        return self.regime.evaluate(self.spec.form_alone(member), seeds, stopped)
+
+    @property
+    def target(self) -> float | None:
+        """The score that ends training early."""
+        target = self.spec.train.target
+        return self.regime.threshold if target == "auto" else target
+
+    def _reached(self) -> bool:
+        if self.champion is None or self.target is None or not self.champion.confirmed:
+            return False
+        return self.champion.score - self.spec.train.target_sigmas * self.champion.error >= self.target
+
+    def _evolve(self, members: Sequence[Member], fitness: np.ndarray) -> None:
+        """Select, clone, mutate; the lineage records every child."""
+        p = self.spec
+        born = evolve(p.tournament, p.mutation, p.traits, members, fitness, p.seed, self.clock.generation, self.next_id)
+        self.next_id += len(members)
+        self.births = list(born.mutations)
+        made = zip(born.members, born.mutations, born.parents, strict=True)
+        self.lineage[-1] = self.lineage[-1].with_children([Born.of(*each) for each in made])
+        self.regime.hand_down(born.parents)
+        self._adopt(born.members)
+
+    def _return_to_last_good(self) -> None:
+        """Go back to the last healthy generation: all its members diverged."""
+        self.diverged += 1
+        if self.diverged >= DIVERGED_IN_A_ROW:
+            block, rates = f"algos.{self.spec.train.algo}", self.spec.rates
+            raise DivergedError(
+                f"every member diverged in {self.diverged} generations in a row (generation {self.clock.generation}, "
+                f"step {self.clock.step}), no elite was written: lower "
+                f"{' and '.join(f'{block}.{rate}' for rate in rates)}, tighten grad_clip, or narrow "
+                f"{' and '.join(f'evolve.{rate}.max' for rate in rates)}"
+            )
+        self.lineage[-1] = replace(self.lineage[-1], restored=True)
+        self.regime.hand_down(None)
+        self._form(self.last_good)
+
+    # ------------------------------------------------------------------------------------------ records
+
+    def _by_slot(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the cohorts' values `[P]`, in the order of the slots, on the CPU."""
+        slots = torch.tensor([slot for cohort in self.cohorts for slot in cohort.slots])
+        return torch.cat([each.cpu() for each in values])[slots.argsort()]
+
+    def _record(self, members: Sequence[Member]) -> None:
+        """Append this generation to the lineage and the fitness curve."""
+        finite = [m.fitness[-1] for m in members if math.isfinite(m.fitness[-1])]
+        champion, clock = self.champion, self.clock
+        best, mean = max(finite, default=None), sum(finite) / len(finite) if finite else None
+        elite = champion.score if champion else None
+        self.curve.append([clock.generation, clock.step, clock.env_steps, clock.eval_steps, best, mean, elite])
+        best_ever = None if champion is None else (champion.member.id, champion.score)
+        scored = tuple(Scored.of(member) for member in members)
+        self.lineage.append(Record(clock.generation, clock.step, scored, best_ever))
+
+    # ------------------------------------------------------------------------------------------ state
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return the whole run as tensors and JSON data."""
+        tensors = self.regime.state()
+        meta: dict[str, Any] = {name: getattr(self, name) for name in _KEPT} | {"clock": self.clock.state()}
+        groups = {"members": self.members, "last_good": self.last_good}
+        if self.champion:
+            groups["champion"] = [self.champion.member]
+            meta["confirmed"] = {k: getattr(self.champion, k) for k in ("score", "error", "confirmed", "generation")}
+        for name, group in groups.items():
+            packed, meta[name] = stored.pack(group, name)
+            tensors |= packed
+        tensors["losses"] = torch.tensor(self.losses)
+        tensors["losses_here"] = self._by_slot([cohort.losses for cohort in self.cohorts])
+        meta["lineage"] = [record.to_json() for record in self.lineage]
+        return tensors, meta | {"births": [mutation.to_json() for mutation in self.births]}
+
+    def restore(self, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> int:
+        """Take a saved run over.
+
+        Returns:
+            Environments that could not be brought back to where they were, because they are not deterministic. They
+            begin new episodes, and the run goes on, but not bit for bit.
+        """
+        for name in _KEPT:
+            setattr(self, name, meta[name])
+        self.lineage, self.curve = [Record.from_json(record) for record in meta["lineage"]], list(self.curve)
+        self.clock.restore(meta["clock"])
+        self.births = [Mutation(**m) for m in meta["births"]]
+        self.last_good = stored.unpack(tensors, meta["last_good"], "last_good")
+        self._form(stored.unpack(tensors, meta["members"], "members"))
+        for cohort in self.cohorts:
+            cohort.losses.copy_(tensors["losses_here"][cohort.slots])
+        if "champion" in meta:
+            self.champion = Champion(stored.unpack(tensors, meta["champion"], "champion")[0], **meta["confirmed"])
+        self.losses = tensors["losses"].tolist()
+        return self.regime.restore(tensors)
+
+    def close(self) -> None:
+        """Let processes and environments go."""
+        self.regime.close()
+
+
+_KEPT = ("diverged", "next_id", "reason", "curve")

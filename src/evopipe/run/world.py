@@ -1,0 +1,218 @@
+"""Environments that members play in, each episode from a seed of its own: on the host, or as tensors on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from evopipe import rng
+from evopipe.core.graphs import upload
+from evopipe.core.population import Cohort
+from evopipe.envs.batched import BatchedStep
+from evopipe.envs.batched.pool import TensorPool
+from evopipe.envs.pool import EnvPool, Step
+from evopipe.errors import EnvironmentFailed
+from evopipe.rng import Purpose
+from evopipe.run.act import gather
+from evopipe.run.clock import Clock
+from evopipe.run.evaluate import seen
+from evopipe.run.spec import Spec
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+BROKEN_SHARE, BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may be broken, and at least so many ticks'
+
+
+class Episodes:
+    """Which episode each row `[R]` of a pool plays: its seed depends on the member's key, environment and number."""
+
+    def __init__(self, keys: npt.NDArray[np.int64], envs: int) -> None:
+        self._keys, self._envs = keys, envs
+        self.begun = np.zeros(len(keys) * envs, np.int64)
+
+    def seeds(self, rows: npt.NDArray[np.int64], ahead: int) -> npt.NDArray[np.int64]:
+        """Return the seeds of the next episodes of these rows, `[n, ahead]`."""
+        number = self.begun[rows][:, None] + np.arange(ahead)
+        keys, env = self._keys[rows // self._envs][:, None], (rows % self._envs)[:, None]
+        found: npt.NDArray[np.int64] = rng.seeds(keys, Purpose.EPISODE, env, number)
+        return found
+
+    def next(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Begin the next episodes of these rows and return their seeds `[n]`."""
+        found = self.seeds(rows, 1)[:, 0]
+        self.begun[rows] += 1
+        return found
+
+
+class World:
+    """Environments on the host.
+
+    Args:
+        spec: what the run is about.
+        keys: of the members, `[P]`.
+        clock: the run's.
+        pool: `P · E` rows.
+
+    Attributes:
+        masked: whether the environment masks actions.
+        pending: actions that were chosen, but not yet taken, None where none were.
+    """
+
+    def __init__(self, spec: Spec, keys: npt.NDArray[np.int64], clock: Clock, pool: EnvPool) -> None:
+        self._spec, self._clock, self.pool = spec, clock, pool
+        self.episodes = Episodes(keys, spec.env.num_envs)
+        self.pending: npt.NDArray[Any] | None = None
+        pool.upcoming = self.episodes.seeds
+        self.begin(np.arange(pool.rows))
+        self.masked = pool.masked  # known after the first reset
+
+    def begin(self, rows: npt.NDArray[np.int64]) -> None:
+        """Begin new episodes."""
+        self.pool.reset(rows, self.episodes.next(rows))
+
+    def seen(self) -> list[torch.Tensor]:
+        """Return what members act by: observation `[P, E, O]`, legal actions `[P, E, A]`, whether an episode begins."""
+        return [self._by_member(x) for x in seen(self.pool)]
+
+    def actions(self, chosen: Sequence[torch.Tensor], cohorts: Sequence[Cohort]) -> npt.NDArray[Any]:
+        """Return cohorts' choices `[P, E, …]` as the pool takes them, `[P · E, …]`."""
+        actions = gather(chosen, [cohort.slots for cohort in cohorts])
+        return actions.reshape(-1, *actions.shape[2:])
+
+    def take(self, actions: npt.NDArray[Any]) -> Step:
+        """Step every environment."""
+        self.pool.send(actions)
+        return self.pool.receive()
+
+    def gave(self, step: Step) -> list[torch.Tensor]:
+        """Return next observation, reward, terminated, truncated and broken, `[P, E, …]`."""
+        return [self._by_member(x) for x in (step.obs, step.reward, step.terminated, step.truncated, step.broken)]
+
+    def end(self, step: Step) -> None:
+        """Begin new episodes where some ended; count the tick."""
+        self.pending = None
+        over = np.flatnonzero(step.terminated | step.truncated | step.broken)
+        if len(over):
+            self.begin(over)
+        self._clock.count(int(step.broken.sum()))
+
+    def refuse_broken(self) -> None:
+        """Raise EnvironmentFailed if too many of this generation's transitions were broken."""
+        steps, broken = self._clock.here * self.pool.rows, self._clock.broken_here
+        if broken > max(BROKEN_SHARE * steps, BROKEN_TICKS * self.pool.rows):
+            raise EnvironmentFailed(
+                f"environment {self._spec.env.id!r} returned non-finite observations or rewards (or no legal action) "
+                f"in {broken} of its last {steps} steps: mend it; `evopipe env check {self._spec.env.id}` may show "
+                "where"
+            )
+
+    def _by_member(self, x: npt.NDArray[Any]) -> torch.Tensor:
+        """`[P · E, …]` → `[P, E, …]`."""
+        return torch.from_numpy(x).view(-1, self._clock.envs, *x.shape[1:])
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return what `restore` needs."""
+        kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
+        chosen = {} if self.pending is None else {"pending": torch.from_numpy(self.pending.copy())}
+        return {**kept, **chosen, "episodes": torch.from_numpy(self.episodes.begun.copy())}
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> npt.NDArray[np.int64]:
+        """Take over what `state` returned; return the rows whose episodes were lost, which begin new ones."""
+        self.episodes.begun[:] = tensors["episodes"].numpy()
+        self.pending = tensors["pending"].numpy().copy() if "pending" in tensors else None
+        different = self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()})
+        lost = np.flatnonzero(different)
+        if len(lost):
+            self.begin(lost)
+        return lost
+
+
+class TensorWorld:
+    """`World` where environments are tensors (`env.backend: torch`): a tick never leaves the device."""
+
+    masked = False
+
+    def __init__(self, spec: Spec, keys: npt.NDArray[np.int64], clock: Clock) -> None:
+        envs, device = spec.env.num_envs, spec.device
+        self._clock, self.pending = clock, None
+        self.pool = TensorPool(spec.env, len(keys) * envs, device)
+        self._keys = torch.from_numpy(np.repeat(keys, envs)).to(device)
+        self._envs = torch.arange(self.pool.rows, device=device) % envs
+        self._begun = torch.zeros(self.pool.rows, dtype=torch.int64, device=device)
+        self._legal = torch.ones(len(keys), envs, spec.actions, dtype=torch.bool, device=device)
+        self._broken = torch.zeros(len(keys), envs, dtype=torch.bool, device=device)
+        self._begin_where(torch.ones(self.pool.rows, dtype=torch.bool, device=device))
+
+    def seen(self) -> list[torch.Tensor]:
+        """See `World.seen`."""
+        return [self._grid(self.pool.obs), self._legal, self._grid(self.pool.begins)]
+
+    def actions(self, chosen: Sequence[torch.Tensor], cohorts: Sequence[Cohort]) -> torch.Tensor:
+        """See `World.actions`."""
+        if len(chosen) == 1:
+            return chosen[0].flatten(0, 1)
+        slots = upload(torch.tensor([slot for cohort in cohorts for slot in cohort.slots]), self.pool.device)
+        return torch.cat(list(chosen))[slots.argsort()].flatten(0, 1)
+
+    def take(self, actions: torch.Tensor) -> BatchedStep:
+        """See `World.take`."""
+        return self.pool.step(actions)
+
+    def gave(self, step: BatchedStep) -> list[torch.Tensor]:
+        """See `World.gave`."""
+        return [*(self._grid(x) for x in step), self._broken]
+
+    def end(self, step: BatchedStep) -> None:
+        """See `World.end`."""
+        self.pending = None
+        self._begin_where(step.terminated | step.truncated)
+        self._clock.count()
+
+    def _begin_where(self, over: torch.Tensor) -> None:
+        """Begin new episodes in the rows `over` `[R]`: on a device in all at once, which waits for nothing; on the CPU
+        in those few alone, which costs less."""
+        if over.device.type != "cpu":
+            self.pool.reset_where(over, rng.seeds(self._keys, Purpose.EPISODE, self._envs, self._begun))
+        elif len(rows := over.nonzero()[:, 0]):
+            seeds = rng.seeds(self._keys[rows], Purpose.EPISODE, self._envs[rows], self._begun[rows])
+            self.pool.reset(rows, seeds)
+        self._begun = self._begun + over
+
+    def refuse_broken(self) -> None:
+        """Nothing breaks here."""
+
+    def _grid(self, x: torch.Tensor) -> torch.Tensor:
+        """`[P · E, …]` → `[P, E, …]`."""
+        return x.view(-1, self._clock.envs, *x.shape[1:])
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """See `World.state`."""
+        kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
+        return {**kept, "episodes": self._begun.to("cpu", copy=True)}
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> npt.NDArray[np.int64]:
+        """Take over what `state` returned; no episode is lost, for tensors come back to where they were."""
+        self._begun = tensors["episodes"].to(self.pool.device, copy=True)
+        self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()})
+        return np.empty(0, np.int64)
+
+
+class Playable(Protocol):
+    """What `World` and `TensorWorld` have in common. What they hand from one method to another is their own."""
+
+    masked: bool
+    pending: Any
+    pool: Any
+
+    def seen(self) -> list[torch.Tensor]: ...
+    def actions(self, chosen: Sequence[torch.Tensor], cohorts: Sequence[Cohort]) -> Any: ...
+    def take(self, actions: Any) -> Any: ...
+    def gave(self, step: Any) -> list[torch.Tensor]: ...
+    def end(self, step: Any) -> None: ...
+    def refuse_broken(self) -> None: ...
+    def state(self) -> dict[str, torch.Tensor]: ...
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> npt.NDArray[np.int64]: ...
