@@ -192,10 +192,8 @@ class _Live:
         return act(self.spec, self.cohorts, obs, np.ones((len(obs), self.spec.actions), bool), 0.3, tick)
 
     def learn(self, tick: int) -> list[torch.Tensor]:
-        losses = []
-        for cohort in self.cohorts:
-            losses.append(learn(self.spec, cohort, self.replay, tick, self.bench.size.updates).clone())
-        return losses
+        updates = self.bench.size.updates
+        return [learn(self.spec, cohort, self.replay, tick, updates).clone() for cohort in self.cohorts]
 
     def run(self) -> list[torch.Tensor]:
         """Take all ticks, cohorts formed anew half-way; return everything that came out, on the host."""

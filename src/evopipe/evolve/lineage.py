@@ -95,20 +95,12 @@ class Record:
         Raises:
             KeyError, TypeError, ValueError: it is another thing.
         """
-        members = [
-            Scored(
-                **{
-                    **m,
-                    "arch": Arch.from_json(m["arch"]),
-                    "fitness": -math.inf if m["fitness"] is None else m["fitness"],
-                }
-            )
-            for m in data["members"]
-        ]
-        children = [
-            Born(**{**c, "arch": Arch.from_json(c["arch"]), "mutation": Mutation(**c["mutation"])})
-            for c in data["children"]
-        ]
+        members, children = [], []
+        for m in data["members"]:
+            fitness = -math.inf if m["fitness"] is None else float(m["fitness"])
+            members.append(Scored(**{**m, "arch": Arch.from_json(m["arch"]), "fitness": fitness}))
+        for c in data["children"]:
+            children.append(Born(**{**c, "arch": Arch.from_json(c["arch"]), "mutation": Mutation(**c["mutation"])}))
         champion = data["champion"]
         return cls(
             int(data["generation"]), int(data["step"]), tuple(members),

@@ -206,7 +206,7 @@ class OnPolicy:
                 f"for {ticks}: call loop.choose() and then loop.record(step) so many times"
             )
 
-    def choose(self) -> np.ndarray:
+    def choose(self) -> Any:
         """Return every environment's action `[P · E, …]`, drawn from its member's policy for what `pool` shows now.
 
         Until `record` was called it returns the same again.
