@@ -1,4 +1,4 @@
-"""One update after another of every algorithm, against one agent of plain torch a member: everything that learns.
+"""Every algorithm against one agent of plain torch a member: what updates make of all that learns, and what it does.
 
 Both compute in double precision, so that what differs is a fault and no rounding. The agents are written from the
 papers' formulas; of the program they take the draws, and where a network's numbers lie.
@@ -187,7 +187,7 @@ class Agent:
 
     def __init__(self, given: Given, member: Member) -> None:
         self.cfg, self.arch, self.widths, self.hyper = given.cfg, member.arch, given.widths, member.hyper
-        self.continuous, self.policy = given.spaces.continuous, given.algo.POLICY
+        self.name, self.continuous, self.policy = given.name, given.spaces.continuous, given.algo.POLICY
         kinds = population.tensor_kinds(given.algo.State, given.widths)
         self.of = {name: of for name, (_, of) in kinds.items()}
         self.moved = [name.removesuffix(".mean") for name in kinds if name.endswith(".mean")]
@@ -651,3 +651,94 @@ def test_a_number_that_is_none_in_any_network_freezes_its_member_at_once(case: s
                 for each, tensor in before.tensors.items():
                     if tensor.isfinite().all() and not each.endswith(("target", "critic_1", "critic_2")):
                         assert torch.equal(after[1].tensors[each].to(tensor), tensor), (name, k, turn, each)
+
+
+# --- acting -----------------------------------------------------------------------------------------------------------
+
+ENVS = 60
+off_policy = pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("ppo")])
+
+
+def output(agent: Agent, obs: torch.Tensor, noise: Stream | None = None) -> torch.Tensor:
+    """What a member's policy says of its actions: values, logits or numbers before tanh."""
+    if agent.policy == "actor":
+        return agent.net("actor", agent.encoded(obs)).detach()
+    if not hasattr(agent.cfg, "atoms"):
+        return agent.net("q", obs).detach()
+    atoms = agent.cfg.atoms if agent.cfg.distributional else 1
+    out = (agent.net("q", obs) if noise is None else agent.noisy("q", "noise", noise, obs)).detach()
+    out = out.view(len(obs), -1, atoms)
+    if agent.cfg.dueling:
+        out = out[:, :1] + out[:, 1:] - out[:, 1:].mean(dim=1, keepdim=True)
+    z = torch.linspace(agent.cfg.v_min, agent.cfg.v_max, atoms)
+    return (out.softmax(dim=2) * z).sum(dim=2) if agent.cfg.distributional else out[:, :, 0]
+
+
+def explored(agent: Agent, obs: torch.Tensor, legal: torch.Tensor, epsilon: float, draw: Stream) -> torch.Tensor:
+    """What a member does where it explores, from the same draws."""
+    if agent.continuous:
+        mean, normal = output(agent, obs), draw.normal(ENVS * A).view(ENVS, A)
+        if agent.name == "sac":
+            action = torch.tanh(mean[:, :A] + mean[:, A:].clamp(-20, 2).exp() * normal)
+        else:
+            action = torch.tanh(mean) + getattr(agent.cfg, "noise_sd", 0.0) * normal
+        u = (draw if agent.name == "bc" else draw.part(1)).uniform(ENVS * (A + 1)).view(ENVS, A + 1)
+        return torch.where(u[:, :1] < epsilon, 2 * u[:, 1:] - 1, action.clamp(-1, 1))
+    if agent.name == "sac":
+        drawn = draw.uniform(ENVS * (A + 2))[0]
+        u, gumbel = drawn[: 2 * ENVS].view(2, ENVS), drawn[2 * ENVS :].view(ENVS, A)
+        action = best(output(agent, obs) - (-gumbel.log()).log(), legal)
+    else:
+        u = draw.uniform(2 * ENVS).view(2, ENVS)
+        action = best(output(agent, obs, draw.part(1) if getattr(agent.cfg, "noisy", False) else None), legal)
+    may = [row.nonzero()[:, 0] for row in legal]
+    random = torch.stack([each[int(x * len(each))] for each, x in zip(may, u[1], strict=True)])
+    return torch.where(u[0] < epsilon, random, action)
+
+
+@off_policy
+def test_actions_are_those_of_one_agent_a_member(case: str) -> None:
+    """The best ones, and those while it trains: each member by its own network, rate and draws, never illegally."""
+    given = Given(case)
+    g, cohort = torch.Generator().manual_seed(2), given.cohort()
+    obs = torch.randn(P, ENVS, OBS, generator=g)
+    legal = torch.ones(P, ENVS, A, dtype=torch.bool)
+    if not given.spaces.continuous:
+        legal = (torch.rand(P, ENVS, A, generator=g) < 0.5).scatter(
+            -1, torch.randint(A, (P, ENVS, 1), generator=g), True
+        )
+    epsilon, stream = torch.tensor([0.0, 0.4, 1.0]), Stream(cohort.keys, Purpose.ACT, torch.tensor([7]))
+    greedy = given.algo.greedy(given.cfg, cohort.state, obs, legal)
+    trains = given.algo.act(given.cfg, cohort.state, obs, legal, epsilon, stream)
+    for i, member in enumerate(given.members):
+        agent = Agent(given, member)
+        out = output(agent, obs[i])
+        expected = torch.tanh(out[:, :A]) if given.spaces.continuous else best(out, legal[i])
+        torch.testing.assert_close(greedy[i], expected, rtol=0, atol=1e-9)
+        draw = Stream(cohort.keys[i : i + 1], Purpose.ACT, torch.tensor([7]))
+        taken = explored(agent, obs[i], legal[i], float(epsilon[i]), draw)
+        torch.testing.assert_close(trains[i].to(taken), taken, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("algo", "config", "rates"),
+    [
+        ("bc", {}, (0.05, 0.05, 0.05, 0.05, 0.05)),
+        ("td3bc", {}, (0.0, 0.0, 0.0, 0.0, 0.0)),
+        ("cqn", {"epsilon": 0.3}, (0.3, 0.3, 0.3, 0.3, 0.3)),
+        ("iql", {"epsilon": 0.3}, (0.3, 0.3, 0.3, 0.3, 0.3)),
+        *((name, {"random_steps": 100}, (1.0, 1.0, 1.0, 1.0, 0.0)) for name in ("ddpg", "td3", "sac")),
+        ("dqn", {}, (0.9, 0.7, 0.5, 0.108, 0.1)),
+        ("dqn", {"eps_schedule": "exponential"}, (0.9, 0.9 / 3**0.5, 0.3, 0.1 * 9**0.01, 0.1)),
+        ("rainbow", {"noisy": False}, (0.9, 0.7, 0.5, 0.108, 0.1)),
+        ("rainbow", {"noisy": True}, (0.0, 0.0, 0.0, 0.0, 0.0)),
+    ],
+)
+def test_rates_of_exploration_by_hand(algo: str, config: dict[str, Any], rates: tuple[float, ...]) -> None:
+    """After 0, 25, 50, 99 and 100 of 100 steps; and ever after what it was at their end."""
+    found = algos.get(algo)
+    schedule = {"eps_start": 0.9, "eps_end": 0.1, "eps_steps": 100}
+    config = config | {name: value for name, value in schedule.items() if name in found.Config.model_fields}
+    cfg = found.Config(**config)
+    assert [found.explore(cfg, step) for step in (0, 25, 50, 99, 100)] == pytest.approx(rates, abs=1e-12)
+    assert found.explore(cfg, 10**9) == pytest.approx(rates[-1], abs=1e-12)
