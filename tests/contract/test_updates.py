@@ -20,9 +20,10 @@ from evopipe import algos
 from evopipe.core import population
 from evopipe.core.networks import Arch, Block, Net, initialise, named, noisy
 from evopipe.core.population import Cohort, Member
+from evopipe.loops.problem import first_members
 from evopipe.rng import Purpose, Stream, host, member_keys
 from evopipe.types import Batch, Learned, Sequences, Spaces, evolvable
-from populations import same
+from populations import problem, same
 from reference import function, network
 
 P, B, OBS, A = 3, 7, 4, 3  # members, transitions, numbers of an observation, actions
@@ -625,6 +626,40 @@ def test_networks_begin_unlike_and_targets_as_their_copies(case: str) -> None:
         assert not any(torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
     first, second, _ = given.fresh
     assert not any(torch.equal(first.tensors[n][:9], second.tensors[n][:9]) for n in weights)
+
+
+@pytest.mark.parametrize("algo", ["td3", "sac", "iql:continuous", "td3bc"])
+def test_twins_of_first_members_are_unlike(algo: str) -> None:
+    p = problem(algo=algo)
+    members = first_members(p, 2)[0]
+    found = [m.tensors[f"critics.critic_{k}"] for m in members for k in (1, 2)]
+    assert not any(torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
+
+
+@each_case
+def test_a_gradient_that_is_none_of_any_network_freezes_its_member(case: str) -> None:
+    """Though its loss is a number: every network that learns is asked, one of twins too."""
+    given = Given(case)
+    hyper = {"target_kl": 0.0}  # who rests does not learn, and finds nothing
+    given.members = [replace(m, hyper={**m.hyper, **hyper} if given.on_policy else m.hyper) for m in given.members]
+    turn = given.period - 1  # all networks learn
+    names = [f.name for f in fields(given.algo.State) if f.metadata.get("trainable")]
+    if not getattr(given.cfg, "noisy", True):
+        names.remove("noise")
+    for name in (n for n in names if getattr(given.cohort().state, n) is not None):
+        for k in range(len(getattr(given.cohort().state, name).values) // P):
+            cohort = given.cohort()
+            net = getattr(cohort.state, name)
+            spoilt = torch.zeros(len(net.values), 1, 1)
+            spoilt[len(net.values) // P + k] = math.nan
+            net.views[-1].weight.register_hook(partial(torch.add, spoilt))
+            before = population.dissolve([cohort])[1]
+            after, learned = given.update(cohort, turn, 0)
+            assert learned.losses.isfinite().all()
+            assert learned.healthy.tolist() == [True, False, True], (name, k)
+            assert torch.equal(
+                population.dissolve([after])[1].tensors[given.algo.POLICY], before.tensors[given.algo.POLICY]
+            )
 
 
 @each_case
