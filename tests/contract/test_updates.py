@@ -628,6 +628,20 @@ def test_networks_begin_unlike_and_targets_as_their_copies(case: str) -> None:
     assert not any(torch.equal(first.tensors[n][:9], second.tensors[n][:9]) for n in weights)
 
 
+@each_case
+def test_a_frozen_member_stays_as_it_is(case: str) -> None:
+    """Its targets too, which are not what they follow; its neighbours learn as ever."""
+    given = Given(case)
+    for turn in range(given.period):
+        cohort = given.cohort()
+        cohort.healthy[1] = False
+        before, clean = (population.dissolve([c]) for c in (cohort, given.update(given.cohort(), turn, 0)[0]))
+        after = population.dissolve([given.update(cohort, turn, 0)[0]])
+        assert [m.healthy for m in after] == [True, False, True]
+        assert all(torch.equal(after[1].tensors[n].to(x), x) for n, x in before[1].tensors.items() if n != "resting")
+        assert all(same(after[i], clean[i]) for i in (0, 2))
+
+
 @pytest.mark.parametrize("algo", ["td3", "sac", "iql:continuous", "td3bc"])
 def test_twins_of_first_members_are_unlike(algo: str) -> None:
     p = problem(algo=algo)
