@@ -570,6 +570,7 @@ def test_updates_are_those_of_one_agent_a_member(case: str) -> None:
     given = Given(case)
     cohort = given.cohort()
     agents = [Agent(given, m) for m in given.members]
+    assert given.period == getattr(given.cfg, "policy_delay", 1)
     for at, turn in enumerate(given.turns()):
         batch = given.steps(cohort, at) if given.on_policy else given.transitions(at)
         cohort, learned = given.update(cohort, turn, at)
