@@ -615,7 +615,7 @@ def test_a_hard_target_is_copied_at_every_so_many_updates_of_its_member() -> Non
 
 
 @each_case
-def test_networks_begin_unlike_and_targets_as_their_copies(case: str) -> None:
+def test_networks_begin_unlike_targets_as_their_copies_and_nothing_was_learned_yet(case: str) -> None:
     given = Given(case)
     kinds = population.tensor_kinds(given.algo.State, given.widths)
     weights = {name: of_network for name, (kind, of_network) in kinds.items() if kind == "parameters"}
@@ -625,6 +625,10 @@ def test_networks_begin_unlike_and_targets_as_their_copies(case: str) -> None:
             assert torch.equal(online.setdefault(of_network, member.tensors[name]), member.tensors[name])
         found = list(online.values())
         assert not any(torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
+        starts = {"log_alpha": getattr(given.cfg, "alpha", 1.0), "log_std": getattr(given.cfg, "std", 1.0)}
+        for name in set(member.tensors) - set(weights) - {"noise", "noise_target"}:  # moments and counts begin at 0
+            expected = torch.full_like(member.tensors[name], math.log(starts.get(name, 1.0)))
+            torch.testing.assert_close(member.tensors[name], expected)
     first, second, _ = given.fresh
     assert not any(torch.equal(first.tensors[n][:9], second.tensors[n][:9]) for n in weights)
 

@@ -1,4 +1,4 @@
-"""Continuous control: noise, densities, targets and updates of DDPG, TD3 and SAC against brute force."""
+"""Continuous control: noise, densities, temperatures and exported policies of DDPG, TD3 and SAC."""
 
 from __future__ import annotations
 

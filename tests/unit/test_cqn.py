@@ -1,4 +1,4 @@
-"""Conservative Q-learning: its loss against brute force, and what it is for."""
+"""Conservative Q-learning: its term by hand, and what it is for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Implicit Q-learning, TD3+BC and behaviour cloning: their losses against brute force."""
+"""Implicit Q-learning: the expectile by hand, and behaviour cloning where nothing is weighed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rainbow: the projection, the noise and the loss against the papers' formulas, written out."""
+"""Rainbow: the projection and the noise against the papers' formulas, written out; its parts on and off."""
 
 from __future__ import annotations
 
