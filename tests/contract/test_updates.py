@@ -167,20 +167,30 @@ class Given:
         )  # fmt: skip
 
     def steps(self, cohort: Cohort, at: int) -> Sequences:
-        """What policies like the members' have done, in sequences of one step; in one of them the last member lacks."""
+        """What policies have done, in sequences of one step.
+
+        In the second minibatch the last member has none. The third and the fourth are what the second member's policy
+        does: it is not far from itself.
+        """
         g, shape = torch.Generator().manual_seed(10 + at), (P, B, 1)
         batch = self.transitions(at)
         batch.weight[2] *= at != 1
         log_prob = -2.0 - torch.rand(shape, generator=g)
         if self.spaces.continuous:
             log_prob = -0.5 * A * (1.0 + torch.rand(shape, generator=g))
-        return Sequences(
+        done = Sequences(
             obs=batch.obs[:, :, None], action=batch.action[:, :, None],
             legal=self.masks(g, batch.action[:, :, None]),
             log_prob=log_prob, value=torch.randn(shape, generator=g), advantage=3 * torch.randn(shape, generator=g),
             target=torch.randn(shape, generator=g), begins=torch.zeros(shape, dtype=torch.bool),
             memory=torch.zeros(P, B, 0), weight=batch.weight[..., None],
         )  # fmt: skip
+        if at >= 2:
+            algo: Any = self.algo
+            with torch.no_grad():
+                chances, _ = algo.evaluate(self.cfg, cohort.state, done, cohort.state.log_std)
+            log_prob[1] = chances.log_prob(done.action.flatten(1, 2))[1, :, None]
+        return done
 
 
 class Agent:
