@@ -254,6 +254,19 @@ def test_ratios_of_squashed_actions_begin_at_one_however_far_out() -> None:
     assert distance.abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("share", [False, True])
+def test_the_value_of_what_comes_next_is_the_one_that_the_next_step_finds(share: bool) -> None:
+    """By the critic's memory, not the actor's: each network has its own."""
+    network = {"encoder": [16], "latent": 16, "encoder_kind": "lstm"}
+    p = populations.problem(algo="ppo", config={"network": network, "share_encoder": share})
+    (cohort,) = p.form(first_members(p, 3)[0])
+    g = torch.Generator().manual_seed(0)
+    obs, memory = torch.randn(3, 5, p.observations, generator=g), torch.randn(3, 5, cohort.memory, generator=g)
+    took = ppo.step(p.algo_config, cohort.state, obs, None, memory, None)
+    assert torch.equal(ppo.value(p.algo_config, cohort.state, obs, memory), took.value)
+    assert took.value.std() > 1e-3
+
+
 # ------------------------------------------------------------------------------------------------------------- masks
 
 
