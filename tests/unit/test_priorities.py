@@ -139,6 +139,12 @@ def test_an_error_that_is_no_number_leaves_the_priority() -> None:
     assert torch.isfinite(made.draw(torch.tensor([1]), torch.rand(1, 9, dtype=torch.float64))[1]).all()
 
 
+def test_what_was_foreseen_exactly_keeps_a_little_priority() -> None:
+    made = trees(torch.ones(1, 3), alpha=0.5)
+    made.update(torch.tensor([0]), torch.tensor([[1]]), torch.zeros(1, 1))
+    assert made.levels[0][0, :3].tolist() == pytest.approx([1.0, LEAST**0.5, 1.0])
+
+
 def test_members_do_not_see_each_others_priorities() -> None:
     values = whole_numbers(4, 3000)
     together, u = trees(values), torch.rand(4, 50, dtype=torch.float64)
