@@ -49,6 +49,8 @@ from populations import (
     updated,
 )
 
+pytestmark = pytest.mark.numerical
+
 each_algorithm = pytest.mark.parametrize("algo", populations.cases(on_policy=True))
 
 LSTM = {"network": {"encoder": [16], "latent": 16, "encoder_kind": "lstm"}, "max_seq_len": 4}

@@ -34,6 +34,8 @@ from evopipe.types import Batch
 from populations import advance, started
 from reference import network
 
+pytestmark = pytest.mark.numerical
+
 KEYS = torch.tensor([5, -77, 123456789])
 CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
 

@@ -28,6 +28,8 @@ from evopipe.ops.distributions import (
 from evopipe.rng import Purpose, Stream
 from evopipe.types import Spaces
 
+pytestmark = pytest.mark.numerical
+
 MEMBERS, BATCH = 3, 7
 CHOICES = (2, 4, 1, 3)
 WIDTH = sum(CHOICES)

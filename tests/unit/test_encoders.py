@@ -33,6 +33,8 @@ from evopipe.loops.problem import first_members
 from evopipe.types import Image
 from populations import advance, finish, same, started
 
+pytestmark = pytest.mark.numerical
+
 CPU = torch.device("cpu")
 IMAGES = (Image(2, 3, 7, 6), Image(130, 1, 5, 5))  # vector columns before, between and behind them
 WIDTHS = Widths(160, 3)

@@ -22,6 +22,8 @@ from evopipe.ops.value import expectile_loss
 from evopipe.rng import Purpose, Stream
 from evopipe.types import Batch
 
+pytestmark = pytest.mark.numerical
+
 MEMBERS, BATCH = 3, 32
 ENVS = {True: "Pendulum-v1", False: "CartPole-v1"}
 

@@ -36,6 +36,8 @@ from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import ArchitectureBounds, MutationConfig, Traits, _layer_changes, _node_changes, mutate
 from evopipe.types import Image
 
+pytestmark = pytest.mark.numerical
+
 CPU = torch.device("cpu")
 WIDTHS = Widths(5, 3)
 BATCH, STEPS = 6, 9

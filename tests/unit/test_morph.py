@@ -16,6 +16,8 @@ from evopipe.core.networks import Arch, Block, Net, Structure, forward, named, o
 from evopipe.core.population import Widths
 from evopipe.evolve.mutate import ArchitectureBounds, _layer_changes, _node_changes
 
+pytestmark = pytest.mark.numerical
+
 WIDTHS = Widths(5, 3)
 BOUNDS = ArchitectureBounds(
     min_layers=0, max_layers=3, min_nodes=3, max_nodes=40, min_latent=3, max_latent=40, node_steps=(1, 8, 16),
@@ -187,6 +189,27 @@ def test_new_units_learn(norm: bool) -> None:
     (grad,) = torch.autograd.grad(y.square().sum(), grown)
     parts = named(new, WIDTHS, grad)
     assert parts["output.weight" if not norm else "latent.shift"][16:].abs().min() > 0
+
+
+@everywhere
+@pytest.mark.parametrize("last", [False, True])
+def test_new_units_part_from_each_other(activation: str, norm: bool, last: bool) -> None:
+    """Like units get like gradients for ever: after a few steps all that reads or feeds them differs."""
+    sizes = (Arch((Block(w),), 16, (), activation, norm) for w in (16, 20))
+    if last:
+        sizes = (Arch((Block(16),), w, (), activation, norm) for w in (16, 20))
+    old, new = sizes
+    row = resize_parameters(
+        Change(old, new), WIDTHS, reference.random_row(old, WIDTHS, generators(0)), generators(1)
+    ).double()
+    for i in range(3):
+        x = torch.randn(9, WIDTHS.inputs, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
+        (grad,) = torch.autograd.grad(outputs(new, row.requires_grad_(True), x).square().sum(), row)
+        row = (row - 1e-3 * grad).detach()
+    parts = named(new, WIDTHS, row)
+    grown, reader = ("latent", "output") if last else ("encoder.0", "latent")
+    units = torch.cat((parts[f"{grown}.weight"].T, parts[f"{reader}.weight"]), dim=1)[16:]
+    assert torch.pdist(units).min() > 1e-6
 
 
 def test_equal_generators_give_both_networks_the_same_new_weights() -> None:

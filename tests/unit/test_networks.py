@@ -13,6 +13,8 @@ from evopipe.core import optim
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.core.networks import Arch, Block, Net, Structure, Widths, forward, initialise, named, own_layout
 
+pytestmark = pytest.mark.numerical
+
 CPU = torch.device("cpu")
 WIDTHS = Widths(5, 3)
 BATCH = 7

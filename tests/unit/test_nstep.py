@@ -13,6 +13,8 @@ import torch
 from evopipe.buffers.nstep import NStep
 from evopipe.buffers.replay import RowLayout
 
+pytestmark = pytest.mark.numerical
+
 GAMMAS = (0.5, 0.99, 1.0, 0.0)  # one a member
 ROWS, OBS, A = 6, 3, 4
 

@@ -25,6 +25,8 @@ from evopipe.rng import Purpose, Stream
 from evopipe.types import Batch
 from populations import finish, same, started
 
+pytestmark = pytest.mark.numerical
+
 CPU = torch.device("cpu")
 PLAIN = {"distributional": False, "dueling": False, "noisy": False}
 

@@ -8,6 +8,8 @@ import torch
 
 from evopipe.ops.returns import gae
 
+pytestmark = pytest.mark.numerical
+
 
 def reference(
     reward: np.ndarray, value: np.ndarray, next_value: np.ndarray, terminated: np.ndarray, cut: np.ndarray,

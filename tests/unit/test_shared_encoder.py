@@ -49,6 +49,8 @@ from evopipe.storage import safeio
 from evopipe.types import Image
 from populations import UNLIKE, started, updated
 
+pytestmark = pytest.mark.numerical
+
 CPU = torch.device("cpu")
 OBSERVATIONS, ACTIONS, BATCH = 5, 2, 7
 ENCODER, ACTOR, CRITIC = Widths(OBSERVATIONS, 0, "encoder"), Widths(0, ACTIONS, "head"), Widths(ACTIONS, 1, "head")
