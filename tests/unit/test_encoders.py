@@ -33,8 +33,6 @@ from evopipe.loops.problem import first_members
 from evopipe.types import Image
 from populations import advance, finish, same, started
 
-pytestmark = pytest.mark.numerical
-
 CPU = torch.device("cpu")
 IMAGES = (Image(2, 3, 7, 6), Image(130, 1, 5, 5))  # vector columns before, between and behind them
 WIDTHS = Widths(160, 3)
@@ -83,6 +81,7 @@ def together(archs: list[Arch], rows: list[torch.Tensor], x: torch.Tensor) -> to
     return forward(Net(structure, structure.pack(rows)), x.expand(len(archs), -1, -1))
 
 
+@pytest.mark.numerical
 def test_a_convolution_by_plain_loops() -> None:
     rng = np.random.default_rng(0)
     x, weight, bias = rng.normal(size=(2, 3, 2, 5, 4)), rng.normal(size=(2, 2 * 9, 3)), rng.normal(size=(2, 1, 3))
@@ -97,6 +96,7 @@ def test_a_convolution_by_plain_loops() -> None:
         assert float(found[p, b, o, i, j]) == pytest.approx(total, abs=1e-12)
 
 
+@pytest.mark.numerical
 def test_a_grouped_convolution_is_the_same() -> None:
     g = torch.Generator().manual_seed(0)
     shapes = ((3, 4, 2, 7, 6), (3, 5, 2, 3, 3), (3, 5))
@@ -104,6 +104,7 @@ def test_a_grouped_convolution_is_the_same() -> None:
     assert torch.allclose(grouped(*tensors, 2, 1), row_by_row(*tensors, 2, 1), atol=1e-12)
 
 
+@pytest.mark.numerical
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
 @pytest.mark.parametrize("norm", [False, True])
 def test_members_with_images_compute_what_they_compute_alone(activation: str, norm: bool) -> None:
@@ -135,6 +136,7 @@ def changes(arch: Arch) -> Iterator[tuple[str, int, int, Arch]]:
         yield what, before, after, new
 
 
+@pytest.mark.numerical
 @pytest.mark.parametrize("activation", ["ReLU", "Sigmoid", "GELU"])
 def test_more_channels_and_larger_kernels_leave_the_function_unchanged(activation: str) -> None:
     arch = arch_with((Conv(5, 3, 1, 1), Conv(4, 3, 1, -1)), activation)
@@ -151,6 +153,7 @@ def test_more_channels_and_larger_kernels_leave_the_function_unchanged(activatio
     assert grew == 6
 
 
+@pytest.mark.numerical
 def test_what_was_added_learns() -> None:
     arch = arch_with()
     row = trained(arch)
@@ -199,6 +202,7 @@ def test_survivors_keep_moments_and_scales() -> None:
             assert int(kept.sum()) == len(row), what
 
 
+@pytest.mark.numerical
 def test_other_changes_carry_the_stem_over() -> None:
     arch = arch_with()
     row = trained(arch)
@@ -356,6 +360,7 @@ def vectors(batch: int = 6) -> torch.Tensor:
     return torch.randn(batch, VECTOR.inputs, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.numerical
 @pytest.mark.parametrize(("kind", "activation"), RESIDUAL)
 def test_residual_encoders_of_unlike_members_compute_what_they_compute_alone(
     kind: EncoderKind, activation: str
@@ -379,6 +384,7 @@ def test_residual_encoders_of_unlike_members_compute_what_they_compute_alone(
     assert not outside.any()
 
 
+@pytest.mark.numerical
 @pytest.mark.parametrize(("kind", "activation"), RESIDUAL)
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("head", [(), (Block(8),), (Block(30, True), Block(9))])

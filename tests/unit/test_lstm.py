@@ -205,10 +205,10 @@ def test_one_step_is_what_torchs_own_layers_compute() -> None:
 
 def test_one_cell_by_hand() -> None:
     """Gates of 1/2, a candidate of tanh 1: c′ = c / 2 + tanh 1 / 2."""
-    sums = torch.tensor([[[0.0, 0.0, 0.0, 1.0]]])
-    h, c = lstm.cell(sums, torch.tensor([[[0.6]]]))
-    assert float(c) == pytest.approx(0.3 + 0.5 * np.tanh(1.0), abs=1e-7)
-    assert float(h) == pytest.approx(0.5 * np.tanh(float(c)), abs=1e-7)
+    sums = torch.tensor([[[0.0, 0.0, 0.0, 1.0]]], dtype=torch.float64)
+    h, c = lstm.cell(sums, torch.tensor([[[0.6]]], dtype=torch.float64))
+    assert float(c) == pytest.approx(0.3 + 0.5 * np.tanh(1.0), abs=1e-12)
+    assert float(h) == pytest.approx(0.5 * np.tanh(float(c)), abs=1e-12)
 
 
 @pytest.mark.parametrize(("activation", "norm"), [("Tanh", False), ("ReLU", True), ("Sigmoid", False), ("GELU", True)])
