@@ -257,6 +257,21 @@ def test_growth_is_as_likely_as_shrinkage() -> None:
         assert_even(ways)
 
 
+def test_networks_get_new_weights_of_their_own_and_targets_their_networks() -> None:
+    """Twins that grew by the same weights would be a little less two."""
+    kinds = {name: ("parameters", name.removesuffix("_target")) for name in ("a", "b", "a_target", "b_target")}
+    twins = Traits(dict.fromkeys("ab", Widths(4, 2)), ["a"], kinds, {}, frozenset())
+    old = Arch((Block(16),), 16, (), "ReLU", False)
+    size = own_layout(old, Widths(4, 2)).size
+    one = replace(member(0), arch=old, tensors={name: torch.zeros(size) for name in kinds})
+    found = mutate_architecture(only("architecture", new_layer_prob=1.0), twins, one, np.random.default_rng(0))
+    assert found is not None
+    grown = {name: found[0].tensors[name] for name in kinds}
+    assert torch.equal(grown["a"], grown["a_target"])
+    assert torch.equal(grown["b"], grown["b_target"])
+    assert not torch.equal(grown["a"], grown["b"])
+
+
 def test_disturbed_weights_have_a_largest_size() -> None:
     matrix = torch.full((40, 50), 1e6)
     assert _disturb(matrix, 1.0, np.random.default_rng(0)) == 200

@@ -7,7 +7,7 @@ import torch
 
 from evopipe.core import health, optim
 from evopipe.core.networks import Arch, Net, Structure, Widths, interleave
-from evopipe.core.optim import Adam
+from evopipe.core.optim import Adam, ScalarAdam
 
 pytestmark = pytest.mark.numerical
 
@@ -238,3 +238,38 @@ def test_a_member_is_well_where_every_parameter_of_every_network_is_finite() -> 
     losses, norms = torch.tensor([1.0, torch.nan, 1.0, -torch.inf, 1.0]), torch.tensor([1.0, 1.0, torch.inf, 1.0, 1.0])
     healthy = torch.tensor([True, True, True, True, False])
     assert health.after_backward(healthy, losses, norms).tolist() == [True, False, False, False, False]
+
+
+def test_adam_of_one_number_a_member() -> None:
+    """As torch's own for the members that are active; the others keep number and state to the bit."""
+    value, state = torch.tensor([1.0, 2.0, 3.0]), ScalarAdam.start(torch.zeros(3))
+    assert state.shape == (3, 3)
+    twins = [torch.nn.Parameter(x.clone()) for x in value]
+    rates = torch.tensor([0.1, 0.01, 0.001])
+    optimisers = [torch.optim.Adam([twin], lr=float(rate)) for twin, rate in zip(twins, rates, strict=True)]
+    for i in range(6):
+        grad, active = torch.tensor([1.0, -2.0 + i, 0.5 * i]), torch.arange(3) != i % 3
+        before = value, state
+        value, state = ScalarAdam.step(value, state, grad, rates, active)
+        for row, (twin, optimiser) in enumerate(zip(twins, optimisers, strict=True)):
+            if active[row]:
+                twin.grad = grad[row].clone()
+                optimiser.step()
+            else:
+                assert value[row] == before[0][row]
+                assert torch.equal(state[row], before[1][row])
+    torch.testing.assert_close(value, torch.stack([twin.detach() for twin in twins]), rtol=1e-5, atol=0)
+    assert state[:, 2].tolist() == [4.0] * 3
+
+
+def test_a_shared_encoder_begins_with_a_target_of_its_own() -> None:
+    net = started()[0]
+    encoder, target, adam = optim.start_encoder({"encoder": net, "other": net})
+    assert encoder is net
+    assert target is not None
+    assert adam is not None
+    assert torch.equal(target.values, net.values)
+    assert target.values.data_ptr() != net.values.data_ptr()
+    assert not target.trainable
+    assert not torch.stack((adam.mean, adam.square)).any()
+    assert optim.start_encoder({"other": net}) == (None, None, None)
