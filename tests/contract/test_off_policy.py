@@ -116,7 +116,8 @@ def test_a_batch_size_by_weights_is_training_on_the_smaller_batch(algo: str) -> 
             )
         (member,) = population.dissolve([replace(alone, state=state)])
         for name, tensor in member.tensors.items():
-            torch.testing.assert_close(together[i].tensors[name], tensor, rtol=1e-4, atol=2e-6)
+            # Adam takes a gradient near its ε for a step of any size: a hundredth of a step is left to rounding.
+            torch.testing.assert_close(together[i].tensors[name], tensor, rtol=1e-4, atol=1e-5)
 
 
 def test_update_never_asks_the_host(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:

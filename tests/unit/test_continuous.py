@@ -31,6 +31,8 @@ from evopipe.rng import Purpose, Stream
 from populations import advance, started
 from reference import network
 
+pytestmark = pytest.mark.numerical
+
 KEYS = torch.tensor([5, -77, 123456789])
 CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
 

@@ -20,6 +20,8 @@ from evopipe.ops.value import conservative_gap
 from evopipe.storage.dataset import Transitions
 from evopipe.types import Batch
 
+pytestmark = pytest.mark.numerical
+
 MEMBERS, BATCH = 3, 32
 
 

@@ -16,6 +16,8 @@ from evopipe.loops.problem import Problem, first_members
 from evopipe.ops.value import expectile_loss
 from evopipe.types import Batch
 
+pytestmark = pytest.mark.numerical
+
 MEMBERS, BATCH = 3, 32
 ENVS = {True: "Pendulum-v1", False: "CartPole-v1"}
 

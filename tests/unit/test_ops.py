@@ -10,6 +10,8 @@ from evopipe.ops.policy import epsilon_greedy, random_legal
 from evopipe.ops.statistics import bootstrap_interval, interquartile_mean, mean_of_finite, standard_error
 from evopipe.ops.value import masked_argmax, pick, q_target, regression_loss
 
+pytestmark = pytest.mark.numerical
+
 Q_TARGET = torch.tensor([[1.0, 5.0, 3.0], [2.0, 0.0, -1.0]])
 Q_ONLINE = torch.tensor([[9.0, 0.0, 4.0], [0.0, 7.0, 1.0]])
 REWARD = torch.tensor([1.0, -2.0])

@@ -24,6 +24,8 @@ from evopipe.rng import Purpose, Stream
 from evopipe.types import Sequences
 from populations import TICKS, advance, close_generation, rollout_for, started
 
+pytestmark = pytest.mark.numerical
+
 ppo: Any = algos.get("ppo")
 KINDS = ["ppo", "ppo:continuous", "ppo:multidiscrete", "ppo:multibinary"]
 
