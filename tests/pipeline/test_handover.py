@@ -1,0 +1,566 @@
+"""What each stage hands to the next, value by value, against what brute force gives."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import evopipe
+import populations
+import reference
+from evopipe import rng
+from evopipe.config import Params, parse_params
+from evopipe.core.population import Member
+from evopipe.errors import DataError, EnvironmentFailed
+from evopipe.evolve.mutate import Mutation
+from evopipe.loops.base import Champion
+from evopipe.loops.problem import first_members
+from evopipe.loops.run import begin
+from evopipe.rng import Purpose
+from evopipe.stages import buffer, evaluate, export, fetch, population, train
+from evopipe.stages.setup import about_problem, make_problem, read_members, write_members
+from evopipe.storage.dataset import Episode, Transitions, read_minari
+from handover_envs import LIMIT, Drift
+from tiny import params as tiny_params
+
+SEED = 7
+SMALL: dict[str, Any] = {
+    "seed": SEED,
+    "env.id": "handover_envs:Drift-v0",
+    "env.num_envs": 3,
+    "fetch.collect.episodes": 9,
+    "population.size": 3,
+    "train.max_steps": 120,
+    "train.evo_steps": 60,
+    "train.learning_delay": 12,
+    "train.warm_start": 20,
+    "train.eval_episodes": 3,
+    "train.eval_steps": 5,
+    "train.normalise.observations": True,
+    "train.normalise.clip": 2.0,
+    "evolution.mutation.before_training": True,
+    "evolution.mutation.activations": ["ReLU", "GELU", "Sigmoid"],
+    "evaluate.episodes": 5,
+    "evaluate.steps": 9,
+    "runtime.device": "cpu",
+    "runtime.env_workers": 0,
+    "runtime.learners": 1,
+}
+
+
+def small(changes: Mapping[str, Any] | None = None) -> Params:
+    return parse_params(tiny_params({**SMALL, **(changes or {})}))
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def table(path: Path) -> list[list[str]]:
+    with path.open() as file:
+        return list(csv.reader(file))
+
+
+def held_out(n: int) -> list[int]:
+    """The seeds of held-out episodes."""
+    drawn: np.ndarray = rng.seeds(np.full(n, rng.run_key(SEED)), Purpose.HELD_OUT, np.arange(n))
+    return drawn.tolist()
+
+
+# --- fetch and buffer -------------------------------------------------------------------------------------------------
+
+
+def played(episode: Episode, cap: int | None) -> bool:
+    """Whether an environment of its own, with this episode's seed and actions, gives this episode."""
+    env = gymnasium.make("handover_envs:Drift-v0")
+    obs, _ = env.reset(seed=episode.seed)
+    seen, rewards, last = [obs], [], len(episode) - 1
+    for t, action in enumerate(episode.action.tolist()):
+        obs, reward, terminated, truncated, _ = env.step(action)
+        seen.append(obs)
+        rewards.append(reward)
+        cut = bool(truncated) or (t + 1 == cap and not terminated)
+        assert (episode.terminated[t], episode.truncated[t]) == (terminated, cut)
+        assert (terminated or cut) == (t == last)
+    return np.array_equal(episode.obs, np.stack(seen)) and np.array_equal(episode.reward, np.float32(rewards))
+
+
+@pytest.mark.parametrize("cap", [None, 6])
+def test_what_was_fetched_is_what_the_environment_gives_and_is_packed_as_it_is(tmp_path: Path, cap: int | None) -> None:
+    params = small({"fetch.collect.max_steps": cap})
+    fetch.run(params, quiet=True, folder=tmp_path)
+    buffer.run(params, quiet=True, folder=tmp_path)
+    episodes = read_minari(tmp_path / "data/dataset").episodes
+    assert len(episodes) == 9
+    assert all(played(episode, cap) for episode in episodes)
+    assert {int(a) for episode in episodes for a in episode.action} == {2, 3, 4}
+    draws = [rng.host(SEED, Purpose.BEHAVIOUR, number) for number in range(9)]
+    assert all(draw.choice(1, p=[1.0]) == 0 for draw in draws)  # who plays is drawn first
+    assert [episode.seed for episode in episodes] == [int(draw.integers(2**31)) for draw in draws]
+
+    with h5py.File(tmp_path / "data/transitions.h5") as file:
+        data = {name: file[name][:] for name in file}
+    joined = {
+        "obs": [o for e in episodes for o in e.obs[:-1]],
+        "action": [a - 2 for e in episodes for a in e.action],
+        "reward": [r for e in episodes for r in e.reward],
+        "terminated": [t for e in episodes for t in e.terminated],
+        "truncated": [t for e in episodes for t in e.truncated],
+        "next_obs": [o for e in episodes for o in e.obs[1:]],
+        "episode": [i for i, e in enumerate(episodes) for _ in range(len(e))],
+    }
+    assert data.keys() == joined.keys()
+    for name, values in joined.items():
+        assert np.array_equal(data[name], np.array(values)), name
+
+    told = read(tmp_path / "reports/buffer.json")
+    returns = [float(e.reward.astype(np.float64).sum()) for e in episodes]
+    lengths = [len(e) for e in episodes]
+    assert (told["episodes"], told["transitions"]) == (9, sum(lengths))
+    assert told["terminations"] == sum(bool(e.terminated[-1]) for e in episodes)
+    assert told["truncations"] == 9 - told["terminations"] > 0
+    assert told["actions"] == [joined["action"].count(a) for a in range(3)]
+    for name, values in (("return", returns), ("length", lengths), ("reward", data["reward"].astype(np.float64))):
+        expected = {kind: getattr(np.array(values), kind)() for kind in ("mean", "std", "min", "max")}
+        assert told[name] == pytest.approx(expected, rel=1e-12), name
+    for kind, values in told["obs"].items():
+        assert values == pytest.approx(getattr(data["obs"].astype(np.float64), kind)(axis=0).tolist(), rel=1e-12)
+
+    said = read(tmp_path / "reports/fetch.json")
+    for block in (said, said["policies"]["random"]):
+        assert (block["episodes"], block["transitions"]) == (9, sum(lengths))
+        assert block["return"] == pytest.approx({"mean": np.mean(returns), "std": np.std(returns)})
+    assert (said["env"], said["source"], said["broken_steps"]) == ("handover_envs:Drift-v0", "collect", 0)
+
+
+def test_an_episode_that_breaks_ends_with_its_last_whole_step(tmp_path: Path) -> None:
+    """Those that start right of 0.2 break with their second step."""
+    fetch.run(small({"env.kwargs": {"breaks": 0.2}}), quiet=True, folder=tmp_path)
+    episodes = read_minari(tmp_path / "data/dataset").episodes
+    broken = [episode for episode in episodes if episode.obs[0, 0] > 0.2]
+    assert 0 < len(broken) < len(episodes) == 9
+    for episode in broken:
+        assert (len(episode), episode.terminated.tolist(), episode.truncated.tolist()) == (1, [False], [True])
+    assert read(tmp_path / "reports/fetch.json")["broken_steps"] == len(broken)
+
+
+# --- population -------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_population_is_written_as_it_was_made(tmp_path: Path) -> None:
+    params = small()
+    population.run(params, quiet=True, folder=tmp_path)
+    problem = make_problem(params)
+    expected, births = first_members(problem, 3)
+    members, about = read_members(tmp_path / "models/population", problem, "population")
+    assert [replace(m, tensors={}) for m in members] == [replace(m, tensors={}) for m in expected]
+    assert [m.key for m in members] == rng.member_keys(SEED, range(3)).tolist()
+    assert all(populations.same(a, b) for a, b in zip(members, expected, strict=True))
+    assert [Mutation(**birth) for birth in about["mutations"]] == births
+    assert all(birth["kind"] != "none" for birth in about["mutations"])
+
+
+def start(folder: Path, healthy: Sequence[bool]) -> list[Member]:
+    """Write trained members, of unlike tensors and scores; the last is the elite."""
+    problem = make_problem(small())
+    members = [
+        replace(m, healthy=well, fitness=(0.5 * m.slot,), parent=40 + m.slot)
+        for m, well in zip(first_members(problem, len(healthy))[0], healthy, strict=True)
+    ]
+    write_members(folder, members, {**about_problem(problem), "elite": {}})
+    return members
+
+
+def test_a_run_goes_on_from_the_elite_and_the_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, _, third, elite = start(Path("begin"), [True, False, True, True])
+    params = small({"population.start": "begin", "population.size": 5})
+    population.run(params, quiet=True)
+    members, about = read_members(Path("models/population"), make_problem(params), "population")
+    for slot, (member, old) in enumerate(zip(members, [elite, first, third, elite, first], strict=True)):
+        assert populations.same(member, old)
+        assert (member.arch, member.hyper, member.healthy) == (old.arch, old.hyper, True)
+        assert (member.slot, member.id, member.parent, member.fitness) == (slot, slot, None, ())
+    assert [m.key for m in members] == rng.member_keys(SEED, range(5)).tolist()
+    assert [birth["kind"] for birth in about["mutations"]] == ["none"] * 5
+
+
+def test_a_run_cannot_go_on_from_members_that_all_diverged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    start(Path("begin"), [False, False])
+    with pytest.raises(DataError, match=r"begin: every member has diverged; population\.start names"):
+        population.run(small({"population.start": "begin"}), quiet=True)
+
+
+# --- train ------------------------------------------------------------------------------------------------------------
+
+
+def dataset(path: Path, first: int | None) -> Transitions:
+    """The first transitions of a file."""
+    with h5py.File(path) as file:
+        return Transitions(**{name: file[name][:first] for name in Transitions.__slots__})
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_training_writes_what_the_loop_ended_with(tmp_path: Path, mode: str) -> None:
+    params = small({"train.mode": mode})
+    for stage in (fetch, buffer, population, train):
+        stage.run(params, quiet=True, folder=tmp_path)
+    problem = make_problem(params)
+    warm = dataset(tmp_path / "data/transitions.h5", 20 if mode == "online" else None)
+    assert len(warm.action) == 20 or mode == "offline"
+    loop = begin(problem, *(lambda made: (made[0], warm, made[1]))(first_members(problem, 3)))
+    populations.finish(loop)
+    loop.close()
+    assert loop.champion is not None
+
+    trained, about = read_members(tmp_path / "models/trained", problem, "train")
+    expected = [*loop.members, loop.champion.member]
+    assert [replace(m, tensors={}) for m in trained] == [replace(m, tensors={}) for m in expected]
+    assert all(populations.same(a, b) for a, b in zip(trained, expected, strict=True))
+    lineage = [json.loads(line) for line in (tmp_path / "reports/lineage.jsonl").read_text().splitlines()]
+    assert lineage == json.loads(json.dumps(loop.lineage))
+    assert [record["generation"] for record in lineage] == [0, 1, 2]
+    assert any(child["mutation"]["kind"] != "none" for child in lineage[0]["children"])
+
+    last = [member["fitness"] for member in lineage[-1]["members"]]
+    summary = read(tmp_path / "reports/train.json")
+    assert (summary["best_fitness"], summary["mean_fitness"]) == pytest.approx((max(last), sum(last) / 3))
+    assert summary["steps"] == {
+        "each_member": 120, "training": 360, "evaluation": loop.eval_steps, "all": 360 + loop.eval_steps,
+    }  # fmt: skip
+    assert (summary["warm_start"], summary["generations"], summary["target"]) == (len(warm.action), 2, None)
+    assert summary["elite"] == about["elite"]
+    head, *rows = table(tmp_path / "reports/fitness.csv")
+    assert head == ["generation", "step", "env_steps", "eval_steps", "best", "mean", "elite"]
+    assert [[float(cell) for cell in row] for row in rows] == loop.curve
+    assert [row[:3] for row in rows] == [["1", "60", "180"], ["2", "120", "360"]]
+    for row, record in zip(rows, lineage[1:], strict=True):
+        scores = [member["fitness"] for member in record["members"]]
+        assert [float(cell) for cell in row[4:6]] == pytest.approx([max(scores), sum(scores) / 3])
+    timed = table(tmp_path / "reports/timing.csv")
+    assert [[row[0], *row[2:]] for row in timed[1:]] == [
+        ["1", "180", rows[0][3]], ["2", "180", str(int(rows[1][3]) - int(rows[0][3]))],
+    ]  # fmt: skip
+
+
+def test_the_elite_of_trained_members_is_the_champion(tmp_path: Path) -> None:
+    """A snapshot, here of a member that nobody of the last population descends from."""
+    params = small({"train.warm_start": 0, "train.max_steps": 60})
+    problem = make_problem(params)
+    loop = begin(problem, first_members(problem, 3)[0])
+    populations.finish(loop)
+    before = first_members(replace(problem, seed=8), 3)[0][2]
+    champion = replace(before, id=77, parent=70, slot=1, fitness=(1.0, 12.5))
+    loop.champion = Champion(champion, 12.25, 0.75, True, 4)
+    train._write_outputs(loop, loop.champion, params, tmp_path)
+    loop.close()
+    members, about = read_members(tmp_path / "models/trained", problem, "train")
+    assert [m.id for m in members] == [*(m.id for m in loop.members), 77]
+    assert [m.slot for m in members] == [0, 1, 2, 1]
+    assert all(populations.same(a, b) for a, b in zip(members, [*loop.members, champion], strict=True))
+    elite = {"id": 77, "generation": 4, "score": 12.25, "standard_error": 0.75, "confirmed": True}
+    assert about["elite"] == read(tmp_path / "reports/train.json")["elite"] == elite
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+OTHER_RUNS: dict[str, Any] = {
+    "seed": 8,
+    "env.kwargs": {"breaks": 8.0},
+    "env.num_envs": 4,
+    "env.backend": "torch",
+    "train.eval_episodes": 4,
+    "train.normalise.clip": 3.0,
+    "train.replay.alpha": 0.5,
+    "evolution.tournament.size": 3,
+    "evolution.tournament.elitism": False,
+    "evolution.mutation.sd": 0.2,
+    "evolution.mutation.architecture.max_layers": 2,
+    "algos.dqn.gamma": 0.9,
+    "algos.dqn.evolve": {},
+    "algos.dqn.network.latent": 24,
+    "runtime.threads": 2,
+    "runtime.cohorts": "exact",
+    "runtime.compile": "off",
+    "runtime.device": "auto",
+}
+SAME_RUN: dict[str, Any] = {
+    "runtime.checkpoint_seconds": 7.0,
+    "runtime.env_workers": 2,
+    "runtime.learners": 2,
+    "evaluate.episodes": 9,
+    "export.program": True,
+    "tracking.experiment": "other",
+    "fetch.collect.episodes": 4,
+}
+
+
+def states(folder: Path) -> set[str]:
+    """The runs whose state is kept."""
+    return {path.name for path in folder.glob(".evopipe/train/*") if path.is_dir()}
+
+
+def test_a_checkpoint_serves_the_run_that_wrote_it_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of other settings, another population, dataset or environment; and the settings of other stages do not matter."""
+    source = Path(__file__).parents[1] / "handover_envs.py"
+    (tmp_path / "own_drift.py").write_text(source.read_text().replace("Drift-v0", "OwnDrift-v0"))
+    monkeypatch.syspath_prepend(tmp_path)
+    made = {"env.id": "own_drift:OwnDrift-v0"}
+    for stage in (fetch, buffer, population):
+        stage.run(small(made), quiet=True, folder=tmp_path)
+
+    def key(changes: Mapping[str, Any]) -> str:
+        return train._key(small({**made, **changes}), tmp_path, True)
+
+    first = key({})
+    others = {name: key({name: value}) for name, value in OTHER_RUNS.items()}
+    assert {name: key({name: value}) for name, value in SAME_RUN.items()} == dict.fromkeys(SAME_RUN, first)
+    for path in ("own_drift.py", "data/transitions.h5", "models/population/members.safetensors"):
+        content = (tmp_path / path).read_bytes()
+        (tmp_path / path).write_bytes(content + b" ")
+        others[path] = key({})
+        (tmp_path / path).write_bytes(content)
+    assert key({}) == first
+    others["no dataset"] = train._key(small(made), tmp_path, False)
+    assert len({first, *others.values()}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("other", [{}, {"fetch.collect.episodes": 8}])
+def test_a_run_that_broke_off_goes_on_with_its_own_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], other: dict[str, Any]
+) -> None:
+    params = small({"env.id": "handover_envs:Drift-v0"})
+    for stage in (fetch, buffer, population):
+        stage.run(params, quiet=True, folder=tmp_path)
+    monkeypatch.setattr(Drift, "fuse", 300)
+    with pytest.raises(EnvironmentFailed, match="the fuse is blown"):
+        train.run(params, quiet=True, folder=tmp_path)
+    monkeypatch.setattr(Drift, "fuse", None)
+    (before,) = states(tmp_path)
+    if other:
+        for stage in (fetch, buffer):
+            stage.run(small(other), quiet=True, folder=tmp_path)
+    capsys.readouterr()
+    train.run(params, folder=tmp_path)
+    assert ("goes on at step" in capsys.readouterr().err) == (not other)
+    assert (states(tmp_path) == {before}) == (not other)
+
+
+# --- evaluate and export ----------------------------------------------------------------------------------------------
+
+
+def trained(folder: Path, params: Params) -> list[Member]:
+    """Write three members and an elite of unlike networks, which normalise unlike what they see."""
+    problem = make_problem(params)
+    members, size = [], problem.observations
+    for i, made in enumerate(first_members(problem, 4)[0]):
+        seen = {
+            "normaliser.count": torch.tensor(10.0 + i, dtype=torch.float64),
+            "normaliser.mean": torch.linspace(-0.5, 3.0 - i, size, dtype=torch.float64),
+            "normaliser.square": torch.linspace(4.0, 900.0 + i, size, dtype=torch.float64),
+        }
+        tensors = {**problem.equip(made).tensors, **seen}
+        assert tensors.keys() == problem.equip(made).tensors.keys()
+        draw = np.random.default_rng(i)
+        tensors["q"] = reference.random_row(made.arch, problem.widths["q"], draw) * 2.0
+        hyper = {**made.hyper, "lr": 1e-4 * (i + 1)}
+        members.append(replace(made, id=20 + i, tensors=tensors, hyper=hyper, slot=i % 3, fitness=(float(i),)))
+    elite = {"id": 23, "generation": 3, "score": 4.5, "standard_error": 0.25, "confirmed": True}
+    write_members(folder / "models/trained", members, {**about_problem(problem), "elite": elite})
+    return members
+
+
+def values(params: Params, member: Member, obs: np.ndarray) -> np.ndarray:
+    """A member's action values of observations `[n, O]`, without the project's networks."""
+    t = member.tensors
+    spread = (t["normaliser.square"] / t["normaliser.count"] + 1e-8).sqrt()
+    shown = ((torch.from_numpy(obs).double() - t["normaliser.mean"]) / spread).clamp(-2.0, 2.0).float()
+    widths = make_problem(params).widths["q"]
+    return reference.function(member.arch, widths, t["q"], shown).numpy()
+
+
+def score(params: Params, member: Member, seed: int, cap: int | None) -> tuple[float, int]:
+    """Return and length of a greedy episode in Gymnasium's environment; a NaN return where it breaks."""
+    env = gymnasium.make(params.env.id, **params.env.kwargs)
+    obs, _ = env.reset(seed=seed)
+    total, steps, over = 0.0, 0, False
+    while not over and steps != cap and total == total:
+        best = int(values(params, member, obs[None])[0].argmax())
+        obs, reward, terminated, truncated, _ = env.step(best + int(getattr(env.action_space, "start", 0)))
+        total, steps, over = total + float(reward), steps + 1, terminated or truncated
+    return total, steps
+
+
+def interval(returns: np.ndarray, resamples: int, index: int) -> list[float]:
+    """The 95 % interval of a mean by the bootstrap."""
+    draw = rng.host(rng.run_key(SEED), Purpose.BOOTSTRAP, index)
+    picks = draw.integers(0, len(returns), (resamples, len(returns)))
+    means = [sum(returns[i] for i in pick) / len(returns) for pick in picks]
+    return [float(np.quantile(means, share)) for share in (0.025, 0.975)]
+
+
+NAMES = ["member_0", "member_1", "member_2", "elite"]
+
+
+@pytest.mark.parametrize("cap", [9, None])
+def test_every_held_out_score_is_that_of_its_member_on_its_seed(tmp_path: Path, cap: int | None) -> None:
+    """In whole episodes where evaluation has no cap, whatever cap training's evaluations have."""
+    params = small({"evaluate.steps": cap})
+    members = trained(tmp_path, params)
+    evaluate.run(params, quiet=True, folder=tmp_path)
+    seeds = held_out(5)
+    found = {
+        name: [score(params, member, seed, cap) for seed in seeds] for name, member in zip(NAMES, members, strict=True)
+    }
+    head, *rows = table(tmp_path / "reports/episodes.csv")
+    assert head == ["member", "seed", "return", "length"]
+    assert [row[:2] for row in rows] == [[name, str(seed)] for name in NAMES for seed in seeds]
+    assert [int(row[3]) for row in rows] == [steps for name in NAMES for _, steps in found[name]]
+    assert max(int(row[3]) for row in rows) == (cap or LIMIT)
+    np.testing.assert_allclose([float(row[2]) for row in rows], [r for name in NAMES for r, _ in found[name]], 1e-5)
+    assert len({row[2] for row in rows}) > 15, "the members play unlike"
+
+    told = read(tmp_path / "reports/evaluation.json")
+    scores = {**read(tmp_path / "reports/members.json"), "elite": told["elite"]}
+    assert list(scores) == NAMES
+    for i, name in enumerate(NAMES):
+        returns = np.array([float(row[2]) for row in rows if row[0] == name])
+        ordered = sorted(returns)
+        assert scores[name].pop("interval") == pytest.approx(interval(returns, 100, i))
+        assert scores[name] == pytest.approx({
+            "mean": sum(returns) / 5,
+            "std": float(np.sqrt(((returns - sum(returns) / 5) ** 2).sum() / 4)),
+            "median": ordered[2],
+            "iqm": (0.75 * ordered[1] + ordered[2] + 0.75 * ordered[3]) / 2.5,
+            "min": ordered[0],
+            "max": ordered[-1],
+            "mean_length": sum(steps for _, steps in found[name]) / 5,
+        })  # fmt: skip
+    all_steps = sum(steps for name in NAMES for _, steps in found[name])
+    assert {k: v for k, v in told.items() if k != "elite"} == {"episodes": 5, "steps": all_steps, "env": params.env.id}
+
+
+def test_broken_episodes_count_for_nothing(tmp_path: Path) -> None:
+    """At most a tenth of a member's: here those whose seed starts right of 0.61."""
+    params = small({"env.kwargs": {"breaks": 0.61}, "evaluate.episodes": 24})
+    members = trained(tmp_path, params)
+    evaluate.run(params, quiet=True, folder=tmp_path)
+    seeds = held_out(24)
+    env = gymnasium.make("handover_envs:Drift-v0")
+    whole = [seed for seed in seeds if env.reset(seed=seed)[0][0] <= 0.61]
+    assert 22 <= len(whole) < 24
+    rows = table(tmp_path / "reports/episodes.csv")[1:]
+    assert [row[:2] for row in rows] == [[name, str(seed)] for name in NAMES for seed in whole]
+    told = read(tmp_path / "reports/evaluation.json")["elite"]
+    of_elite = [score(params, members[-1], seed, 9) for seed in whole]
+    assert told["mean"] == pytest.approx(np.mean([total for total, _ in of_elite]), rel=1e-5)
+    assert told["mean_length"] == pytest.approx(np.mean([steps for _, steps in of_elite]))
+
+
+def test_too_many_broken_episodes_give_no_score(tmp_path: Path) -> None:
+    params = small({"env.kwargs": {"breaks": 0.5}, "evaluate.episodes": 24})
+    trained(tmp_path, params)
+    with pytest.raises(EnvironmentFailed, match=r"in \d+ of 96 episodes: mend it"):
+        evaluate.run(params, quiet=True, folder=tmp_path)
+    assert not (tmp_path / "reports").exists()
+
+
+def test_scores_and_datasets_are_gymnasiums_whatever_steps_training(tmp_path: Path) -> None:
+    """The tensors' CartPole draws other initial states from a seed."""
+    both = []
+    for backend in ("sync", "torch"):
+        folder = tmp_path / backend
+        params = small({"env.id": "CartPole-v1", "env.backend": backend, "evaluate.steps": None})
+        trained(folder, params)
+        for stage in (fetch, buffer, evaluate):
+            stage.run(params, quiet=True, folder=folder)
+        both.append([(folder / out).read_bytes() for out in ("reports/episodes.csv", "data/transitions.h5")])
+    assert both[0] == both[1]
+
+
+LINEAGE = [
+    (0, [(0, None, "none"), (1, None, "rl_hp"), (2, None, "none")]),
+    (1, [(1, 0, "none"), (4, 1, "parameters"), (5, 2, "activation")]),
+    (2, [(4, 1, "none"), (21, 0, "rl_hp"), (23, 4, "architecture")]),
+    (3, [(23, 4, "none"), (30, 23, "rl_hp"), (31, 21, "none")]),
+]
+"""Generation, and its children: id, parent and mutation. One that survives stands there again, with its own id."""
+
+
+def write_lineage(folder: Path) -> None:
+    (folder / "reports").mkdir(exist_ok=True)
+    lines = [
+        {"generation": generation, "children": [
+            {"id": id, "parent": parent, "mutation": {"kind": kind}} for id, parent, kind in children
+        ]}
+        for generation, children in LINEAGE
+    ]  # fmt: skip
+    (folder / "reports/lineage.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_what_is_exported_is_the_elite(tmp_path: Path) -> None:
+    params = small()
+    *_, elite = trained(tmp_path, params)
+    evaluate.run(params, quiet=True, folder=tmp_path)
+    write_lineage(tmp_path)
+    export.run(params, quiet=True, folder=tmp_path)
+    policy = evopipe.load(tmp_path / "models/elite")
+    draw = np.random.default_rng(5)
+    obs = (draw.normal(size=(40, 3)) * [1.5, 60.0, 2.0]).astype(np.float32)
+    expected = values(params, elite, obs)
+    np.testing.assert_allclose(policy.q_values(obs), expected, rtol=1e-3, atol=1e-3)
+    clear = np.diff(np.sort(expected, axis=1)[:, -2:], axis=1)[:, 0] > 1e-2
+    assert clear.sum() > 30
+    assert np.array_equal(policy.act(obs)[clear], expected.argmax(axis=1)[clear] + 2)
+
+    about = read(tmp_path / "models/elite/policy.json")
+    evaluation = read(tmp_path / "reports/evaluation.json")
+    assert about["hyper"] == elite.hyper
+    assert about["arch"] == elite.arch.to_json()
+    assert about["evaluation"] == evaluation["elite"]
+    assert about["training"] == {
+        "id": 23, "generation": 3, "score": 4.5, "standard_error": 0.25, "confirmed": True,
+    }  # fmt: skip
+    line = [(b["id"], b["parent"], b["generation"], b["mutation"]["kind"]) for b in about["lineage"]]
+    assert line == [
+        (23, 4, 2, "architecture"), (4, 1, 1, "parameters"), (1, None, 0, "rl_hp"),
+    ]  # fmt: skip
+    assert (about["observations"], about["actions"], about["action_start"]) == (3, 3, 2)
+    assert about["env"] == {"id": params.env.id, "kwargs": {}}
+    assert about["config"] == params.algo_config.model_dump(mode="json")
+    assert about["provenance"]["fingerprint"] == evopipe.runtime.fingerprint()
+
+    card = (tmp_path / "models/elite/README.md").read_text()
+    mean, std, median, iqm = (f"{evaluation['elite'][name]:.1f}" for name in ("mean", "std", "median", "iqm"))
+    low, high = (f"{end:.1f}" for end in evaluation["elite"]["interval"])
+    assert f"| 5 | {mean} | [{low}, {high}] | {std} | {median} | {iqm} |\n" in card
+    assert "| held-out episodes | mean | 95 % interval | std | median | IQM |\n" in card
+    assert [
+        float(value) for _, value in re.findall(r"^\| (\w+) \| ([\d.e-]+) \|$", card, re.MULTILINE)
+    ] == pytest.approx([elite.hyper[name] for name in sorted(elite.hyper)], rel=1e-5)
+
+
+def test_a_policys_provenance_changes_with_what_it_depends_on() -> None:
+    def told(changes: Mapping[str, Any]) -> str:
+        return export._params_hash(small(changes))
+
+    first = told({})
+    kept = {k: v for k, v in SAME_RUN.items() if k.startswith(("runtime", "tracking"))}
+    assert {told({name: value}) for name, value in kept.items()} == {first}
+    others = {name: told({name: value}) for name, value in SAME_RUN.items() if name not in kept}
+    others |= {name: told({name: value}) for name, value in OTHER_RUNS.items()}
+    assert len({first, *others.values()}) == 1 + len(others)
