@@ -52,4 +52,4 @@ class Drift(gymnasium.Env[Any, Any]):
 
 
 if "Drift-v0" not in gymnasium.registry:
-    gymnasium.register("Drift-v0", entry_point=Drift, max_episode_steps=LIMIT)
+    gymnasium.register("Drift-v0", entry_point=Drift, max_episode_steps=LIMIT, reward_threshold=900.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from evopipe.stages import buffer, evaluate, export, fetch, population, train
 from evopipe.stages.setup import about_problem, make_problem, read_members, write_members
 from evopipe.storage.dataset import Episode, Transitions, read_minari
 from handover_envs import LIMIT, Drift
+from tiny import digests
 from tiny import params as tiny_params
 
 SEED = 7
@@ -76,6 +78,17 @@ def held_out(n: int) -> list[int]:
     """The seeds of held-out episodes."""
     drawn: np.ndarray = rng.seeds(np.full(n, rng.run_key(SEED)), Purpose.HELD_OUT, np.arange(n))
     return drawn.tolist()
+
+
+def test_a_problem_is_what_the_parameters_say() -> None:
+    params = small({"runtime.cohorts": "exact", "runtime.compile": "off"})
+    problem = make_problem(params)
+    assert (problem.seed, problem.env, problem.train) == (SEED, params.env, params.train)
+    assert (problem.tournament, problem.mutation) == (params.evolution.tournament, params.evolution.mutation)
+    assert problem.algo_config == params.algo_config.at(problem.spaces)
+    assert (problem.cohorts, problem.device) == ("exact", torch.device("cpu"))
+    spaces = {"observations": 3, "actions": 3, "continuous": False}
+    assert about_problem(problem) == {"algo": "dqn", "env": "handover_envs:Drift-v0", **spaces}
 
 
 # --- fetch and buffer -------------------------------------------------------------------------------------------------
@@ -255,15 +268,18 @@ def test_training_writes_what_the_loop_ended_with(tmp_path: Path, mode: str) -> 
     ]  # fmt: skip
 
 
-def test_the_elite_of_trained_members_is_the_champion(tmp_path: Path) -> None:
-    """A snapshot, here of a member that nobody of the last population descends from."""
-    params = small({"train.warm_start": 0, "train.max_steps": 60})
+def test_what_training_writes_by_hand(tmp_path: Path) -> None:
+    """The elite is the champion: a snapshot, here of a member that nobody of the last population descends from."""
+    params = small({"train.warm_start": 0, "train.max_steps": 60, "train.target": "auto"})
     problem = make_problem(params)
     loop = begin(problem, first_members(problem, 3)[0])
     populations.finish(loop)
     before = first_members(replace(problem, seed=8), 3)[0][2]
     champion = replace(before, id=77, parent=70, slot=1, fitness=(1.0, 12.5))
     loop.champion = Champion(champion, 12.25, 0.75, True, 4)
+    loop.curve = [[1, 60, 180, 45, None, None, None], [2, 120, 360, 93, 0.0, -2.25, 12.25]]
+    loop.tick, loop.generation, loop.env_steps, loop.eval_steps = 40, 2, 360, 93
+    loop.warm, loop.broken_rows, loop.broken_here = 17, 5, 1
     train._write_outputs(loop, loop.champion, params, tmp_path)
     loop.close()
     members, about = read_members(tmp_path / "models/trained", problem, "train")
@@ -271,7 +287,22 @@ def test_the_elite_of_trained_members_is_the_champion(tmp_path: Path) -> None:
     assert [m.slot for m in members] == [0, 1, 2, 1]
     assert all(populations.same(a, b) for a, b in zip(members, [*loop.members, champion], strict=True))
     elite = {"id": 77, "generation": 4, "score": 12.25, "standard_error": 0.75, "confirmed": True}
-    assert about["elite"] == read(tmp_path / "reports/train.json")["elite"] == elite
+    assert about["elite"] == elite
+    assert read(tmp_path / "reports/train.json") == {
+        "reason": "max_steps",
+        "generations": 2,
+        "steps": {"each_member": 120, "training": 360, "evaluation": 93, "all": 453},
+        "broken_transitions": 5,
+        "elite": elite,
+        "best_fitness": 0.0,
+        "mean_fitness": -2.25,
+        "target": 900.0,
+        "warm_start": 17,
+    }
+    assert table(tmp_path / "reports/fitness.csv")[1:] == [
+        ["1", "60", "180", "45", "", "", ""],
+        ["2", "120", "360", "93", "0.0", "-2.25", "12.25"],
+    ]
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -335,11 +366,16 @@ def test_a_checkpoint_serves_the_run_that_wrote_it_and_no_other(
         others[path] = key({})
         (tmp_path / path).write_bytes(content)
     assert key({}) == first
+    (tmp_path / "package").mkdir()
+    monkeypatch.setattr(evopipe, "__file__", str(tmp_path / "package/__init__.py"))
+    for code in ("a = 1\n", "a = 2\n"):
+        (tmp_path / "package/part.py").write_text(code)
+        others[code] = key({})
     others["no dataset"] = train._key(small(made), tmp_path, False)
     assert len({first, *others.values()}) == 1 + len(others)
 
 
-@pytest.mark.parametrize("other", [{}, {"fetch.collect.episodes": 8}])
+@pytest.mark.parametrize("other", [{}, {"seed": 8}])
 def test_a_run_that_broke_off_goes_on_with_its_own_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], other: dict[str, Any]
 ) -> None:
@@ -351,13 +387,16 @@ def test_a_run_that_broke_off_goes_on_with_its_own_dataset(
         train.run(params, quiet=True, folder=tmp_path)
     monkeypatch.setattr(Drift, "fuse", None)
     (before,) = states(tmp_path)
+    shutil.copytree(tmp_path, tmp_path / "whole", ignore=shutil.ignore_patterns(".evopipe"))
+    train.run(params, quiet=True, folder=tmp_path / "whole")
     if other:
         for stage in (fetch, buffer):
             stage.run(small(other), quiet=True, folder=tmp_path)
     capsys.readouterr()
     train.run(params, folder=tmp_path)
     assert ("goes on at step" in capsys.readouterr().err) == (not other)
-    assert (states(tmp_path) == {before}) == (not other)
+    assert (states(tmp_path) == {before}) == (digests(tmp_path) == digests(tmp_path / "whole")) == (not other)
+    assert not list(tmp_path.rglob(".evopipe/train/*/checkpoints")) or other
 
 
 # --- evaluate and export ----------------------------------------------------------------------------------------------
@@ -477,6 +516,20 @@ def test_too_many_broken_episodes_give_no_score(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailed, match=r"in \d+ of 96 episodes: mend it"):
         evaluate.run(params, quiet=True, folder=tmp_path)
     assert not (tmp_path / "reports").exists()
+
+
+def test_no_member_is_judged_by_the_few_episodes_that_were_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    """A tenth of each member's may break; three of one member's twenty are too many, few as they are of all eighty."""
+    whole = np.ones((4, 20), bool)
+    evaluate._refuse_or_warn(whole, "E")
+    assert capsys.readouterr().err == ""
+    whole[:, [3, 7]] = False
+    evaluate._refuse_or_warn(whole, "E")
+    assert "in 8 of 80 episodes; they are left out of the scores" in capsys.readouterr().err
+    whole[:] = True
+    whole[2, :3] = False
+    with pytest.raises(EnvironmentFailed, match="in 3 of 80 episodes: mend it"):
+        evaluate._refuse_or_warn(whole, "E")
 
 
 def test_scores_and_datasets_are_gymnasiums_whatever_steps_training(tmp_path: Path) -> None:
