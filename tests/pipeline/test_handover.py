@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from evopipe.loops.run import begin
 from evopipe.rng import Purpose
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
 from evopipe.stages.setup import about_problem, make_problem, read_members, write_members
+from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.dataset import Episode, Transitions, read_minari
 from handover_envs import LIMIT, Drift
 from tiny import digests
@@ -387,6 +389,9 @@ def test_a_run_that_broke_off_goes_on_with_its_own_dataset(
         train.run(params, quiet=True, folder=tmp_path)
     monkeypatch.setattr(Drift, "fuse", None)
     (before,) = states(tmp_path)
+    (saved,) = tmp_path.glob(".evopipe/train/*/checkpoints/step-*/meta.json")
+    ticks = read(saved)["meta"]["tick"]
+    assert 0 < ticks < 40
     shutil.copytree(tmp_path, tmp_path / "whole", ignore=shutil.ignore_patterns(".evopipe"))
     train.run(params, quiet=True, folder=tmp_path / "whole")
     if other:
@@ -394,9 +399,31 @@ def test_a_run_that_broke_off_goes_on_with_its_own_dataset(
             stage.run(small(other), quiet=True, folder=tmp_path)
     capsys.readouterr()
     train.run(params, folder=tmp_path)
-    assert ("goes on at step" in capsys.readouterr().err) == (not other)
+    went_on = re.search(r"goes on at step ([\d,]+)\n", capsys.readouterr().err)
+    assert (int(went_on[1].replace(",", "")) if went_on else 0) == (0 if other else 3 * ticks)
     assert (states(tmp_path) == {before}) == (digests(tmp_path) == digests(tmp_path / "whole")) == (not other)
     assert not list(tmp_path.rglob(".evopipe/train/*/checkpoints")) or other
+
+
+def test_saving_waits_its_seconds_and_a_hundred_times_what_it_costs(tmp_path: Path) -> None:
+    problem = make_problem(small({"train.warm_start": 0}))
+    loop = begin(problem, first_members(problem, 2)[0])
+    store = CheckpointStore(tmp_path / "store")
+    saver = train._Saver(loop, store, 100.0)
+    for cost, waited, due in ((0.0, 50.0, False), (2.0, 150.0, False), (0.5, 101.0, True), (2.0, 250.0, True)):
+        saver.cost, saver.last = cost, time.perf_counter() - waited
+        saver()
+        assert (store.load() is not None) == due
+        assert not due or 0.0 < saver.cost != cost
+        assert (time.perf_counter() - saver.last < 49.0) == due
+        store.clear()
+    saver.save()
+    loop.advance()
+    saver.save()
+    loop.generation += 1  # closing one takes no step
+    saver.save()
+    assert sorted(path.name for path in store.folder.iterdir()) == ["step-000000000001", "step-000000000002"]
+    loop.close()
 
 
 # --- evaluate and export ----------------------------------------------------------------------------------------------
