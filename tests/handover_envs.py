@@ -15,8 +15,9 @@ LIMIT = 15  # steps until an episode is cut
 
 
 class Drift(gymnasium.Env[Any, Any]):
-    """A body on a line: actions 2, 3, 4 push it left, not at all, right; it pays more the nearer to 0.5 it is, and ends
-    where it is further than 2 from 0. Each column of an observation has a scale of its own; no return is a length.
+    """A body on a line: the three actions, from `first` on, push it left, not at all, right; it pays more the nearer to
+    0.5 it is, and ends where it is further than 2 from 0. Each column of an observation has a scale of its own; no
+    return is a length.
 
     An episode that starts right of `breaks` breaks with its second step. `fuse` is how many steps are left until an
     environment raises, in this process; None for no end.
@@ -25,10 +26,10 @@ class Drift(gymnasium.Env[Any, Any]):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
     fuse: ClassVar[int | None] = None
 
-    def __init__(self, breaks: float = 9.0) -> None:
+    def __init__(self, breaks: float = 9.0, first: int = 2) -> None:
         self.observation_space = spaces.Box(-1e4, 1e4, (3,), np.float32)
-        self.action_space = spaces.Discrete(3, start=2)
-        self.breaks = breaks
+        self.action_space = spaces.Discrete(3, start=first)
+        self.breaks, self.first = breaks, first
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -42,7 +43,7 @@ class Drift(gymnasium.Env[Any, Any]):
             if Drift.fuse < 0:
                 raise RuntimeError("the fuse is blown")
         self.steps += 1
-        self.speed += 0.15 * (int(action) - 3)
+        self.speed += 0.15 * (int(action) - self.first - 1)
         self.x += self.speed
         reward = 1.75 - abs(self.x - 0.5)
         return self.seen(), float("nan") if self.bad and self.steps == 2 else reward, abs(self.x) > 2.0, False, {}

@@ -21,10 +21,10 @@ import torch
 import evopipe
 import populations
 import reference
-from evopipe import rng
+from evopipe import rng, runtime
 from evopipe.config import Params, parse_params
 from evopipe.core.population import Member
-from evopipe.errors import DataError, EnvironmentFailed
+from evopipe.errors import DataError, EnvironmentFailed, Interrupted
 from evopipe.evolve.mutate import Mutation
 from evopipe.loops.base import Champion
 from evopipe.loops.problem import first_members
@@ -34,6 +34,9 @@ from evopipe.stages import buffer, evaluate, export, fetch, population, train
 from evopipe.stages.setup import about_problem, make_problem, read_members, write_members
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.dataset import Episode, Transitions, read_minari
+from evopipe.track.base import End, Generation, Progress, Start, Tracker
+from evopipe.track.courier import Courier
+from evopipe.track.files import read_events
 from handover_envs import LIMIT, Drift
 from tiny import digests
 from tiny import params as tiny_params
@@ -119,6 +122,9 @@ def test_what_was_fetched_is_what_the_environment_gives_and_is_packed_as_it_is(t
     episodes = read_minari(tmp_path / "data/dataset").episodes
     assert len(episodes) == 9
     assert all(played(episode, cap) for episode in episodes)
+    with h5py.File(tmp_path / "data/dataset/data/main_data.hdf5") as file:  # no reader need mend it
+        ends = [[bool(file[f"episode_{i}"][f"{how}ations"][-1]) for how in ("termin", "trunc")] for i in range(9)]
+    assert ends == [[bool(e.terminated[-1]), not e.terminated[-1]] for e in episodes]
     assert {int(a) for episode in episodes for a in episode.action} == {2, 3, 4}
     draws = [rng.host(SEED, Purpose.BEHAVIOUR, number) for number in range(9)]
     assert all(draw.choice(1, p=[1.0]) == 0 for draw in draws)  # who plays is drawn first
@@ -264,6 +270,12 @@ def test_training_writes_what_the_loop_ended_with(tmp_path: Path, mode: str) -> 
     for row, record in zip(rows, lineage[1:], strict=True):
         scores = [member["fitness"] for member in record["members"]]
         assert [float(cell) for cell in row[4:6]] == pytest.approx([max(scores), sum(scores) / 3])
+    (log,) = tmp_path.glob(".evopipe/train/*/events.jsonl")
+    said = [event for _, event in read_events(log) if not isinstance(event, Progress)]
+    assert said[0] == Start("train", "handover_envs:Drift-v0", "dqn", 3, 120, None)
+    assert [(event.generation, event.step) for event in said if isinstance(event, Generation)] == [(1, 60), (2, 120)]
+    assert isinstance(said[-1], End)
+    assert (said[-1].reason, said[-1].env_steps, said[-1].eval_steps) == ("all steps taken", 360, loop.eval_steps)
     timed = table(tmp_path / "reports/timing.csv")
     assert [[row[0], *row[2:]] for row in timed[1:]] == [
         ["1", "180", rows[0][3]], ["2", "180", str(int(rows[1][3]) - int(rows[0][3]))],
@@ -399,10 +411,29 @@ def test_a_run_that_broke_off_goes_on_with_its_own_dataset(
             stage.run(small(other), quiet=True, folder=tmp_path)
     capsys.readouterr()
     train.run(params, folder=tmp_path)
-    went_on = re.search(r"goes on at step ([\d,]+)\n", capsys.readouterr().err)
-    assert (int(went_on[1].replace(",", "")) if went_on else 0) == (0 if other else 3 * ticks)
+    went_on = re.search(r"goes on at step (\d+)\n", capsys.readouterr().err)
+    assert (int(went_on[1]) if went_on else 0) == (0 if other else 3 * ticks)
     assert (states(tmp_path) == {before}) == (digests(tmp_path) == digests(tmp_path / "whole")) == (not other)
     assert not list(tmp_path.rglob(".evopipe/train/*/checkpoints")) or other
+
+
+def test_a_signal_saves_a_run_that_has_not_ended(tmp_path: Path) -> None:
+    """One that has ended is written, whatever comes then."""
+    params = small({"train.warm_start": 0})
+    problem = make_problem(params)
+    loop = begin(problem, first_members(problem, 2)[0])
+    store, stop = CheckpointStore(tmp_path / "store"), runtime.StopSignal()
+    others = Tracker([]), Courier(None, tmp_path, params.tracking)
+    loop.advance()
+    stop.signum = 15
+    with pytest.raises(Interrupted, match="stopped at step 3 of each member; saved"):
+        train._train(loop, params, store, stop, *others)
+    saved = store.load()
+    assert saved is not None
+    assert saved.meta["tick"] == 1
+    populations.finish(loop)
+    assert train._train(loop, params, CheckpointStore(tmp_path / "none"), stop, *others) is loop.champion
+    loop.close()
 
 
 def test_saving_waits_its_seconds_and_a_hundred_times_what_it_costs(tmp_path: Path) -> None:
@@ -593,7 +624,9 @@ def write_lineage(folder: Path) -> None:
 
 
 def test_what_is_exported_is_the_elite(tmp_path: Path) -> None:
-    params = small()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git/HEAD").write_text("0123456789abcdef" * 2 + "01234567\n")
+    params = small({"env.kwargs": {"first": 5}, "export.program": True})
     *_, elite = trained(tmp_path, params)
     evaluate.run(params, quiet=True, folder=tmp_path)
     write_lineage(tmp_path)
@@ -605,7 +638,10 @@ def test_what_is_exported_is_the_elite(tmp_path: Path) -> None:
     np.testing.assert_allclose(policy.q_values(obs), expected, rtol=1e-3, atol=1e-3)
     clear = np.diff(np.sort(expected, axis=1)[:, -2:], axis=1)[:, 0] > 1e-2
     assert clear.sum() > 30
-    assert np.array_equal(policy.act(obs)[clear], expected.argmax(axis=1)[clear] + 2)
+    assert np.array_equal(policy.act(obs)[clear], expected.argmax(axis=1)[clear] + 5)
+    actions, q_values = torch.export.load(tmp_path / "models/elite/policy.pt2").module()(torch.from_numpy(obs))
+    np.testing.assert_allclose(q_values.numpy(), expected, rtol=1e-3, atol=1e-3)
+    assert np.array_equal(actions.numpy()[clear], expected.argmax(axis=1)[clear] + 5)
 
     about = read(tmp_path / "models/elite/policy.json")
     evaluation = read(tmp_path / "reports/evaluation.json")
@@ -619,10 +655,16 @@ def test_what_is_exported_is_the_elite(tmp_path: Path) -> None:
     assert line == [
         (23, 4, 2, "architecture"), (4, 1, 1, "parameters"), (1, None, 0, "rl_hp"),
     ]  # fmt: skip
-    assert (about["observations"], about["actions"], about["action_start"]) == (3, 3, 2)
-    assert about["env"] == {"id": params.env.id, "kwargs": {}}
+    assert (about["observations"], about["actions"], about["action_start"]) == (3, 3, 5)
+    assert about["env"] == {"id": params.env.id, "kwargs": {"first": 5}}
     assert about["config"] == params.algo_config.model_dump(mode="json")
-    assert about["provenance"]["fingerprint"] == evopipe.runtime.fingerprint()
+    assert about["provenance"] == {
+        "evopipe": evopipe.__version__,
+        "git_revision": "0123456789abcdef" * 2 + "01234567",
+        "code_hash": runtime.content_key({}, [Path(evopipe.__file__).parent]),
+        "params_hash": export._params_hash(params),
+        "fingerprint": runtime.fingerprint(),
+    }
 
     card = (tmp_path / "models/elite/README.md").read_text()
     mean, std, median, iqm = (f"{evaluation['elite'][name]:.1f}" for name in ("mean", "std", "median", "iqm"))

@@ -15,6 +15,7 @@ from minari import MinariDataset
 from evopipe import policy
 from evopipe.config import Params
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, ParamsError
+from evopipe.rng import Purpose, host
 from evopipe.stages import buffer, fetch, population
 from evopipe.stages.paths import POPULATION
 from evopipe.stages.setup import make_problem, read_members
@@ -60,7 +61,8 @@ def refused(run: Any, settings: Params, kind: type[EvopipeError], *parts: str) -
 
 
 def test_collect_then_buffer(capsys: pytest.CaptureFixture[str]) -> None:
-    settings = params(collect={"episodes": 12, "policies": {"heuristic": 1.0, "random": 2.0}})
+    settings = params(collect={"episodes": 12, "policies": {"random": 2.0, "heuristic": 1.0}})
+    draws = [host(1, Purpose.BEHAVIOUR, number).choice(2, p=[1 / 3, 2 / 3]) for number in range(12)]
     fetch.run(settings)
     buffer.run(settings)
     lines = capsys.readouterr().out.splitlines()
@@ -70,6 +72,7 @@ def test_collect_then_buffer(capsys: pytest.CaptureFixture[str]) -> None:
     fetched, buffered = report("fetch"), report("buffer")
     transitions = read_transitions(Path("data/transitions.h5"))
     assert fetched["transitions"] == buffered["transitions"] == len(transitions)
+    assert [fetched["policies"][name]["episodes"] for name in ("heuristic", "random")] == [12 - sum(draws), sum(draws)]
     assert fetched["policies"]["heuristic"]["return"]["mean"] == 500.0
     assert fetched["policies"]["random"]["return"]["mean"] < 60.0
     assert fetched["policies"]["heuristic"]["episodes"] == buffered["truncations"]
