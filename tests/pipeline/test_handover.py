@@ -21,9 +21,10 @@ import torch
 import evopipe
 import populations
 import reference
-from evopipe import rng, runtime
+from evopipe import algos, policy, rng, runtime
 from evopipe.config import Params, parse_params
 from evopipe.core.population import Member
+from evopipe.envs.heuristics import heuristic, medium
 from evopipe.errors import DataError, EnvironmentFailed, Interrupted
 from evopipe.evolve.mutate import Mutation
 from evopipe.loops.base import Champion
@@ -176,6 +177,53 @@ def test_an_episode_that_breaks_ends_with_its_last_whole_step(tmp_path: Path) ->
     assert read(tmp_path / "reports/fetch.json")["broken_steps"] == len(broken)
 
 
+def test_a_poor_rule_acts_at_random_three_times_in_ten(tmp_path: Path) -> None:
+    params = small({"env.id": "CartPole-v1", "fetch.collect.policies": {"medium": 1.0, "heuristic": 1.0}})
+    fetch.run(params, quiet=True, folder=tmp_path)
+    poor = 0
+    for number, episode in enumerate(read_minari(tmp_path / "data/dataset").episodes):
+        draw = rng.host(SEED, Purpose.BEHAVIOUR, number)
+        name = ["heuristic", "medium"][int(draw.choice(2, p=[0.5, 0.5]))]
+        assert int(draw.integers(2**31)) == episode.seed
+        rule = {"heuristic": heuristic, "medium": medium}[name]("CartPole-v1")
+        assert rule is not None
+        env = gymnasium.make("CartPole-v1")
+        for obs, action in zip(episode.obs[:-1], episode.action.tolist(), strict=True):
+            by_chance = name == "medium" and draw.random() < 0.3
+            assert action == (draw.integers(2) if by_chance else rule(env, obs))
+        poor += name == "medium"
+    assert 0 < poor < 9
+    assert read(tmp_path / "reports/fetch.json")["policies"]["medium"]["episodes"] == poor
+
+
+def test_a_recurrent_policy_begins_each_episode_without_a_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    network = {"encoder_kind": "lstm", "encoder": [8], "latent": 8}
+    config = algos.get("ppo").Config.model_validate({"network": network}).model_dump(mode="json")
+    params = small({
+        "train.algo": "ppo", "train.warm_start": 0, "train.normalise.observations": False, "algos.ppo": config,
+        "fetch.collect.policies": {"policy": 1.0}, "fetch.collect.policy_path": "elite", "fetch.collect.episodes": 4,
+    })  # fmt: skip
+    problem = make_problem(params)
+    member = first_members(problem, 1)[0][0]
+    member.tensors["actor"].mul_(4.0)  # so that what it remembers counts
+    policy.save(
+        Path("elite"), "ppo", member, {**about_problem(problem), "action_start": 2, "config": config}, False, ""
+    )
+    fetch.run(params, quiet=True)
+    loaded, stale, unlike = policy.load("elite"), None, 0
+    for episode in read_minari("data/dataset").episodes:
+        memory = None
+        for obs, action in zip(episode.obs[:-1], episode.action.tolist(), strict=True):
+            chosen, memory = loaded.step(obs, memory)
+            assert chosen == action
+            other, stale = loaded.step(obs, stale)
+            unlike += other != action
+    assert unlike > 0
+
+
 # --- population -------------------------------------------------------------------------------------------------------
 
 
@@ -196,7 +244,13 @@ def start(folder: Path, healthy: Sequence[bool]) -> list[Member]:
     """Write trained members, of unlike tensors and scores; the last is the elite."""
     problem = make_problem(small())
     members = [
-        replace(m, healthy=well, fitness=(0.5 * m.slot,), parent=40 + m.slot)
+        replace(
+            m,
+            healthy=well,
+            fitness=(0.5 * m.slot,),
+            parent=40 + m.slot,
+            tensors={**m.tensors, "updates": torch.full_like(m.tensors["updates"], 100 + m.slot)},
+        )
         for m, well in zip(first_members(problem, len(healthy))[0], healthy, strict=True)
     ]
     write_members(folder, members, {**about_problem(problem), "elite": {}})
@@ -206,7 +260,7 @@ def start(folder: Path, healthy: Sequence[bool]) -> list[Member]:
 def test_a_run_goes_on_from_the_elite_and_the_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first, _, third, elite = start(Path("begin"), [True, False, True, True])
-    params = small({"population.start": "begin", "population.size": 5})
+    params = small({"population.start": "begin", "population.size": 5, "train.warm_start": 0})
     population.run(params, quiet=True)
     members, about = read_members(Path("models/population"), make_problem(params), "population")
     for slot, (member, old) in enumerate(zip(members, [elite, first, third, elite, first], strict=True)):
@@ -215,6 +269,9 @@ def test_a_run_goes_on_from_the_elite_and_the_healthy(tmp_path: Path, monkeypatc
         assert (member.slot, member.id, member.parent, member.fitness) == (slot, slot, None, ())
     assert [m.key for m in members] == rng.member_keys(SEED, range(5)).tolist()
     assert [birth["kind"] for birth in about["mutations"]] == ["none"] * 5
+    train.run(params, quiet=True)
+    after, _ = read_members(Path("models/trained"), make_problem(params), "train")
+    assert min(int(m.tensors["updates"]) for m in after) > 103, "and they learn on"
 
 
 def test_a_run_cannot_go_on_from_members_that_all_diverged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -631,14 +688,14 @@ def test_what_is_exported_is_the_elite(tmp_path: Path) -> None:
     evaluate.run(params, quiet=True, folder=tmp_path)
     write_lineage(tmp_path)
     export.run(params, quiet=True, folder=tmp_path)
-    policy = evopipe.load(tmp_path / "models/elite")
+    elites = evopipe.load(tmp_path / "models/elite")
     draw = np.random.default_rng(5)
     obs = (draw.normal(size=(40, 3)) * [1.5, 60.0, 2.0]).astype(np.float32)
     expected = values(params, elite, obs)
-    np.testing.assert_allclose(policy.q_values(obs), expected, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(elites.q_values(obs), expected, rtol=1e-3, atol=1e-3)
     clear = np.diff(np.sort(expected, axis=1)[:, -2:], axis=1)[:, 0] > 1e-2
     assert clear.sum() > 30
-    assert np.array_equal(policy.act(obs)[clear], expected.argmax(axis=1)[clear] + 5)
+    assert np.array_equal(elites.act(obs)[clear], expected.argmax(axis=1)[clear] + 5)
     actions, q_values = torch.export.load(tmp_path / "models/elite/policy.pt2").module()(torch.from_numpy(obs))
     np.testing.assert_allclose(q_values.numpy(), expected, rtol=1e-3, atol=1e-3)
     assert np.array_equal(actions.numpy()[clear], expected.argmax(axis=1)[clear] + 5)
