@@ -19,7 +19,7 @@ from evopipe.rng import Purpose, host
 from evopipe.stages import buffer, fetch, population
 from evopipe.stages.paths import POPULATION
 from evopipe.stages.setup import make_problem, read_members
-from evopipe.storage.dataset import read_minari, read_transitions
+from evopipe.storage.dataset import Transitions, read_minari, read_transitions
 
 CART = {"id": "CartPole-v1", "kwargs": {}}
 
@@ -83,6 +83,36 @@ def test_collect_then_buffer(capsys: pytest.CaptureFixture[str]) -> None:
     inside = ~(transitions.terminated | transitions.truncated)[:-1]
     np.testing.assert_array_equal(transitions.next_obs[:-1][inside], transitions.obs[1:][inside])
     assert MinariDataset("data/dataset/data").total_episodes == 12
+
+
+def test_statistics_by_hand() -> None:
+    """An end that is both counts as a termination, an episode without a step as none, an action nobody took as 0."""
+    found = buffer.statistics(
+        Transitions(
+            obs=np.array([[1, 10], [2, 20], [6, 30]], np.float32),
+            action=np.array([0, 2, 0]),
+            reward=np.array([1, 2, -4], np.float32),
+            terminated=np.array([False, True, False]),
+            truncated=np.array([False, True, True]),
+            next_obs=np.zeros((3, 2), np.float32),
+            episode=np.array([0, 0, 2]),
+        ),
+        4,
+    )
+    deviation = {name: found[name].pop("std") for name in ("reward", "obs")}
+    assert found == {
+        "transitions": 3,
+        "episodes": 2,
+        "terminations": 1,
+        "truncations": 1,
+        "return": {"mean": -0.5, "std": 3.5, "min": -4.0, "max": 3.0},
+        "length": {"mean": 1.5, "std": 0.5, "min": 1.0, "max": 2.0},
+        "reward": {"mean": pytest.approx(-1 / 3), "min": -4.0, "max": 2.0},
+        "obs": {"mean": [3.0, 20.0], "min": [1.0, 10.0], "max": [6.0, 30.0]},
+        "actions": [2, 0, 1, 0],
+    }
+    assert deviation["reward"] == pytest.approx((62 / 9) ** 0.5)
+    assert deviation["obs"] == pytest.approx([(14 / 3) ** 0.5, (200 / 3) ** 0.5])
 
 
 def test_outs_are_equal_to_the_byte_and_follow_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,7 @@ def test_exploration(loaded: Policy) -> None:
     greedy = loaded.act(obs[0])
     assert np.mean(actions != greedy) == pytest.approx(0.3 * (1 - 1 / ACTIONS), abs=0.03)
     assert (actions == loaded.act(obs, epsilon=0.3, seed=1)).all()
+    assert (actions != loaded.act(obs, epsilon=0.3, seed=2)).any()
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
