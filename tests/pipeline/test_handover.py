@@ -117,17 +117,18 @@ def played(episode: Episode, cap: int | None) -> bool:
 
 @pytest.mark.parametrize("cap", [None, 6])
 def test_what_was_fetched_is_what_the_environment_gives_and_is_packed_as_it_is(tmp_path: Path, cap: int | None) -> None:
-    params = small({"fetch.collect.max_steps": cap})
+    """Whatever training would step: no tensors know this environment. Of twelve, whose names do not sort as numbers."""
+    params = small({"fetch.collect.max_steps": cap, "fetch.collect.episodes": 12, "env.backend": "torch"})
     fetch.run(params, quiet=True, folder=tmp_path)
     buffer.run(params, quiet=True, folder=tmp_path)
     episodes = read_minari(tmp_path / "data/dataset").episodes
-    assert len(episodes) == 9
+    assert len(episodes) == 12
     assert all(played(episode, cap) for episode in episodes)
     with h5py.File(tmp_path / "data/dataset/data/main_data.hdf5") as file:  # no reader need mend it
-        ends = [[bool(file[f"episode_{i}"][f"{how}ations"][-1]) for how in ("termin", "trunc")] for i in range(9)]
+        ends = [[bool(file[f"episode_{i}"][f"{how}ations"][-1]) for how in ("termin", "trunc")] for i in range(12)]
     assert ends == [[bool(e.terminated[-1]), not e.terminated[-1]] for e in episodes]
     assert {int(a) for episode in episodes for a in episode.action} == {2, 3, 4}
-    draws = [rng.host(SEED, Purpose.BEHAVIOUR, number) for number in range(9)]
+    draws = [rng.host(SEED, Purpose.BEHAVIOUR, number) for number in range(12)]
     assert all(draw.choice(1, p=[1.0]) == 0 for draw in draws)  # who plays is drawn first
     assert [episode.seed for episode in episodes] == [int(draw.integers(2**31)) for draw in draws]
 
@@ -149,9 +150,9 @@ def test_what_was_fetched_is_what_the_environment_gives_and_is_packed_as_it_is(t
     told = read(tmp_path / "reports/buffer.json")
     returns = [float(e.reward.astype(np.float64).sum()) for e in episodes]
     lengths = [len(e) for e in episodes]
-    assert (told["episodes"], told["transitions"]) == (9, sum(lengths))
+    assert (told["episodes"], told["transitions"]) == (12, sum(lengths))
     assert told["terminations"] == sum(bool(e.terminated[-1]) for e in episodes)
-    assert told["truncations"] == 9 - told["terminations"] > 0
+    assert told["truncations"] == 12 - told["terminations"] > 0
     assert told["actions"] == [joined["action"].count(a) for a in range(3)]
     for name, values in (("return", returns), ("length", lengths), ("reward", data["reward"].astype(np.float64))):
         expected = {kind: getattr(np.array(values), kind)() for kind in ("mean", "std", "min", "max")}
@@ -161,7 +162,7 @@ def test_what_was_fetched_is_what_the_environment_gives_and_is_packed_as_it_is(t
 
     said = read(tmp_path / "reports/fetch.json")
     for block in (said, said["policies"]["random"]):
-        assert (block["episodes"], block["transitions"]) == (9, sum(lengths))
+        assert (block["episodes"], block["transitions"]) == (12, sum(lengths))
         assert block["return"] == pytest.approx({"mean": np.mean(returns), "std": np.std(returns)})
     assert (said["env"], said["source"], said["broken_steps"]) == ("handover_envs:Drift-v0", "collect", 0)
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import h5py
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from minari import MinariDataset
 
 from evopipe import policy
 from evopipe.config import Params
+from evopipe.core.networks import named
+from evopipe.envs.heuristics import heuristic
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, ParamsError
 from evopipe.rng import Purpose, host
 from evopipe.stages import buffer, fetch, population
@@ -168,12 +171,14 @@ def test_unusable_mixes_are_refused(env: str, collect: dict[str, Any], text: str
     assert not Path("data/dataset").exists()
 
 
-def exported(folder: Path, settings: Params) -> policy.Policy:
-    """A policy that was never trained."""
+def exported(folder: Path, settings: Params, prefers: int = 0) -> policy.Policy:
+    """A policy that was never trained and takes one action wherever it may."""
     population.run(settings, quiet=True, folder=Path("aside"))
     members, about = read_members(Path("aside") / POPULATION, make_problem(settings), "population")
     spaces = {name: about[name] for name in ("observations", "actions")}
     start = settings.env.kwargs.get("offset", 0)
+    widths = make_problem(settings).widths["q"]
+    named(members[0].arch, widths, members[0].tensors["q"])["output.bias"][prefers] += 100.0
     policy.save(folder, settings.train.algo, members[0], {**spaces, "action_start": start}, False, "a test")
     return policy.load(folder)
 
@@ -189,7 +194,8 @@ def test_an_exported_policy_is_a_behaviour(env: str, kwargs: dict[str, Any]) -> 
     if env == "CartPole-v1":
         np.testing.assert_array_equal(first.action, chosen.act(first.obs[:-1]))
     else:
-        assert set(first.action.tolist()) <= {3, 4}
+        # To the left, but for the first cell, where that is illegal.
+        assert first.action.tolist() == [4 if cell == 0 else 3 for cell in first.obs[:-1].argmax(axis=1)]
 
 
 def test_a_policy_of_another_environment_is_refused() -> None:
@@ -202,6 +208,18 @@ def test_a_policy_of_another_environment_is_refused() -> None:
 def test_a_policy_that_is_not_there() -> None:
     settings = params(collect={"policies": {"policy": 1.0}, "policy_path": "elite"})
     refused(fetch.run, settings, MissingInputError, "elite")
+
+
+def test_a_rule_acts_in_the_environments_own_bounds() -> None:
+    """Torques from −2 to 2, which an algorithm knows as −1 to 1."""
+    fetch.run(params("Pendulum-v1", collect={"episodes": 1, "policies": {"heuristic": 1.0}}), quiet=True)
+    (episode,) = read_minari("data/dataset").episodes
+    rule, env = heuristic("Pendulum-v1"), gymnasium.make("Pendulum-v1")
+    assert rule is not None
+    expected = np.array([rule(env, obs) for obs in episode.obs[:-1]])
+    np.testing.assert_allclose(episode.action, expected, rtol=1e-5, atol=1e-6)
+    assert ((np.abs(expected) > 0.1) & (np.abs(expected) < 0.9)).any()
+    assert (np.abs(expected) == 2.0).any()
 
 
 def test_a_step_cap_truncates() -> None:
