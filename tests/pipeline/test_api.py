@@ -90,6 +90,8 @@ def test_a_folder_keeps_everything(tmp_path: Path, working_folder: Path, capsys:
     obs = np.random.default_rng(0).normal(size=(20, 4))
     assert (loaded.act(obs) == result.policy.act(obs)).all()
     assert json.loads((tmp_path / "out/reports/evaluation.json").read_text()) == result.evaluation
+    assert json.loads((tmp_path / "out/reports/members.json").read_text()) == result.members
+    assert (tmp_path / "out/reports/report.html").is_file()
     assert list(working_folder.iterdir()) == []
 
 

@@ -25,7 +25,7 @@ from evopipe import algos, policy, rng, runtime
 from evopipe.config import Params, parse_params
 from evopipe.core.population import Member
 from evopipe.envs.heuristics import heuristic, medium
-from evopipe.errors import DataError, EnvironmentFailed, Interrupted
+from evopipe.errors import BusyError, DataError, EnvironmentFailed, Interrupted
 from evopipe.evolve.mutate import Mutation
 from evopipe.loops.base import Champion
 from evopipe.loops.problem import first_members
@@ -35,6 +35,7 @@ from evopipe.stages import buffer, evaluate, export, fetch, population, train
 from evopipe.stages.setup import about_problem, make_problem, read_members, write_members
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.dataset import Episode, Transitions, read_minari
+from evopipe.storage.lock import RunLock
 from evopipe.track.base import End, Generation, Progress, Start, Tracker
 from evopipe.track.courier import Courier
 from evopipe.track.files import read_events
@@ -492,6 +493,18 @@ def test_a_signal_saves_a_run_that_has_not_ended(tmp_path: Path) -> None:
     populations.finish(loop)
     assert train._train(loop, params, CheckpointStore(tmp_path / "none"), stop, *others) is loop.champion
     loop.close()
+
+
+def test_one_training_at_a_time_writes_a_state_and_a_folder(tmp_path: Path) -> None:
+    """A run of other parameters keeps another state, but writes the same outputs."""
+    params = small({"train.warm_start": 0})
+    population.run(params, quiet=True, folder=tmp_path)
+    outputs = runtime.content_key({"outputs": tmp_path.absolute()})
+    for kind, key in (("train", train._key(params, tmp_path, False)), ("locks", outputs)):
+        held = runtime.state_folder(kind, key, tmp_path).with_suffix(".lock")
+        with RunLock(held), pytest.raises(BusyError, match=f"{held.name}: this run is being worked on"):
+            train.run(params, quiet=True, folder=tmp_path)
+    assert not (tmp_path / "models/trained").exists()
 
 
 def test_saving_waits_its_seconds_and_a_hundred_times_what_it_costs(tmp_path: Path) -> None:

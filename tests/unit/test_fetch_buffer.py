@@ -118,6 +118,14 @@ def test_statistics_by_hand() -> None:
     assert deviation["obs"] == pytest.approx([(14 / 3) ** 0.5, (200 / 3) ** 0.5])
 
 
+def test_very_many_columns_are_described_as_one() -> None:
+    rows = np.arange(3 * 129, dtype=np.float32).reshape(3, 129)
+    assert buffer._by_element(rows) == {
+        "mean": [193.0], "std": [pytest.approx(((387**2 - 1) / 12) ** 0.5)], "min": [0.0], "max": [386.0],
+    }  # fmt: skip
+    assert buffer._by_element(rows[:, :128])["min"] == list(range(128))
+
+
 def test_outs_are_equal_to_the_byte_and_follow_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
