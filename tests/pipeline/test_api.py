@@ -14,7 +14,7 @@ import pytest
 
 import evopipe
 from evopipe import api
-from evopipe.config import load_params
+from evopipe.config import load_params, parse_params
 from evopipe.errors import MissingInputError, ParamsError
 from tiny import params, write_params
 
@@ -80,6 +80,16 @@ def test_equal_params_in_any_form_are_one_run(tmp_path: Path) -> None:
     file = write_params(tmp_path, SHORT)
     forms: list[Any] = [params(SHORT), file, str(file), load_params(file)]
     assert [api._params(form) for form in forms] == [load_params(file)] * 4
+
+
+@pytest.mark.parametrize(("train", "wanted"), [
+    ({"mode": "online", "warm_start": 0}, False),
+    ({"mode": "online", "warm_start": 1}, True),
+    ({"mode": "offline", "warm_start": 0}, True),
+    ({"algo": "ppo", "warm_start": 1}, False),
+])  # fmt: skip
+def test_who_learns_from_a_dataset_gets_one(train: dict[str, Any], wanted: bool) -> None:
+    assert api._wants_dataset(parse_params({"train": train})) == wanted
 
 
 def test_a_folder_keeps_everything(tmp_path: Path, working_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

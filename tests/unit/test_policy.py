@@ -235,6 +235,15 @@ def rewritten(folder: Path, change: Mapping[str, Any], tensors: Mapping[str, tor
     return folder
 
 
+def test_what_is_said_of_a_policy_is_not_taken_for_the_policy(folder: Path, loaded: Policy, tmp_path: Path) -> None:
+    """`policy.json` says more than the project knows of; its own words come first."""
+    about = {**ABOUT, "algo": "ppo", "format": 9, "network": "actor", "arch": {}, "lineage": []}
+    policy.save(tmp_path / "other", "dqn", member(loaded.arch), about, program=False, card="")
+    other = policy.load(tmp_path / "other")
+    assert (other.about["algo"], other.about["format"], other.about["lineage"]) == ("dqn", 1, [])
+    assert (other.q_values(batch()) == loaded.q_values(batch())).all()
+
+
 def test_a_newer_format(folder: Path) -> None:
     with pytest.raises(DataError) as caught:
         policy.load(rewritten(folder, {"format": 2}))

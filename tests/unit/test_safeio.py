@@ -419,6 +419,7 @@ def test_a_changed_byte_is_noticed_wherever_it_is(tmp_path: Path) -> None:
     [
         lambda raw: raw + b"\n",
         lambda raw: raw.replace(b"  ", b" "),
+        lambda raw: raw.replace(b'"size": 5', b'"size": 6'),
         lambda raw: b"[]",
         lambda raw: b"3",
         lambda raw: b"",
