@@ -25,7 +25,7 @@ from evopipe import algos, policy, rng, runtime
 from evopipe.config import Params, parse_params
 from evopipe.core.population import Member
 from evopipe.envs.heuristics import heuristic, medium
-from evopipe.errors import BusyError, DataError, EnvironmentFailed, Interrupted
+from evopipe.errors import BusyError, DataError, DiskError, EnvironmentFailed, Interrupted
 from evopipe.evolve.mutate import Mutation
 from evopipe.loops.base import Champion
 from evopipe.loops.problem import first_members
@@ -505,6 +505,20 @@ def test_one_training_at_a_time_writes_a_state_and_a_folder(tmp_path: Path) -> N
         with RunLock(held), pytest.raises(BusyError, match=f"{held.name}: this run is being worked on"):
             train.run(params, quiet=True, folder=tmp_path)
     assert not (tmp_path / "models/trained").exists()
+
+
+def test_a_training_whose_outputs_cannot_be_written_is_not_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    params = small({"train.warm_start": 0})
+    population.run(params, quiet=True, folder=tmp_path)
+    (tmp_path / "reports").write_text("a file in the folder's place")
+    with pytest.raises(DiskError, match="a part of this path is a file"):
+        train.run(params, quiet=True, folder=tmp_path)
+    (tmp_path / "reports").unlink()
+    train.run(params, folder=tmp_path)
+    assert "goes on at step 120\n" in capsys.readouterr().err
+    assert read(tmp_path / "reports/train.json")["generations"] == 2
 
 
 def test_saving_waits_its_seconds_and_a_hundred_times_what_it_costs(tmp_path: Path) -> None:

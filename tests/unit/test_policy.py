@@ -235,6 +235,16 @@ def rewritten(folder: Path, change: Mapping[str, Any], tensors: Mapping[str, tor
     return folder
 
 
+def test_a_program_without_values_knows_the_first_action_too() -> None:
+    p = populations.problem(algo="ppo")
+    about = {"observations": 4, "actions": 2, "action_start": 3}
+    made = Policy(p.algo, p.algo_config, first_members(p, 1)[0][0], about)
+    obs = torch.randn(50, 4, generator=torch.Generator().manual_seed(2))
+    actions = made.module()(obs)
+    assert set(actions.tolist()) <= {3, 4}
+    assert torch.equal(actions, made.act(obs))
+
+
 def test_what_is_said_of_a_policy_is_not_taken_for_the_policy(folder: Path, loaded: Policy, tmp_path: Path) -> None:
     """`policy.json` says more than the project knows of; its own words come first."""
     about = {**ABOUT, "algo": "ppo", "format": 9, "network": "actor", "arch": {}, "lineage": []}
