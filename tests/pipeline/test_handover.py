@@ -135,6 +135,7 @@ def test_what_was_fetched_is_what_the_environment_gives_and_is_packed_as_it_is(t
 
     with h5py.File(tmp_path / "data/transitions.h5") as file:
         data = {name: file[name][:] for name in file}
+        assert json.loads(file.attrs["stats"]) == read(tmp_path / "reports/buffer.json")
     joined = {
         "obs": [o for e in episodes for o in e.obs[:-1]],
         "action": [a - 2 for e in episodes for a in e.action],

@@ -235,6 +235,12 @@ def rewritten(folder: Path, change: Mapping[str, Any], tensors: Mapping[str, tor
     return folder
 
 
+def test_a_policy_of_rows_is_another_one(loaded: Policy) -> None:
+    before = loaded.observation_space
+    assert (loaded.on_rows().act(batch()) == loaded.act(batch())).all()
+    assert loaded.observation_space is before
+
+
 def test_a_program_without_values_knows_the_first_action_too() -> None:
     p = populations.problem(algo="ppo")
     about = {"observations": 4, "actions": 2, "action_start": 3}
