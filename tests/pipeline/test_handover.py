@@ -34,7 +34,7 @@ from evopipe.rng import Purpose
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
 from evopipe.stages.setup import about_problem, make_problem, read_members, write_members
 from evopipe.storage.checkpoint import CheckpointStore
-from evopipe.storage.dataset import Episode, Transitions, read_minari
+from evopipe.storage.dataset import Episode, Transitions, read_minari, write_transitions
 from evopipe.storage.lock import RunLock
 from evopipe.track.base import End, Generation, Progress, Start, Tracker
 from evopipe.track.courier import Courier
@@ -340,6 +340,25 @@ def test_training_writes_what_the_loop_ended_with(tmp_path: Path, mode: str) -> 
     assert [[row[0], *row[2:]] for row in timed[1:]] == [
         ["1", "180", rows[0][3]], ["2", "180", str(int(rows[1][3]) - int(rows[0][3]))],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "most", "text"), [
+    (3, 2, None),
+    (3, 3, "holds observations of length 3 and 4 actions, handover_envs:Drift-v0 has 3 and 3"),
+    (4, 2, "holds observations of length 4 and 3 actions, handover_envs:Drift-v0 has 3 and 3"),
+])  # fmt: skip
+def test_training_refuses_transitions_that_it_could_not_learn_from(
+    tmp_path: Path, columns: int, most: int, text: str | None
+) -> None:
+    obs, ends, actions = np.zeros((4, columns), np.float32), np.zeros(4, bool), np.array([0, most, 1, 0])
+    rows = Transitions(obs, actions, np.zeros(4, np.float32), ends, ends, obs, np.zeros(4, np.int64))
+    write_transitions(tmp_path / "data/transitions.h5", rows, {})
+    params = small()
+    if text is None:
+        assert len(train._transitions(params, make_problem(params), tmp_path) or ()) == 4
+    else:
+        with pytest.raises(DataError, match=text):
+            train._transitions(params, make_problem(params), tmp_path)
 
 
 def test_what_training_writes_by_hand(tmp_path: Path) -> None:

@@ -303,6 +303,18 @@ def test_a_d4rl_file_is_a_source(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("data/dataset: 2 last steps of cut episodes left out")
 
 
+def test_vectors_that_happen_to_be_whole_stay_vectors() -> None:
+    with h5py.File("d.hdf5", "w") as file:
+        file["observations"] = np.zeros((4, 3))
+        file["actions"] = np.array([[-2.0], [0.0], [1.0], [2.0]])
+        file["rewards"] = np.ones(4)
+        file["terminals"] = np.arange(4) == 3
+    settings = params("Pendulum-v1", source="hdf5", hdf5={"path": "d.hdf5"})
+    fetch.run(settings, quiet=True)
+    buffer.run(settings, quiet=True)
+    assert read_transitions(Path("data/transitions.h5")).action.tolist() == [[-1.0], [0.0], [0.5], [1.0]]
+
+
 def test_a_dataset_of_another_environment_is_refused_by_both_stages() -> None:
     fetch.run(params(), quiet=True)
     other = params("Acrobot-v1", source="minari", minari={"dataset": "data/dataset"})
