@@ -206,10 +206,11 @@ def test_an_exported_policy_is_a_behaviour(env: str, kwargs: dict[str, Any]) -> 
         assert first.action.tolist() == [4 if cell == 0 else 3 for cell in first.obs[:-1].argmax(axis=1)]
 
 
-def test_a_policy_of_another_environment_is_refused() -> None:
+@pytest.mark.parametrize(("env", "has"), [("Acrobot-v1", "6 and 3"), (own("Pairs"), "4 and 10")])
+def test_a_policy_of_another_environment_is_refused(env: str, has: str) -> None:
     exported(Path("elite"), params())
-    settings = params("Acrobot-v1", collect={"policies": {"policy": 1.0}, "policy_path": "elite"})
-    text = "fetch.collect.policy_path: elite takes 4 observations and 2 actions, the environment has 6 and 3"
+    settings = params(env, collect={"policies": {"policy": 1.0}, "policy_path": "elite"})
+    text = f"fetch.collect.policy_path: elite takes 4 observations and 2 actions, the environment has {has}"
     refused(fetch.run, settings, ParamsError, text)
 
 
@@ -313,6 +314,7 @@ def test_vectors_that_happen_to_be_whole_stay_vectors() -> None:
     fetch.run(settings, quiet=True)
     buffer.run(settings, quiet=True)
     assert read_transitions(Path("data/transitions.h5")).action.tolist() == [[-1.0], [0.0], [0.5], [1.0]]
+    assert report("fetch")["notes"] == ["the file has no timeouts: an episode that was cut runs on into the next one"]
 
 
 def test_a_dataset_of_another_environment_is_refused_by_both_stages() -> None:
