@@ -109,6 +109,16 @@ def test_a_damaged_one_is_not_counted_as_kept(tmp_path: Path) -> None:
     assert holds(store, 25)
 
 
+def test_a_step_that_was_damaged_and_is_saved_anew_is_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "run")
+    store.save(10, state(10), {})
+    store.save(20, state(20), {})
+    flip(tmp_path / "run" / "step-000000000020" / "meta.json")
+    assert holds(store, 10)
+    store.save(20, state(20), {})
+    assert holds(store, 20)
+
+
 def test_checkpoints_of_a_future_left_behind_go(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "run", keep=1)
     store.save(20, state(20), {})
