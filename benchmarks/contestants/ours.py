@@ -25,12 +25,17 @@ from evopipe.envs.pool import EnvPool
 from evopipe.errors import Interrupted
 from evopipe.evolve.step import evolve
 from evopipe.rng import Purpose, Stream
-from evopipe.run import base, on_policy, online
+from evopipe.run import off_policy, on_policy, run
 from evopipe.run.act import act
+from evopipe.run.drive import begin
+from evopipe.run.evaluate import Evaluator
 from evopipe.run.learn import learn, updates_due
-from evopipe.run.spec import Problem, first_members
+from evopipe.run.off_policy import OffPolicy
+from evopipe.run.on_policy import OnPolicy
+from evopipe.run.run import Run
+from evopipe.run.spec import Spec, first_members
 from evopipe.stages import evaluate, population, train
-from evopipe.stages.setup import make_problem
+from evopipe.stages.setup import make_spec
 from evopipe.storage import safeio
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.types import Batch
@@ -98,12 +103,12 @@ def count_environments(clock: EnvClock) -> None:
     gymnasium.make = lambda *args, **options: clock.watch(make(*args, **options))
 
 
-def keep_run() -> list[Loop]:
+def keep_run() -> list[Run]:
     """Keep the loops that the train stage makes where they can be asked."""
-    runs: list[Loop] = []
+    runs: list[Run] = []
     original = train.begin
 
-    def made(*args: Any, **options: Any) -> Loop:
+    def made(*args: Any, **options: Any) -> Run:
         runs.append(original(*args, **options))
         return runs[-1]
 
@@ -114,17 +119,17 @@ def keep_run() -> list[Loop]:
 def count_updates() -> Callable[[], int]:
     """Count the updates that members took, by the algorithm's own counters."""
     total, start = [0.0], [0.0]
-    original = Loop.close_generation
+    original = Run.close_generation
 
-    def taken(loop: Loop) -> float:
+    def taken(loop: Run) -> float:
         return sum(float(cohort.state.updates.sum()) for cohort in loop.cohorts)
 
-    def counted(loop: Loop, stopped: Callable[[], bool]) -> None:
+    def counted(loop: Run, stopped: Callable[[], bool]) -> None:
         total[0] += taken(loop) - start[0]
         original(loop, stopped)
         start[0] = taken(loop)  # children begin with their parents' counts
 
-    Loop.close_generation = counted  # type: ignore[method-assign]
+    Run.close_generation = counted  # type: ignore[method-assign]
     return lambda: round(total[0])
 
 
@@ -132,11 +137,10 @@ def watch_parts() -> Parts:
     """Count the seconds of learning (sampling included), acting, the environments, evaluating, evolving, saving."""
     parts = Parts()
     for owner, method, part in (
-        (online.Online, "_learn", "learn and sample"), (online, "act", "act"), (base, "evaluate", "evaluate"),
-        (base, "evolve", "evolve"), (online.Online, "_form", "evolve"), (online.Online, "_store", "store"),
-        (on_policy.OnPolicy, "_learn", "learn and sample"), (on_policy, "step", "act"),
-        (on_policy.OnPolicy, "_choose", "store"), (on_policy.OnPolicy, "_form", "evolve"),
-        (on_policy.OnPolicy, "_store", "store"),
+        (OffPolicy, "_learn", "learn and sample"), (off_policy, "act", "act"), (Evaluator, "__call__", "evaluate"),
+        (run, "evolve", "evolve"), (Run, "_form", "evolve"), (OffPolicy, "_store", "store"),
+        (OnPolicy, "_learn", "learn and sample"), (on_policy, "step", "act"), (OnPolicy, "_choose", "store"),
+        (OnPolicy, "_enter", "store"),
         (EnvPool, "send", "environment"), (EnvPool, "receive", "environment"), (EnvPool, "reset", "environment"),
         (EnvPool, "__init__", "set up"), (CheckpointStore, "save", "save"), (CheckpointStore, "load", "save"),
         (population, "run", "set up"),
@@ -214,75 +218,75 @@ def solving_params(s: Settings) -> Params:
     return parse_params(data)
 
 
-def _stop_at(s: Settings, runs: list[Loop]) -> None:
+def _stop_at(s: Settings, runs: list[Run]) -> None:
     """Ask the run to stop, as a user would, when its seconds or its steps are used up."""
     stop = lambda *_: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, s["budget_seconds"])
-    advance, asked = online.Online.advance, []
+    advance, asked = Run.advance, []
 
-    def counted(loop: online.Online) -> None:
+    def counted(loop: Run) -> None:
         advance(loop)
         if not asked and loop.clock.env_steps + loop.clock.eval_steps > s["budget_steps"]:
             asked.append(True)
             stop()
 
-    online.Online.advance = counted  # type: ignore[method-assign]
+    Run.advance = counted  # type: ignore[method-assign]
 
 
 # --- parts alone ------------------------------------------------------------------------------------------------------
 
 
-def problem_of(s: Settings, size: int) -> Problem:
-    """Return the problem of a population of `size`."""
+def spec_of(s: Settings, size: int) -> Spec:
+    """Return the spec of a population of `size`."""
     params = params_of(s, size)
-    return make_problem(params, runtime.configure(params.runtime))
+    return make_spec(params, runtime.configure(params.runtime))
 
 
-def like_members(problem: Problem, size: int) -> list[Any]:
+def like_members(spec: Spec, size: int) -> list[Any]:
     """Return members that all have the network of the settings."""
-    bare = problem.mutation.model_copy(update={"before_training": False})
-    members, _ = first_members(_with(problem, mutation=bare), size)
+    bare = spec.mutation.model_copy(update={"before_training": False})
+    members, _ = first_members(_with(spec, mutation=bare), size)
     return members
 
 
-def _with(problem: Problem, **changes: Any) -> Problem:
+def _with(spec: Spec, **changes: Any) -> Spec:
     from dataclasses import replace
 
-    return replace(problem, **changes)
+    return replace(spec, **changes)
 
 
-def random_batch(cohort: Cohort, problem: Problem) -> Batch:
+def random_batch(cohort: Cohort, spec: Spec) -> Batch:
     """Return a batch of standard-normal transitions `[P, B, …]`."""
     generator = torch.Generator().manual_seed(1)
     p, b = cohort.weight.shape
-    draw = lambda *shape: torch.randn(*shape, generator=generator).to(problem.device)  # noqa: E731
-    o = problem.observations
-    if problem.spaces.continuous:
-        action = draw(p, b, problem.actions).clamp(-1.0, 1.0)
+    draw = lambda *shape: torch.randn(*shape, generator=generator).to(spec.device)  # noqa: E731
+    o = spec.observations
+    if spec.spaces.continuous:
+        action = draw(p, b, spec.actions).clamp(-1.0, 1.0)
     else:
-        action = torch.randint(problem.actions, (p, b), generator=generator).to(problem.device)
+        action = torch.randint(spec.actions, (p, b), generator=generator).to(spec.device)
     discount = cohort.hyper["gamma"][:, None].expand(p, b)
     return Batch(draw(p, b, o), action, draw(p, b), discount, draw(p, b, o), None, cohort.weight)
 
 
 def update_call(s: Settings, size: int) -> Callable[[], object]:
     """Return one learning step of a population as a call."""
-    problem = problem_of(s, size)
-    cohorts = [(cohort, random_batch(cohort, problem)) for cohort in problem.form(like_members(problem, size))]
+    spec = spec_of(s, size)
+    cohorts = [(cohort, random_batch(cohort, spec)) for cohort in spec.form(like_members(spec, size))]
 
     def update() -> None:
         for cohort, batch in cohorts:
-            draw = Stream(cohort.keys, Purpose.UPDATE, torch.zeros(1, dtype=torch.int64, device=problem.device))
-            problem.algo.update(problem.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy, draw, 0)
+            draw = Stream(cohort.keys, Purpose.UPDATE, torch.zeros(1, dtype=torch.int64, device=spec.device))
+            spec.algo.update(spec.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy, draw, 0)
 
     return update
 
 
 def products_call(s: Settings, size: int) -> Callable[[], object]:
     """Return the matrix products of that learning step alone: two forward passes, three if double, one backward."""
-    problem = problem_of(s, size)
-    calls = [_products(s, cohort, problem) for cohort in problem.form(like_members(problem, size))]
+    spec = spec_of(s, size)
+    calls = [_products(s, cohort, spec) for cohort in spec.form(like_members(spec, size))]
 
     def products() -> None:
         for call in calls:
@@ -291,11 +295,11 @@ def products_call(s: Settings, size: int) -> Callable[[], object]:
     return products
 
 
-def _products(s: Settings, cohort: Cohort, problem: Problem) -> Callable[[], None]:
+def _products(s: Settings, cohort: Cohort, spec: Spec) -> Callable[[], None]:
     size, passes = len(cohort.members), 3 if s["double"] else 2
     weights = [layer.weight.detach() for layer in cohort.state.target.views]
-    inputs = [torch.randn(size, s["batch_size"], w.shape[1], device=problem.device) for w in weights]
-    deltas = [torch.randn(size, s["batch_size"], w.shape[2], device=problem.device) for w in weights]
+    inputs = [torch.randn(size, s["batch_size"], w.shape[1], device=spec.device) for w in weights]
+    deltas = [torch.randn(size, s["batch_size"], w.shape[2], device=spec.device) for w in weights]
 
     def products() -> None:
         for _ in range(passes):
@@ -309,18 +313,18 @@ def _products(s: Settings, cohort: Cohort, problem: Problem) -> Callable[[], Non
     return products
 
 
-def filled_replay(problem: Problem, capacity: int) -> Any:
+def filled_replay(spec: Spec, capacity: int) -> Any:
     """Return a replay memory full of standard-normal transitions."""
     from evopipe.buffers.replay import Replay, RowLayout
 
-    layout = RowLayout.of(problem.spaces, masked=False)
+    layout = RowLayout.of(spec.spaces, masked=False)
     draw = np.random.default_rng(1)
-    normal = lambda: draw.standard_normal((capacity, problem.observations), np.float32)  # noqa: E731
+    normal = lambda: draw.standard_normal((capacity, spec.observations), np.float32)  # noqa: E731
     rows = layout.pack(
-        normal(), draw.integers(problem.actions, size=capacity), draw.standard_normal(capacity), np.zeros(capacity),
+        normal(), draw.integers(spec.actions, size=capacity), draw.standard_normal(capacity), np.zeros(capacity),
         normal(),
     )  # fmt: skip
-    replay = Replay(layout, 1, capacity, problem.device)
+    replay = Replay(layout, 1, capacity, spec.device)
     replay.add(rows[None], np.ones((1, capacity), bool))
     return replay
 
@@ -329,31 +333,31 @@ def parts(s: Settings) -> dict[str, Any]:
     """Time the parts of one round of a population alone: one learn step of all, one act, one sample, one evolution."""
     sync, seconds, result = sync_of(s["device"]), s["part_seconds"], {}
     for size in s["sizes"]:
-        problem = problem_of(s, size)
-        replay = filled_replay(problem, s["capacity"])
-        members = like_members(problem, size)
-        (cohort,) = problem.form(members)
+        spec = spec_of(s, size)
+        replay = filled_replay(spec, s["capacity"])
+        members = like_members(spec, size)
+        (cohort,) = spec.form(members)
         rows = size * s["num_envs"]
-        obs = np.random.default_rng(1).standard_normal((rows, problem.observations), np.float32)
-        legal = np.ones((rows, problem.actions), bool)
+        obs = np.random.default_rng(1).standard_normal((rows, spec.observations), np.float32)
+        legal = np.ones((rows, spec.actions), bool)
         tick = SimpleNamespace(now=0)
 
-        def sample(problem: Problem = problem, cohort: Cohort = cohort, replay: Any = replay, tick: Any = tick) -> Any:
+        def sample(spec: Spec = spec, cohort: Cohort = cohort, replay: Any = replay, tick: Any = tick) -> Any:
             tick.now += 1
-            when = torch.tensor([tick.now], device=problem.device)
+            when = torch.tensor([tick.now], device=spec.device)
             rows = replay.sample(cohort.slots, rng.uniform(cohort.keys, Purpose.REPLAY, when, cohort.batch))
             return replay.layout.unpack(rows[:, 0], cohort.weight, cohort.hyper["gamma"])
 
-        def learned(problem: Problem = problem, cohort: Cohort = cohort, replay: Any = replay, tick: Any = tick) -> Any:
+        def learned(spec: Spec = spec, cohort: Cohort = cohort, replay: Any = replay, tick: Any = tick) -> Any:
             tick.now += 1
-            return learn(problem, cohort, replay, tick.now, 1)
+            return learn(spec, cohort, replay, tick.now, 1)
 
         result[str(size)] = {
             "learn": timed(update_call(s, size), seconds, sync=sync),
-            "act": timed(lambda p=problem, c=cohort, o=obs, m=legal: act(p, [c], o, m, 0.1, 1), seconds, sync=sync),
+            "act": timed(lambda p=spec, c=cohort, o=obs, m=legal: act(p, [c], o, m, 0.1, 1), seconds, sync=sync),
             "sample": timed(sample, seconds, sync=sync),
             "learn and sample": timed(learned, seconds, sync=sync),
-            "evolve": _timed_evolution(s, problem, members, sync),
+            "evolve": _timed_evolution(s, spec, members, sync),
         }
     return result
 
@@ -362,10 +366,10 @@ def learn_step(s: Settings) -> dict[str, Any]:
     """Time one learn step of a population on batches that are there, and with drawing them from a full memory."""
     sync, seconds, result = sync_of(s["device"]), s["part_seconds"], {}
     for size in s["sizes"]:
-        problem = problem_of(s, size)
-        replay, ticks = filled_replay(problem, s["capacity"]), itertools.count()
-        (cohort,) = problem.form(like_members(problem, size))
-        drawn = lambda p=problem, c=cohort, r=replay, t=ticks: learn(p, c, r, next(t), 1)  # noqa: E731
+        spec = spec_of(s, size)
+        replay, ticks = filled_replay(spec, s["capacity"]), itertools.count()
+        (cohort,) = spec.form(like_members(spec, size))
+        drawn = lambda p=spec, c=cohort, r=replay, t=ticks: learn(p, c, r, next(t), 1)  # noqa: E731
         result[str(size)] = {
             "learn": timed(update_call(s, size), seconds, sync=sync),
             "learn and sample": timed(drawn, seconds, sync=sync),
@@ -373,16 +377,16 @@ def learn_step(s: Settings) -> dict[str, Any]:
     return result
 
 
-def _timed_evolution(s: Settings, problem: Problem, members: list[Any], sync: Any) -> float:
+def _timed_evolution(s: Settings, spec: Spec, members: list[Any], sync: Any) -> float:
     """Return the median microseconds of dissolve, select, clone, mutate and form."""
     draw, times = np.random.default_rng(1), []
     for generation in range(s["evolutions"]):
-        cohorts = problem.form(members)
+        cohorts = spec.form(members)
         fitness = draw.random(len(members))
         began = time.perf_counter()
         alive = dissolve(cohorts)
-        born = evolve(problem.tournament, problem.mutation, problem.traits, alive, fitness, 1, generation, 100)
-        problem.form(born.members)
+        born = evolve(spec.tournament, spec.mutation, spec.traits, alive, fitness, 1, generation, 100)
+        spec.form(born.members)
         if sync:
             sync()
         times.append((time.perf_counter() - began) * 1e6)
@@ -413,8 +417,8 @@ def _grad(call: Callable[[], float]) -> float:
 def efficiency(s: Settings) -> dict[str, Any]:
     """Environment, acting and learning, each alone, over the loop's time for the same work. In one process."""
     params = params_of({**s, "env_workers": 0, "evo_steps": 10**9, "max_steps": 10**9})
-    problem = make_problem(params, runtime.configure(params.runtime))
-    loop = online.Online(problem, like_members(problem, s["population"]))
+    spec = make_spec(params, runtime.configure(params.runtime))
+    loop = begin(spec, like_members(spec, s["population"]))
     while loop.clock.step <= s["warm_steps"]:
         loop.advance()
     actions: list[np.ndarray] = []
@@ -435,7 +439,7 @@ def efficiency(s: Settings) -> dict[str, Any]:
     return {"whole": whole, **alone, "efficiency": sum(alone.values()) / whole}
 
 
-def _environment_alone(loop: online.Online, state: dict[str, np.ndarray], actions: list[np.ndarray]) -> float:
+def _environment_alone(loop: Run, state: dict[str, np.ndarray], actions: list[np.ndarray]) -> float:
     loop.regime.world.pool.restore(state)
     began = time.perf_counter()
     for a in actions:
@@ -446,28 +450,28 @@ def _environment_alone(loop: online.Online, state: dict[str, np.ndarray], action
     return time.perf_counter() - began
 
 
-def _act_alone(loop: online.Online, ticks: int) -> float:
+def _act_alone(loop: Run, ticks: int) -> float:
     began = time.perf_counter()
     for tick in range(ticks):
-        act(loop.problem, loop.cohorts, loop.regime.world.pool.obs, loop.regime.world.pool.mask, 0.1, tick)
+        act(loop.spec, loop.cohorts, loop.regime.world.pool.obs, loop.regime.world.pool.mask, 0.1, tick)
     return time.perf_counter() - began
 
 
-def _learn_alone(loop: online.Online, first: int, ticks: int) -> float:
+def _learn_alone(loop: Run, first: int, ticks: int) -> float:
     began = time.perf_counter()
     for tick in range(first, first + ticks):
         for cohort in loop.cohorts:
-            due = updates_due(cohort, tick, loop.problem.env.num_envs)
+            due = updates_due(cohort, tick, loop.spec.env.num_envs)
             if due:
-                learn(loop.problem, cohort, loop.regime.replay, tick, due)
+                learn(loop.spec, cohort, loop.regime.replay, tick, due)
     return time.perf_counter() - began
 
 
 def acting(s: Settings) -> dict[str, Any]:
     """Time ticks of the loop before its first rollout ends: the environments, acting, and keeping what happened."""
     params = params_of(s)
-    problem = make_problem(params, runtime.configure(params.runtime))
-    loop = train.begin(problem, like_members(problem, s["population"]))
+    spec = make_spec(params, runtime.configure(params.runtime))
+    loop = train.begin(spec, like_members(spec, s["population"]))
     for _ in range(s["warm_ticks"]):
         loop.advance()
     began = time.perf_counter()
@@ -488,17 +492,17 @@ def priorities(s: Settings) -> dict[str, Any]:
     """
     from evopipe.buffers.priorities import Priorities
 
-    problem = problem_of(s, s["population"])
-    replay = filled_replay(problem, s["capacity"])
+    spec = spec_of(s, s["population"])
+    replay = filled_replay(spec, s["capacity"])
     slots = list(range(s["population"]))
-    trees = Priorities(len(slots), s["capacity"], s["replay"]["alpha"], problem.device)
+    trees = Priorities(len(slots), s["capacity"], s["replay"]["alpha"], spec.device)
     errors = np.abs(np.random.default_rng(2).standard_normal((len(slots), s["capacity"]), np.float32))
     trees.restore({"priorities": torch.from_numpy(errors), "largest": torch.from_numpy(errors.max(axis=1))})
     replay.priorities = trees
-    (cohort,) = problem.form(like_members(problem, len(slots)))
-    places, first = torch.tensor(slots, device=problem.device), replay.first(slots)
-    size, beta = torch.from_numpy(replay.filled(slots)).to(problem.device), torch.tensor(s["replay"]["beta"])
-    draws = rng.uniform(cohort.keys, Purpose.REPLAY, torch.arange(64, device=problem.device), cohort.batch)
+    (cohort,) = spec.form(like_members(spec, len(slots)))
+    places, first = torch.tensor(slots, device=spec.device), replay.first(slots)
+    size, beta = torch.from_numpy(replay.filled(slots)).to(spec.device), torch.tensor(s["replay"]["beta"])
+    draws = rng.uniform(cohort.keys, Purpose.REPLAY, torch.arange(64, device=spec.device), cohort.batch)
     turn = itertools.cycle(range(draws.shape[1]))
     draw = lambda: replay.draw_by_priority(places, first, size, draws[:, next(turn)], cohort.weight, beta)  # noqa: E731
     return {
@@ -510,9 +514,9 @@ def priorities(s: Settings) -> dict[str, Any]:
 
 def checkpoint(s: Settings) -> dict[str, Any]:
     """Time one checkpoint with a full replay, and give its share of wall time at the default interval."""
-    problem = problem_of({**s, "env_workers": 0}, s["population"])
-    loop = online.Online(problem, like_members(problem, s["population"]))
-    loop.regime.replay = filled_replay(problem, s["capacity"])
+    spec = spec_of({**s, "env_workers": 0}, s["population"])
+    loop = begin(spec, like_members(spec, s["population"]))
+    loop.regime.replay = filled_replay(spec, s["capacity"])
     times = []
     with tempfile.TemporaryDirectory() as folder:
         store = CheckpointStore(Path(folder) / "checkpoints")

@@ -118,17 +118,17 @@ def test_every_bit_of_the_state_comes_back(tmp_path: Path, sharing: str) -> None
         else:
             loop.advance()
 
-    straight = OffPolicy(problem, members)
+    straight = begin(problem, members)
     while not straight.reason:
         step(straight)
     store, draw = CheckpointStore(tmp_path / "store"), random.Random(3)
-    loop, count = OffPolicy(problem, members), 0
+    loop, count = begin(problem, members), 0
     while not loop.reason:
         step(loop)
         if draw.random() < 0.05:
             store.save(count, *loop.state())
             loop.close()
-            loop, loaded, count = OffPolicy(problem, members), store.load(), count + 1
+            loop, loaded, count = begin(problem, members), store.load(), count + 1
             assert loaded is not None
             assert loop.restore(loaded.tensors, loaded.meta) == 0
     assert count > 5
@@ -351,7 +351,7 @@ def test_saving_takes_little_of_the_time(tmp_path: Path) -> None:
     params = config.load_params(folder / "params.yaml")
     problem = make_spec(params)
     members, _ = read_members(folder / "models/population", problem, "population")
-    loop = OffPolicy(problem, members)
+    loop = begin(problem, members)
     while not loop.reason:
         if loop.clock.generation_over:
             loop.close_generation(lambda: False)

@@ -16,8 +16,8 @@ from evopipe.core import population
 from evopipe.errors import ParamsError
 from evopipe.rng import Purpose
 from evopipe.run.act import act
+from evopipe.run.drive import begin
 from evopipe.run.learn import discount_rate, learn, updates_due
-from evopipe.run.off_policy import OffPolicy
 from evopipe.run.spec import first_members
 from evopipe.storage.dataset import Transitions
 from evopipe.types import Batch
@@ -122,7 +122,8 @@ def test_a_batch_size_by_weights_is_training_on_the_smaller_batch(algo: str) -> 
             )
         (member,) = population.dissolve([replace(alone, state=state)])
         for name, tensor in member.tensors.items():
-            torch.testing.assert_close(together[i].tensors[name], tensor, rtol=1e-4, atol=2e-6)
+            # Adam takes a gradient near its ε for a step of any size: a hundredth of a step is left to rounding.
+            torch.testing.assert_close(together[i].tensors[name], tensor, rtol=1e-4, atol=1e-5)
 
 
 def test_update_never_asks_the_host(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,27 +190,6 @@ def test_every_update_draws_its_own_batch(algo: str, run: Callable[..., Any]) ->
     assert learned.state.updates.tolist() == (cohort.state.updates + 2).tolist()
 
 
-def test_exploration_goes_from_its_start_to_its_end_and_stays(algo: str) -> None:
-    found = algos.get(algo.partition(":")[0])
-    if "random_steps" in found.Config.model_fields:  # uniform actions first, then those of the policy
-        cfg = found.Config(random_steps=500)
-        assert [found.explore(cfg, step) for step in (0, 499, 500, 10**9)] == [1.0, 1.0, 0.0, 0.0]
-        return
-    if "eps_start" not in found.Config.model_fields:  # made for datasets: as much at every step
-        assert len({found.explore(found.Config(), step) for step in (0, 1000, 10**9)}) == 1
-        return
-    quiet = {"noisy": False} if "noisy" in found.Config.model_fields else {}
-    schedules = ("linear", "exponential") if "eps_schedule" in found.Config.model_fields else (None,)
-    for schedule in schedules:
-        chosen = quiet | ({"eps_schedule": schedule} if schedule else {})
-        cfg = found.Config(eps_start=0.8, eps_end=0.1, eps_steps=1000, **chosen)
-        rates = [found.explore(cfg, step) for step in (0, 250, 500, 999, 1000, 10**9)]
-        assert rates == sorted(rates, reverse=True)
-        assert rates[0] == pytest.approx(0.8)
-        assert rates[-2:] == pytest.approx([0.1, 0.1])
-    assert found.explore(found.Config(eps_start=1.0, eps_end=0.0, eps_steps=100, **quiet), 50) == pytest.approx(0.5)
-
-
 def test_masks_and_a_warm_start_without_them_do_not_go_together(algo: str) -> None:
     if populations.env_for(algo) == "Pendulum-v1":
         pytest.skip("continuous actions are never masked")
@@ -217,4 +197,4 @@ def test_masks_and_a_warm_start_without_them_do_not_go_together(algo: str) -> No
     row, flag = np.zeros((1, p.observations), np.float32), np.zeros(1, bool)
     warm = Transitions(row, np.zeros(1, np.int64), np.zeros(1, np.float32), flag, flag, row, np.zeros(1, np.int64))
     with pytest.raises(ParamsError, match=r"train\.warm_start: the environment masks actions"):
-        OffPolicy(p, first_members(p, 2)[0], warm)
+        begin(p, first_members(p, 2)[0], warm)

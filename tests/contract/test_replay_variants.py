@@ -15,6 +15,7 @@ from device import DEVICE, Device
 from evopipe.core import optim, population
 from evopipe.core.graphs import Capture, Paths
 from evopipe.run import learners
+from evopipe.run.drive import begin
 from evopipe.run.off_policy import OffPolicy
 from evopipe.run.spec import Spec, first_members
 from populations import advance, close_generation, equal, equal_states, finish, same, started
@@ -46,7 +47,7 @@ def run() -> Iterator[Callable[..., OffPolicy]]:
 
     def make(p: Spec, members: Any, processes: int = 1) -> OffPolicy:
         found = first_members(p, members)[0] if isinstance(members, int) else members
-        made.append(OffPolicy(p, found, learners=processes))
+        made.append(begin(p, found, learners=processes))
         return made[-1]
 
     yield make
@@ -223,7 +224,7 @@ def test_a_run_on_another_device_is_the_run_on_the_host(
     optim._take_layout_warning()
     p = variant(algo, cohorts="merged", learning_delay=20, evo_steps=120, max_steps=240)
     with Device() as device:
-        there = OffPolicy(replace(p, device=DEVICE, paths=Paths(capture)), first_members(p, 3)[0])
+        there = begin(replace(p, device=DEVICE, paths=Paths(capture)), first_members(p, 3)[0])
         here = started(p, 3)
         for loop in (there, here):
             advance(loop, 12)

@@ -21,6 +21,7 @@ from evopipe.core import optim, population
 from evopipe.core.graphs import Paths
 from evopipe.envs.pool import EnvPool
 from evopipe.run import learners
+from evopipe.run.drive import begin
 from evopipe.run.learn import ReplayLessons, learn
 from evopipe.run.off_policy import OffPolicy, byte_images
 from evopipe.run.offline import Offline, pack
@@ -370,7 +371,7 @@ def runs() -> Iterator[list[OffPolicy]]:
 
 
 def begun(p: Spec, warm: Transitions | None = None, processes: int = 1, framed: bool = True) -> OffPolicy:
-    run = OffPolicy(p, first_members(p, 3)[0], warm, learners=processes)
+    run = begin(p, first_members(p, 3)[0], warm, learners=processes)
     if not framed:
         old = run.regime.replay
         trees = None if old.priorities is None else Priorities(3, old.capacity, old.priorities.alpha, CPU)
@@ -509,7 +510,7 @@ def recorded(p: Spec, n: int = 90, seed: int = 0) -> Transitions:
 
 
 def studied(p: Spec, data: Transitions, framed: bool = True, processes: int = 1) -> Offline:
-    run = Offline(p, first_members(p, 3)[0], data, learners=processes)
+    run = begin(p, first_members(p, 3)[0], data, learners=processes)
     if not framed:
         trees = run.regime.replay.priorities
         run.regime.replay = Replay(run.regime.replay.layout, 1, len(data), CPU, trees)

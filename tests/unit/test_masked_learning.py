@@ -16,6 +16,7 @@ from evopipe import algos
 from evopipe.algos import sac
 from evopipe.core.networks import forward
 from evopipe.ops.distributions import masked_log_softmax
+from evopipe.run.drive import begin
 from evopipe.run.off_policy import OffPolicy
 from evopipe.run.spec import Spec, first_members
 from evopipe.types import Batch
@@ -39,7 +40,7 @@ def pairs(algo: str, steps: int = 1, length: int = 3, sharing: str = "own", **co
 
 
 def started(p: Spec, opened: list[OffPolicy], members: int = 3) -> OffPolicy:
-    opened.append(OffPolicy(p, first_members(p, members)[0]))
+    opened.append(begin(p, first_members(p, members)[0]))
     return opened[-1]
 
 

@@ -39,6 +39,8 @@ from evopipe.types import Image, Spaces
 from populations import LONG, UNLIKE, advance, close_generation, equal, equal_states, finish, same
 from tiny import call, write_params
 
+pytestmark = pytest.mark.numerical
+
 BOTH = pytest.mark.parametrize("algo", ["dqn", "ppo"])
 SEEN = ("normaliser.count", "normaliser.mean", "normaliser.square")
 
@@ -569,7 +571,9 @@ def learned(observations: bool, run: Callable[..., Any], seed: int) -> float:
     }  # fmt: skip
     config = {"network": {"encoder": [64], "latent": 64}, "lr": 1e-3, "batch_size": 64, "eps_steps": 3000}
     mutation = {"probabilities": {"none": 1.0, "architecture": 0.0, "parameters": 0.0, "activation": 0.0, "rl_hp": 0.0}}
-    p = populations.problem("scaled_envs:Scaled-v0", seed=seed, train=train, config=config, num_envs=8, mutation=mutation)
+    p = populations.problem(
+        "scaled_envs:Scaled-v0", seed=seed, train=train, config=config, num_envs=8, mutation=mutation
+    )
     loop = run(p, 2)
     finish(loop)
     return float(loop.champion.score)

@@ -17,6 +17,7 @@ import populations
 from evopipe.buffers.replay import RowLayout
 from evopipe.config import parse_params
 from evopipe.errors import DataError, EvopipeError, ParamsError
+from evopipe.run.drive import begin
 from evopipe.run.offline import Offline, pack
 from evopipe.run.spec import Spec, first_members
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
@@ -60,7 +61,7 @@ def run() -> Iterator[Callable[..., Offline]]:
 
     def make(p: Spec, members: int | list[Any] = 2, data: Transitions | None = None) -> Offline:
         first = first_members(p, members)[0] if isinstance(members, int) else members
-        made.append(Offline(p, first, data or for_problem(p)))
+        made.append(begin(p, first, data or for_problem(p)))
         return made[-1]
 
     yield make
@@ -179,11 +180,11 @@ def test_a_member_trains_alike_alone_and_in_a_crowd(run: Callable[..., Offline])
 
 
 def test_several_processes_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evopipe.run.learners.LEAST_WORK", 0.0)
+    monkeypatch.setattr("evopiperun.regime.learners.LEAST_WORK", 0.0)
     p = offline(train={"max_steps": 240, "evo_steps": 120})
     states = []
     for learners in (1, 2):
-        loop = Offline(p, first_members(p, 4)[0], for_problem(p), learners=learners)
+        loop = begin(p, first_members(p, 4)[0], for_problem(p), learners=learners)
         finish(loop)
         states.append(loop.state())
         loop.close()
@@ -203,13 +204,13 @@ def test_an_empty_dataset_is_refused() -> None:
     nothing = Transitions(*(getattr(for_problem(p), name)[:0] for name in Transitions.__slots__))
     for data in (None, nothing):
         with pytest.raises(DataError, match=r"train\.mode: offline training needs a dataset"):
-            Offline(p, first_members(p, 2)[0], data)
+            begin(p, first_members(p, 2)[0], data)
 
 
 def test_masks_and_a_dataset_without_them_do_not_go_together() -> None:
     p = populations.problem("envs_for_tests:Masked-v0", "cqn", train={"mode": "offline"})
     with pytest.raises(ParamsError, match=r"train\.mode: the environment masks actions"):
-        Offline(p, first_members(p, 2)[0], for_problem(p))
+        begin(p, first_members(p, 2)[0], for_problem(p))
 
 
 # --- The stages -------------------------------------------------------------------------------------------------------
