@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -296,9 +297,13 @@ def errors_of(run: Online, cohort: Cohort, tick: int) -> tuple[torch.Tensor, tor
 
 
 def test_an_update_sets_the_priorities_of_what_it_saw() -> None:
+    """And no others: of two members one's batch is smaller, and padded with rows that it does not learn from."""
     run, again = prioritised(), prioritised()
+    sizes = 32, 5
     for each in (run, again):
         populations.advance(each, 60)
+        small = zip(each.members, sizes, strict=True)
+        each._form([replace(member, hyper={**member.hyper, "batch_size": size}) for member, size in small])
     (cohort,), trees = run.cohorts, run.replay.priorities
     assert trees is not None
     before = trees.levels[0].clone()
@@ -306,8 +311,9 @@ def test_an_update_sets_the_priorities_of_what_it_saw() -> None:
     steps.learn(run.problem, cohort, run.replay, 60, 1)
     expected = before.clone()
     for member, slot in enumerate(cohort.slots):
-        for row in set(index[member].tolist()):
-            found = errors[member][index[member] == row].abs().max()
+        seen = index[member, : sizes[slot]]
+        for row in set(seen.tolist()):
+            found = errors[member, : sizes[slot]][seen == row].abs().max()
             expected[slot, row] = (found + LEAST) ** trees.alpha
     assert not torch.equal(before, trees.levels[0])
     torch.testing.assert_close(trees.levels[0], expected, rtol=1e-5, atol=1e-7)
