@@ -3,6 +3,7 @@ decide, who is judged by what, and what a saved run still knows."""
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +18,13 @@ import populations
 from envs_for_tests import Diary, Lottery
 from evopipe import rng
 from evopipe.core import population
+from evopipe.core.population import Member
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DivergedError
 from evopipe.loops.base import Champion
-from evopipe.loops.evaluate import evaluate
+from evopipe.loops.evaluate import evaluate, seen
 from evopipe.loops.problem import Problem, first_members
+from evopipe.loops.rollouts import learn_from_rollout
 from evopipe.loops.run import begin, describe_generation
 from evopipe.rng import Purpose, Stream
 from populations import LONG, advance, close_generation, equal_states, plant_weight, same
@@ -235,6 +238,79 @@ def test_each_tick_acts_and_learns_by_draws_of_its_own(algo: str, run: Callable[
         ] * 3
         for member, expected in zip(loop.members, population.dissolve([replace(cohort, state=state)]), strict=True):
             assert same(member, expected), tick
+
+
+def test_each_tick_of_members_that_remember(run: Callable[..., Any]) -> None:
+    """They act on what they remember of this episode alone, and learn from a rollout at its end."""
+    p = populations.problem(
+        "envs_for_tests:Diary-v0", "ppo", num_envs=3, mutation=populations.UNLIKE,
+        config={"network": {"encoder": [8], "latent": 8, "encoder_kind": "lstm"}, "learn_step": 12, "batch_size": 6,
+                "max_seq_len": 3},
+        train={"max_steps": 39, "evo_steps": 27},
+    )  # fmt: skip
+    loop = run(p, 3)
+    assert len(loop.cohorts) > 1
+    memories = [memory.clone() for memory in loop.memories]
+    for tick in range(9):
+        obs, legal, begins = (torch.from_numpy(x.copy()) for x in seen(loop.pool))
+        before = loop.members
+        loop.choose()
+        fresh = [p.form([member])[0] for member in before]
+        for i, cohort in enumerate(loop.cohorts):
+            for row, slot in enumerate(cohort.slots):
+                mine = slice(3 * slot, 3 * slot + 3)
+                memory = memories[i][row].masked_fill(begins[mine, None], 0.0)
+                draws = Stream(torch.from_numpy(loop.keys[slot : slot + 1]), Purpose.ACT, torch.tensor([tick]))
+                width = fresh[slot].memory
+                took = p.algo.step(
+                    p.algo_config, fresh[slot].state, obs[mine][None], legal[mine][None], memory[None, :, :width], draws
+                )
+                assert loop.pending[mine].tolist() == took.action[0].tolist(), (tick, slot)
+                torch.testing.assert_close(loop.memories[i][row, :, :width], took.memory[0], rtol=1e-4, atol=1e-5)
+        memories = [memory.clone() for memory in loop.memories]
+        rollouts = copy.deepcopy(loop.lessons.rollouts)
+        cohorts = [p.form([m for m in before if m.slot in c.slots])[0] for c in loop.cohorts]
+        loop.advance()
+        length = {3: 4, 8: 5}.get(tick)  # a generation of 9 ticks is a rollout of 4, and one of what is left
+        for cohort, rollout, now in zip(cohorts, rollouts, loop.lessons.rollouts, strict=True):
+            if length is None:
+                expected = cohort
+            else:
+                rollout.after.copy_(now.after)
+                expected, _ = learn_from_rollout(p, cohort, rollout, length, tick + 1)
+            for member in population.dissolve([expected]):
+                assert same(member, loop.members[member.slot]), (tick, member.slot)
+    assert loop.generation_over
+
+
+def test_members_with_a_memory_are_evaluated_with_it() -> None:
+    """Each episode by itself, step by step, from an empty memory; who forgets between steps fares otherwise."""
+    p = populations.problem(
+        algo="ppo", config={"network": {"encoder": [16], "latent": 16, "encoder_kind": "lstm"}},
+        mutation=populations.UNLIKE,
+    )  # fmt: skip
+    members, _ = first_members(p, 3)
+    seeds, pool, single = p.seeds(Purpose.EVALUATE, 7), EnvPool(p.env, 6, what="evaluation"), EnvPool(p.env, 1)
+    cohorts = p.form(members)
+    assert len(cohorts) > 1
+
+    def alone(member: Member, seed: int, forgets: bool) -> float:
+        (cohort,) = p.form_alone(member)
+        memory, legal = torch.zeros(1, 1, cohort.memory), torch.ones(1, 1, 2, dtype=torch.bool)
+        single.reset([0], [seed])
+        while single.episode_length[0] < 40:
+            took = p.algo.step(
+                p.algo_config, cohort.state, torch.from_numpy(single.obs[None].copy()), legal, memory, None
+            )
+            memory = memory if forgets else took.memory
+            if single.step(took.action[0].numpy()).terminated[0]:
+                break
+        return float(single.episode_return[0])
+
+    played = evaluate(p, cohorts, pool, seeds, 40).returns.tolist()
+    assert played == [[alone(member, int(seed), False) for seed in seeds] for member in members]
+    assert played != [[alone(member, int(seed), True) for seed in seeds] for member in members]
+    pool.close()
 
 
 # ------------------------------------------------------------------------------------------------- who is judged
