@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,18 @@ from evopipe import rng
 from evopipe.core import population
 from evopipe.core.population import Member
 from evopipe.envs.pool import EnvPool
-from evopipe.errors import DivergedError
+from evopipe.errors import DivergedError, EnvironmentFailed
+from evopipe.evolve.mutate import NONE
 from evopipe.loops.base import Champion
 from evopipe.loops.evaluate import evaluate, seen
-from evopipe.loops.problem import Problem, first_members
+from evopipe.loops.problem import Problem, first_members, go_on
 from evopipe.loops.rollouts import learn_from_rollout
 from evopipe.loops.run import begin, describe_generation
+from evopipe.loops.run import run as drive
 from evopipe.rng import Purpose, Stream
-from populations import LONG, advance, close_generation, equal_states, plant_weight, same
+from evopipe.storage.dataset import Transitions
+from evopipe.track.base import Generation, Message, Progress, Tracker
+from populations import LONG, advance, close_generation, equal_states, finish, plant_weight, same
 
 
 @pytest.fixture
@@ -391,9 +396,7 @@ def test_a_generation_by_hand(run: Callable[..., Any]) -> None:
         told = describe_generation(loop, 1.0, births)
         assert [m.mutation for m in told.members] == [birth.kind for birth in births]
         assert [told.best, told.mean, told.elite, told.elite_id] == pytest.approx([*row[4:], best_so_far[0]])
-        assert [m.fitness[-1] for m in loop.members if m.id in {n.id for n in members}], "the elite survives"
-        assert {m.id for m in loop.members} & {n.id for n in members} == {members[best].id}
-        assert len({m.id for m in loop.members}) == 5
+        assert [m.id for m in loop.members] == [members[best].id, *(5 * generation + slot for slot in range(1, 5))]
 
 
 @pytest.mark.parametrize(
@@ -423,6 +426,7 @@ def test_who_is_the_champion_after_a_generation(
         score = {"better": first + 0.1, "between": (first + second) / 2, "worse": second - 0.1}[held]
         loop.champion = Champion(replace(loop.members[2], id=77), score, 0.0, confirmed, 0)
     before = loop.champion
+    loop._form([replace(m, fitness=(float(m.slot),)) for m in loop.members])  # in generations before, the last was best
     close_generation(ready(loop))
     assert loop.eval_steps == 3 * 6 + 8 * again
     if kept:
@@ -500,15 +504,33 @@ def test_a_healthy_generation_forgives_those_that_diverged_before(run: Callable[
     assert loop.diverged == 0
 
 
+COUNTED = (
+    "tick", "generation", "ticks_here", "env_steps", "eval_steps", "broken_rows", "broken_here", "diverged", "next_id",
+    "reason", "births", "losses", "curve", "lineage",
+)  # fmt: skip
+
+
 def test_the_last_good_generation_is_the_last(run: Callable[..., Any]) -> None:
     """Also of a run that was resumed, where members have changed since."""
     p = populations.problem(mutation=populations.UNLIKE, train={"learning_delay": 0, "evo_steps": 40})
     loop = run(p, 3)
-    close_generation(ready(loop))
-    good = loop.members
+    ready(loop)
+    losses = {slot: float(x) for c, own in zip(loop.cohorts, loop.cohort_losses, strict=True)
+              for slot, x in zip(c.slots, own, strict=True)}  # fmt: skip
+    assert len(set(losses.values())) == 3
+    assert len(loop.cohorts) > 1
+    close_generation(loop)
+    assert loop.losses == [losses[slot] for slot in range(3)]
+    good, crowned = loop.members, loop.champion
+    assert not same(crowned.member, good[crowned.member.slot]) or crowned.member.slot == 0
     advance(loop, 6)
     other = run(p, 3)
     other.restore(*stored(loop))
+    assert equal_states(loop.state(), other.state()) == []
+    for name in COUNTED:
+        assert getattr(other, name) == getattr(loop, name)
+    assert same(other.champion.member, crowned.member)
+    assert replace(other.champion, member=crowned.member) == crowned
     for each in (loop, other):
         ready(each)
         assert not any(same(a, b) for a, b in zip(each.members, good, strict=True))
@@ -533,6 +555,8 @@ def test_a_saved_run_knows_who_is_frozen_and_who_failed(algo: str, run: Callable
     assert [m.healthy for m in loop.members] == [True, True, False, True]
     assert 0 < loop.broken_here == loop.broken_rows
     other.restore(*stored(loop))
+    for name in COUNTED:
+        assert repr(getattr(other, name)) == repr(getattr(loop, name))
     for cohort, again in zip(loop.cohorts, other.cohorts, strict=True):
         assert torch.equal(cohort.healthy, again.healthy)
     assert equal_states(loop.state(), other.state()) == []
@@ -558,6 +582,165 @@ def test_a_finished_run_knows_who_failed(run: Callable[..., Any]) -> None:
         assert [m.fitness[-1] for m in each.members] == pytest.approx([good, -math.inf, good])
         assert [m.fitness[0] for m in each.members] == pytest.approx([good] * 3)
         assert len(each.members[0].fitness) == 2
+
+
+def test_steps_are_rounded_up_to_whole_ticks(run: Callable[..., Any]) -> None:
+    """Of four environments: ten steps are three ticks, and 22 are six."""
+    loop = run(lottery(evo_steps=10, max_steps=22), 2)
+    finish(loop)
+    assert [record["step"] for record in loop.lineage] == [0, 12, 24]
+    assert (loop.reason, loop.tick, loop.env_steps) == ("max_steps", 6, 2 * 24)
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_an_environment_that_hardly_ever_works_is_refused(algo: str, run: Callable[..., Any]) -> None:
+    """More than a tenth of a generation's steps, and more than ten ticks' in any case."""
+    always = {"when": 1}
+    loop = run(populations.problem("envs_for_tests:NanReward-v0", algo, kwargs=always, train=LONG), 2)
+    advance(loop, 10)
+    with pytest.raises(EnvironmentFailed, match="in 88 of its last 88 steps"):
+        loop.advance()
+    seldom = run(populations.problem("envs_for_tests:Lottery-v0", algo, train={"evo_steps": 32, "max_steps": 10**4}), 2)
+    for generation in range(3):
+        while not seldom.generation_over:
+            seldom._count_tick(8)
+            seldom._refuse_broken_environment()
+        close_generation(seldom)
+        assert (seldom.broken_here, seldom.broken_rows) == (0, 64 * (generation + 1))
+    seldom.ticks_here, seldom.broken_here = 200, 160
+    seldom._refuse_broken_environment()
+    seldom.broken_here = 161
+    with pytest.raises(EnvironmentFailed, match="in 161 of its last 1600 steps"):
+        seldom._refuse_broken_environment()
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_a_step_that_an_environment_refused_is_taken_once(algo: str, run: Callable[..., Any], tmp_path: Path) -> None:
+    """What was chosen, noted and learned before it failed is not chosen, noted and learned again."""
+    trigger = tmp_path / "trigger"
+    p = populations.problem(
+        "breaking_envs:Breakable-v0", algo, kwargs={"trigger": str(trigger), "when": 15},
+        train={**LONG, "learning_delay": 0, "normalise": {"observations": True}},
+        config={"learn_step": 16, "batch_size": 8},
+    )  # fmt: skip
+    whole, failing = run(p), run(p)
+    advance(whole, 24)
+    trigger.touch()
+    with pytest.raises(EnvironmentFailed, match="the motor broke"):
+        advance(failing, 24)
+    assert failing.tick == 14
+    trigger.unlink()
+    resumed = run(p)
+    assert resumed.restore(*stored(failing)) == 0
+    assert resumed.pending.tolist() == failing.pending.tolist()
+    advance(resumed, 10)
+    assert equal_states(whole.state(), resumed.state()) == []
+
+
+def test_windows_of_episodes_that_cannot_be_brought_back_are_forgotten(run: Callable[..., Any]) -> None:
+    """One step of each is known, and a transition spans two: the next step completes none."""
+    p = populations.problem("envs_for_tests:Random-v0", train={**LONG, "replay": {"capacity": 99, "n_step": 2}})
+    whole, resumed = run(p), run(p)
+    advance(whole, 1)
+    assert whole.pool.episode_length.tolist() == [1] * 8
+    assert resumed.restore(*stored(whole)) == 8
+    assert resumed.pool.episode_length.tolist() == [0] * 8
+    assert resumed.episodes.tolist() == [2] * 8
+    for each in (whole, resumed):
+        each.advance()
+    assert whole.replay.size.sum() >= 8
+    assert resumed.replay.size.sum() == 0
+
+
+def test_transitions_to_begin_with_are_in_every_memory(run: Callable[..., Any]) -> None:
+    """The last ones where there are too many; a cut one bootstraps."""
+    p = populations.problem(
+        "envs_for_tests:Chain-v0", train={**LONG, "warm_start": 5, "replay": {"capacity": 4, "sharing": "own"}}
+    )
+    obs = np.arange(20, dtype=np.float32).reshape(5, 4)
+    ends = np.array([False, True, False, False, True]), np.array([False, False, False, True, False])
+    warm = Transitions(obs, np.array([0, 1, 1, 0, 1]), np.arange(5, dtype=np.float32), *ends, obs + 100, np.arange(5))
+    loop = begin(p, first_members(p, 2)[0], warm)
+    assert loop.warm == 4
+    batch = loop.replay.layout.unpack(loop.replay.rows, torch.ones(2, 4), torch.tensor([0.5, 0.5]))
+    for slot in range(2):
+        order = batch.reward[slot].argsort()
+        assert batch.reward[slot][order].tolist() == [1, 2, 3, 4]
+        assert batch.obs[slot][order].tolist() == obs[1:].tolist()
+        assert batch.next_obs[slot][order].tolist() == (obs[1:] + 100).tolist()
+        assert batch.action[slot][order].tolist() == [1, 1, 0, 1]
+        assert batch.discount[slot][order].tolist() == [0.0, 0.5, 0.5, 0.0]
+    loop.close()
+
+
+def test_first_members_are_drawn_each_by_itself() -> None:
+    """Networks of equal shape too; every member is mutated in its own way."""
+    p = populations.problem(algo="td3")
+    members, births = first_members(p, 4)
+    assert births == [NONE] * 4
+    weights = [m.tensors[name] for m in members for name in ("critics.critic_1", "critics.critic_2")]
+    assert not any(torch.equal(a, b) for i, a in enumerate(weights) for b in weights[:i])
+    p = populations.problem(algo="dqn", mutation={**populations.UNLIKE, "probabilities": {
+        "none": 0.9, "architecture": 0.0, "parameters": 0.1, "activation": 0.0, "rl_hp": 0.0}})  # fmt: skip
+    plain = first_members(populations.problem(algo="dqn"), 4)[0]
+    moved, births = first_members(p, 4)
+    assert [birth.kind for birth in births] == ["parameters"] * 4
+    changed = [(a.tensors["q"] != b.tensors["q"]).nonzero()[:, 0].tolist() for a, b in zip(moved, plain, strict=True)]
+    assert len({tuple(places) for places in changed}) == 4
+
+
+def test_trained_members_take_the_places_of_fresh_ones() -> None:
+    """Again from the first where they are fewer: a fresh one's slot, id and key, and nothing of what was scored."""
+    p, q = populations.problem(seed=5), populations.problem(seed=6)
+    trained = [replace(m, id=m.id + 50, parent=40, fitness=(1.0, 2.0)) for m in first_members(p, 2)[0]]
+    fresh, _ = first_members(q, 3)
+    heirs, births = go_on(q, trained, fresh)
+    assert births == [NONE] * 3
+    assert [(m.slot, m.id, m.key) for m in heirs] == [(m.slot, m.id, m.key) for m in fresh]
+    assert [(m.parent, m.fitness) for m in heirs] == [(None, ())] * 3
+    for heir, old in zip(heirs, [*trained, trained[0]], strict=True):
+        assert same(heir, old)
+        assert not any(heir.tensors[name].data_ptr() == tensor.data_ptr() for name, tensor in old.tensors.items())
+
+
+class Heard:
+    """A sink that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def emit(self, event: Any) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def test_what_a_run_tells_and_when_it_saves(run: Callable[..., Any]) -> None:
+    """Of each generation: how its own members were made, and how many of its steps were broken."""
+    least = float(np.sort(tickets(lottery(), Purpose.EVALUATE, 6))[1])  # breaks one episode of each evaluation
+    p = lottery(kwargs={"least": least}, mutation=populations.UNLIKE, evo_steps=24, max_steps=48)
+    members, births = first_members(p, 3)
+    loop, heard, saved, counted = begin(p, members, births=births), Heard(), [], []
+
+    def save() -> None:
+        saved.append((loop.tick, loop.generation))
+        counted.append(loop.broken_rows)
+
+    drive(loop, Tracker([heard]), lambda: False, save)
+    assert saved == [*((t, 0) for t in range(1, 7)), (6, 1), *((t, 1) for t in range(7, 13)), (12, 2)]
+    made = [event.members for event in heard.events if isinstance(event, Generation)]
+    children = [record["children"] for record in loop.lineage]
+    assert [[m.mutation for m in generation] for generation in made] == [
+        [child["mutation"]["kind"] for child in generation] for generation in children[:2]
+    ]
+    assert made[0] != made[1]
+    warned = [event.text for event in heard.events if isinstance(event, Message)]
+    broken = counted[5], counted[-1] - counted[6]
+    assert min(broken) > 0
+    assert warned == [f"{n} broken transitions of the environment were left out" for n in broken]
+    assert [event.phase for event in heard.events if isinstance(event, Progress)].count("evaluating") == 2
+    loop.close()
 
 
 def test_an_evaluation_leaves_broken_episodes_without_a_return() -> None:
