@@ -19,12 +19,11 @@ import populations
 from envs_for_tests import Diary, Lottery
 from evopipe import rng
 from evopipe.core import population
-from evopipe.core.population import Member
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DivergedError, EnvironmentFailed
 from evopipe.evolve.mutate import NONE
 from evopipe.loops.base import Champion
-from evopipe.loops.evaluate import evaluate, seen
+from evopipe.loops.evaluate import seen
 from evopipe.loops.problem import Problem, first_members, go_on
 from evopipe.loops.rollouts import learn_from_rollout
 from evopipe.loops.run import begin, describe_generation
@@ -286,36 +285,6 @@ def test_each_tick_of_members_that_remember(run: Callable[..., Any]) -> None:
             for member in population.dissolve([expected]):
                 assert same(member, loop.members[member.slot]), (tick, member.slot)
     assert loop.generation_over
-
-
-def test_members_with_a_memory_are_evaluated_with_it() -> None:
-    """Each episode by itself, step by step, from an empty memory; who forgets between steps fares otherwise."""
-    p = populations.problem(
-        algo="ppo", config={"network": {"encoder": [16], "latent": 16, "encoder_kind": "lstm"}},
-        mutation=populations.UNLIKE,
-    )  # fmt: skip
-    members, _ = first_members(p, 3)
-    seeds, pool, single = p.seeds(Purpose.EVALUATE, 7), EnvPool(p.env, 6, what="evaluation"), EnvPool(p.env, 1)
-    cohorts = p.form(members)
-    assert len(cohorts) > 1
-
-    def alone(member: Member, seed: int, forgets: bool) -> float:
-        (cohort,) = p.form_alone(member)
-        memory, legal = torch.zeros(1, 1, cohort.memory), torch.ones(1, 1, 2, dtype=torch.bool)
-        single.reset([0], [seed])
-        while single.episode_length[0] < 40:
-            took = p.algo.step(
-                p.algo_config, cohort.state, torch.from_numpy(single.obs[None].copy()), legal, memory, None
-            )
-            memory = memory if forgets else took.memory
-            if single.step(took.action[0].numpy()).terminated[0]:
-                break
-        return float(single.episode_return[0])
-
-    played = evaluate(p, cohorts, pool, seeds, 40).returns.tolist()
-    assert played == [[alone(member, int(seed), False) for seed in seeds] for member in members]
-    assert played != [[alone(member, int(seed), True) for seed in seeds] for member in members]
-    pool.close()
 
 
 # ------------------------------------------------------------------------------------------------- who is judged
@@ -741,25 +710,3 @@ def test_what_a_run_tells_and_when_it_saves(run: Callable[..., Any]) -> None:
     assert warned == [f"{n} broken transitions of the environment were left out" for n in broken]
     assert [event.phase for event in heard.events if isinstance(event, Progress)].count("evaluating") == 2
     loop.close()
-
-
-def test_an_evaluation_leaves_broken_episodes_without_a_return() -> None:
-    """More episodes than environments: each on its own seed, at its own length; steps are counted once."""
-    p = populations.problem("envs_for_tests:Diary-v0", mutation=populations.UNLIKE)
-    seeds = p.seeds(Purpose.EVALUATE, 11)
-    ends = [Diary.end_of(float(Diary().reset(seed=int(seed))[0][0])) for seed in seeds]
-    assert set(ends) == {0, 1, 2, 3}
-    lengths = np.array([Diary.LENGTHS[end] for end in ends])
-    pool = EnvPool(p.env, 10, what="evaluation")
-    cohorts = p.form(first_members(p, 3)[0])
-    assert len(cohorts) > 1
-    for cap in (None, 3):
-        played = evaluate(p, cohorts, pool, seeds, cap)
-        capped = np.minimum(lengths, cap or 9)
-        assert played.lengths.tolist() == [capped.tolist()] * 3
-        assert played.steps == 3 * capped.sum()
-        assert np.isnan(played.returns).tolist() == [[end >= 2 for end in ends]] * 3
-        paid = np.array([sum(range(10, 10 * n + 1, 10)) for n in capped])
-        bonus = played.returns - paid
-        assert ((np.isnan(bonus)) | ((bonus >= 0) & (bonus <= 2))).all()
-    pool.close()
