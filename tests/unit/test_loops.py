@@ -279,14 +279,18 @@ def test_each_tick_of_members_that_remember(run: Callable[..., Any]) -> None:
     """They act on what they remember of this episode alone, and learn from a rollout at its end."""
     p = populations.problem(
         "envs_for_tests:Diary-v0", "ppo", num_envs=3, mutation=populations.UNLIKE,
-        config={"network": {"encoder": [8], "latent": 8, "encoder_kind": "lstm"}, "learn_step": 12, "batch_size": 6,
+        config={"network": {"encoder": [8], "latent": 8, "encoder_kind": "lstm"}, "learn_step": 6, "batch_size": 6,
                 "max_seq_len": 3},
-        train={"max_steps": 39, "evo_steps": 27},
+        train={"max_steps": 99, "evo_steps": 15, "eval_episodes": 20},
     )  # fmt: skip
     loop = run(p, 3)
     assert len(loop.cohorts) > 1
     memories = [memory.clone() for memory in loop.memories]
-    for tick in range(9):
+    # A generation of 5 ticks is two rollouts of 2, and one of what is left.
+    for tick, (place, length) in enumerate([(0, 0), (1, 2), (0, 0), (1, 2), (0, 1), (0, 0), (1, 2)]):
+        if tick == 5:
+            close_generation(loop)
+            memories = [memory.clone() for memory in loop.memories]
         obs, legal, begins = (torch.from_numpy(x.copy()) for x in seen(loop.pool))
         before = loop.members
         loop.choose()
@@ -302,20 +306,21 @@ def test_each_tick_of_members_that_remember(run: Callable[..., Any]) -> None:
                 )
                 assert loop.pending[mine].tolist() == took.action[0].tolist(), (tick, slot)
                 torch.testing.assert_close(loop.memories[i][row, :, :width], took.memory[0], rtol=1e-4, atol=1e-5)
-        memories = [memory.clone() for memory in loop.memories]
+        held, memories = memories, [memory.clone() for memory in loop.memories]
         rollouts = copy.deepcopy(loop.lessons.rollouts)
+        for rollout, old, new in zip(rollouts, held, memories, strict=True):
+            assert torch.equal(rollout.memory[:, place], old)
+            assert torch.equal(rollout.memory[:, place + 1], new)
         cohorts = [p.form([m for m in before if m.slot in c.slots])[0] for c in loop.cohorts]
         loop.advance()
-        length = {3: 4, 8: 5}.get(tick)  # a generation of 9 ticks is a rollout of 4, and one of what is left
         for cohort, rollout, now in zip(cohorts, rollouts, loop.lessons.rollouts, strict=True):
-            if length is None:
+            if not length:
                 expected = cohort
             else:
                 rollout.after.copy_(now.after)
                 expected, _ = learn_from_rollout(p, cohort, rollout, length, tick + 1)
             for member in population.dissolve([expected]):
                 assert same(member, loop.members[member.slot]), (tick, member.slot)
-    assert loop.generation_over
 
 
 # ------------------------------------------------------------------------------------------------- who is judged
