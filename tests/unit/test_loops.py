@@ -25,6 +25,8 @@ from evopipe.errors import DivergedError, EnvironmentFailed
 from evopipe.evolve.mutate import NONE
 from evopipe.loops.base import Champion
 from evopipe.loops.evaluate import seen
+from evopipe.loops.on_device import OnDevice
+from evopipe.loops.on_policy import OnPolicy
 from evopipe.loops.problem import Problem, first_members, go_on
 from evopipe.loops.rollouts import learn_from_rollout
 from evopipe.loops.run import begin, describe_generation
@@ -185,11 +187,11 @@ def test_a_rollout_holds_each_step_of_each_member_s_own_episodes(run: Callable[.
 @pytest.mark.parametrize("resumed", [False, True])
 def test_tensors_begin_each_episode_from_its_own_seed(resumed: bool, run: Callable[..., Any]) -> None:
     """Of the member, the environment and the number, as any other backend; also after a restart."""
-    p = populations.problem("CartPole-v1", "ppo", train=LONG, num_envs=3, kwargs={"max_episode_steps": 12},
+    p = populations.problem("CartPole-v1", "ppo", train=LONG, seed=5, num_envs=3, kwargs={"max_episode_steps": 12},
                             config={"learn_step": 300}, mutation=populations.UNLIKE)  # fmt: skip
     p = replace(p, env=p.env.model_copy(update={"backend": "torch"}))
     loop = run(p, 4)
-    assert len(loop.cohorts) > 1
+    assert [slot for cohort in loop.cohorts for slot in cohort.slots] == [0, 3, 1, 2]
     advance(loop, 30)
     if resumed:
         other = run(p, 4)
@@ -216,6 +218,23 @@ def test_tensors_begin_each_episode_from_its_own_seed(resumed: bool, run: Callab
                 ended[:-1] = ~going_on
                 assert torch.equal(after[:-1, 6] > 0, ended[:-1]), "cut where it ended"
                 assert torch.equal(after[:, 5] > 0, (after[:, 2].abs() > 0.20944) | (after[:, 0].abs() > 2.4))
+
+
+def test_a_run_on_tensors_is_the_same_through_a_pool(run: Callable[..., Any]) -> None:
+    """Into the second generation: what the device does by itself, and what the host does row by row."""
+    p = populations.problem(
+        "CartPole-v1", "ppo", seed=5, mutation=populations.UNLIKE, kwargs={"max_episode_steps": 12},
+        config={"learn_step": 24}, train={"evo_steps": 64, "normalise": {"observations": True, "rewards": True}},
+    )  # fmt: skip
+    p = replace(p, env=p.env.model_copy(update={"backend": "torch"}))
+    device, pooled = run(p, 4), OnPolicy(p, first_members(p, 4)[0])
+    for loop in (device, pooled):
+        advance(loop, 24)
+    assert isinstance(device, OnDevice)
+    assert device.generation == 1
+    assert all(same(a, b) for a, b in zip(device.members, pooled.members, strict=True))
+    assert device.curve == pooled.curve
+    pooled.close()
 
 
 # ------------------------------------------------------------------------------------------------- which draws decide
