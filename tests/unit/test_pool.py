@@ -13,6 +13,7 @@ from evopipe.envs.heuristics import heuristic
 from evopipe.envs.make import ActionSpace, EnvConfig, make_env
 from evopipe.envs.observations import ObservationSpace
 from evopipe.envs.pool import EnvPool
+from evopipe.envs.rows import broken
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, ParamsError
 
 RIGHT, LEFT = 1, 0
@@ -147,6 +148,12 @@ def test_a_broken_row_is_told_apart_and_its_neighbour_goes_on(name: str) -> None
     pool.reset([0], [2])
     assert np.isfinite(pool.obs).all()
     assert pool.step([LEFT], rows=[0]).broken.tolist() == [False]
+
+
+def test_one_number_that_is_none_breaks_a_step() -> None:
+    obs, reward, no = np.zeros((4, 3), np.float32), np.zeros(4, np.float32), np.zeros(4, np.bool_)
+    obs[0, 2], obs[1, 0], reward[3] = np.nan, np.inf, -np.inf
+    assert broken(ActionSpace.of(gymnasium.spaces.Discrete(2)), obs, reward, no, no, None).tolist() == [1, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
