@@ -639,6 +639,16 @@ def test_an_environment_that_hardly_ever_works_is_refused(algo: str, run: Callab
         seldom._refuse_broken_environment()
 
 
+def test_a_step_that_its_recorder_calls_broken_is_broken(run: Callable[..., Any]) -> None:
+    """Though its numbers are finite: nothing is learned from it, and its environment begins anew."""
+    loop = run(populations.problem("envs_for_tests:Endless-v0", "ppo", train=LONG))
+    taken = loop.pool.step(loop.choose())
+    loop.record(replace(taken, broken=np.arange(8) == 5))
+    assert loop.broken_rows == 1
+    assert loop.pool.episode_length.tolist() == [1, 1, 1, 1, 1, 0, 1, 1]
+    assert loop.lessons.rollouts[0].after[:, 0, :, -1].tolist() == [[1.0] * 4, [1.0, 0.0, 1.0, 1.0]]
+
+
 @pytest.mark.parametrize("algo", ["dqn", "ppo"])
 def test_a_step_that_an_environment_refused_is_taken_once(algo: str, run: Callable[..., Any], tmp_path: Path) -> None:
     """What was chosen, noted and learned before it failed is not chosen, noted and learned again."""
