@@ -627,7 +627,7 @@ def _dense(s: Structure, views: Sequence[Views], x: torch.Tensor) -> torch.Tenso
         return x
     # A member's outputs begin a cache line: from elsewhere a product has other last bits on some processors.
     rows, columns = x.shape[1], views[end].weight.shape[-1]
-    spare = -rows % (LINE // math.gcd(columns, LINE))
+    spare = 0 if torch.compiler.is_compiling() else -rows % (LINE // math.gcd(columns, LINE))
     out = torch.baddbmm(
         views[end].bias, torch.nn.functional.pad(x, (0, 0, 0, spare)) if spare else x, views[end].weight
     )
