@@ -309,15 +309,9 @@ def errors_of(run: Online, cohort: Cohort, tick: int) -> tuple[torch.Tensor, tor
 
 
 def test_an_update_sets_the_priorities_of_what_it_saw() -> None:
-<<<<<<< HEAD
     """And no others: pads of a member with a smaller batch draw rows too, which it does not learn from."""
     sizes = (32, 5)
     run, again = prioritised(sizes), prioritised(sizes)
-=======
-    """And no others: of two members one's batch is smaller, and padded with rows that it does not learn from."""
-    run, again = prioritised(), prioritised()
-    sizes = 32, 5
->>>>>>> loops
     for each in (run, again):
         populations.advance(each, 60)
         small = zip(each.members, sizes, strict=True)
@@ -330,10 +324,7 @@ def test_an_update_sets_the_priorities_of_what_it_saw() -> None:
     expected = before.clone()
     for member, slot in enumerate(cohort.slots):
         seen = index[member, : sizes[slot]]
-<<<<<<< HEAD
         assert (set(seen.tolist()) < set(index[member].tolist())) == (slot == 1)
-=======
->>>>>>> loops
         for row in set(seen.tolist()):
             found = errors[member, : sizes[slot]][seen == row].abs().max()
             expected[slot, row] = (found + LEAST) ** trees.alpha
