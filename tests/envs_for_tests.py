@@ -357,6 +357,68 @@ class Pixels(Chain):
         return image
 
 
+class Diary(Chain):
+    """Shows when its episode began, how many steps it has and the last action; pays ten a step and one for action 1.
+
+    The beginning, drawn from the seed, says how it ends: `end_of`. Action 1 is legal at every second step; nothing is
+    once it has terminated, which does no harm.
+    """
+
+    ENDS = ("terminates", "is cut", "loses its reward", "allows nothing")
+    LENGTHS = (3, 4, 2, 2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(0.0, 9.0, (3,), np.float32)
+        self.begun, self.last = 0.0, 0
+
+    @classmethod
+    def end_of(cls, begun: float) -> int:
+        """Which of `ENDS` it is, from the start of the episode."""
+        return int(4 * begun)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.begun, self.last = float(self.np_random.random(dtype=np.float32)), 0
+        return self.seen(), self.info()
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.steps, self.last = self.steps + 1, int(action)
+        end = self.ENDS[self.end_of(self.begun)] if self.steps == self.LENGTHS[self.end_of(self.begun)] else ""
+        reward = float("nan") if end == "loses its reward" else 10.0 * self.steps + action
+        none = end in ("allows nothing", "terminates")
+        info = {"action_mask": np.zeros(2, np.int8)} if none else self.info()
+        return self.seen(), reward, end == "terminates", end == "is cut", info
+
+    def seen(self) -> Any:
+        return np.array([self.begun, self.steps, self.last], np.float32)
+
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": np.array([True, self.steps % 2 == 1], np.int8)}
+
+
+class Lottery(Chain):
+    """One step, which pays the ticket that the seed drew, and `bonus` for action 1; no number where the ticket is below
+    `least`."""
+
+    def __init__(self, bonus: float = 0.0, least: float = 0.0, steps: int = 1) -> None:
+        super().__init__()
+        self.bonus, self.least, self.length, self.ticket = bonus, least, steps, 0.0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.ticket = float(self.np_random.random(dtype=np.float32))
+        return self.seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.steps += 1
+        reward = self.ticket + self.bonus * action if self.ticket >= self.least else float("nan")
+        return self.seen(), reward, self.steps == self.length, False, {}
+
+    def seen(self) -> Any:
+        return np.array([self.ticket, 1 - self.ticket, self.ticket**2, 1.0], np.float32)
+
+
 ALL = [kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, Chain)]
 for _env in ALL:
     if f"{_env.__name__}-v0" not in gymnasium.registry:

@@ -95,7 +95,7 @@ def test_a_frozen_member_explores_at_random(algo: str, run: Callable[..., Any]) 
         assert len(np.unique(actions[:, 0], axis=0)) == 1
     middle = 0.0 if loop.spec.spaces.continuous else 0.5
     assert abs(actions[:, 1].mean() - middle) < 0.2
-    assert actions[:, 1].std() > 0.4
+    assert (actions[:, 1].std(axis=0) > 0.3).all(), "in every environment, over time"
 
 
 def test_a_batch_size_by_weights_is_training_on_the_smaller_batch(algo: str) -> None:

@@ -15,16 +15,18 @@ import pytest
 import torch
 
 import populations
-from evopipe import policy
+from evopipe import policy, rng
 from evopipe.algos import get, on_policy
 from evopipe.config import load_params
 from evopipe.core import optim, population
 from evopipe.core.graphs import Paths
 from evopipe.core.population import Member
 from evopipe.errors import ParamsError, UsageError
+from evopipe.rng import Purpose
 from evopipe.run import learners
 from evopipe.run.drive import begin
 from evopipe.run.evaluate import seen
+from evopipe.run.learn import UPDATES_PER_TICK
 from evopipe.run.on_policy import OnPolicy, collect
 from evopipe.run.rollouts import learn_from_rollout, rollout_ends
 from evopipe.run.run import Run
@@ -265,14 +267,18 @@ def remembered(loop: OnPolicy) -> list[torch.Tensor]:
 @pytest.mark.parametrize("chosen", [False, True])
 def test_an_episode_that_cannot_be_brought_back_is_cut(chosen: bool, run: Callable[..., Any]) -> None:
     """What was done there counts to its last step; the next one begins an episode, with actions for its first sight."""
-    p = populations.problem("envs_for_tests:Random-v0", "ppo", config=LSTM, train=LONG)
+    p = populations.problem(
+        "envs_for_tests:Random-v0", "ppo", config=LSTM, train={**LONG, "normalise": {"rewards": True}}
+    )
     whole, resumed = run(p, 2), run(p, 2)
     advance(whole, 5)
     if chosen:
-        whole.regime.choose()
+        whole.choose()
+    whole.regime.returns.fill_(3.0)  # of the rewards so far
     lost = resumed.restore(*copied(whole))
-    assert lost == whole.regime.world.pool.rows, "noise that no seed governs"
-    rollout = resumed.regime.lessons.rollouts[0]
+    assert not resumed.regime.returns.any()
+    assert lost == whole.pool.rows, "noise that no seed governs"
+    rollout = resumed.lessons.rollouts[0]
     assert (rollout.after[:, 4, :, -2] == 1).all(), "cut"
     advance(resumed, 1)
     at = rollout.layout.log_prob
@@ -380,7 +386,7 @@ def test_members_of_unlike_learn_steps_learn_each_at_their_own(algo: str, run: C
 def test_members_of_unlike_batch_sizes_and_epochs_learn_as_each_would_alone(algo: str, kind: str) -> None:
     config = {"network": {"encoder": [16], "latent": 16, "encoder_kind": kind}, "max_seq_len": 5, "batch_size": 15}
     p = populations.problem(algo=algo, cohorts="merged", config=config)
-    members = given(p, batch_size=(15, 30, 7), epochs=(2, 1, 3))
+    members = given(p, batch_size=(15, 30, 7), epochs=(2, 1, 3), gamma=(0.9, 0.99, 0.5), gae_lambda=(0.9, 0.5, 0.99))
     (cohort,) = p.form(members)
     rollout = rollout_for(p, cohort)
     whole, losses = learn_from_rollout(p, cohort, copy.deepcopy(rollout), TICKS, 3)
@@ -454,7 +460,10 @@ def test_each_step_is_learned_from_once_an_epoch(kind: str, cut: str, longest: i
                 assert len(weight[member][weight[member] > 0].unique()) <= 1, "all steps of a minibatch weigh the same"
             orders.append(steps)
         if kind == "mlp":
-            assert not torch.equal(*orders), "each epoch has its own order"
+            for epoch, order in enumerate(orders):
+                when = torch.tensor([3 * UPDATES_PER_TICK + epoch])
+                drawn = rng.uniform(cohort.keys[member : member + 1], Purpose.REPLAY, when, ticks * 4)[0, 0]
+                assert (order - 1).tolist() == drawn.argsort().tolist(), "each epoch has its own order"
     other = minibatches(p, cohort, ticks, tick=4)
     if kind == "mlp":
         assert not torch.equal(other[0][0], taken[0][0]), "and so has each rollout"

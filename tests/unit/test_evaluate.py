@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import populations
+from envs_for_tests import Diary
+from evopipe.core.population import Member
 from evopipe.envs.pool import EnvPool
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import Stopped, evaluate
@@ -52,15 +55,57 @@ def test_selection_confirmation_and_held_out_scores_use_seeds_of_their_own() -> 
     assert not sets[1] & sets[2]
 
 
-def test_the_step_cap_ends_an_episode() -> None:
-    _, lengths, _ = play(populations.problem(), size=2, rows=4, n=5, cap=6)
-    assert lengths.max() == 6
+def test_an_episode_ends_by_itself_or_by_the_cap_and_a_broken_one_has_no_return() -> None:
+    """More episodes than environments: each on its own seed, at its own length; steps are counted once."""
+    p = populations.problem("envs_for_tests:Diary-v0", mutation=populations.UNLIKE)
+    seeds = p.seeds(Purpose.EVALUATE, 11)
+    ends = [Diary.end_of(float(Diary().reset(seed=int(seed))[0][0])) for seed in seeds]
+    assert set(ends) == {0, 1, 2, 3}
+    lengths = np.array([Diary.LENGTHS[end] for end in ends])
+    pool = EnvPool(p.env, 10, what="evaluation")
+    cohorts = p.form(first_members(p, 3)[0])
+    assert len(cohorts) > 1
+    for cap in (None, 3):
+        played = evaluate(p, cohorts, pool, seeds, cap)
+        capped = np.minimum(lengths, cap or 9)
+        assert played.lengths.tolist() == [capped.tolist()] * 3
+        assert played.steps == 3 * capped.sum()
+        assert np.isnan(played.returns).tolist() == [[end >= 2 for end in ends]] * 3
+        paid = np.array([sum(range(10, 10 * n + 1, 10)) for n in capped])
+        bonus = played.returns - paid
+        assert ((np.isnan(bonus)) | ((bonus >= 0) & (bonus <= 2))).all()
+    pool.close()
 
 
-def test_a_broken_episode_has_no_return_and_leaves_the_others_alone() -> None:
-    p = populations.problem("envs_for_tests:NanReward-v0")
-    returns, _, _ = play(p, size=1, rows=2, n=4)
-    assert np.isnan(returns).any()
+def test_members_with_a_memory_are_evaluated_with_it() -> None:
+    """Each episode by itself, step by step, from an empty memory; who forgets between steps fares otherwise."""
+    p = populations.problem(
+        algo="ppo", config={"network": {"encoder": [16], "latent": 16, "encoder_kind": "lstm"}},
+        mutation=populations.UNLIKE,
+    )  # fmt: skip
+    members, _ = first_members(p, 3)
+    seeds, pool, single = p.seeds(Purpose.EVALUATE, 7), EnvPool(p.env, 6, what="evaluation"), EnvPool(p.env, 1)
+    cohorts = p.form(members)
+    assert len(cohorts) > 1
+
+    def alone(member: Member, seed: int, forgets: bool) -> float:
+        (cohort,) = p.form_alone(member)
+        memory, legal = torch.zeros(1, 1, cohort.memory), torch.ones(1, 1, 2, dtype=torch.bool)
+        single.reset([0], [seed])
+        while single.episode_length[0] < 40:
+            took = p.algo.step(
+                p.algo_config, cohort.state, torch.from_numpy(single.obs[None].copy()), legal, memory, None
+            )
+            memory = memory if forgets else took.memory
+            if single.step(took.action[0].numpy()).terminated[0]:
+                break
+        return float(single.episode_return[0])
+
+    played = evaluate(p, cohorts, pool, seeds, 40).returns.tolist()
+    assert played == [[alone(member, int(seed), False) for seed in seeds] for member in members]
+    assert played != [[alone(member, int(seed), True) for seed in seeds] for member in members]
+    pool.close()
+    single.close()
 
 
 def test_a_stop_leaves_at_once() -> None:

@@ -185,7 +185,7 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns() -> None:
 
 def on_tensors(p: Spec) -> Spec:
     """The same problem with environments that are tensors."""
-    return replace(p, env=EnvConfig(id=p.env.id, num_envs=p.env.num_envs, backend="torch"))
+    return replace(p, env=p.env.model_copy(update={"backend": "torch"}))
 
 
 def shows(loop: Any) -> np.ndarray:
@@ -211,9 +211,10 @@ def test_a_member_has_seen_what_it_acted_on(case: str, run: Callable[..., Any]) 
 
 @pytest.mark.parametrize("backend", ["sync", "torch"])
 def test_rewards_of_a_run_against_brute_force(backend: str, run: Callable[..., Any]) -> None:
-    p = normalising("ppo", LONG, config={"evolve": {}})
+    p = normalising("ppo", LONG, config={"evolve": {}}, kwargs={"max_episode_steps": 15}, mutation=populations.UNLIKE)
     loop = run(on_tensors(p) if backend == "torch" else p)
-    gamma, so_far = p.algo_config.gamma, np.zeros((3, 4))
+    assert len(loop.cohorts) > 1
+    gamma, so_far, ends = p.algo_config.gamma, np.zeros((3, 4)), set()
     history: list[list[float]] = [[], [], []]
     for _ in range(70):
         place = [loop.regime._place(cohort) for cohort in loop.cohorts]
@@ -225,7 +226,9 @@ def test_rewards_of_a_run_against_brute_force(backend: str, run: Callable[..., A
                 learned, terminated, cut, _ = rollout.after[row, at, :, p.observations :].numpy().T
                 expected = min(5.0, 1.0 / np.sqrt(np.var(history[slot]) + EPSILON))
                 np.testing.assert_allclose(learned, expected, rtol=1e-5)
-                so_far[slot][(terminated + cut) > 0] = 0.0
+                so_far[slot][cut > 0] = 0.0
+                ends |= {*zip(terminated.tolist(), cut.tolist(), strict=True)}
+    assert ends == {(0.0, 0.0), (0.0, 1.0), (1.0, 1.0)}, "terminated, and cut by the time limit"
     assert min(member.tensors["normaliser.return_count"] for member in loop.members) == 280
     assert len(history[0]) > len(set(history[0])) > 4, "episodes ended on the way"
 

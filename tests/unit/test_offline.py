@@ -114,7 +114,9 @@ def test_transitions_over_several_steps_against_brute_force(steps: int, seed: in
     """Never across an end; a cut episode bootstraps, one that terminated does not."""
     data, gamma = dataset(120, seed=seed), 0.9
     layout = RowLayout.of(Spaces(4, 2), False, steps)
+    flags = data.terminated.copy(), data.truncated.copy()
     rows = torch.from_numpy(pack(layout, data))[None]
+    assert all(np.array_equal(*each) for each in zip(flags, (data.terminated, data.truncated), strict=True))
     batch = layout.unpack(rows, torch.ones(1, len(data)), torch.tensor([gamma], dtype=torch.float64))
     lengths = set()
     for i in range(len(data)):

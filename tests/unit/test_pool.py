@@ -13,6 +13,7 @@ from evopipe.envs.heuristics import heuristic
 from evopipe.envs.make import ActionSpace, EnvConfig, make_env
 from evopipe.envs.observations import ObservationSpace
 from evopipe.envs.pool import EnvPool
+from evopipe.envs.rows import broken
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, ParamsError
 
 RIGHT, LEFT = 1, 0
@@ -147,6 +148,12 @@ def test_a_broken_row_is_told_apart_and_its_neighbour_goes_on(name: str) -> None
     pool.reset([0], [2])
     assert np.isfinite(pool.obs).all()
     assert pool.step([LEFT], rows=[0]).broken.tolist() == [False]
+
+
+def test_one_number_that_is_none_breaks_a_step() -> None:
+    obs, reward, no = np.zeros((4, 3), np.float32), np.zeros(4, np.float32), np.zeros(4, np.bool_)
+    obs[0, 2], obs[1, 0], reward[3] = np.nan, np.inf, -np.inf
+    assert broken(ActionSpace.of(gymnasium.spaces.Discrete(2)), obs, reward, no, no, None).tolist() == [1, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -304,14 +311,22 @@ def test_an_episode_longer_than_the_log_is_restored() -> None:
     assert again.episode_length.tolist() == [400, 400]
 
 
-def test_rows_without_an_episode_and_masks_survive() -> None:
-    pool = EnvPool(chain("Masked"), 3)
-    pool.reset([0, 2], [4, 5])
+def test_rows_without_an_episode_or_at_the_end_of_one_and_masks_survive() -> None:
+    """Whatever the pool played that takes them over."""
+    pool = EnvPool(chain("Masked"), 4)
+    pool.reset([0, 2, 3], [4, 5, 6])
     pool.step([RIGHT], rows=[2])
-    again = EnvPool(chain("Masked"), 3)
+    while not pool.step([RIGHT], rows=[3]).terminated[0]:
+        pass
+    again = started(chain("Masked"), rows=4)
+    for _ in range(3):
+        again.step([LEFT] * 4)
+    assert not again.mask[:, LEFT].any()
     assert not again.restore(pool.state()).any()
+    assert again.mask[1].all()
     np.testing.assert_array_equal(again.mask, pool.mask)
-    assert again.state()["seed"].tolist() == [4, -1, 5]
+    np.testing.assert_array_equal(again.episode_return, [0, 0, 0, 1])
+    assert again.state()["seed"].tolist() == [4, -1, 5, 6]
 
 
 @pytest.mark.parametrize("name", ["Random", "RandomEnd"])

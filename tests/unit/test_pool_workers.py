@@ -88,7 +88,7 @@ def play(pool: EnvPool, ticks: int, foretell: bool) -> list[list[bytes]]:
 
     pool.upcoming = seeds if foretell else None
     reset(np.arange(pool.rows))
-    seen = [shown(pool)]
+    seen, kept = [shown(pool)], []
     for tick in range(ticks):
         rows = rng.permutation(pool.rows)[: rng.integers(1, pool.rows)] if tick % 5 == 4 else None
         weights = pool.mask + 0.0
@@ -96,7 +96,9 @@ def play(pool: EnvPool, ticks: int, foretell: bool) -> list[list[bytes]]:
         step = pool.step(actions if rows is None else actions[rows], rows)
         over = np.flatnonzero(step.terminated | step.truncated | step.broken)
         reset(over if rows is None else rows[over])
+        kept.append((step, fields(step)))
         seen.append([*fields(step), *shown(pool)])
+    assert all(fields(step) == before for step, before in kept), "a step is not overwritten by the next"
     return seen
 
 
