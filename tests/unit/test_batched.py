@@ -365,7 +365,7 @@ def test_workers_have_nothing_to_do_and_change_nothing() -> None:
         ]
         first, *others = (play(pool, 40, np.random.default_rng(4)) for pool in pools)
         assert all(other == first for other in others)
-        assert not crew._members
+        assert not crew._pools
 
 
 def test_nothing_changes_until_a_step_is_received() -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _SERVED = "only Discrete, MultiDiscrete, MultiBinary and bounded Box actions are"
+_with_threads: set[str] = set()  # ids whose making started threads in this process
 _RESERVED = ("id", "disable_env_checker", "render_mode")
 _OVERLOOKED = ("size", "nfiles")
 _BAD_KWARGS = re.compile(r"unexpected keyword argument|missing \d+ required|multiple values for (keyword )?argument")
@@ -83,6 +84,7 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
 
     import gymnasium
 
+    threads = _count_threads()
     for key in _RESERVED:
         if key in cfg.kwargs:
             raise ParamsError(f"env.kwargs: {key!r} is set by evopipe and cannot be given; remove it")
@@ -102,7 +104,19 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
     if exact != cfg.id.rpartition(":")[2]:  # Gymnasium took the newest version, which another install may not have
         env.close()
         raise ParamsError(f"env.id: {cfg.id!r} names no version; write {exact!r}")
+    if _count_threads() > threads:
+        _with_threads.add(cfg.id)
     return env
+
+
+def has_threads(cfg: EnvConfig) -> bool:
+    """Return whether making this environment, or importing its module, has ever started threads in this process."""
+    return cfg.id in _with_threads
+
+
+def _count_threads() -> int:
+    """Threads of this process, Python's and others'; 0 where the system does not tell."""
+    return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0
 
 
 def source_of(cfg: EnvConfig) -> list[Path]:

@@ -5,7 +5,6 @@ The same code runs in the trainer and in worker processes, so that where an envi
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -29,7 +28,6 @@ Begun: TypeAlias = "tuple[Floats, Bools | None]"
 Stepped: TypeAlias = "tuple[Floats, Floats, Bools, Bools, Bools | None]"
 
 
-_FENV_BYTES = 256  # more than C's fenv_t has anywhere
 NO_MASK = "returned no action_mask, earlier it did: give it at every reset and step"
 
 
@@ -47,7 +45,7 @@ class Fault(Exception):
     """An environment raised, or returned something that cannot be used: in which row, and what."""
 
     def __init__(self, row: int, text: str) -> None:
-        super().__init__(text)
+        super().__init__(row, text)  # both, so that it can go from one process to another
         self.row, self.text = row, text
 
 
@@ -249,42 +247,6 @@ def broken(
     if mask is not None:  # a mask after the last action means nothing
         bad |= ~actions.possible(mask) & ~(terminated | truncated)
     return bad
-
-
-def floating_point() -> str | None:
-    """Return how this thread computes (rounding, whether denormal numbers count as zero), in hexadecimal digits."""
-    libm = _libm()
-    room = ctypes.create_string_buffer(_FENV_BYTES)
-    return room.raw.hex() if libm is not None and libm.fegetenv(room) == 0 else None
-
-
-def compute_alike(state: str | None) -> None:
-    """Make this thread compute as another one of this machine does, see `floating_point`."""
-    libm = _libm()
-    if libm is not None and state is not None:
-        libm.fesetenv(ctypes.create_string_buffer(bytes.fromhex(state), _FENV_BYTES))
-
-
-@cache
-def _libm() -> ctypes.CDLL | None:
-    try:
-        libm = ctypes.CDLL(None)
-        return libm if libm.fegetenv and libm.fesetenv else None
-    except (OSError, AttributeError, TypeError):
-        return None
-
-
-def describe_spec(env: gymnasium.Env[Any, Any]) -> str:
-    """Return what Gymnasium knows an environment by, the same text in every process."""
-    spec = env.spec
-    if spec is None:
-        return "no spec"
-    entry = spec.entry_point
-    if callable(entry):
-        entry = f"{entry.__module__}:{getattr(entry, '__qualname__', entry)}"
-    wrappers = [(wrapper.name, str(wrapper.entry_point)) for wrapper in spec.additional_wrappers]
-    limits = spec.max_episode_steps, spec.nondeterministic, spec.order_enforce, spec.reward_threshold
-    return repr((spec.id, entry, limits, sorted(map(repr, spec.kwargs.items())), wrappers))
 
 
 def _reward(row: int, reward: Any) -> float:
