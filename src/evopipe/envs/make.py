@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+import gymnasium
+import numpy as np
 from pydantic import Field, field_validator
 
 from evopipe.envs.observations import ObservationSpace, brief
@@ -18,8 +22,6 @@ from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you
 from evopipe.types import Schema, Spaces
 
 if TYPE_CHECKING:
-    import gymnasium
-    import numpy as np
     import numpy.typing as npt
 
 _SERVED = "only Discrete, MultiDiscrete, MultiBinary and bounded Box actions are"
@@ -80,10 +82,6 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
         ParamsError: the id is unknown, its package is not installed, or `env.kwargs` does not fit its constructor.
         EnvironmentFailed: the module's import or the constructor raised.
     """
-    import warnings
-
-    import gymnasium
-
     threads = _count_threads()
     for key in _RESERVED:
         if key in cfg.kwargs:
@@ -162,8 +160,7 @@ class ActionSpace:
         Raises:
             ParamsError: it is neither Discrete, MultiDiscrete, MultiBinary nor a bounded Box of numbers.
         """
-        from gymnasium import spaces
-
+        spaces = gymnasium.spaces
         if isinstance(space, spaces.Discrete):
             return cls(int(space.n), int(space.start))
         if isinstance(space, spaces.MultiBinary) and all(space.shape):
@@ -206,8 +203,6 @@ class ActionSpace:
 
     def empty(self, *shape: int) -> npt.NDArray[Any]:
         """Return zeros for actions in an algorithm's terms: int64 `[…]` or `[…, D]`, or float32 `[…, A]`."""
-        import numpy as np
-
         if self.continuous:
             return np.zeros((*shape, self.size), np.float32)
         return np.zeros(shape if self.kind == "discrete" else (*shape, len(self.choices)), np.int64)
@@ -217,8 +212,6 @@ class ActionSpace:
 
         A number that is none counts as 0, the middle: it comes from a member that diverged.
         """
-        import numpy as np
-
         if self.kind == "discrete":
             return actions + self.start
         if self.low is None or self.high is None:
@@ -230,8 +223,6 @@ class ActionSpace:
 
     def relative(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the inverse of `own`: the environment's actions `[n, …]` as indices, or as `[n, A]` in [-1, 1]."""
-        import numpy as np
-
         if self.kind == "discrete":
             return own - self.start
         if self.low is None or self.high is None:
@@ -247,8 +238,6 @@ class ActionSpace:
         Raises:
             ValueError: such a tuple does not fit the choices; the text goes on from "returned".
         """
-        import numpy as np
-
         if self.kind != "multidiscrete" or not isinstance(mask, tuple):
             return mask
         parts = [np.asarray(part) for part in _leaves(mask)]
@@ -262,8 +251,6 @@ class ActionSpace:
 
     def possible(self, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Return whether any action is legal: `[n, A]` → `[n]`. Without any legal bit, no bit set still is one."""
-        import numpy as np
-
         if self.kind == "multibinary":
             return np.ones(len(mask), np.bool_)
         if self.kind != "multidiscrete":
@@ -284,8 +271,6 @@ class ActionSpace:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ActionSpace:
         """Build from what `to_json` returned."""
-        import numpy as np
-
         if "action_kind" in data:
             choices, starts, shape = (
                 tuple(int(n) for n in data[name]) for name in ("action_choices", "action_starts", "action_shape")
@@ -315,8 +300,6 @@ def _import_module(env_id: str) -> None:
     module, _, name = env_id.partition(":")
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module) or not name or ":" in name:
         raise ParamsError(f"env.id: {env_id!r} is not of the form 'module:EnvId'")
-    import importlib
-
     folder = os.getcwd()
     if folder not in sys.path:  # stays there: the environment's constructor may import from its project too
         sys.path.insert(0, folder)
@@ -333,8 +316,7 @@ def _import_module(env_id: str) -> None:
 
 def _explain(error: Exception, cfg: EnvConfig) -> NoReturn:
     """Turn what `gymnasium.make` raised into an error that says what to do."""
-    from gymnasium import error as known
-
+    known = gymnasium.error
     text = " ".join(str(error).split())
     if isinstance(error, known.DependencyNotInstalled):
         raise ParamsError(f"env.id: {cfg.id!r} needs a package that is not installed: {_install(text)}") from error
@@ -353,8 +335,6 @@ def _explain(error: Exception, cfg: EnvConfig) -> NoReturn:
 
 
 def _suggest(env_id: str) -> str:
-    import gymnasium
-
     module, colon, name = env_id.rpartition(":")
     near = did_you_mean(name, gymnasium.registry)
     if near and colon:

@@ -88,7 +88,7 @@ class Native:
             batch.send(chosen[where], self._place[index[where]])
         self._sent = groups
 
-    def receive(self, rows: Ints | None) -> Stepped:
+    def receive(self, rows: Ints | None, actions: Actions) -> Stepped:
         """End it. See `Rows.step`."""
         index = self._all if rows is None else rows
         n = len(index)

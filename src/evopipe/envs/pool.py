@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import gymnasium
 import numpy as np
 
-from evopipe.envs.batched.home import Tensors
+from evopipe.envs.batched.pool import TensorRows
 from evopipe.envs.make import ActionSpace, EnvConfig, make_env
 from evopipe.envs.native import Native
 from evopipe.envs.observations import ObservationSpace
-from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Here, Ints, Stepped, broken, close_all, make_rows
+from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Rows, Stepped, broken, close_all, make_rows
 from evopipe.envs.workers import Unavailable
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, ParamsError, UsageError
 
@@ -61,7 +61,7 @@ class _Home(Protocol):
 
     def send(self, rows: Ints | None, actions: Actions, next_seeds: Ints | None) -> None: ...
 
-    def receive(self, rows: Ints | None) -> Stepped: ...
+    def receive(self, rows: Ints | None, actions: Actions) -> Stepped: ...
 
     def close(self) -> None: ...
 
@@ -161,7 +161,7 @@ class EnvPool:
             close_all([self._example])
             threads = crew.count(self.rows, self._overlapped) if crew is not None else 1
             if cfg.backend == "torch":
-                return Tensors(cfg, self.rows)
+                return TensorRows(cfg, self.rows)
             return Native(cfg, self.rows, self.spaces, max(1, threads), self._spares)
         count = crew.count(self.rows, self._overlapped, crew.step_cost(cfg)) if crew and self._remote else 0
         if crew and self._remote and count:
@@ -177,7 +177,7 @@ class EnvPool:
                 return self._remote
         if self._remote:
             self._remote.close()
-        return Here(make_rows(cfg, range(self.rows), made=[self._example]))
+        return make_rows(cfg, range(self.rows), made=[self._example])
 
     def _settled(self) -> _Home:
         if self._home is None:
@@ -266,7 +266,7 @@ class EnvPool:
             raise UsageError("the pool has no step to receive: call send(actions) first")
         (index, action), self._sent = self._sent, None
         try:
-            stepped = self._settled().receive(index)
+            stepped = self._settled().receive(index, action)
         except Fault as fault:
             self._fail(fault)
         return self._record(self._all if index is None else index, action, *stepped)
@@ -362,9 +362,9 @@ class EnvPool:
             UsageError: the environments do not live in this process.
         """
         home = self._settled()
-        if not isinstance(home, Here):
+        if not isinstance(home, Rows):
             raise UsageError("the pool's environments do not live in this process: give it no crew, and backend sync")
-        return home.rows.env(row)
+        return home.env(row)
 
     def close(self) -> None:
         """Close every environment. One that fails to close cannot harm a finished run."""

@@ -309,7 +309,7 @@ class Remote:
             self.shared.next_seed[where] = next_seeds
         self._begin(_STEP, rows)
 
-    def receive(self, rows: Ints | None) -> Stepped:
+    def receive(self, rows: Ints | None, actions: Actions) -> Stepped:
         """End it. See `Rows.step`."""
         self._end(rows)
         shared = self.shared
