@@ -141,25 +141,8 @@ class Threaded(Chain):
         self.over.set()
 
 
-class Torch(Chain):
-    """Pays what torch computes, a sum long enough to be divided among threads."""
-
-    def reward(self, value: float) -> Any:
-        import torch
-
-        return float(torch.arange(1.0, 1e6).sqrt().sum())
-
-
-class Prints(Chain):
-    """Prints its process and its step."""
-
-    def reward(self, value: float) -> Any:
-        print(f"step-{self.steps} ", end="")
-        return value
-
-
 for _env in (
-    Closes, OnlyIn, Threaded, Torch, Prints,
+    Closes, OnlyIn, Threaded,
     Segfault, Exit, SysExit, Typed, Hangs, Slow, SecondReset, Denormal, Process,
 ):  # fmt: skip
     if f"{_env.__name__}-v0" not in gymnasium.registry:

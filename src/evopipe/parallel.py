@@ -140,10 +140,12 @@ class Helper:
 
     def _death(self) -> Died:
         ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        if ended is None or ended.si_code == os.CLD_EXITED:
-            return Died(f"process {self.pid} ended with exit code {ended.si_status if ended else None}", False)
-        killed = ended.si_status == signal.SIGKILL
-        return Died(f"process {self.pid} was ended by {_signal_name(ended.si_status)}", killed)
+        assert ended is not None
+        if ended.si_code == os.CLD_EXITED:
+            return Died(f"process {self.pid} ended with exit code {ended.si_status}", False)
+        names = {int(signum): signum.name for signum in signal.Signals}
+        name = names.get(ended.si_status, f"signal {ended.si_status}")
+        return Died(f"process {self.pid} was ended by {name}", ended.si_status == signal.SIGKILL)
 
     # ------------------------------------------------------------------------------------------ in the helper
 
@@ -161,23 +163,18 @@ class Helper:
                 threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
             if os.getppid() == parent:
                 gc.freeze()  # a collection would touch, and so copy, everything that came with the fork
-                self._serve_where_torch_can(work)
+                torch = sys.modules.get("torch")
+                if torch is None or torch.get_num_threads() == 1:
+                    self._serve(work)
+                else:  # OpenMP's threads are gone, and the one that began them waits forever: another begins its own
+                    thread = threading.Thread(target=self._serve, args=(work,))
+                    thread.start()
+                    thread.join()
                 last()
                 code = 0
         finally:
             _flush()
             os._exit(code)
-
-    def _serve_where_torch_can(self, work: Callable[[], None]) -> None:
-        """Serve. OpenMP's threads do not survive a fork, and the one that began them waits for them forever: another
-        thread begins its own."""
-        torch = sys.modules.get("torch")
-        if torch is None or torch.get_num_threads() == 1:
-            self._serve(work)
-        else:
-            thread = threading.Thread(target=self._serve, args=(work,))
-            thread.start()
-            thread.join()
 
     def _serve(self, work: Callable[[], None]) -> None:
         while self._told.wait() and self._note[0] != _DISMISSED:
@@ -269,10 +266,3 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
             stream.flush()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

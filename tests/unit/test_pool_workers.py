@@ -581,40 +581,6 @@ def test_auto_leaves_environments_with_threads_to_this_process(monkeypatch: pyte
             assert started(odd("Threaded"), 16, crew).workers == count
 
 
-def test_environments_that_compute_with_torchs_threads_give_the_same_bits() -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        here = started(odd("Torch"), 2, None).step([0] * 2)  # OpenMP's threads are there from now on
-        with Crew(2) as crew:
-            assert fields(started(odd("Torch"), 2, crew).step([0] * 2)) == fields(here)
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_what_is_printed_comes_once_and_whole() -> None:
-    """What waits in a buffer when a worker is forked is not written by both; an environment's words are not lost."""
-    code = (
-        "import numpy as np, evopipe.parts as parts\n"
-        "print('begun')\n"
-        "with parts.Crew(2) as crew:\n"
-        "    pool = parts.EnvPool(parts.EnvConfig(id='worker_envs:Prints-v0'), 2, crew=crew)\n"
-        "    pool.reset([0, 1], [0, 1])\n"
-        "    pool.step([0, 0])\n"
-        "    pool.step([0, 0])\n"
-        "print('ended')\n"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment() | {"PYTHONUNBUFFERED": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    words = answer.stdout.split()
-    assert (words[0], sorted(words[1:-1]), words[-1]) == ("begun", ["step-1", "step-1", "step-2", "step-2"], "ended")
-
-
 def test_workers_survive_a_thread_that_started_them() -> None:
     pools: list[EnvPool] = []
     with Crew(2) as crew:
