@@ -12,7 +12,6 @@ import gc
 import itertools
 import mmap
 import os
-import pickle
 import select
 import signal
 import sys
@@ -131,8 +130,13 @@ class Helper:
         if not self._done.wait(self._life):
             raise self._death()
         length = int.from_bytes(self._note[1:5], "little")
+        if not length:
+            return None
+        import pickle  # 10 ms, which light commands need not pay
+
         self._note[1:5] = bytes(4)
-        return pickle.loads(self._note[5 : 5 + length]) if length else None
+        error: BaseException = pickle.loads(self._note[5 : 5 + length])
+        return error
 
     def dismiss(self) -> None:
         """Let it end: by itself where it is idle, else at once."""
@@ -186,6 +190,28 @@ class Helper:
             _flush()
             self._note[0] = _IDLE
             self._done.ring()
+
+
+class Inline:
+    """A helper's like in this process: it does its work when it is waited for. See `Helper`."""
+
+    def __init__(self, work: Callable[[], None], last: Callable[[], None] = lambda: None) -> None:
+        self._work, self._last = work, last
+
+    def tell(self) -> None:
+        """Have it do its work once."""
+
+    def wait(self) -> BaseException | None:
+        """Do the work; return what it raised, whatever that is: others have been told, and must be waited for."""
+        try:
+            self._work()
+        except BaseException as error:
+            return error
+        return None
+
+    def dismiss(self) -> None:
+        """Let it go."""
+        self._last()
 
 
 class _WakeUp:
@@ -253,6 +279,8 @@ def _end_after(parent: int) -> None:
 
 def _pack(error: BaseException) -> bytes:
     """Return an exception as bytes, with where it was raised as a note; one that has no such form as its text."""
+    import pickle
+
     error.add_note("raised in a helper process:\n" + "".join(traceback.format_tb(error.__traceback__)))
     with contextlib.suppress(Exception):
         packed = pickle.dumps(error)

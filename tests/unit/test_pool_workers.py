@@ -24,7 +24,7 @@ from evopipe.envs.make import EnvConfig
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.envs.workers import Crew, Remote
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError
-from evopipe.parallel import available_cpus
+from evopipe.parallel import Helper, available_cpus
 
 ROOT = Path(__file__).parents[2]
 RIGHT, LEFT = 1, 0
@@ -70,7 +70,7 @@ def started(cfg: EnvConfig, rows: int, crew: Crew | None) -> EnvPool:
 def pids(pool: EnvPool) -> list[int]:
     """Its worker processes."""
     assert isinstance(pool._home, Remote)
-    return [helper.pid for helper in pool._home.helpers]
+    return [helper.pid for helper in pool._home.helpers if isinstance(helper, Helper)]
 
 
 def fields(step: Step) -> list[bytes]:

@@ -170,6 +170,7 @@ class EnvPool:
                 self._remote.open(count, self._example if shared else None)
             except Unavailable as reason:
                 self._stay_here(reason)
+                self._example = make_env(cfg)
             else:
                 self.workers = count
                 if not shared:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,7 @@ import numpy as np
 from evopipe.envs.make import EnvConfig, has_threads
 from evopipe.envs.rows import NO_MASK, Actions, Begun, Fault, Ints, Rows, Stepped, broken, make_rows
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError
-from evopipe.parallel import Died, Helper, available_cpus, can_help, shared_memory
+from evopipe.parallel import Died, Helper, Inline, available_cpus, can_help, shared_memory
 from evopipe.types import Spaces
 
 if TYPE_CHECKING:
@@ -153,24 +153,21 @@ class _Share:
         cfg: which environment.
         first: its first row, and its number among the shares.
         shared: see `_shared_arrays`.
+        made: its first few environments.
     """
 
-    def __init__(self, cfg: EnvConfig, first: int, shared: Any) -> None:
-        self._cfg, self._first, self._shared = cfg, first, shared
+    def __init__(self, cfg: EnvConfig, first: int, shared: Any, made: Sequence[gymnasium.Env[Any, Any]] = ()) -> None:
+        self._cfg, self._first, self._shared, self._made = cfg, first, shared, made
         self._rows: Rows | None = None
         self._failed: dict[int, tuple[int, Exception]] = {}  # episodes begun ahead that did not begin: seed, and why
-
-    def open(self, made: Sequence[gymnasium.Env[Any, Any]] = ()) -> None:
-        """Make the environments; `made` are the first few of them."""
-        self._every = slice(self._first, None, int(self._shared.order[2]))
-        self._mine = range(len(self._shared.obs))[self._every]
-        self._rows = make_rows(self._cfg, self._mine, made=made)
 
     def serve(self) -> None:
         """Do what is asked."""
         op, count, shares = self._shared.order.tolist()
-        if op == _OPEN or self._rows is None:
-            self.open()
+        if self._rows is None:  # the first request
+            self._every = slice(self._first, None, shares)
+            self._mine = range(len(self._shared.obs))[self._every]
+            self._rows = make_rows(self._cfg, self._mine, made=self._made)
             return
         do = self._reset if op == _RESET else self._step
         if count < 0:
@@ -250,11 +247,10 @@ class Remote:
         self.cfg, self.shared = cfg, _shared_arrays(rows, spaces, count + 1)
         shares = [_Share(cfg, first, self.shared) for first in range(count)]
         try:
-            self.helpers = [Helper(share.serve, share.close) for share in shares]
+            self.helpers: list[Helper | Inline] = [Helper(share.serve, share.close) for share in shares]
         except OSError as error:
             raise Unavailable(f"a worker process cannot be forked ({error.strerror or error})") from error
-        self._own: _Share | None = None
-        self._asked: list[_Share | Helper] = []  # who has not answered yet
+        self._asked: list[Helper | Inline] = []  # who has not answered yet
         self._masked, self._death = False, ""
 
     def open(self, count: int, made: gymnasium.Env[Any, Any] | None) -> None:
@@ -270,16 +266,14 @@ class Remote:
         for helper in self.helpers[count:]:
             helper.dismiss()
         del self.helpers[count:]
-        self._shares = count + (made is not None)
-        self._begin(_OPEN, None)
-        own = None if made is None else _Share(self.cfg, count, self.shared)
-        if own is not None and made is not None:
-            own.open([made])
+        if made is not None:
+            own = _Share(self.cfg, count, self.shared, [made])
+            self.helpers.append(Inline(own.serve, own.close))
         try:
+            self._begin(_OPEN, None)
             self._end(None)
         except Exception as error:
             raise Unavailable(str(error)) from error
-        self._own = own
 
     def reset(self, rows: Ints, seeds: Ints) -> Begun:
         """Begin episodes; those that were begun ahead are there already. See `Rows.reset`."""
@@ -295,7 +289,7 @@ class Remote:
             shared.seed[due] = seeds[~ahead]
             self._begin(_RESET, due)
             self._end(due)
-            masked = shared.masked[due % self._shares]
+            masked = shared.masked[due % len(self.helpers)]
             self._masked = self._masked or bool(masked.any())
             if self._masked and not masked.all():
                 raise Fault(int(due[~masked][0]), NO_MASK)
@@ -327,57 +321,46 @@ class Remote:
         self._death = self._death or "the pool was closed: make another one"
         for helper in self.helpers:
             helper.dismiss()
-        if self._own is not None:
-            self._own.close()
 
     def _begin(self, op: int, rows: Ints | None) -> None:
         """Ask for something about `rows`, about all where None."""
         if self._death:
             raise EnvironmentFailed(self._death)
-        for left in self._asked:  # by an interrupt
-            if isinstance(left, Helper):
-                self._answer(left)
-        asked = set(range(self._shares))
+        while self._asked:  # an interrupt left it
+            self._answer()
+        asked: Iterable[int] = range(len(self.helpers))
         if rows is not None:
             if len(rows) > len(self.shared.named):
                 raise UsageError("a row was named twice in one step or reset of an environment pool")
             self.shared.named[: len(rows)] = rows
-            asked = set((rows % self._shares).tolist())
-        self.shared.order[:] = op, -1 if rows is None else len(rows), self._shares
-        helpers = [helper for share, helper in enumerate(self.helpers) if share in asked]
-        for helper in helpers:
+            asked = sorted(set((rows % len(self.helpers)).tolist()))
+        self.shared.order[:] = op, -1 if rows is None else len(rows), len(self.helpers)
+        self._asked = [self.helpers[share] for share in asked]
+        for helper in self._asked:
             helper.tell()
-        own = [self._own] if self._own is not None and len(self.helpers) in asked else []
-        self._asked = [*own, *helpers]
 
     def _end(self, rows: Ints | None) -> None:
         """Wait for all that was asked; of several faults, raise the one that one row after the other meets first."""
+        if self._death:
+            raise EnvironmentFailed(self._death)
         errors = []
         while self._asked:
-            if self._death:
-                raise EnvironmentFailed(self._death)
-            if (error := self._answer(self._asked[0])) is not None:
-                errors.append(error)
-            del self._asked[0]
-        if errors:
+            errors.append(self._answer())
+        if found := [error for error in errors if error is not None]:
             order = {} if rows is None else {row: i for i, row in enumerate(rows.tolist())}
-            raise min(errors, key=lambda fault: order.get(fault.row, fault.row) if isinstance(fault, Fault) else -1)
+            raise min(found, key=lambda fault: order.get(fault.row, fault.row) if isinstance(fault, Fault) else -1)
 
-    def _answer(self, asked: _Share | Helper) -> BaseException | None:
-        """Return what one share's rows raised."""
-        if isinstance(asked, _Share):
-            try:
-                asked.serve()
-            except BaseException as error:  # whatever it is, the workers' answers must not wait for the next step
-                return error
-            return None
+    def _answer(self) -> BaseException | None:
+        """Wait for the last of those asked, this process's own share where it has one; return what it raised."""
+        helper = self._asked[-1]
         try:
-            raised = asked.wait()
+            error = helper.wait()
         except Died as death:
             self._death = f"worker {death}{_MEMORY if death.killed else ''}{_WAY_OUT}"
             self._asked = []
             self.close()
             raise EnvironmentFailed(self._death) from None
-        if raised is None or isinstance(raised, Fault | EvopipeError):
-            return raised
-        return EnvironmentFailed(f"{type(raised).__name__}: {raised}")  # sys.exit() in an environment
+        self._asked.pop()
+        if isinstance(helper, Inline) or error is None or isinstance(error, Fault | EvopipeError):
+            return error
+        return EnvironmentFailed(f"{type(error).__name__}: {error}")  # sys.exit() in an environment

@@ -22,7 +22,7 @@ import torch
 from evopipe.core.population import Cohort, cost, part, seen_by, tensors_of
 from evopipe.errors import ParamsError, ResourceError
 from evopipe.loops.problem import Problem
-from evopipe.parallel import Died, Helper, available_cpus, can_help, shared_memory
+from evopipe.parallel import Died, Helper, Inline, available_cpus, can_help, shared_memory
 
 MOST = 16  # processes that `auto` uses at most
 LEAST_WORK = 2e5  # µs of modelled work in a generation below which forking is not worth it
@@ -196,9 +196,9 @@ class Learners:
         self._order[:] = order
         for helper in self._helpers:
             helper.tell()
-        self._take(self._parts[0], tick, due, turns)
-        for helper in self._helpers:
-            _wait(helper)
+        everyone: Sequence[Helper | Inline] = (Inline(self._work(self._parts[0], len(cohorts))), *self._helpers)
+        for learner in everyone:
+            _wait(learner)
         for i, updates in enumerate(due):
             if updates:
                 losses[i] = self._losses[i].clone()
@@ -214,21 +214,18 @@ class Learners:
 
         def work() -> None:
             tick, *rest = self._order.tolist()
-            self.lessons.follow(rest[2 * cohorts :])
-            self._take(mine, tick, rest[:cohorts], rest[cohorts : 2 * cohorts])
+            due, turns, numbers = rest[:cohorts], rest[cohorts : 2 * cohorts], rest[2 * cohorts :]
+            self.lessons.follow(numbers)
+            for share, cohort in mine:
+                if due[share.cohort]:
+                    last = self.lessons.learn_in_place(share, cohort, tick, due[share.cohort], turns[share.cohort])
+                    self._losses[share.cohort][share.first : share.end] = last
 
         return work
 
-    def _take(self, mine: Sequence[tuple[Share, Cohort]], tick: int, due: Sequence[int], turns: Sequence[int]) -> None:
-        """Take one process's updates of one tick."""
-        for share, cohort in mine:
-            if due[share.cohort]:
-                last = self.lessons.learn_in_place(share, cohort, tick, due[share.cohort], turns[share.cohort])
-                self._losses[share.cohort][share.first : share.end] = last
 
-
-def _wait(helper: Helper) -> None:
-    """Wait for the end of a helper's tick."""
+def _wait(helper: Helper | Inline) -> None:
+    """Wait for the end of a process's tick."""
     try:
         error = helper.wait()
     except Died as death:
