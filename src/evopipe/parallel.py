@@ -108,12 +108,11 @@ class Helper:
                 self.pid = os.fork()
             except OSError:
                 os.close(self._life)
+                os.close(life)
                 raise
-            finally:
-                if os.getpid() == parent:
-                    os.close(life)
         if self.pid == 0:
             self._live(work, last, parent, with_parent)
+        os.close(life)
         self._end = weakref.finalize(self, _end, self.pid, parent, self._told, self._note, self._life)
 
     def tell(self) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _SERVED = "only Discrete, MultiDiscrete, MultiBinary and bounded Box actions are"
 _with_threads: set[str] = set()  # ids whose making started threads in this process
-_RESERVED = ("id", "disable_env_checker", "render_mode")
 _OVERLOOKED = ("size", "nfiles")
 _BAD_KWARGS = re.compile(r"unexpected keyword argument|missing \d+ required|multiple values for (keyword )?argument")
 
@@ -83,9 +82,7 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
         EnvironmentFailed: the module's import or the constructor raised.
     """
     threads = _count_threads()
-    for key in _RESERVED:
-        if key in cfg.kwargs:
-            raise ParamsError(f"env.kwargs: {key!r} is set by evopipe and cannot be given; remove it")
+    refuse(cfg, ("id", "disable_env_checker", "render_mode"))
     try:
         with warnings.catch_warnings():
             # Box2D's extension crashes the interpreter where a warning of its import is turned into an error.
@@ -105,6 +102,13 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
     if _count_threads() > threads:
         _with_threads.add(cfg.id)
     return env
+
+
+def refuse(cfg: EnvConfig, names: Iterable[str]) -> None:
+    """Raise ParamsError where `env.kwargs` holds one of these names."""
+    for name in names:
+        if name in cfg.kwargs:
+            raise ParamsError(f"env.kwargs: {name!r} is set by evopipe and cannot be given; remove it")
 
 
 def has_threads(cfg: EnvConfig) -> bool:
@@ -136,8 +140,7 @@ class ActionSpace:
     Attributes:
         size: `A`, choices of a Discrete space, of a MultiDiscrete one in all, bits, or numbers in an action of a Box.
         start: the least action of a Discrete space.
-        low: `[A]` float64, bounds of a Box; None for other spaces.
-        high: the same.
+        bounds: low and high `[A]` float64 of a Box; None for other spaces.
         shape: of the environment's own action.
         kind: see `Spaces`.
         choices: the same.
@@ -146,8 +149,7 @@ class ActionSpace:
 
     size: int
     start: int = 0
-    low: npt.NDArray[np.float64] | None = None
-    high: npt.NDArray[np.float64] | None = None
+    bounds: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None
     shape: tuple[int, ...] = ()
     kind: str = "discrete"
     choices: tuple[int, ...] = ()
@@ -177,7 +179,7 @@ class ActionSpace:
                 f"{tuple(space.shape)})), with bounds that suit it"
             )
         low, high = (bound.astype(float).reshape(-1) for bound in (space.low, space.high))
-        return cls(len(low), 0, low, high, space.shape, "continuous")
+        return cls(len(low), 0, (low, high), space.shape, "continuous")
 
     @classmethod
     def _of_several(
@@ -189,12 +191,7 @@ class ActionSpace:
     @property
     def continuous(self) -> bool:
         """Whether actions are vectors."""
-        return self.low is not None
-
-    @property
-    def bounds(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
-        """Low and high `[A]` of a Box; None for other spaces."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
+        return self.bounds is not None
 
     def spaces(self, observations: ObservationSpace) -> Spaces:
         """Return what an algorithm needs to know."""
@@ -214,22 +211,23 @@ class ActionSpace:
         """
         if self.kind == "discrete":
             return actions + self.start
-        if self.low is None or self.high is None:
+        if self.bounds is None:
             several: npt.NDArray[np.int64] = actions + np.array(self.starts)
             return several.reshape(-1, *self.shape)
+        low, high = self.bounds
         share = (np.clip(np.nan_to_num(actions.astype(np.float64)), -1.0, 1.0) + 1.0) / 2.0
-        stretched = self.low + share * (self.high - self.low)
-        return np.clip(stretched, self.low, self.high).astype(np.float32).reshape(-1, *self.shape)
+        return np.clip(low + share * (high - low), low, high).astype(np.float32).reshape(-1, *self.shape)
 
     def relative(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the inverse of `own`: the environment's actions `[n, …]` as indices, or as `[n, A]` in [-1, 1]."""
         if self.kind == "discrete":
             return own - self.start
-        if self.low is None or self.high is None:
+        if self.bounds is None:
             several: npt.NDArray[np.int64] = own.reshape(len(own), -1).astype(np.int64) - np.array(self.starts)
             return several
-        width = np.where(self.high > self.low, self.high - self.low, 1.0)
-        share = (own.reshape(len(own), -1).astype(np.float64) - self.low) / width
+        low, high = self.bounds
+        width = np.where(high > low, high - low, 1.0)
+        share = (own.reshape(len(own), -1).astype(np.float64) - low) / width
         return np.clip(2.0 * share - 1.0, -1.0, 1.0).astype(np.float32)
 
     def flat_mask(self, mask: Any) -> Any:
@@ -262,11 +260,11 @@ class ActionSpace:
         """Return plain JSON data, part of an exported policy's description."""
         if self.kind == "discrete":
             return {"actions": self.size, "action_start": self.start}
-        if self.low is None or self.high is None:
+        if self.bounds is None:
             numbers = {"action_choices": [*self.choices], "action_starts": [*self.starts]}
             return {"actions": self.size, "action_kind": self.kind, **numbers, "action_shape": [*self.shape]}
-        bounds = {"action_low": self.low.tolist(), "action_high": self.high.tolist(), "action_shape": [*self.shape]}
-        return {"actions": self.size, **bounds}
+        low, high = (bound.tolist() for bound in self.bounds)
+        return {"actions": self.size, "action_low": low, "action_high": high, "action_shape": [*self.shape]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ActionSpace:
@@ -281,7 +279,7 @@ class ActionSpace:
         if "action_low" not in data:
             return cls(int(data["actions"]), int(data.get("action_start", 0)))
         low, high = (np.array(data[name], np.float64) for name in ("action_low", "action_high"))
-        return cls(int(data["actions"]), 0, low, high, tuple(data["action_shape"]), "continuous")
+        return cls(int(data["actions"]), 0, (low, high), tuple(data["action_shape"]), "continuous")
 
 
 def _leaves(nested: Any) -> Iterator[Any]:
