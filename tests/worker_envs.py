@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ class Segfault(Chain):
 
     def reward(self, value: float) -> Any:
         if self.now:
+            faulthandler.disable()  # pytest's, which would print the stack
             ctypes.string_at(0)
         return value
 
@@ -106,6 +109,41 @@ class Process(Chain):
         return np.full(4, level, np.float32)
 
 
-for _env in (Segfault, Exit, SysExit, Typed, Hangs, Slow, SecondReset, Denormal, Process):
+class Closes(Chain):
+    """Leaves a file named by its process when it is closed."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def close(self) -> None:
+        Path(self.folder, str(os.getpid())).touch()
+
+
+class OnlyIn(Chain):
+    """Can be constructed in one process."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__()
+        if os.getpid() != pid:
+            raise RuntimeError("not in this process")
+
+
+class Threaded(Chain):
+    """Has a thread from its construction on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = threading.Event()
+        threading.Thread(target=self.over.wait, daemon=True).start()
+
+    def close(self) -> None:
+        self.over.set()
+
+
+for _env in (
+    Closes, OnlyIn, Threaded,
+    Segfault, Exit, SysExit, Typed, Hangs, Slow, SecondReset, Denormal, Process,
+):  # fmt: skip
     if f"{_env.__name__}-v0" not in gymnasium.registry:
         gymnasium.register(f"{_env.__name__}-v0", entry_point=_env, max_episode_steps=10)

@@ -204,9 +204,9 @@ class _Greedy(torch.nn.Module):
         self._algo, self._cfg, self._state, self._space = algo, cfg, cohort.state, space
         self._shown = cohort.shown
         self.register_buffer("weights", getattr(cohort.state, algo.POLICY).values)
-        if space.continuous:
-            self.register_buffer("low", torch.as_tensor(space.low, dtype=torch.float32))
-            self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32))
+        if space.bounds is not None:
+            for name, bound in zip(("low", "high"), space.bounds, strict=True):
+                self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32))
         elif space.kind != "discrete":
             self.register_buffer("starts", torch.tensor(space.starts))
 

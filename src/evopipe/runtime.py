@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from evopipe.errors import DiskError, EvopipeError, MissingInputError, ParamsError, ResourceError, UsageError
-from evopipe.processes import signal_at_parent_death
+from evopipe.parallel import signal_at_parent_death
 from evopipe.types import Schema
 
 if TYPE_CHECKING:

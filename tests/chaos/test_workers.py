@@ -28,7 +28,8 @@ from tiny import (
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
-FAST = {"runtime.checkpoint_seconds": 1e-3, "runtime.env_workers": 0}
+FAST = {"runtime.checkpoint_seconds": 1e-3, "runtime.env_workers": 0, "runtime.learners": 1}
+BOTH = 4  # processes at `runtime.env_workers: 2`: the training pool's and the evaluation pool's
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +51,17 @@ def trained(folder: Path) -> dict[str, str]:
     return digests(folder, TRAINED)
 
 
-def crew_of(pid: int) -> list[int]:
-    """The worker processes that a process has started and that run."""
+def workers_of(pid: int) -> list[int]:
+    """The processes that a process has forked and that run: here its environments' workers alone."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                stat, line = (entry / "stat").read_text(), (entry / "cmdline").read_text()
+                stat = (entry / "stat").read_text()
             except OSError:
                 continue
             state, parent = stat[stat.rindex(")") + 2 :].split()[:2]
-            if int(parent) == pid and "evopipe.envs.worker" in line and state not in "ZX":
+            if int(parent) == pid and state not in "ZX":
                 found.append(int(entry.name))
     return found
 
@@ -78,8 +79,8 @@ def gone(pids: list[int]) -> bool:
 
 def in_the_middle(run: Run, folder: Path, count: int) -> list[int]:
     """Wait until a run has saved; return its workers."""
-    assert wait_for(lambda: bool(checkpoints(folder)) and len(crew_of(run.pid)) == count), run.log
-    return crew_of(run.pid)
+    assert wait_for(lambda: bool(checkpoints(folder)) and len(workers_of(run.pid)) == count), run.log
+    return workers_of(run.pid)
 
 
 @pytest.mark.parametrize("count", [2, "auto"])
@@ -90,7 +91,7 @@ def test_no_result_depends_on_the_number_of_workers(tmp_path: Path, expected: di
 def test_a_run_killed_with_workers_goes_on_without(tmp_path: Path, start: Starter, expected: dict[str, str]) -> None:
     folder = prepared(tmp_path, FAST | {"runtime.env_workers": 2})
     run = start.start(folder, "train")
-    workers = in_the_middle(run, folder, 2)
+    workers = in_the_middle(run, folder, BOTH)
     run.send(signal.SIGKILL)
     assert run.wait() == -signal.SIGKILL
     assert wait_for(lambda: gone(workers), 5), "a worker outlived its trainer"
@@ -104,7 +105,7 @@ def test_a_run_killed_with_workers_goes_on_without(tmp_path: Path, start: Starte
 def test_a_worker_is_killed(tmp_path: Path, start: Starter, expected: dict[str, str]) -> None:
     folder = prepared(tmp_path, FAST | {"runtime.env_workers": 2})
     run = start.start(folder, "train")
-    workers = in_the_middle(run, folder, 2)
+    workers = in_the_middle(run, folder, BOTH)
     os.kill(workers[0], signal.SIGKILL)
     assert run.wait() == 71
     assert f"worker process {workers[0]} was ended by SIGKILL" in " ".join(run.log.split())
@@ -119,8 +120,8 @@ def test_ctrl_c_saves_before_anything_else(tmp_path: Path, expected: dict[str, s
     command = [sys.executable, "-m", "evopipe", "train"]
     with (folder / "log.txt").open("w") as log:
         run = subprocess.Popen(command, cwd=folder, env=environment(), stdout=log, stderr=log, start_new_session=True)
-    assert wait_for(lambda: bool(checkpoints(folder)) and len(crew_of(run.pid)) == 2)
-    workers = crew_of(run.pid)
+    assert wait_for(lambda: bool(checkpoints(folder)) and len(workers_of(run.pid)) == BOTH)
+    workers = workers_of(run.pid)
     os.killpg(run.pid, signal.SIGINT)
     assert run.wait(30) == 130, (folder / "log.txt").read_text()
     assert gone(workers)

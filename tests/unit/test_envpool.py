@@ -71,7 +71,7 @@ def test_what_a_pool_gives_depends_on_seeds_and_actions_alone(env_id: str) -> No
             player.reset(np.arange(64))
         first, *others = (player.play(60) for player in players)
         assert all(other == first for other in others)
-        assert not crew._members  # envpool has threads of its own
+        assert not crew._pools  # envpool has threads of its own
     assert pools[1]._home._threads == 2
 
 

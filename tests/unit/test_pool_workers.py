@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -21,8 +22,9 @@ from envs_for_tests import Chain
 from evopipe.envs import workers
 from evopipe.envs.make import EnvConfig
 from evopipe.envs.pool import EnvPool, Step
-from evopipe.envs.workers import Crew, available_cpus
+from evopipe.envs.workers import Crew, Remote
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError
+from evopipe.parallel import Helper, available_cpus
 
 ROOT = Path(__file__).parents[2]
 RIGHT, LEFT = 1, 0
@@ -63,6 +65,12 @@ def started(cfg: EnvConfig, rows: int, crew: Crew | None) -> EnvPool:
     pool = EnvPool(cfg, rows, crew=crew)
     pool.reset(np.arange(rows), np.arange(rows))
     return pool
+
+
+def pids(pool: EnvPool) -> list[int]:
+    """Its worker processes."""
+    assert isinstance(pool._home, Remote)
+    return [helper.pid for helper in pool._home.helpers if isinstance(helper, Helper)]
 
 
 def fields(step: Step) -> list[bytes]:
@@ -136,7 +144,7 @@ def test_the_number_of_workers_does_not_matter(count: int) -> None:
 def test_the_environments_really_live_elsewhere(crew: Crew) -> None:
     pool = started(odd("Process"), 6, crew)
     reward = pool.step([0] * 6).reward
-    assert reward.tolist() == [float(w.process.pid % 2**20) for w in crew.take(3)] * 2
+    assert reward.tolist() == [float(pid % 2**20) for pid in pids(pool)] * 2
     assert float(os.getpid() % 2**20) not in reward.tolist()
     with pytest.raises(UsageError, match="do not live in this process"):
         pool.env(0)
@@ -301,7 +309,7 @@ def test_an_environment_that_exits_does_not_take_the_worker_along(crew: Crew) ->
     pool = started(odd("SysExit", when=1), 3, crew)
     with pytest.raises(EnvironmentFailed, match="SystemExit: enough"):
         pool.step([LEFT] * 3)
-    assert all(worker.process.poll() is None for worker in crew.take(3))
+    assert all(map(runs, pids(pool)))
 
 
 # --- Processes that end -----------------------------------------------------------------------------------------------
@@ -330,7 +338,7 @@ def test_a_worker_that_dies_in_a_step_is_told(name: str, text: str, capfd: pytes
 def test_a_worker_that_is_killed_is_told() -> None:
     with Crew(2) as crew:
         pool = started(chain(), 4, crew)
-        os.kill(crew.take(2)[1].process.pid, signal.SIGKILL)
+        os.kill(pids(pool)[1], signal.SIGKILL)
         pool.send([LEFT] * 4)
         with pytest.raises(EnvironmentFailed, match=r"SIGKILL \(often because memory ran out: lower env.num_envs or"):
             pool.receive()
@@ -339,23 +347,31 @@ def test_a_worker_that_is_killed_is_told() -> None:
 def test_closing_ends_the_processes_at_once_even_in_a_step() -> None:
     with Crew(2) as crew:
         pool = started(odd("Hangs"), 2, crew)
-        processes = [worker.process for worker in crew.take(2)]
+        workers = pids(pool)
         pool.send([LEFT] * 2)
         began = time.monotonic()
     assert time.monotonic() - began < 2.0
-    assert all(process.returncode is not None for process in processes)
+    assert not any(map(runs, workers))
     crew.close()
-    with Crew(1) as crew:
-        (worker,) = crew.take(1)
-    assert worker.process.returncode == 0
+    with pytest.raises(EnvironmentFailed, match="the pool was closed"):
+        pool.receive()
 
 
-def test_a_forgotten_crew_ends_with_its_last_reference() -> None:
-    crew = Crew(1)
-    (worker,) = crew.take(1)
-    process = worker.process
-    del crew, worker
-    assert process.returncode == 0
+def test_a_closed_pool_closes_its_environments_where_they_live(tmp_path: Path) -> None:
+    with Crew(2) as crew:
+        pool = started(odd("Closes", folder=str(tmp_path)), 3, crew)
+        workers = pids(pool)
+        pool.close()
+    assert {path.name for path in tmp_path.iterdir()} == {*map(str, workers), str(os.getpid())}
+
+
+def test_a_forgotten_pool_ends_its_processes() -> None:
+    pool = started(chain(), 2, Crew(1))
+    (worker,) = pids(pool)
+    assert runs(worker)
+    del pool
+    gc.collect()
+    assert not runs(worker)
 
 
 SCRIPT = """\
@@ -373,7 +389,7 @@ def build():
 
 {start}
 pool.send([0] * 4)
-print(*[worker.process.pid for worker in crew.take(2)], flush=True)
+print(*[helper.pid for helper in pool._home.helpers], flush=True)
 {then}
 """
 
@@ -437,10 +453,10 @@ def test_no_worker_outlives_the_trainer_while_its_environment_holds_the_lock() -
 @linux
 def test_signals_that_ask_to_stop_are_the_trainers_to_answer(crew: Crew) -> None:
     pool = started(chain(), 3, crew)
-    for worker in crew.take(3):
-        assert os.getpgid(worker.process.pid) != os.getpgid(0)  # Ctrl-C does not reach it
+    for worker in pids(pool):
+        assert os.getpgid(worker) != os.getpgid(0)  # Ctrl-C does not reach it
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            os.kill(worker.process.pid, signum)
+            os.kill(worker, signum)
     time.sleep(0.05)
     assert fields(pool.step([RIGHT] * 3)) == fields(started(chain(), 3, None).step([RIGHT] * 3))
 
@@ -452,17 +468,6 @@ def test_a_program_that_just_ends_leaves_nothing() -> None:
         assert program.stdout.readline() == "[1, 1, 1, 1]\n"
         assert program.wait(10) == 0
     assert not any(map(runs, pids))
-
-
-def test_a_worker_imports_neither_torch_nor_the_trainer() -> None:
-    code = (
-        "import sys, evopipe.envs.worker\n"
-        "heavy = {'torch', 'dvc', 'mlflow', 'minari', 'h5py', 'pandas', 'matplotlib', 'rich'} & {*sys.modules}\n"
-        "ours = {name.split('.')[1] for name in sys.modules if name.startswith('evopipe.')}\n"
-        "print(sorted(heavy), sorted(ours))"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
-    assert answer.stdout == "[] ['envs', 'errors', 'processes', 'types']\n"
 
 
 # --- How many ---------------------------------------------------------------------------------------------------------
@@ -516,21 +521,21 @@ def test_a_number_is_a_number() -> None:
     assert 1 <= available_cpus() <= (os.cpu_count() or 1)
 
 
-def test_pools_share_processes_and_they_start_when_needed() -> None:
+def test_every_pool_has_workers_of_its_own() -> None:
     with Crew(3) as crew:
-        assert not crew._members
-        training = EnvPool(chain(), 2, crew=crew)
-        assert len(crew._members) == 2
-        evaluation = EnvPool(chain("Masked"), 6, crew=crew)
-        assert len(crew._members) == 3
-        for pool in (training, evaluation):
-            pool.reset(np.arange(pool.rows), np.arange(pool.rows))
+        training, evaluation = started(chain(), 2, crew), started(chain("Masked"), 6, crew)
+        assert len({*pids(training), *pids(evaluation)}) == 2 + 3
         training.send([RIGHT] * 2)
         assert fields(evaluation.step([RIGHT] * 6)) == fields(started(chain("Masked"), 6, None).step([RIGHT] * 6))
         assert fields(training.receive()) == fields(started(chain(), 2, None).step([RIGHT] * 2))
 
 
-# --- Environments that only this process knows ------------------------------------------------------------------------
+# --- Environments that are not like others ---------------------------------------------------------------------------
+
+
+def auto(monkeypatch: pytest.MonkeyPatch) -> Crew:
+    monkeypatch.setattr(workers, "available_cpus", lambda: 2)
+    return Crew()
 
 
 @pytest.fixture
@@ -540,46 +545,42 @@ def registered_here() -> Iterator[str]:
     del gymnasium.registry["OnlyHere-v0"]
 
 
-def auto(monkeypatch: pytest.MonkeyPatch) -> Crew:
-    monkeypatch.setattr(workers, "available_cpus", lambda: 2)
-    return Crew()
-
-
-def test_auto_steps_in_this_process_what_no_other_can_make(
+def test_what_only_this_process_knows_lives_in_workers_too(
     registered_here: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An id that the program registered itself, another meaning of a known id, arguments that are no plain data."""
+    monkeypatch.setattr(gymnasium.registry["CartPole-v1"], "max_episode_steps", 5)
+    numbers = EnvConfig.model_construct(id="envs_for_tests:Chain-v0", kwargs={"when": np.int64(2)}, backend="sync")
+    with Crew(2) as crew:
+        for cfg in (config(registered_here), config("CartPole-v1"), numbers):
+            pool = EnvPool(cfg, 4, crew=crew)
+            assert play(pool, 20, True) == play(EnvPool(cfg, 4), 20, True)
+            assert pool.workers == 2
+
+
+def test_auto_steps_in_this_process_what_no_other_can_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = odd("OnlyIn", pid=os.getpid())
     with auto(monkeypatch) as crew:
-        pool = EnvPool(config(registered_here), 16, crew=crew)
-        assert play(pool, 30, True) == play(EnvPool(config(registered_here), 16), 30, True)
+        pool = EnvPool(cfg, 16, crew=crew)
+        assert play(pool, 30, True) == play(EnvPool(cfg, 16), 30, True)
         assert pool.workers == 0
 
 
-def test_a_number_of_workers_is_not_given_up_silently(registered_here: str) -> None:
+def test_a_number_of_workers_is_not_given_up_silently() -> None:
     with Crew(1) as crew, pytest.raises(ParamsError) as failed:
-        started(config(registered_here), 2, crew)
-    assert str(failed.value).startswith(
-        "runtime.env_workers: the training environment 'OnlyHere-v0' cannot live in worker processes: env.id: unknown "
-        "environment 'OnlyHere-v0'"
+        started(odd("OnlyIn", pid=os.getpid()), 2, crew)
+    assert str(failed.value) == (
+        "runtime.env_workers: the training environment 'worker_envs:OnlyIn-v0' cannot live in worker processes: "
+        "environment 'worker_envs:OnlyIn-v0' could not be constructed: RuntimeError: not in this process; check "
+        "env.kwargs; set it to 0"
     )
-    assert str(failed.value).endswith("name one's own as 'module:EnvId', or set it to 0")
 
 
-def test_another_registration_under_the_same_name_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program may change what an id means; a worker would go on with what it meant before."""
-    spec = gymnasium.registry["CartPole-v1"]
-    monkeypatch.setattr(spec, "max_episode_steps", 5)
-    with auto(monkeypatch) as crew:
-        pool = EnvPool(config("CartPole-v1"), 16, crew=crew)
-        assert play(pool, 10, False) == play(EnvPool(config("CartPole-v1"), 16), 10, False)
-        assert pool.workers == 0
-
-
-def test_arguments_that_are_no_plain_data_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    cfg = EnvConfig.model_construct(id="envs_for_tests:Chain-v0", kwargs={"when": np.int64(2)}, backend="sync")
-    with auto(monkeypatch) as crew:
-        assert started(cfg, 16, crew).workers == 0
-    with Crew(1) as crew, pytest.raises(ParamsError, match=r"env\.kwargs holds a value that is not plain data"):
-        started(cfg, 2, crew)
+def test_auto_leaves_environments_with_threads_to_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork has none of them, so that an environment might wait for its own forever. A number is an order."""
+    for crew, count in ((auto(monkeypatch), 0), (Crew(1), 1)):
+        with crew:
+            assert started(odd("Threaded"), 16, crew).workers == count
 
 
 def test_workers_survive_a_thread_that_started_them() -> None:

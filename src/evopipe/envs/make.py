@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+import gymnasium
+import numpy as np
 from pydantic import Field, field_validator
 
 from evopipe.envs.observations import ObservationSpace, brief
@@ -18,12 +22,10 @@ from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you
 from evopipe.types import Schema, Spaces
 
 if TYPE_CHECKING:
-    import gymnasium
-    import numpy as np
     import numpy.typing as npt
 
 _SERVED = "only Discrete, MultiDiscrete, MultiBinary and bounded Box actions are"
-_RESERVED = ("id", "disable_env_checker", "render_mode")
+_with_threads: set[str] = set()  # ids whose making started threads in this process
 _OVERLOOKED = ("size", "nfiles")
 _BAD_KWARGS = re.compile(r"unexpected keyword argument|missing \d+ required|multiple values for (keyword )?argument")
 
@@ -79,13 +81,8 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
         ParamsError: the id is unknown, its package is not installed, or `env.kwargs` does not fit its constructor.
         EnvironmentFailed: the module's import or the constructor raised.
     """
-    import warnings
-
-    import gymnasium
-
-    for key in _RESERVED:
-        if key in cfg.kwargs:
-            raise ParamsError(f"env.kwargs: {key!r} is set by evopipe and cannot be given; remove it")
+    threads = _count_threads()
+    refuse(cfg, ("id", "disable_env_checker", "render_mode"))
     try:
         with warnings.catch_warnings():
             # Box2D's extension crashes the interpreter where a warning of its import is turned into an error.
@@ -102,7 +99,26 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
     if exact != cfg.id.rpartition(":")[2]:  # Gymnasium took the newest version, which another install may not have
         env.close()
         raise ParamsError(f"env.id: {cfg.id!r} names no version; write {exact!r}")
+    if _count_threads() > threads:
+        _with_threads.add(cfg.id)
     return env
+
+
+def refuse(cfg: EnvConfig, names: Iterable[str]) -> None:
+    """Raise ParamsError where `env.kwargs` holds one of these names."""
+    for name in names:
+        if name in cfg.kwargs:
+            raise ParamsError(f"env.kwargs: {name!r} is set by evopipe and cannot be given; remove it")
+
+
+def has_threads(cfg: EnvConfig) -> bool:
+    """Return whether making this environment, or importing its module, has ever started threads in this process."""
+    return cfg.id in _with_threads
+
+
+def _count_threads() -> int:
+    """Threads of this process, Python's and others'; 0 where the system does not tell."""
+    return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0
 
 
 def source_of(cfg: EnvConfig) -> list[Path]:
@@ -124,8 +140,7 @@ class ActionSpace:
     Attributes:
         size: `A`, choices of a Discrete space, of a MultiDiscrete one in all, bits, or numbers in an action of a Box.
         start: the least action of a Discrete space.
-        low: `[A]` float64, bounds of a Box; None for other spaces.
-        high: the same.
+        bounds: low and high `[A]` float64 of a Box; None for other spaces.
         shape: of the environment's own action.
         kind: see `Spaces`.
         choices: the same.
@@ -134,8 +149,7 @@ class ActionSpace:
 
     size: int
     start: int = 0
-    low: npt.NDArray[np.float64] | None = None
-    high: npt.NDArray[np.float64] | None = None
+    bounds: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None
     shape: tuple[int, ...] = ()
     kind: str = "discrete"
     choices: tuple[int, ...] = ()
@@ -148,8 +162,7 @@ class ActionSpace:
         Raises:
             ParamsError: it is neither Discrete, MultiDiscrete, MultiBinary nor a bounded Box of numbers.
         """
-        from gymnasium import spaces
-
+        spaces = gymnasium.spaces
         if isinstance(space, spaces.Discrete):
             return cls(int(space.n), int(space.start))
         if isinstance(space, spaces.MultiBinary) and all(space.shape):
@@ -166,7 +179,7 @@ class ActionSpace:
                 f"{tuple(space.shape)})), with bounds that suit it"
             )
         low, high = (bound.astype(float).reshape(-1) for bound in (space.low, space.high))
-        return cls(len(low), 0, low, high, space.shape, "continuous")
+        return cls(len(low), 0, (low, high), space.shape, "continuous")
 
     @classmethod
     def _of_several(
@@ -178,12 +191,7 @@ class ActionSpace:
     @property
     def continuous(self) -> bool:
         """Whether actions are vectors."""
-        return self.low is not None
-
-    @property
-    def bounds(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
-        """Low and high `[A]` of a Box; None for other spaces."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
+        return self.bounds is not None
 
     def spaces(self, observations: ObservationSpace) -> Spaces:
         """Return what an algorithm needs to know."""
@@ -192,8 +200,6 @@ class ActionSpace:
 
     def empty(self, *shape: int) -> npt.NDArray[Any]:
         """Return zeros for actions in an algorithm's terms: int64 `[…]` or `[…, D]`, or float32 `[…, A]`."""
-        import numpy as np
-
         if self.continuous:
             return np.zeros((*shape, self.size), np.float32)
         return np.zeros(shape if self.kind == "discrete" else (*shape, len(self.choices)), np.int64)
@@ -203,28 +209,25 @@ class ActionSpace:
 
         A number that is none counts as 0, the middle: it comes from a member that diverged.
         """
-        import numpy as np
-
         if self.kind == "discrete":
             return actions + self.start
-        if self.low is None or self.high is None:
+        if self.bounds is None:
             several: npt.NDArray[np.int64] = actions + np.array(self.starts)
             return several.reshape(-1, *self.shape)
+        low, high = self.bounds
         share = (np.clip(np.nan_to_num(actions.astype(np.float64)), -1.0, 1.0) + 1.0) / 2.0
-        stretched = self.low + share * (self.high - self.low)
-        return np.clip(stretched, self.low, self.high).astype(np.float32).reshape(-1, *self.shape)
+        return np.clip(low + share * (high - low), low, high).astype(np.float32).reshape(-1, *self.shape)
 
     def relative(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the inverse of `own`: the environment's actions `[n, …]` as indices, or as `[n, A]` in [-1, 1]."""
-        import numpy as np
-
         if self.kind == "discrete":
             return own - self.start
-        if self.low is None or self.high is None:
+        if self.bounds is None:
             several: npt.NDArray[np.int64] = own.reshape(len(own), -1).astype(np.int64) - np.array(self.starts)
             return several
-        width = np.where(self.high > self.low, self.high - self.low, 1.0)
-        share = (own.reshape(len(own), -1).astype(np.float64) - self.low) / width
+        low, high = self.bounds
+        width = np.where(high > low, high - low, 1.0)
+        share = (own.reshape(len(own), -1).astype(np.float64) - low) / width
         return np.clip(2.0 * share - 1.0, -1.0, 1.0).astype(np.float32)
 
     def flat_mask(self, mask: Any) -> Any:
@@ -233,8 +236,6 @@ class ActionSpace:
         Raises:
             ValueError: such a tuple does not fit the choices; the text goes on from "returned".
         """
-        import numpy as np
-
         if self.kind != "multidiscrete" or not isinstance(mask, tuple):
             return mask
         parts = [np.asarray(part) for part in _leaves(mask)]
@@ -248,8 +249,6 @@ class ActionSpace:
 
     def possible(self, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Return whether any action is legal: `[n, A]` → `[n]`. Without any legal bit, no bit set still is one."""
-        import numpy as np
-
         if self.kind == "multibinary":
             return np.ones(len(mask), np.bool_)
         if self.kind != "multidiscrete":
@@ -261,17 +260,15 @@ class ActionSpace:
         """Return plain JSON data, part of an exported policy's description."""
         if self.kind == "discrete":
             return {"actions": self.size, "action_start": self.start}
-        if self.low is None or self.high is None:
+        if self.bounds is None:
             numbers = {"action_choices": [*self.choices], "action_starts": [*self.starts]}
             return {"actions": self.size, "action_kind": self.kind, **numbers, "action_shape": [*self.shape]}
-        bounds = {"action_low": self.low.tolist(), "action_high": self.high.tolist(), "action_shape": [*self.shape]}
-        return {"actions": self.size, **bounds}
+        low, high = (bound.tolist() for bound in self.bounds)
+        return {"actions": self.size, "action_low": low, "action_high": high, "action_shape": [*self.shape]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ActionSpace:
         """Build from what `to_json` returned."""
-        import numpy as np
-
         if "action_kind" in data:
             choices, starts, shape = (
                 tuple(int(n) for n in data[name]) for name in ("action_choices", "action_starts", "action_shape")
@@ -282,7 +279,7 @@ class ActionSpace:
         if "action_low" not in data:
             return cls(int(data["actions"]), int(data.get("action_start", 0)))
         low, high = (np.array(data[name], np.float64) for name in ("action_low", "action_high"))
-        return cls(int(data["actions"]), 0, low, high, tuple(data["action_shape"]), "continuous")
+        return cls(int(data["actions"]), 0, (low, high), tuple(data["action_shape"]), "continuous")
 
 
 def _leaves(nested: Any) -> Iterator[Any]:
@@ -301,8 +298,6 @@ def _import_module(env_id: str) -> None:
     module, _, name = env_id.partition(":")
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module) or not name or ":" in name:
         raise ParamsError(f"env.id: {env_id!r} is not of the form 'module:EnvId'")
-    import importlib
-
     folder = os.getcwd()
     if folder not in sys.path:  # stays there: the environment's constructor may import from its project too
         sys.path.insert(0, folder)
@@ -319,8 +314,7 @@ def _import_module(env_id: str) -> None:
 
 def _explain(error: Exception, cfg: EnvConfig) -> NoReturn:
     """Turn what `gymnasium.make` raised into an error that says what to do."""
-    from gymnasium import error as known
-
+    known = gymnasium.error
     text = " ".join(str(error).split())
     if isinstance(error, known.DependencyNotInstalled):
         raise ParamsError(f"env.id: {cfg.id!r} needs a package that is not installed: {_install(text)}") from error
@@ -339,8 +333,6 @@ def _explain(error: Exception, cfg: EnvConfig) -> NoReturn:
 
 
 def _suggest(env_id: str) -> str:
-    import gymnasium
-
     module, colon, name = env_id.rpartition(":")
     near = did_you_mean(name, gymnasium.registry)
     if near and colon:

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from evopipe.envs.make import ActionSpace, EnvConfig
+from evopipe.envs.make import ActionSpace, EnvConfig, refuse
 from evopipe.envs.observations import ObservationSpace
 from evopipe.envs.rows import Actions, Begun, Fault, Ints, Stepped
-from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean
+from evopipe.errors import EnvironmentFailed, ParamsError, did_you_mean
 from evopipe.types import Spaces
 
 AHEAD = 8  # episodes of each row that a batch holds, where the caller tells their seeds
@@ -88,7 +88,7 @@ class Native:
             batch.send(chosen[where], self._place[index[where]])
         self._sent = groups
 
-    def receive(self, rows: Ints | None) -> Stepped:
+    def receive(self, rows: Ints | None, actions: Actions) -> Stepped:
         """End it. See `Rows.step`."""
         index = self._all if rows is None else rows
         n = len(index)
@@ -130,19 +130,17 @@ class Native:
 
     def _make(self, seeds: Ints, threads: int) -> Any:
         """Construct environments with these seeds `[n]`."""
-        cfg = self._cfg
+        cfg, envpool = self._cfg, _envpool()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # bounds that float32 rounds
-                batch = _envpool().make(
+                batch = envpool.make(
                     cfg.id, env_type="gymnasium", num_envs=len(seeds), num_threads=threads, seed=seeds.tolist(),
                     **cfg.kwargs,
                 )  # fmt: skip
                 _ = batch.observation_space, batch.action_space  # made when first asked for, and kept
         except TypeError as error:
             raise ParamsError(f"env.kwargs: envpool's {cfg.id!r} does not take {cfg.kwargs}: {error}") from error
-        except EvopipeError:
-            raise
         except Exception as error:
             raise EnvironmentFailed(
                 f"envpool's {cfg.id!r} could not be constructed: {type(error).__name__}: {error}; check env.kwargs"
@@ -152,9 +150,7 @@ class Native:
     def _check(self) -> None:
         """Refuse what envpool does not have, or has with other spaces."""
         cfg = self._cfg
-        for key in _RESERVED:
-            if key in cfg.kwargs:
-                raise ParamsError(f"env.kwargs: {key!r} is set by evopipe and cannot be given; remove it")
+        refuse(cfg, _RESERVED)
         known = _envpool().list_all_envs()
         if cfg.id not in known:
             raise ParamsError(

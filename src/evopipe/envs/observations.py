@@ -20,11 +20,13 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
+import numpy as np
+
 from evopipe.errors import ParamsError
 from evopipe.types import Image
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 LONGEST = 1 << 20
@@ -79,8 +81,6 @@ class Leaf:
         Raises:
             ValueError: it is not there, or not an array of numbers.
         """
-        import numpy as np
-
         try:
             for key in self.path:
                 obs = obs[key]
@@ -98,8 +98,6 @@ class Leaf:
         Raises:
             ValueError: a number of a discrete space is outside it.
         """
-        import numpy as np
-
         if self.counts:
             return self._one_hot(values.reshape(len(values), len(self.counts)))
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows float32 becomes infinite: a broken row
@@ -111,8 +109,6 @@ class Leaf:
         return x.reshape(len(x), self.size)
 
     def _one_hot(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        import numpy as np
-
         index = values.astype(np.int64) - np.array(self.firsts)
         outside = (index < 0) | (index >= np.array(self.counts))
         if outside.any():
@@ -194,8 +190,6 @@ class ObservationSpace:
         Raises:
             ValueError: it does not fit the space; the text goes on from "returned".
         """
-        import numpy as np
-
         arrays = [leaf.find(obs) for leaf in self.leaves]
         single = arrays[0].ndim == len(self.leaves[0].shape)
         n = 1 if single else len(arrays[0])
@@ -238,8 +232,7 @@ class ObservationSpace:
 
 def _leaves(space: object, path: Path, whole: object) -> Iterator[Leaf]:
     """Walk a space."""
-    from gymnasium import spaces
-
+    spaces = gymnasium.spaces
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         for key, part in parts:
@@ -259,8 +252,6 @@ def _leaves(space: object, path: Path, whole: object) -> Iterator[Leaf]:
 
 def _box(space: Any, path: Path) -> Leaf:
     """A Box: an image where it looks like one."""
-    import numpy as np
-
     shape = tuple(int(n) for n in space.shape)
     if len(shape) != 3 or 0 in shape:
         return Leaf(path, shape)

@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import gymnasium
 import numpy as np
 
-from evopipe.envs.batched.home import Tensors
+from evopipe.envs.batched.pool import TensorRows
 from evopipe.envs.make import ActionSpace, EnvConfig, make_env
 from evopipe.envs.native import Native
 from evopipe.envs.observations import ObservationSpace
-from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Here, Ints, Stepped, broken, close_all, make_rows
-from evopipe.envs.together import Together
-from evopipe.envs.workers import Remote, Unavailable
+from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Rows, Stepped, broken, close_all, make_rows
+from evopipe.envs.workers import Unavailable
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, ParamsError, UsageError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from evopipe.envs.workers import Crew
+    from evopipe.envs.workers import Crew, Remote
 
 _FIRST_LOG = 256
 
@@ -62,7 +61,7 @@ class _Home(Protocol):
 
     def send(self, rows: Ints | None, actions: Actions, next_seeds: Ints | None) -> None: ...
 
-    def receive(self, rows: Ints | None) -> Stepped: ...
+    def receive(self, rows: Ints | None, actions: Actions) -> Stepped: ...
 
     def close(self) -> None: ...
 
@@ -134,13 +133,10 @@ class EnvPool:
         self._sent: tuple[Ints | None, Actions] | None = None  # rows (None: all) and actions of the step that was begun
         self._longest = 0  # an upper bound of episode_length, cheaper to keep than its maximum
         self.workers = 0
-        self._home: _Home | None = None  # not chosen yet
-        self._unsettled: Remote | None = None  # while it is not known whether its workers can make the environments
-        self._crew, self._example = crew, first
-        if crew is None or overlapped or cfg.backend != "sync":
-            self._home = self._choose(overlapped)
-        else:  # chosen at the first reset: how dear a step is may be known by then
-            self._prepare(crew)
+        self._crew, self._overlapped, self._example = crew, overlapped, first
+        self._remote = self._fork() if cfg.backend == "sync" else None
+        # With workers it is chosen at the first reset: how dear a step is may be known by then.
+        self._home: _Home | None = None if self._remote else self._choose()
 
     @property
     def row_space(self) -> gymnasium.Space[Any]:
@@ -151,58 +147,50 @@ class EnvPool:
 
     # ------------------------------------------------------------------------------------------ where they live
 
-    def _choose(self, overlapped: bool) -> _Home:
-        crew, first = self._crew, self._example
-        if self._cfg.backend == "envpool":
-            close_all([first])
-            threads = crew.count(self.rows, overlapped) if crew is not None else 1
-            return Native(self._cfg, self.rows, self.spaces, max(1, threads), self._spares)
-        if self._cfg.backend == "torch":
-            close_all([first])
-            return Tensors(self._cfg, self.rows)
-        count = crew.count(self.rows, overlapped, crew.step_cost(self._cfg)) if crew is not None else 0
-        if crew is not None and count:
-            shares = count + (crew.auto and not overlapped)  # this process has time for one
-            try:
-                remote = Remote(self._cfg, self.rows, self.spaces, first, crew, count, shares)
-            except Unavailable as reason:
-                self._stay_here(crew, reason)
-            else:
-                self._unsettled, self.workers = remote, count
-                if shares > count:
-                    return Together(remote, Here(make_rows(self._cfg, range(count, self.rows, shares), made=[first])))
-                close_all([first])
-                return remote
-        return Here(make_rows(self._cfg, range(self.rows), made=[first]))
-
-    def _prepare(self, crew: Crew) -> None:
-        """Start processes in the background."""
+    def _fork(self) -> Remote | None:
+        """Return workers that may come to hold the environments, where there is a crew and they are worth it."""
         try:
-            crew.take(crew.count(self.rows, False))
+            return self._crew.fork(self._cfg, self.rows, self.spaces, self._overlapped) if self._crew else None
         except Unavailable as reason:
-            self._stay_here(crew, reason)
+            self._stay_here(reason)
+            return None
+
+    def _choose(self) -> _Home:
+        cfg, crew = self._cfg, self._crew
+        if cfg.backend != "sync":
+            close_all([self._example])
+            threads = crew.count(self.rows, self._overlapped) if crew is not None else 1
+            if cfg.backend == "torch":
+                return TensorRows(cfg, self.rows)
+            return Native(cfg, self.rows, self.spaces, max(1, threads), self._spares)
+        count = crew.count(self.rows, self._overlapped, crew.step_cost(cfg)) if crew and self._remote else 0
+        if crew and self._remote and count:
+            shared = crew.auto and not self._overlapped  # this process has time for a share
+            try:
+                self._remote.open(count, self._example if shared else None)
+            except Unavailable as reason:
+                self._stay_here(reason)
+                self._example = make_env(cfg)
+            else:
+                self.workers = count
+                if not shared:
+                    close_all([self._example])
+                return self._remote
+        if self._remote:
+            self._remote.close()
+        return make_rows(cfg, range(self.rows), made=[self._example])
 
     def _settled(self) -> _Home:
-        """Where the environments live, once that is certain: workers may have found that they cannot make them."""
         if self._home is None:
-            self._home = self._choose(False)
-        remote, self._unsettled = self._unsettled, None
-        if remote is not None and self._crew is not None:
-            try:
-                remote.settle()
-            except Unavailable as reason:
-                self._home.close()
-                self._stay_here(self._crew, reason)
-                self.workers = 0
-                self._home = Here(make_rows(self._cfg, range(self.rows)))
+            self._home = self._choose()
         return self._home
 
-    def _stay_here(self, crew: Crew, reason: Unavailable) -> None:
+    def _stay_here(self, reason: Unavailable) -> None:
         """Workers were asked for and are not possible: where they were only a default, that is no news."""
-        if not crew.auto:
+        if self._crew and not self._crew.auto:
             raise ParamsError(
                 f"runtime.env_workers: the {self._what} environment {self._id!r} cannot live in worker processes: "
-                f"{reason}; name one's own as 'module:EnvId', or set it to 0"
+                f"{reason}; set it to 0"
             ) from None
 
     def _spares(self, rows: Ints, ahead: int) -> Ints:
@@ -279,7 +267,7 @@ class EnvPool:
             raise UsageError("the pool has no step to receive: call send(actions) first")
         (index, action), self._sent = self._sent, None
         try:
-            stepped = self._settled().receive(index)
+            stepped = self._settled().receive(index, action)
         except Fault as fault:
             self._fail(fault)
         return self._record(self._all if index is None else index, action, *stepped)
@@ -375,16 +363,18 @@ class EnvPool:
             UsageError: the environments do not live in this process.
         """
         home = self._settled()
-        if not isinstance(home, Here):
+        if not isinstance(home, Rows):
             raise UsageError("the pool's environments do not live in this process: give it no crew, and backend sync")
-        return home.rows.env(row)
+        return home.env(row)
 
     def close(self) -> None:
         """Close every environment. One that fails to close cannot harm a finished run."""
-        if self._home is None:
-            close_all([self._example])
-        else:
+        if self._home is not None:
             self._home.close()
+            return
+        close_all([self._example])
+        if self._remote is not None:
+            self._remote.close()
 
     def _fail(self, fault: Fault) -> NoReturn:
         row = fault.row

@@ -5,9 +5,7 @@ The same code runs in the trainer and in worker processes, so that where an envi
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     import gymnasium
     import numpy.typing as npt
 
-# In quotes, and the classes below in functions: checking a params file imports this module and must not load NumPy.
+# In quotes: checking a params file imports this module and must not load NumPy.
 Bools: TypeAlias = "npt.NDArray[np.bool_]"
 Floats: TypeAlias = "npt.NDArray[np.float32]"
 Ints: TypeAlias = "npt.NDArray[np.int64]"
@@ -29,25 +27,14 @@ Begun: TypeAlias = "tuple[Floats, Bools | None]"
 Stepped: TypeAlias = "tuple[Floats, Floats, Bools, Bools, Bools | None]"
 
 
-_FENV_BYTES = 256  # more than C's fenv_t has anywhere
 NO_MASK = "returned no action_mask, earlier it did: give it at every reset and step"
-
-
-@cache
-def _bools() -> frozenset[type]:
-    return frozenset((bool, np.bool_))
-
-
-@cache
-def _numbers() -> frozenset[type]:
-    return frozenset((float, int, np.float64, np.float32))
 
 
 class Fault(Exception):
     """An environment raised, or returned something that cannot be used: in which row, and what."""
 
     def __init__(self, row: int, text: str) -> None:
-        super().__init__(text)
+        super().__init__(row, text)  # both, so that it can go from one process to another
         self.row, self.text = row, text
 
 
@@ -82,13 +69,14 @@ class Rows:
         self._shape = (self._space.size,)
         self._dtype = space.dtype if self._space.plain else np.dtype(np.float32)
         self.actions = ActionSpace.of(envs[0].action_space)
+        self._bools, self._numbers = {bool, np.bool_}, {float, int, np.float64, np.float32}
         self._steps = {number: env.step for number, env in zip(numbers, envs, strict=True)}
 
     def env(self, row: int) -> gymnasium.Env[Any, Any]:
         """Return the environment of one row."""
         return self.envs[self.numbers.index(row)]
 
-    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> Begun:
+    def reset(self, rows: Ints | Sequence[int], seeds: Ints | Sequence[int]) -> Begun:
         """Begin an episode in `rows` `[n]`, each from its own seed: observations `[n, O]`, masks `[n, A]` or None.
 
         Raises:
@@ -96,7 +84,7 @@ class Rows:
         """
         observations = np.empty((len(rows), *self._shape), np.float32)
         masks = np.ones((len(rows), self.actions.size), np.bool_)
-        for i, (row, seed) in enumerate(zip(rows, seeds, strict=True)):
+        for i, (row, seed) in enumerate(zip(map(int, rows), map(int, seeds), strict=True)):
             try:
                 obs, info = self.env(row).reset(seed=seed)
             except EvopipeError:
@@ -125,7 +113,7 @@ class Rows:
             Fault: an environment raised, or returned something of a wrong type or shape.
         """
         shape, dtype, masked, steps, plain = self._shape, self._dtype, self.masked, self._steps, self._space.plain
-        bools, numbers = _bools(), _numbers()
+        bools, numbers = self._bools, self._numbers
         observations, rewards, terminations, truncations, masks = [], [], [], [], []
         row = -1
         try:
@@ -159,6 +147,13 @@ class Rows:
         flags = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
         return obs_t, reward_t, *flags, np.stack(masks) if masks else None
 
+    def send(self, rows: Ints | None, actions: Actions, next_seeds: Ints | None) -> None:
+        """Begin a step: here the work is done when its result is asked for."""
+
+    def receive(self, rows: Ints | None, actions: Actions) -> Stepped:
+        """Step `rows`, all where None. See `step`."""
+        return self.step(self.numbers if rows is None else rows.tolist(), actions)
+
     def close(self) -> None:
         """Close every environment. One that fails to close cannot harm a finished run."""
         close_all(self.envs)
@@ -166,7 +161,7 @@ class Rows:
     def _coerce(self, row: int, obs: Any, reward: Any, terminated: Any, truncated: Any) -> tuple[Floats, float]:
         """The slow path of a step: types that differ from the declared ones but carry the same meaning."""
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if flag.__class__ not in _bools():
+            if flag.__class__ not in self._bools:
                 raise Fault(row, f"step() returned {name} = {_name(flag)}, which is not a bool")
         return self._observation(row, obs) if self._space.plain else obs, _reward(row, reward)
 
@@ -206,32 +201,6 @@ class Rows:
         return legal
 
 
-class Here:
-    """The rows of a pool, or some of them, in this process: the work is done when its result is asked for."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
-        self._all = list(rows.numbers)
-        self._actions: Actions | None = None
-
-    def reset(self, rows: Ints, seeds: Ints) -> Begun:
-        """Begin episodes, see `Rows.reset`."""
-        return self.rows.reset(rows.tolist(), seeds.tolist())
-
-    def send(self, rows: Ints | None, actions: Actions, next_seeds: Ints | None) -> None:
-        """Begin a step of `rows`, of all where None."""
-        self._actions = actions
-
-    def receive(self, rows: Ints | None) -> Stepped:
-        """End it, see `Rows.step`."""
-        assert self._actions is not None
-        return self.rows.step(self._all if rows is None else rows.tolist(), self._actions)
-
-    def close(self) -> None:
-        """Close every environment."""
-        self.rows.close()
-
-
 def close_all(envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
     """Close environments, whatever they say to it."""
     for env in envs:
@@ -249,42 +218,6 @@ def broken(
     if mask is not None:  # a mask after the last action means nothing
         bad |= ~actions.possible(mask) & ~(terminated | truncated)
     return bad
-
-
-def floating_point() -> str | None:
-    """Return how this thread computes (rounding, whether denormal numbers count as zero), in hexadecimal digits."""
-    libm = _libm()
-    room = ctypes.create_string_buffer(_FENV_BYTES)
-    return room.raw.hex() if libm is not None and libm.fegetenv(room) == 0 else None
-
-
-def compute_alike(state: str | None) -> None:
-    """Make this thread compute as another one of this machine does, see `floating_point`."""
-    libm = _libm()
-    if libm is not None and state is not None:
-        libm.fesetenv(ctypes.create_string_buffer(bytes.fromhex(state), _FENV_BYTES))
-
-
-@cache
-def _libm() -> ctypes.CDLL | None:
-    try:
-        libm = ctypes.CDLL(None)
-        return libm if libm.fegetenv and libm.fesetenv else None
-    except (OSError, AttributeError, TypeError):
-        return None
-
-
-def describe_spec(env: gymnasium.Env[Any, Any]) -> str:
-    """Return what Gymnasium knows an environment by, the same text in every process."""
-    spec = env.spec
-    if spec is None:
-        return "no spec"
-    entry = spec.entry_point
-    if callable(entry):
-        entry = f"{entry.__module__}:{getattr(entry, '__qualname__', entry)}"
-    wrappers = [(wrapper.name, str(wrapper.entry_point)) for wrapper in spec.additional_wrappers]
-    limits = spec.max_episode_steps, spec.nondeterministic, spec.order_enforce, spec.reward_threshold
-    return repr((spec.id, entry, limits, sorted(map(repr, spec.kwargs.items())), wrappers))
 
 
 def _reward(row: int, reward: Any) -> float:

@@ -1,41 +1,36 @@
-"""Worker processes that step a pool's environments while the trainer learns.
+"""Worker processes that step a pool's environments, while the trainer learns or with a share of its own.
 
-`Crew` holds the processes, `Remote` one pool's environments in them. Every row is stepped by the code that steps it in
-process (`evopipe.envs.rows`), so nothing depends on where it lives or among how many processes the rows are split.
+`Crew` says how many, `Remote` is one pool's environments in them. Every row is stepped by the code that steps it in
+this process (`evopipe.envs.rows`), so nothing depends on where it lives or among how many processes rows are split.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import weakref
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any, Literal
+import math
+import time
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from evopipe import errors
-from evopipe.envs.make import EnvConfig
-from evopipe.envs.rows import NO_MASK, Actions, Begun, Fault, Ints, Stepped, describe_spec, floating_point
-from evopipe.envs.shared import Bell, Message, Op, SharedArrays, read_message
+from evopipe.envs.make import EnvConfig, has_threads
+from evopipe.envs.rows import NO_MASK, Actions, Begun, Fault, Ints, Rows, Stepped, broken, make_rows
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError
+from evopipe.parallel import Died, Helper, Inline, available_cpus, can_help, shared_memory
 from evopipe.types import Spaces
 
+if TYPE_CHECKING:
+    import gymnasium
+
 MOST = 16  # workers that `auto` starts at most
-LEAST_ROWS = 8  # rows that `auto` gives workers at least: below, a message costs more than it saves
+LEAST_ROWS = 8  # rows that `auto` gives workers at least: below, a wake-up costs more than it saves
 LEARNING_ROWS = 32  # rows that `auto` gives each worker while the trainer learns meanwhile, and is in no hurry
-# What `auto` reckons with, in microseconds: a step where none was measured; the messages of a tick, and each worker's.
+# What `auto` reckons with, in microseconds: a step where none was measured; the wake-ups of a tick, and each worker's.
 # The latter are those of a busy machine: in vain is dearer than not at all.
 STEP_COST, TICK_COST, WORKER_COST = 20.0, 100.0, 50.0
 WORTH = 0.8  # of the time without them that a tick with workers may take
-_PATIENCE = 5.0  # seconds that a process has to end
+_OPEN, _RESET, _STEP = range(3)
 _MEMORY = " (often because memory ran out: lower env.num_envs or population.size)"
 _WAY_OUT = "; runtime.env_workers: 0 steps them in the trainer's process"
 
@@ -45,30 +40,29 @@ class Unavailable(Exception):
 
 
 class Crew:
-    """Worker processes, started when a pool first needs them, shared by the pools of a run.
+    """How many processes step the environments of a run's pools, and what a step costs.
 
-    They end with this process, whatever ends it, and are deaf to the signals that ask it to stop.
+    Each pool forks its own; they end with it, with this, and with this process, whatever ends it.
 
     Args:
         workers: how many; `auto`: by the number of CPUs that this process may use (none where it is only one), and
             fewer, or none, for a pool of few rows.
         learners: processes that compute while a pool steps whose steps they overlap.
+
+    Raises:
+        ParamsError: workers were asked for, and this system can have none.
     """
 
     def __init__(self, workers: int | Literal["auto"] = "auto", learners: int = 1) -> None:
-        self.learners = learners
-        self.auto = workers == "auto"
-        cpus = available_cpus()
-        possible = bool(sys.executable) and hasattr(socket, "send_fds")
+        self.learners, self.auto = learners, workers == "auto"
         if workers == "auto":
-            self.workers = min(cpus, MOST) if possible and cpus > 1 else 0
-        elif possible or not workers:
+            cpus = available_cpus()
+            self.workers = min(cpus, MOST) if cpus > 1 and can_help() else 0
+        elif can_help() or not workers:
             self.workers = workers
         else:
             raise ParamsError("runtime.env_workers: worker processes are not possible on this system; set it to 0")
-        self._members: list[Worker] = []
         self._pools: list[Remote] = []
-        weakref.finalize(self, _stop, self._members, os.getpid())
 
     def count(self, rows: int, overlapped: bool, step_cost: float | None = None) -> int:
         """How many workers a pool should use; no result depends on it.
@@ -97,27 +91,23 @@ class Crew:
         steps = sum(int(shared.stepped.sum()) for shared in pools)
         return sum(int(shared.spent.sum()) for shared in pools) / steps / 1000 if steps else None
 
-    def take(self, count: int) -> list[Worker]:
-        """Return the first so many workers, started where they are not running yet.
+    def fork(self, cfg: EnvConfig, rows: int, spaces: Spaces, overlapped: bool) -> Remote | None:
+        """Return workers for a pool, as many as it may come to use; None where that is none.
 
         Raises:
-            Unavailable: a process cannot be started.
+            Unavailable: a process cannot be forked.
         """
-        while len(self._members) < count:
-            try:
-                self._members.append(Worker(len(self._members) + 1))
-            except OSError as error:
-                raise Unavailable(f"a worker process cannot be started ({error.strerror or error})") from error
-        return self._members[:count]
-
-    def add(self, pool: Remote) -> int:
-        """Remember a pool, and return its number."""
-        self._pools.append(pool)
-        return len(self._pools)
+        count = self.count(rows, overlapped, self.step_cost(cfg) or 1e9)
+        # A fork has no threads but one: an environment that has started some might wait for them forever.
+        if not count or (self.auto and has_threads(cfg)):
+            return None
+        self._pools.append(Remote(cfg, rows, spaces, count))
+        return self._pools[-1]
 
     def close(self) -> None:
         """End the processes; the pools that use them cannot be used any more."""
-        _stop(self._members, os.getpid())
+        for pool in self._pools:
+            pool.close()
 
     def __enter__(self) -> Crew:
         return self
@@ -126,184 +116,164 @@ class Crew:
         self.close()
 
 
-def available_cpus() -> int:
-    """CPUs that this process may use: its affinity, and the quota of its control group."""
-    try:
-        cpus = len(os.sched_getaffinity(0))
-    except AttributeError:
-        cpus = os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        cpus = min(cpus, max(1, round(int(quota) / int(period))))
-    return cpus
+def _shared_arrays(rows: int, spaces: Spaces, shares: int) -> Any:
+    """Return what the processes of one pool see, arrays of these names, indexed by row unless stated otherwise:
+
+    - `order`: what is to be done, of how many rows (-1: all), among how many shares; `named`: these rows, in the
+      caller's order;
+    - `action`, see `Actions`; `seed` of the episodes to begin; `next_seed` of the episode that is begun where a step
+      ends one, -1: none;
+    - `obs`, `reward`, `terminated`, `truncated`, `mask`: what the last step or reset gave;
+    - `next_obs`, `next_mask` of the episode that was begun ahead, and `begun`, its seed, -1: none was;
+    - of each share: `masked`, whether its environments give masks; `spent`, nanoseconds stepping; `stepped`, steps.
+    """
+    kinds: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
+        "order": (np.int64, (3,)),
+        "action": (np.float32 if spaces.continuous else np.int64, (rows, *spaces.action_shape)),
+        "masked": (np.bool_, (shares,)),
+        "reward": (np.float32, (rows,)),
+        **dict.fromkeys(("named", "seed", "next_seed", "begun"), (np.int64, (rows,))),
+        **dict.fromkeys(("obs", "next_obs"), (np.float32, (rows, spaces.observations))),
+        **dict.fromkeys(("terminated", "truncated"), (np.bool_, (rows,))),
+        **dict.fromkeys(("mask", "next_mask"), (np.bool_, (rows, spaces.actions))),
+        **dict.fromkeys(("spent", "stepped"), (np.int64, (shares,))),
+    }
+    pieces = shared_memory([math.prod(shape) * np.dtype(kind).itemsize for kind, shape in kinds.values()])
+    found = {
+        name: np.ndarray(shape, kind, piece) for (name, (kind, shape)), piece in zip(kinds.items(), pieces, strict=True)
+    }
+    found["next_seed"][:] = found["begun"][:] = -1
+    return SimpleNamespace(**found)
 
 
-class Worker:
-    """One worker process and the socket to it. Requests are answered in order.
+class _Share:
+    """One process's rows of a pool, dealt like cards: neighbours, a member's, are rarely equally dear.
 
-    Raises:
-        OSError: the process cannot be started.
+    Args:
+        cfg: which environment.
+        first: its first row, and its number among the shares.
+        shared: see `_shared_arrays`.
+        made: its first few environments.
     """
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.channel, theirs = socket.socketpair()
-        self._call, self._ready = Bell(), Bell()
-        main_thread = threading.current_thread() is threading.main_thread()
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from evopipe.envs.worker import main; "
-            f"main({theirs.fileno()}, {self._call.fd}, {self._ready.fd}, {os.getpid()}, {main_thread})"
-        )
-        flags = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
+    def __init__(self, cfg: EnvConfig, first: int, shared: Any, made: Sequence[gymnasium.Env[Any, Any]] = ()) -> None:
+        self._cfg, self._first, self._shared, self._made = cfg, first, shared, made
+        self._rows: Rows | None = None
+        self._failed: dict[int, tuple[int, Exception]] = {}  # episodes begun ahead that did not begin: seed, and why
+
+    def serve(self) -> None:
+        """Do what is asked."""
+        op, count, shares = self._shared.order.tolist()
+        if self._rows is None:  # the first request
+            self._every = slice(self._first, None, shares)
+            self._mine = range(len(self._shared.obs))[self._every]
+            self._rows = make_rows(self._cfg, self._mine, made=self._made)
+            return
+        do = self._reset if op == _RESET else self._step
+        if count < 0:
+            do(self._rows, self._mine, self._every)
+        else:
+            named = self._shared.named[:count]
+            own = named[named % shares == self._first]
+            do(self._rows, own.tolist(), own)
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._rows is not None:
+            self._rows.close()
+
+    def _reset(self, envs: Rows, rows: Sequence[int], index: Ints | slice) -> None:
+        shared = self._shared
+        shared.begun[index] = -1
+        seeds = shared.seed[index].tolist()
+        for row, seed in zip(rows, seeds, strict=True):
+            failed = self._failed.pop(row, None)
+            if failed is not None and failed[0] == seed:
+                raise failed[1]
+        shared.obs[index], mask = envs.reset(rows, seeds)
+        if mask is not None:
+            shared.mask[index], shared.masked[self._first] = mask, True
+
+    def _step(self, envs: Rows, rows: Sequence[int], index: Ints | slice) -> None:
+        shared = self._shared
+        began = time.perf_counter_ns()
+        obs, reward, terminated, truncated, mask = envs.step(rows, shared.action[index])
+        shared.spent[self._first] += time.perf_counter_ns() - began
+        shared.stepped[self._first] += len(rows)
+        shared.obs[index], shared.reward[index] = obs, reward
+        shared.terminated[index], shared.truncated[index] = terminated, truncated
+        if mask is not None:
+            shared.mask[index] = mask
+        shared.begun[index] = -1
+        over = terminated | truncated | broken(envs.actions, obs, reward, terminated, truncated, mask)
+        for i in over.nonzero()[0].tolist():
+            self._begin_ahead(envs, rows[i])
+
+    def _begin_ahead(self, envs: Rows, row: int) -> None:
+        """Begin the episode that is known to follow. A fault is kept until that episode is asked for."""
+        shared = self._shared
+        self._failed.pop(row, None)
+        seed = int(shared.next_seed[row])
+        if seed < 0:
+            return
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, *flags, "-c", code],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[fd for fd in (theirs.fileno(), self._call.fd, self._ready.fd) if fd >= 0],
-                start_new_session=True,  # Ctrl-C in a terminal is for the trainer, which saves first
-            )
-        except BaseException:
-            self._let_go()
-            raise
-        finally:
-            theirs.close()
-        self._asked = self._answered = 0
-        self._answers: dict[int, Message] = {}
-        self._death = ""
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request was not answered yet."""
-        return self._answered < self._asked
-
-    def ask(self, op: Op, pool: int, count: int = -1, body: Any = None, fd: int | None = None) -> int:
-        """Send a request and return its number. That the worker is gone shows when its answer is read."""
-        self._asked += 1
-        message = Message(op, self._asked, pool, count, body).pack()
-        with contextlib.suppress(OSError):
-            if fd is None:
-                self.channel.sendall(message)
-            else:
-                sent = socket.send_fds(self.channel, [message], [fd])
-                self.channel.sendall(message[sent:])
-            self._call.ring()
-        return self._asked
-
-    def answer(self, number: int) -> Message:
-        """Wait for the answer to a request.
-
-        Raises:
-            Unavailable: the worker is gone.
-        """
-        while number not in self._answers:
-            message = None if self._death else self._read()
-            if message is None:
-                raise Unavailable(self._died())
-            self._answered = message.number
-            self._answers[message.number] = message
-        return self._answers.pop(number)
-
-    def _read(self) -> Message | None:
-        self._ready.wait(self.channel)
-        return read_message(self.channel)
-
-    def _died(self) -> str:
-        """Say what became of the process."""
-        if not self._death:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_PATIENCE)
-            code = self.process.returncode
-            if code is None:
-                self._death = f"worker process {self.process.pid} does not answer any more"
-            elif code < 0:
-                name = _signal_name(-code)
-                memory = _MEMORY if -code == signal.SIGKILL else ""
-                self._death = f"worker process {self.process.pid} was ended by {name}{memory}"
-            else:
-                self._death = f"worker process {self.process.pid} ended with exit code {code}"
-        return self._death
-
-    def stop(self) -> None:
-        """End the process: by itself where it is idle, else at once."""
-        if self.busy:
-            self.process.kill()
-        with contextlib.suppress(OSError):
-            self.channel.shutdown(socket.SHUT_WR)
-            self._call.ring()
-        try:
-            self.process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        self.channel.close()
-        self._call.close()
-        self._ready.close()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _stop(workers: list[Worker], owner: int) -> None:
-    if os.getpid() != owner:  # a fork of the trainer; they are not its own
-        return
-    while workers:
-        workers.pop().stop()
+            obs, mask = envs.reset([row], [seed])
+        except Exception as error:
+            self._failed[row] = seed, error
+            return
+        shared.next_obs[row] = obs[0]
+        if mask is not None:
+            shared.next_mask[row] = mask[0]
+        shared.begun[row] = seed
 
 
 class Remote:
-    """The rows of one pool, dealt to worker processes like cards: neighbours, a member's, are rarely equally dear.
+    """The rows of one pool in worker processes, and this process's share of them where it takes one.
+
+    They are forked here, before the trainer's memory and threads grow, and make their environments in `open`, when it
+    is known how many are used.
 
     Args:
         cfg: which environment.
         rows: `R`.
         spaces: what an algorithm knows of its spaces.
-        example: one of the environments, made here.
-        crew: the processes.
-        count: how many of them.
-        shares: among how many the rows are dealt: those after the first `count` are somebody else's.
+        count: processes at most.
 
     Raises:
-        Unavailable: the environment cannot live in another process.
+        Unavailable: a process cannot be forked.
     """
 
-    def __init__(
-        self, cfg: EnvConfig, rows: int, spaces: Spaces, example: Any, crew: Crew, count: int, shares: int
-    ) -> None:
-        kwargs = _portable(cfg.kwargs)
-        self._workers = crew.take(count)
-        self.cfg, self.rows, self.shared = cfg, rows, SharedArrays(rows, spaces)
-        self._pool = crew.add(self)
-        self.masked = False
-        self._asked: list[tuple[Worker, int, Ints | None]] = []  # what was not answered yet: about which rows
-        self._shares = shares
-        torch = sys.modules.get("torch")
-        about = {
-            "id": cfg.id, "kwargs": kwargs, "rows": rows, "shares": shares, "spaces": asdict(spaces),
-            "spec": describe_spec(example),
-            "folder": os.getcwd(), "path": sys.path, "torch_threads": torch.get_num_threads() if torch else None,
-            "floating_point": floating_point(),
-        }  # fmt: skip
-        for first, worker in enumerate(self._workers):
-            body = {**about, "first": first}
-            self._asked.append((worker, worker.ask(Op.OPEN, self._pool, body=body, fd=self.shared.fd), None))
-        os.close(self.shared.fd)  # on its way to them, and mapped here
+    def __init__(self, cfg: EnvConfig, rows: int, spaces: Spaces, count: int) -> None:
+        self.cfg, self.shared = cfg, _shared_arrays(rows, spaces, count + 1)
+        shares = [_Share(cfg, first, self.shared) for first in range(count)]
+        try:
+            self.helpers: list[Helper | Inline] = [Helper(share.serve, share.close) for share in shares]
+        except OSError as error:
+            raise Unavailable(f"a worker process cannot be forked ({error.strerror or error})") from error
+        self._asked: list[Helper | Inline] = []  # who has not answered yet
+        self._masked, self._death = False, ""
 
-    def settle(self) -> None:
-        """Wait until the workers have made their environments.
+    def open(self, count: int, made: gymnasium.Env[Any, Any] | None) -> None:
+        """Have the first `count` processes make their environments; let the others go.
+
+        Args:
+            count: how many.
+            made: this process takes a share besides, of which that is the first environment; None: it does not.
 
         Raises:
-            Unavailable: one of them could not.
+            Unavailable: an environment cannot be made there.
         """
-        for answer, _ in self._collect():
-            if answer.op is Op.FAULT:
-                raise Unavailable(answer.body["text"])
+        for helper in self.helpers[count:]:
+            helper.dismiss()
+        del self.helpers[count:]
+        if made is not None:
+            own = _Share(self.cfg, count, self.shared, [made])
+            self.helpers.append(Inline(own.serve, own.close))
+        try:
+            self._begin(_OPEN, None)
+            self._end(None)
+        except Exception as error:
+            raise Unavailable(str(error)) from error
 
     def reset(self, rows: Ints, seeds: Ints) -> Begun:
         """Begin episodes; those that were begun ahead are there already. See `Rows.reset`."""
@@ -312,17 +282,18 @@ class Remote:
         if ahead.any():
             taken = rows[ahead]
             shared.obs[taken], shared.begun[taken] = shared.next_obs[taken], -1
-            if self.masked:
+            if self._masked:
                 shared.mask[taken] = shared.next_mask[taken]
         due = rows[~ahead]
-        shared.seed[due] = seeds[~ahead]
         if len(due):
-            self._ask(Op.RESET, due)
-            for answer, own in self._answers(due):
-                self.masked = self.masked or bool(answer.body)
-                if self.masked and not answer.body and own is not None:
-                    raise Fault(int(own[0]), NO_MASK)
-        return shared.obs[rows], shared.mask[rows] if self.masked else None
+            shared.seed[due] = seeds[~ahead]
+            self._begin(_RESET, due)
+            self._end(due)
+            masked = shared.masked[due % len(self.helpers)]
+            self._masked = self._masked or bool(masked.any())
+            if self._masked and not masked.all():
+                raise Fault(int(due[~masked][0]), NO_MASK)
+        return shared.obs[rows], shared.mask[rows] if self._masked else None
 
     def send(self, rows: Ints | None, actions: Actions, next_seeds: Ints | None) -> None:
         """Begin a step of `rows`, of all where None."""
@@ -330,11 +301,11 @@ class Remote:
         self.shared.action[where] = actions
         if next_seeds is not None:
             self.shared.next_seed[where] = next_seeds
-        self._ask(Op.STEP, rows)
+        self._begin(_STEP, rows)
 
-    def receive(self, rows: Ints | None) -> Stepped:
+    def receive(self, rows: Ints | None, actions: Actions) -> Stepped:
         """End it. See `Rows.step`."""
-        self._answers(rows)
+        self._end(rows)
         shared = self.shared
         where: Ints | slice = slice(None) if rows is None else rows
         return (
@@ -342,65 +313,54 @@ class Remote:
             np.array(shared.reward[where]),
             np.array(shared.terminated[where]),
             np.array(shared.truncated[where]),
-            np.array(shared.mask[where]) if self.masked else None,
+            np.array(shared.mask[where]) if self._masked else None,
         )
 
     def close(self) -> None:
-        """Close the environments; the processes stay for other pools."""
-        for worker in self._workers:
-            worker.ask(Op.CLOSE, self._pool)
+        """Close the environments, in the middle of a step too, and end the processes."""
+        self._death = self._death or "the pool was closed: make another one"
+        for helper in self.helpers:
+            helper.dismiss()
 
-    def _ask(self, op: Op, rows: Ints | None) -> None:
-        for first, worker in enumerate(self._workers):
-            if rows is None:
-                self._asked.append((worker, worker.ask(op, self._pool), None))
-                continue
-            own, places = rows[rows % self._shares == first], self.shared.rows[first :: self._shares]
-            if len(own) > len(places):
+    def _begin(self, op: int, rows: Ints | None) -> None:
+        """Ask for something about `rows`, about all where None."""
+        if self._death:
+            raise EnvironmentFailed(self._death)
+        while self._asked:  # an interrupt left it
+            self._answer()
+        asked: Iterable[int] = range(len(self.helpers))
+        if rows is not None:
+            if len(rows) > len(self.shared.named):
                 raise UsageError("a row was named twice in one step or reset of an environment pool")
-            if len(own):
-                places[: len(own)] = own
-                self._asked.append((worker, worker.ask(op, self._pool, len(own)), own))
+            self.shared.named[: len(rows)] = rows
+            asked = sorted(set((rows % len(self.helpers)).tolist()))
+        self.shared.order[:] = op, -1 if rows is None else len(rows), len(self.helpers)
+        self._asked = [self.helpers[share] for share in asked]
+        for helper in self._asked:
+            helper.tell()
 
-    def _collect(self) -> list[tuple[Message, Ints | None]]:
-        """Wait for all answers that are due; each comes with the rows that were asked about."""
-        asked, self._asked = self._asked, []
-        return [(worker.answer(number), own) for worker, number, own in asked]
+    def _end(self, rows: Ints | None) -> None:
+        """Wait for all that was asked; of several faults, raise the one that one row after the other meets first."""
+        if self._death:
+            raise EnvironmentFailed(self._death)
+        errors = []
+        while self._asked:
+            errors.append(self._answer())
+        if found := [error for error in errors if error is not None]:
+            order = {} if rows is None else {row: i for i, row in enumerate(rows.tolist())}
+            raise min(found, key=lambda fault: order.get(fault.row, fault.row) if isinstance(fault, Fault) else -1)
 
-    def _answers(self, rows: Ints | None) -> list[tuple[Message, Ints | None]]:
-        """Wait for all answers; of several faults, raise the one that stepping one row after the other meets first."""
+    def _answer(self) -> BaseException | None:
+        """Wait for the last of those asked, this process's own share where it has one; return what it raised."""
+        helper = self._asked[-1]
         try:
-            answers = self._collect()
-        except Unavailable as death:
-            raise EnvironmentFailed(f"{death}{_WAY_OUT}") from None
-        faults = [answer.body for answer, _ in answers if answer.op is Op.FAULT]
-        if faults:
-            order = {row: i for i, row in enumerate(rows.tolist())} if rows is not None else {}
-            first = min(faults, key=lambda fault: order.get(fault["row"], fault["row"]))
-            if not first["kind"]:
-                raise Fault(first["row"], first["text"])
-            raise _error(first["kind"], first["text"])
-        return answers
-
-
-def _error(kind: str, text: str) -> EvopipeError:
-    """The typed error that an environment raised in a worker."""
-    found = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, EvopipeError) and found is not errors.Interrupted:
-        return found(text)
-    return EnvironmentFailed(text)
-
-
-def _portable(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments as JSON carries them, if it carries them exactly.
-
-    Raises:
-        Unavailable: it does not.
-    """
-    try:
-        carried = json.loads(json.dumps(kwargs))
-    except (TypeError, ValueError):
-        carried = None
-    if carried != kwargs or repr(carried) != repr(kwargs):
-        raise Unavailable("env.kwargs holds a value that is not plain data")
-    return dict(carried)
+            error = helper.wait()
+        except Died as death:
+            self._death = f"worker {death}{_MEMORY if death.killed else ''}{_WAY_OUT}"
+            self._asked = []
+            self.close()
+            raise EnvironmentFailed(self._death) from None
+        self._asked.pop()
+        if isinstance(helper, Inline) or error is None or isinstance(error, Fault | EvopipeError):
+            return error
+        return EnvironmentFailed(f"{type(error).__name__}: {error}")  # sys.exit() in an environment

@@ -95,19 +95,21 @@ class Record:
         Raises:
             KeyError, TypeError, ValueError: it is another thing.
         """
-        members, children = [], []
+        members = []
         for m in data["members"]:
             fitness = -math.inf if m["fitness"] is None else float(m["fitness"])
             members.append(Scored(**{**m, "arch": Arch.from_json(m["arch"]), "fitness": fitness}))
-        for c in data["children"]:
-            children.append(Born(**{**c, "arch": Arch.from_json(c["arch"]), "mutation": Mutation(**c["mutation"])}))
         champion = data["champion"]
+        children = tuple(
+            Born(**{**c, "arch": Arch.from_json(c["arch"]), "mutation": Mutation(**c["mutation"])})
+            for c in data["children"]
+        )
         return cls(
             int(data["generation"]), int(data["step"]), tuple(members),
-            None if champion is None else (champion["id"], champion["score"]), tuple(children),
+            None if champion is None else (champion["id"], champion["score"]), children,
             bool(data.get("restored", False)),
         )  # fmt: skip
 
     def with_children(self, children: Sequence[Born]) -> Record:
         """Return the record of a generation that had these children."""
-        return replace(self, children=tuple(children))
+        return replace(self, children=children)

@@ -1,39 +1,30 @@
 """Learning divided among processes: each takes some rows of the cohorts, on the same memory.
 
-The members' tensors and the replay memory lie in memory that all processes see. For a generation the trainer forks
-helpers, which have everything they need without a copy; at each tick it tells them how many updates are due, takes its
-own share, and waits. A row is computed by the same operators on the same numbers wherever it is, so nothing depends on
-how many processes there are.
+The members' tensors and what they learn from lie in memory that all processes see. For a generation the trainer forks
+helpers (`evopipe.parallel`); at each tick it tells them what is due, takes its own share, and waits. A row is computed
+by the same operators on the same numbers wherever it is, so nothing depends on how many processes there are.
+
+A loop needs three things of this module: `Lessons`, which it writes; `Share`, which its lessons are given; and
+`Learners`, which it tells what is due.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import itertools
-import mmap
-import os
-import signal
-import sys
-import traceback
-import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Literal, Protocol
 
 import numpy as np
 import torch
 
 from evopipe.core.population import Cohort, cost, part, seen_by, tensors_of
-from evopipe.envs.shared import Bell
-from evopipe.envs.workers import available_cpus
 from evopipe.errors import ParamsError, ResourceError
-from evopipe.processes import ignore_stop_signals, signal_at_parent_death
+from evopipe.parallel import Died, Helper, available_cpus, can_help, shared_memory
 from evopipe.run.spec import Spec
 
 MOST = 16  # processes that `auto` uses at most
-LINE = 64  # bytes of a cache line
 LEAST_WORK = 2e5  # µs of modelled work in a generation below which forking is not worth it
 
 
@@ -43,7 +34,7 @@ def learner_count(asked: int | Literal["auto"], threads: int) -> int:
     Raises:
         ParamsError: several were asked for, and torch has several threads, which no fork survives.
     """
-    able = hasattr(os, "fork") and sys.platform.startswith("linux") and not torch.cuda.is_available()
+    able = can_help() and not torch.cuda.is_available()
     if asked == "auto":
         return min(available_cpus(), MOST) if able and threads == 1 else 1
     if asked > 1 and threads > 1:
@@ -81,33 +72,24 @@ def divide(
         The shares of each process, none without any; fewer processes where more would not be faster.
     """
     rows = [(c, r) for c, cohort in enumerate(cohorts) for r in range(len(cohort.members))]
-    work = _interval_costs(cohorts, rows, rate)
-    n = len(rows)
-    # best[k][j]: least slowest time for the first j rows in k parts; cut[k][j]: where the last part begins.
-    best, cuts = [[0.0, *(work[0, j] for j in range(1, n + 1))]], [[0] * (n + 1)]
-    for _ in range(min(processes, n) - 1):
-        last = best[-1]
-        row = [min((max(last[i], work[i, j]), i) for i in range(j)) if j else (0.0, 0) for j in range(n + 1)]
-        best.append([value for value, _ in row])
-        cuts.append([i for _, i in row])
-    parts = min(range(len(best)), key=lambda k: (best[k][n], k))
-    ends = [n]
-    for k in range(parts, 0, -1):
-        ends.append(cuts[k][ends[-1]])
-    borders = [0, *reversed(ends)]
-    return [_shares(rows[a:b]) for a, b in itertools.pairwise(borders) if b > a]
+    n, rates = len(rows), [rate(cohort) for cohort in cohorts]
 
+    @cache
+    def work(first: int, end: int) -> float:
+        """Modelled cost of an environment step's learning for these rows."""
+        shares = _shares(rows[first:end])
+        return sum(cost(cohorts[s.cohort].members[s.first : s.end]) * rates[s.cohort] for s in shares)
 
-def _interval_costs(
-    cohorts: Sequence[Cohort], rows: Sequence[tuple[int, int]], rate: Callable[[Cohort], float]
-) -> dict[tuple[int, int], float]:
-    """Model cost of an environment step's learning for the rows i..j."""
-    found, rates = {}, [rate(cohort) for cohort in cohorts]
-    for i in range(len(rows)):
-        for j in range(i + 1, len(rows) + 1):
-            shares = _shares(rows[i:j])
-            found[i, j] = sum(cost(cohorts[s.cohort].members[s.first : s.end]) * rates[s.cohort] for s in shares)
-    return found
+    @cache
+    def best(parts: int, end: int) -> tuple[float, tuple[int, ...]]:
+        """Least time of the slowest part of the first rows, and where each part begins."""
+        if parts == 1 or not end:
+            return work(0, end), (0,)
+        slowest, last = min((max(best(parts - 1, i)[0], work(i, end)), i) for i in range(end))
+        return slowest, (*best(parts - 1, last)[1], last)
+
+    parts = min(range(1, min(processes, n) + 1), key=lambda parts: best(parts, n)[0])
+    return [_shares(rows[a:b]) for a, b in itertools.pairwise((*best(parts, n)[1], n)) if b > a]
 
 
 def _shares(rows: Sequence[tuple[int, int]]) -> list[Share]:
@@ -161,28 +143,24 @@ class Learners:
         self.spec, self.lessons = spec, lessons
         self.processes = processes if spec.device.type == "cpu" and spec.paths.capture == "none" else 1
         if self.processes > 1:
-            _share(lessons.shared(), lessons.rebind)
-        self._helpers: list[_Helper] = []
+            _share(lessons.shared())
+            lessons.rebind()
+        self._helpers: list[Helper] = []
         # What each process learns with; empty where this one is alone.
         self._parts: list[list[tuple[Share, Cohort]]] = []
         self._order = np.empty(0, np.int64)
-        weakref.finalize(self, _dismiss, self._helpers, os.getpid())
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         """Divide new cohorts, before anything was computed with them; let the helpers of the old ones go."""
         self.close()
         read = self.lessons.adopt(cohorts)
-        if self.processes == 1 or self._work(cohorts) < LEAST_WORK:
-            return
-        plan = divide(cohorts, self.processes, self.lessons.rate)
+        train, rate = self.spec.train, self.lessons.rate
+        work = min(train.evo_steps, train.max_steps) * sum(cost(cohort.members) * rate(cohort) for cohort in cohorts)
+        plan = divide(cohorts, self.processes, rate) if self.processes > 1 and work >= LEAST_WORK else []
         if len(plan) > 1:
             rows = [(*tensors_of(c.state), c.healthy, c.losses, *seen_by(c)) for c in cohorts]
             _share([*itertools.chain(*rows), *read])
             self._parts = [[(s, part(cohorts[s.cohort], s.first, s.end)) for s in shares] for shares in plan]
-
-    def _work(self, cohorts: Sequence[Cohort]) -> float:
-        steps = min(self.spec.train.evo_steps, self.spec.train.max_steps)
-        return steps * sum(cost(cohort.members) * self.lessons.rate(cohort) for cohort in cohorts)
 
     def learn(self, cohorts: Sequence[Cohort], tick: int, due: Sequence[int], turns: Sequence[int]) -> None:
         """Let each cohort learn what is due at one tick, in place.
@@ -194,136 +172,61 @@ class Learners:
             turns: at which turn, as the lessons have it.
 
         Raises:
-            ResourceError: a helper was killed.
+            ResourceError: a helper died.
         """
         if not self._parts:
             whole = [(Share(i, 0, len(cohort.members)), cohort) for i, cohort in enumerate(cohorts)]
-            _take(self.lessons, whole, tick, due, turns)
+            self._take(whole, tick, due, turns)
             return
+        order = (tick, *due, *turns, *self.lessons.numbers())
         if not self._helpers:  # not before the first learning: until then there is nothing to divide
-            size = 1 + 2 * len(due) + len(self.lessons.numbers())
-            self._order = np.frombuffer(mmap.mmap(-1, 8 * size), np.int64)
-            self._helpers.extend(_Helper(self._serve(mine, len(cohorts))) for mine in self._parts[1:])
-        self._order[:] = (tick, *due, *turns, *self.lessons.numbers())
+            self._order = np.frombuffer(shared_memory([8 * len(order)])[0], np.int64, len(order))
+            self._helpers = [Helper(partial(self._follow, mine, len(cohorts))) for mine in self._parts[1:]]
+        self._order[:] = order
         for helper in self._helpers:
             helper.tell()
-        _take(self.lessons, self._parts[0], tick, due, turns)
+        self._take(self._parts[0], tick, due, turns)
         for helper in self._helpers:
-            helper.wait()
+            _wait(helper)
 
     def close(self) -> None:
         """Let the helpers go."""
-        _dismiss(self._helpers, os.getpid())
-        self._parts = []
+        for helper in self._helpers:
+            helper.dismiss()
+        self._helpers, self._parts = [], []
 
-    def _serve(self, mine: Sequence[tuple[Share, Cohort]], cohorts: int) -> Callable[[], None]:
-        def serve() -> None:
-            tick, *rest = self._order.tolist()
-            self.lessons.follow(rest[2 * cohorts :])
-            _take(self.lessons, mine, tick, rest[:cohorts], rest[cohorts : 2 * cohorts])
+    def _follow(self, mine: Sequence[tuple[Share, Cohort]], cohorts: int) -> None:
+        """What a helper does at a tick."""
+        tick, *rest = self._order.tolist()
+        self.lessons.follow(rest[2 * cohorts :])
+        self._take(mine, tick, rest[:cohorts], rest[cohorts : 2 * cohorts])
 
-        return serve
-
-
-def _take(
-    lessons: Lessons,
-    mine: Sequence[tuple[Share, Cohort]],
-    tick: int,
-    due: Sequence[int],
-    turns: Sequence[int],
-) -> None:
-    """Take one process's updates of one tick."""
-    for share, cohort in mine:
-        if due[share.cohort]:
-            lessons.learn(share, cohort, tick, due[share.cohort], turns[share.cohort])
+    def _take(self, mine: Sequence[tuple[Share, Cohort]], tick: int, due: Sequence[int], turns: Sequence[int]) -> None:
+        """Take one process's updates of one tick."""
+        for share, cohort in mine:
+            if due[share.cohort]:
+                self.lessons.learn(share, cohort, tick, due[share.cohort], turns[share.cohort])
 
 
-def _share(tensors: Sequence[torch.Tensor], rebind: Callable[[], None] = lambda: None) -> None:
+def _wait(helper: Helper) -> None:
+    """Wait for the end of a helper's tick."""
+    try:
+        error = helper.wait()
+    except Died as death:
+        raise ResourceError(
+            f"a learner {death}{', often because memory ran out' if death.killed else ''}: the same command continues "
+            "from the last checkpoint; lower population.size or train.replay.capacity, or set runtime.learners: 1"
+        ) from None
+    if error is not None:
+        raise error
+
+
+def _share(tensors: Sequence[torch.Tensor]) -> None:
     """Move tensors to memory that forked processes share, in place: whoever holds one, holds it still.
 
     A view that was taken before stays behind: take none before.
     """
-    sizes = [-(-tensor.nbytes // LINE) * LINE for tensor in tensors]
-    block = torch.frombuffer(mmap.mmap(-1, max(1, sum(sizes))), dtype=torch.uint8)
-    at = 0
-    for tensor, size in zip(tensors, sizes, strict=True):
-        place = block[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+    for tensor, piece in zip(tensors, shared_memory([tensor.nbytes for tensor in tensors]), strict=True):
+        place = torch.frombuffer(piece, dtype=torch.uint8)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         place.copy_(tensor)
         tensor.set_(place)  # type: ignore[call-overload]
-        at += size
-    rebind()
-
-
-class _Helper:
-    """A forked process that takes its share whenever it is told."""
-
-    def __init__(self, serve: Callable[[], None]) -> None:
-        self._told, self._done = Bell(), Bell()
-        life, self._life = os.pipe()  # closed at this end, the helper ends
-        self._words, words = os.pipe()  # closed at the other, it has ended
-        parent = os.getpid()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that this process has threads: the child touches none of their locks
-            self.pid = os.fork()
-        if self.pid == 0:
-            for end in (self._life, self._words):
-                os.close(end)
-            _work(serve, self._told, self._done, life, words, parent)
-        os.close(life)
-        os.close(words)
-
-    def tell(self) -> None:
-        """Begin a tick."""
-        self._told.ring()
-
-    def wait(self) -> None:
-        """Wait for the end of the tick.
-
-        Raises:
-            ResourceError: the process was killed.
-        """
-        if self._done.wait(self._words):
-            return
-        if words := os.read(self._words, 4096):
-            raise RuntimeError(f"a learner process failed: {words.decode(errors='replace')}")
-        raise ResourceError(
-            "a learner process was killed, often because memory ran out: the same command continues from the last "
-            "checkpoint; lower population.size or train.replay.capacity, or set runtime.learners: 1"
-        )
-
-    def dismiss(self) -> None:
-        """Let it end."""
-        for end in (self._life, self._words):
-            os.close(end)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-        self._told.close()
-        self._done.close()
-
-
-def _dismiss(helpers: list[_Helper], owner: int) -> None:
-    """End helpers, the youngest first: it holds what the older ones wait for. A fork leaves them to their parent."""
-    if os.getpid() != owner:
-        return
-    while helpers:
-        helpers.pop().dismiss()
-
-
-def _work(serve: Callable[[], None], told: Bell, done: Bell, life: int, words: int, parent: int) -> None:
-    """What a helper does, from its fork to its end. It must not return: the stack below it is the parent's."""
-    code = 1
-    try:
-        ignore_stop_signals()
-        signal_at_parent_death(signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(0)
-        gc.freeze()  # a collection would touch, and so copy, everything that came with the fork
-        while told.wait(life):
-            serve()
-            done.ring()
-        code = 0
-    except BaseException as error:
-        with contextlib.suppress(BaseException):
-            os.write(words, "".join(traceback.format_exception_only(error)).strip().encode()[:4000] or b"failed")
-    finally:
-        os._exit(code)

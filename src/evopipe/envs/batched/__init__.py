@@ -80,11 +80,6 @@ class Batched:
         origin = dynamics.start(torch.zeros(dynamics.draws, rows, dtype=torch.float64, device=device))
         self._hold(torch.zeros_like(origin), torch.zeros(rows, dtype=torch.int64, device=device))
 
-    @property
-    def observations(self) -> int:
-        """`O`, length of an observation."""
-        return self.spaces.observations
-
     def reset(self, seeds: torch.Tensor, mask: torch.Tensor | None = None) -> None:
         """Begin an episode in every row, each from its own seed.
 

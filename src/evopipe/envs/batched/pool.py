@@ -1,4 +1,4 @@
-"""A pool whose rows never leave the device: what `EnvPool` is to environments on the host."""
+"""Environments as tensors behind a pool's contract: a pool that never leaves its device, and rows of an `EnvPool`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from evopipe.envs.batched import BatchedStep, make_batched
 from evopipe.envs.make import EnvConfig
+from evopipe.envs.rows import Actions, Begun, Ints, Stepped
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -74,3 +75,44 @@ class TensorPool:
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+class TensorRows:
+    """The rows of an `EnvPool` as tensors on the CPU: NumPy in and out, any rows at a time.
+
+    Args:
+        cfg: which environment.
+        rows: `R`.
+
+    Raises:
+        ParamsError: see `make_batched`.
+    """
+
+    def __init__(self, cfg: EnvConfig, rows: int) -> None:
+        self._batched = make_batched(cfg, rows, torch.device("cpu"))
+
+    def reset(self, rows: Ints, seeds: Ints) -> Begun:
+        """Begin an episode in `rows` `[n]`, each from its own seed. See `Rows.reset`."""
+        index = torch.tensor(rows)
+        some = self._batched.take(index)
+        some.reset(torch.tensor(seeds))
+        self._batched.put(index, some)
+        return some.obs().numpy(), None
+
+    def send(self, rows: Ints | None, actions: Actions, next_seeds: Ints | None) -> None:
+        """Begin a step: here the work is done when its result is asked for."""
+
+    def receive(self, rows: Ints | None, actions: Actions) -> Stepped:
+        """Step `rows`, all where None. See `Rows.step`."""
+        if rows is None:
+            step = self._batched.step(torch.tensor(actions))
+        else:
+            index = torch.tensor(rows)
+            some = self._batched.take(index)
+            step = some.step(torch.tensor(actions))
+            self._batched.put(index, some)
+        obs, reward, terminated, truncated = (part.numpy() for part in step)
+        return obs, reward, terminated, truncated, None
+
+    def close(self) -> None:
+        """Nothing is held but memory."""

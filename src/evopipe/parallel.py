@@ -1,0 +1,295 @@
+"""Processes that help this one: forked from it, on memory that both see, told by a wake-up.
+
+A helper has all that this process had when it was forked, without a copy and without a message; what changes later
+stands in `shared_memory`. It does one piece of work each time it is told, and reports what that raised. Workers that
+step environments are helpers, and so are learners. See `docs/decisions/0014-one-process-layer.md`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import mmap
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_LINE = 64  # bytes of a cache line
+_AWAKE = 1_000_000  # ns that whoever waits stays awake: waking on an idle virtual CPU costs 200 000, acting takes less
+_PATIENCE = 5000  # ms that a helper has to end
+_LOOK = 1.0  # seconds between two looks at whether the process that is helped is still there
+_ROOM = 1 << 16  # bytes of what a helper and this process tell each other: how it stands, then what its work raised
+_IDLE, _BUSY, _DISMISSED = range(3)
+
+
+def can_help() -> bool:
+    """Return whether this system has what helpers need: a fork after which libraries still work, and eventfd."""
+    return sys.platform.startswith("linux") and hasattr(os, "fork") and hasattr(os, "eventfd")
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use: its affinity, and the quota of its control group."""
+    try:
+        cpus = len(os.sched_getaffinity(0))
+    except AttributeError:
+        cpus = os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        cpus = min(cpus, max(1, round(int(quota) / int(period))))
+    return cpus
+
+
+def shared_memory(sizes: Sequence[int]) -> list[memoryview]:
+    """Return pieces of memory that this process and later forks of it share, zeros, of at least so many bytes each.
+
+    It has no name, so nothing is left of it whatever dies. No two pieces share a cache line.
+    """
+    ends = [0, *itertools.accumulate(max(1, -(-size // _LINE)) * _LINE for size in sizes)]
+    block = memoryview(mmap.mmap(-1, max(1, ends[-1])))
+    return [block[first:end] for first, end in itertools.pairwise(ends)]
+
+
+def signal_at_parent_death(signum: int) -> None:
+    """Ask the kernel for a signal when the thread that started this process dies. Nothing where it cannot (not Linux).
+
+    The parent may have died before: compare `os.getppid()` with what it was.
+    """
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+
+
+class Died(Exception):
+    """A helper is gone; the text goes on from its name. `killed`: by SIGKILL, which the kernel sends for memory."""
+
+    def __init__(self, text: str, killed: bool) -> None:
+        super().__init__(text)
+        self.killed = killed
+
+
+class Helper:
+    """A forked process that does its work whenever it is told.
+
+    It ends with this process, whatever ends that; when it is dismissed; and with its last reference. It is deaf to the
+    signals that ask to stop, for this process decides, and saves first.
+
+    Args:
+        work: what it does each time.
+        last: what it does when it is dismissed, unless it is in the middle of its work.
+
+    Attributes:
+        pid: its number.
+
+    Raises:
+        OSError: it cannot be forked.
+    """
+
+    def __init__(self, work: Callable[[], None], last: Callable[[], None] = lambda: None) -> None:
+        self._told, self._done, self._note = _WakeUp(), _WakeUp(), mmap.mmap(-1, _ROOM)
+        self._life, life = os.pipe()  # hangs up when the process has ended
+        parent = os.getpid()
+        # The kernel counts the death of the thread that forks: that is this process's only if it is the main one.
+        with_parent = threading.current_thread() is threading.main_thread()
+        _flush()  # what waits there would be written by both
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that this process has threads: the helper touches none of their locks
+            try:
+                self.pid = os.fork()
+            except OSError:
+                os.close(self._life)
+                os.close(life)
+                raise
+        if self.pid == 0:
+            self._live(work, last, parent, with_parent)
+        os.close(life)
+        self._end = weakref.finalize(self, _end, self.pid, parent, self._told, self._note, self._life)
+
+    def tell(self) -> None:
+        """Have it do its work once. What it did before must have been waited for."""
+        self._note[0] = _BUSY
+        self._told.ring()
+
+    def wait(self) -> BaseException | None:
+        """Wait until its work is done; return what it raised.
+
+        Raises:
+            Died: the process is gone.
+        """
+        if not self._done.wait(self._life):
+            raise self._death()
+        length = int.from_bytes(self._note[1:5], "little")
+        if not length:
+            return None
+        import pickle  # 10 ms, which light commands need not pay
+
+        self._note[1:5] = bytes(4)
+        error: BaseException = pickle.loads(self._note[5 : 5 + length])
+        return error
+
+    def dismiss(self) -> None:
+        """Let it end: by itself where it is idle, else at once."""
+        self._end()
+
+    def _death(self) -> Died:
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        if ended.si_code == os.CLD_EXITED:
+            return Died(f"process {self.pid} ended with exit code {ended.si_status}", False)
+        names = {int(signum): signum.name for signum in signal.Signals}
+        name = names.get(ended.si_status, f"signal {ended.si_status}")
+        return Died(f"process {self.pid} was ended by {name}", ended.si_status == signal.SIGKILL)
+
+    # ------------------------------------------------------------------------------------------ in the helper
+
+    def _live(self, work: Callable[[], None], last: Callable[[], None], parent: int, with_parent: bool) -> None:
+        """What the process does, from its fork to its end. It must not return: the stack below it is the parent's."""
+        code = 1
+        try:
+            os.setsid()  # Ctrl-C in a terminal is for the process that is helped
+            for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(signum, signal.SIG_IGN)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            if with_parent:
+                signal_at_parent_death(signal.SIGKILL)
+            else:
+                threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+            if os.getppid() == parent:
+                gc.freeze()  # a collection would touch, and so copy, everything that came with the fork
+                torch = sys.modules.get("torch")
+                if torch is None or torch.get_num_threads() == 1:
+                    self._serve(work)
+                else:  # OpenMP's threads are gone, and the one that began them waits forever: another begins its own
+                    thread = threading.Thread(target=self._serve, args=(work,))
+                    thread.start()
+                    thread.join()
+                last()
+                code = 0
+        finally:
+            _flush()
+            os._exit(code)
+
+    def _serve(self, work: Callable[[], None]) -> None:
+        while self._told.wait() and self._note[0] != _DISMISSED:
+            try:
+                work()
+            except BaseException as error:  # sys.exit() too
+                packed = _pack(error)
+                self._note[1 : 5 + len(packed)] = len(packed).to_bytes(4, "little") + packed
+            _flush()
+            self._note[0] = _IDLE
+            self._done.ring()
+
+
+class Inline:
+    """A helper's like in this process: it does its work when it is waited for. See `Helper`."""
+
+    def __init__(self, work: Callable[[], None], last: Callable[[], None] = lambda: None) -> None:
+        self._work, self._last = work, last
+
+    def tell(self) -> None:
+        """Have it do its work once."""
+
+    def wait(self) -> BaseException | None:
+        """Do the work; return what it raised, whatever that is: others have been told, and must be waited for."""
+        try:
+            self._work()
+        except BaseException as error:
+            return error
+        return None
+
+    def dismiss(self) -> None:
+        """Let it go."""
+        self._last()
+
+
+class _WakeUp:
+    """Tells another process that it is its turn.
+
+    A write to a pipe or socket makes Linux move its reader to the writer's CPU, where it then waits for the writer to
+    finish: the opposite of working at the same time. An eventfd does not.
+    """
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        weakref.finalize(self, os.close, self._fd)
+
+    def ring(self) -> None:
+        os.eventfd_write(self._fd, 1)
+
+    def wait(self, life: int | None = None) -> bool:
+        """Wait for a ring, or until the other end of the pipe `life` is gone; return whether it rang."""
+        end = time.perf_counter_ns() + _AWAKE
+        while not self._rang():
+            if time.perf_counter_ns() < end:
+                os.sched_yield()
+            elif not _poll(self._fd, life):
+                return False
+        return True
+
+    def _rang(self) -> bool:
+        try:
+            os.eventfd_read(self._fd)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def _poll(fd: int | None, life: int | None, milliseconds: int | None = None) -> bool:
+    """Sleep until there is something to read in `fd`, or the other end of `life` is gone; return whether `fd` has."""
+    poll = select.poll()
+    if fd is not None:
+        poll.register(fd, select.POLLIN)
+    if life is not None:
+        poll.register(life, 0)  # a hang-up is always reported, and nothing else is
+    return any(ready == fd for ready, _ in poll.poll(milliseconds))
+
+
+def _end(pid: int, owner: int, told: _WakeUp, note: mmap.mmap, life: int) -> None:
+    """End a helper."""
+    if os.getpid() != owner:  # a fork of its parent, which has a copy of the reference
+        return
+    if note[0] != _BUSY:
+        note[0] = _DISMISSED
+        told.ring()
+        _poll(None, life, _PATIENCE)
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    os.close(life)
+
+
+def _end_after(parent: int) -> None:
+    """End this process when its parent has ended."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK)
+    os._exit(0)
+
+
+def _pack(error: BaseException) -> bytes:
+    """Return an exception as bytes, with where it was raised as a note; one that has no such form as its text."""
+    import pickle
+
+    error.add_note("raised in a helper process:\n" + "".join(traceback.format_tb(error.__traceback__)))
+    with contextlib.suppress(Exception):
+        packed = pickle.dumps(error)
+        pickle.loads(packed)
+        if len(packed) <= _ROOM - 5:
+            return packed
+    return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"[:4000]))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
+            stream.flush()
