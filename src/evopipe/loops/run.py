@@ -19,7 +19,7 @@ from evopipe.loops.on_device import OnDevice
 from evopipe.loops.on_policy import OnPolicy
 from evopipe.loops.online import Online
 from evopipe.loops.problem import Problem
-from evopipe.track.base import Generation, MemberRow, Message, Progress, Tracker
+from evopipe.track.events import Generation, MemberRow, Message, Progress, Tracker
 
 if TYPE_CHECKING:
     from evopipe.storage.dataset import Transitions

@@ -12,20 +12,19 @@ import hashlib
 import io
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from evopipe.errors import DataError, EvopipeError, MissingInputError
 from evopipe.storage import safeio
 from evopipe.storage.yamlio import parse_yaml
-from evopipe.track.base import Generation, MemberRow
+from evopipe.track.events import Generation, MemberRow
 from evopipe.track.run import FILES, LINEAGE, TRAINED, Kept, Run
 
-LOCK, PARAMS = "dvc.lock", "params.yaml"
-DEPTH = 3  # folders below the root in which a pipeline may lie
+_LOCK, _PARAMS = "dvc.lock", "params.yaml"
+_DEPTH = 3  # folders below the root in which a pipeline may lie
 _SKIPPED = frozenset({"data", "models", "reports", "node_modules", "venv"})
 
 
@@ -38,8 +37,10 @@ class Locked:
         result: hash of `models/trained`.
         outs: hash of every out, by its path.
         params: what the lock says of parameters, by dotted name.
-        read: the content of a file of its tree, by its path beside the lock.
+        read: gives the content of a file of its tree, by its path beside the lock.
         time: of the commit, or of the lock.
+        cache: folder of DVC's cache.
+        folder: where it lies in the workspace; None: in git only.
     """
 
     where: str
@@ -51,7 +52,7 @@ class Locked:
     cache: Path
     experiment: str | None = None
     revision: str | None = None
-    folder: Path | None = field(default=None)
+    folder: Path | None = None
 
     def run(self, folder: Path) -> Run:
         """Read the training.
@@ -63,8 +64,11 @@ class Locked:
             MissingInputError: the cache does not hold its lineage.
             DataError: one of its files is damaged.
         """
-        files = dict(self._kept(folder))
-        if LINEAGE not in files:
+        places = {}
+        for name, out in FILES.items():
+            with contextlib.suppress(MissingInputError, KeyError):
+                places[name] = self._fetch(out, folder / name / PurePosixPath(out).name)
+        if LINEAGE not in places:
             raise MissingInputError(f"{self.where}: {FILES[LINEAGE]} is not in the cache; `dvc fetch` brings it")
         generations = _generations(folder, self.time)
         end = generations[-1][0] if generations else self.time
@@ -76,48 +80,37 @@ class Locked:
             result=self.result,
             generations=generations,
             ended=(end, _reason(folder)),
-            files={name: Kept(kept.path, kept.md5, end) for name, kept in files.items()},
+            files={name: Kept(place, self.outs[FILES[name]], end) for name, place in places.items()},
             experiment=self.experiment,
             revision=self.revision,
-            replace=False,
         )
 
-    def _kept(self, folder: Path) -> Iterator[tuple[str, Kept]]:
-        for name, place in FILES.items():
-            md5 = self.outs.get(place)
-            if md5 is None:
-                continue
-            target = folder / name / PurePosixPath(place).name
-            with contextlib.suppress(MissingInputError):
-                self._fetch(place, md5, target)
-                yield name, Kept(target, md5, self.time)
-
-    def _fetch(self, place: str, md5: str, target: Path) -> None:
+    def _fetch(self, out: str, target: Path) -> Path:
+        """Copy a file or folder, from the cache or from where git has it."""
+        md5 = self.outs[out]
         if not md5.endswith(".dir"):
-            safeio.write_bytes(target, self._content(place, md5))
-            return
-        for entry in json.loads(self._content(place, md5)):
+            safeio.write_bytes(target, self._content(out, md5))
+            return target
+        for entry in json.loads(self._content(out, md5)):
             inner = PurePosixPath(entry["relpath"])
             if inner.is_absolute() or ".." in inner.parts:
-                raise DataError(f"{self.where}: {place}: the cache names a file outside the folder ({inner})")
-            safeio.write_bytes(target / inner, self._content(f"{place}/{inner}", entry["md5"]))
+                raise DataError(f"{self.where}: {out}: the cache names a file outside the folder ({inner})")
+            safeio.write_bytes(target / inner, self._content(f"{out}/{inner}", entry["md5"]))
+        return target
 
-    def _content(self, place: str, md5: str) -> bytes:
-        """Return a file's bytes, from the cache or from where git has them."""
-        cached = self.cache / md5[:2] / md5[2:]
-        readers: tuple[Callable[[], bytes], ...] = (cached.read_bytes, lambda: self.read(place))
-        for read in readers:
+    def _content(self, out: str, md5: str) -> bytes:
+        for read in ((self.cache / md5[:2] / md5[2:]).read_bytes, lambda: self.read(out)):
             with contextlib.suppress(OSError, KeyError):
                 data = read()
                 if hashlib.md5(data, usedforsecurity=False).hexdigest() == md5.removesuffix(".dir"):
                     return data
-        raise MissingInputError(f"{self.where}: {place} is not in the cache")
+        raise MissingInputError(f"{self.where}: {out} is not in the cache")
 
     def _all_params(self) -> dict[str, Any]:
         """Return the params file of that tree, with the values that the lock says the stages ran with."""
         params: dict[str, Any] = {}
         with contextlib.suppress(OSError, KeyError, EvopipeError, UnicodeDecodeError):
-            params = dict(parse_yaml(self.read(PARAMS).decode(), PARAMS).data)
+            params = dict(parse_yaml(self.read(_PARAMS).decode(), _PARAMS).data)
         for name, value in self.params.items():
             *blocks, last = name.split(".")
             place = params
@@ -127,108 +120,86 @@ class Locked:
         return params
 
 
-def locked(root: Path) -> Iterator[Locked]:
+def find_trainings(root: Path) -> Iterator[Locked]:
     """Find all trainings that the repository knows: the workspace's first, then branches, tags and experiments.
 
     Args:
         root: the DVC root.
     """
     from dvc.repo import Repo
+    from dvc.repo.experiments.utils import exp_refs
+    from dvc.scm import NoSCM
 
     with Repo(str(root)) as repo:
         cache = Path(repo.cache.local.path)
-        yield from of_workspace(root, cache)
-        if _has_git(repo):
-            yield from _of_revisions(repo, cache)
-
-
-def workspaces(root: Path) -> Iterator[Path]:
-    """Return the folders of the workspace that have a `dvc.lock`."""
-    for here, folders, files in os.walk(root):
-        depth = len(Path(here).relative_to(root).parts)
-        folders[:] = sorted(
-            name for name in folders if depth < DEPTH and not name.startswith(".") and name not in _SKIPPED
-        )
-        if LOCK in files:
-            yield Path(here)
-
-
-def of_workspace(root: Path, cache: Path = Path(".dvc/cache/files/md5")) -> Iterator[Locked]:
-    """Find the trainings that lie in the workspace."""
-    for folder in workspaces(root):
-        lock = folder / LOCK
-        read = lambda name, folder=folder: (folder / name).read_bytes()  # noqa: E731
-        yield from _trainings("workspace", read, lock.stat().st_mtime, cache, folder=folder)
-
-
-def _has_git(repo: Any) -> bool:
-    from dvc.scm import NoSCM
-
-    return not isinstance(repo.scm, NoSCM)
-
-
-def _of_revisions(repo: Any, cache: Path) -> Iterator[Locked]:
-    from dvc.repo.experiments.utils import exp_refs
-
-    scm = repo.scm
-    names = [(ref.removeprefix(f"refs/{kind}/"), ref, None) for kind in ("heads", "tags") for ref in _refs(scm, kind)]
-    names += sorted((ref.name, str(ref), ref.name) for ref in exp_refs(scm))
-    # Git's root may lie above DVC's.
-    prefix = PurePosixPath(Path(repo.root_dir).relative_to(scm.root_dir).as_posix())
-    for where, ref, experiment in names:
-        commit = scm.resolve_commit(scm.resolve_rev(ref))
-        tree = scm.get_fs(commit.hexsha)
-        for lock in _locks(tree, prefix):
-            read = lambda name, lock=lock, tree=tree: _read(tree, str(lock.parent / name))  # noqa: E731
-            about = {"experiment": experiment, "revision": commit.hexsha}
-            yield from _trainings(where, read, float(commit.commit_time), cache, **about)
+        for lock in _locks(repo.fs, str(root)):
+            time = Path(lock).stat().st_mtime
+            yield from in_lock(repo.fs, lock, where="workspace", time=time, cache=cache, folder=Path(lock).parent)
+        scm = repo.scm
+        if isinstance(scm, NoSCM):
+            return
+        refs = [
+            (ref.removeprefix(f"refs/{kind}/"), ref, None) for kind in ("heads", "tags") for ref in _refs(scm, kind)
+        ]
+        refs += sorted((ref.name, str(ref), ref.name) for ref in exp_refs(scm))
+        # Git's root may lie above DVC's.
+        prefix = Path(repo.root_dir).relative_to(scm.root_dir).as_posix()
+        for where, ref, experiment in refs:
+            commit = scm.resolve_commit(scm.resolve_rev(ref))
+            about = {"where": where, "time": float(commit.commit_time), "cache": cache, "revision": commit.hexsha}
+            tree = scm.get_fs(commit.hexsha)
+            for lock in _locks(tree, "" if prefix == "." else prefix):
+                yield from in_lock(tree, lock, experiment=experiment, **about)
 
 
 def _refs(scm: Any, kind: str) -> list[str]:
     return sorted(scm.iter_refs(f"refs/{kind}/"))
 
 
-def _locks(tree: Any, prefix: PurePosixPath) -> Iterator[PurePosixPath]:
-    for here, folders, files in tree.walk(str(prefix) if str(prefix) != "." else ""):
-        depth = len(PurePosixPath(here).parts) - len(prefix.parts)
-        folders[:] = sorted(name for name in folders if depth < DEPTH and not name.startswith("."))
-        if LOCK in files:
-            yield PurePosixPath(here) / LOCK
+def _locks(tree: Any, root: str) -> Iterator[str]:
+    """Find the locks in a tree: of the workspace, or of a commit."""
+    for here, folders, files in tree.walk(root):
+        depth = len(PurePosixPath(here).parts) - len(PurePosixPath(root).parts)
+        folders[:] = sorted(
+            name for name in folders if depth < _DEPTH and not name.startswith(".") and name not in _SKIPPED
+        )
+        if _LOCK in files:
+            yield str(PurePosixPath(here) / _LOCK)
 
 
-def _read(tree: Any, name: str) -> bytes:
-    with tree.open(name, "rb") as stream:
-        return bytes(stream.read())
+def in_lock(tree: Any, lock: str, **about: Any) -> Iterator[Locked]:
+    """Return the training of a lock; nothing where it has none, or cannot be read.
 
+    Args:
+        tree: the file system that holds it, as DVC has it.
+        lock: its path there.
+        about: further fields of `Locked`.
+    """
 
-def _trainings(where: str, read: Callable[[str], bytes], time: float, cache: Path, **about: Any) -> Iterator[Locked]:
-    """Return the training of a lock; nothing where it has none, or cannot be read."""
+    def read(name: str) -> bytes:
+        with tree.open(str(PurePosixPath(lock).parent / name), "rb") as stream:
+            return bytes(stream.read())
+
     try:
-        stages = parse_yaml(read(LOCK).decode(), LOCK).data["stages"]
-        outs = _outs(stages)
-        params = {k: v for stage in stages.values() for k, v in stage.get("params", {}).get(PARAMS, {}).items()}
+        stages = parse_yaml(read(_LOCK).decode(), _LOCK).data["stages"]
+        outs = _fresh_outs(stages)
+        params = {k: v for stage in stages.values() for k, v in stage.get("params", {}).get(_PARAMS, {}).items()}
     except (OSError, EvopipeError, KeyError, TypeError, AttributeError, UnicodeDecodeError):
         return
     if TRAINED in outs and FILES[LINEAGE] in outs:
-        yield Locked(where, outs[TRAINED], outs, params, read, time, cache, **about)
+        yield Locked(result=outs[TRAINED], outs=outs, params=params, read=read, **about)
 
 
-def _outs(stages: Mapping[str, Any]) -> dict[str, str]:
+def _fresh_outs(stages: Mapping[str, Any]) -> dict[str, str]:
     """Return the hash of every out by path, but for those of stages that have not followed a change yet."""
     outs = {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", ())}
     fresh = dict(outs)
-    while True:
-        stale = [
-            out["path"]
-            for stage in stages.values()
-            for out in stage.get("outs", ())
-            if out["path"] in fresh
-            and any(dep["path"] in outs and fresh.get(dep["path"]) != dep["md5"] for dep in stage.get("deps", ()))
-        ]
-        if not stale:
-            return fresh
-        for path in stale:
-            del fresh[path]
+    for _ in stages:  # a stale stage makes those after it stale
+        for stage in stages.values():
+            if any(dep["path"] in outs and fresh.get(dep["path"]) != dep["md5"] for dep in stage.get("deps", ())):
+                for out in stage.get("outs", ()):
+                    fresh.pop(out["path"], None)
+    return fresh
 
 
 # --- from reports to events -------------------------------------------------------------------------------------------
