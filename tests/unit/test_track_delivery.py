@@ -23,9 +23,9 @@ from filelock import FileLock
 import tiny
 from evopipe.errors import MissingInputError, ParamsError, UsageError
 from evopipe.track import record
+from evopipe.track.backends.mlflow import connect
 from evopipe.track.config import TrackingConfig
 from evopipe.track.events import End, Generation, JsonlSink, MemberRow, Progress, Start, Tracker
-from evopipe.track.outbox import connect
 from evopipe.track.run import FILES, New, TrackerError, flat_params
 from evopipe.track.sync import sync
 from evopipe.track.ui import serve
@@ -51,7 +51,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("empty")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        connect("mlflow", MLFLOW, root).close()
+        connect(MLFLOW, root).close()
     return root / ".evopipe/mlflow/mlflow.db"
 
 
@@ -196,7 +196,7 @@ def test_a_delivery_that_was_cut_off_is_completed(root: Path, fails_at: int) -> 
     from mlflow import MlflowClient
 
     outputs(root, made(root))
-    backend = connect("mlflow", MLFLOW, root)
+    backend = connect(MLFLOW, root)
     calls = 0
 
     class Cut(MlflowClient):
@@ -247,9 +247,9 @@ def test_half_a_line_is_waited_for(root: Path) -> None:
     whole = log.read_bytes()
     reader = record.Record(folder)
     log.write_bytes(whole[:-20])
-    assert reader.refresh(True).generations == []
+    assert reader.refresh(writing=True).generations == []
     log.write_bytes(whole)
-    assert [event.generation for _, event in reader.refresh(True).generations] == [1]
+    assert [event.generation for _, event in reader.refresh(writing=True).generations] == [1]
 
 
 def test_the_elite_is_registered_once(root: Path) -> None:
@@ -285,7 +285,7 @@ def test_another_experiment_name_does_not_make_another_run(root: Path) -> None:
 
 
 def _open(root: Path) -> None:
-    connect("mlflow", MLFLOW, root).close()
+    connect(MLFLOW, root).close()
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import hashlib
-import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -30,29 +29,18 @@ _SKIPPED = frozenset({"data", "models", "reports", "node_modules", "venv"})
 
 @dataclass
 class Locked:
-    """One `dvc.lock` that holds a training.
+    """One `dvc.lock` that holds a training."""
 
-    Attributes:
-        where: what people call it: `workspace`, a branch, an experiment.
-        result: hash of `models/trained`.
-        outs: hash of every out, by its path.
-        params: what the lock says of parameters, by dotted name.
-        read: gives the content of a file of its tree, by its path beside the lock.
-        time: of the commit, or of the lock.
-        cache: folder of DVC's cache.
-        folder: where it lies in the workspace; None: in git only.
-    """
-
-    where: str
-    result: str
-    outs: Mapping[str, str]
-    params: Mapping[str, Any]
-    read: Callable[[str], bytes]
-    time: float
-    cache: Path
+    where: str  # what people call it: `workspace`, a branch, an experiment
+    result: str  # hash of `models/trained`
+    outs: Mapping[str, str]  # hash of every out, by its path
+    params: Mapping[str, Any]  # what the lock says of parameters, by dotted name
+    read: Callable[[str], bytes]  # gives the content of a file of its tree, by its path beside the lock
+    time: float  # of the commit, or of the lock
+    cache: Path  # folder of DVC's cache
     experiment: str | None = None
     revision: str | None = None
-    folder: Path | None = None
+    folder: Path | None = None  # where it lies in the workspace; None: in git only
 
     def run(self, folder: Path) -> Run:
         """Read the training.
@@ -212,25 +200,29 @@ def _generations(folder: Path, began: float) -> list[tuple[float, Generation]]:
     """
     try:
         records = [json.loads(line) for line in (folder / LINEAGE / "lineage.jsonl").read_bytes().splitlines()]
-        curve = {int(row["generation"]): row for row in _rows(folder / "fitness" / "fitness.csv")}
-        seconds = {int(row["generation"]): float(row["seconds"]) for row in _rows(folder / "timing" / "timing.csv")}
-        made, clock = [], began
-        births: list[Mapping[str, Any]] = []
+        curve, timing = _rows(folder / "fitness" / "fitness.csv"), _rows(folder / "timing" / "timing.csv")
+        made, clock, births = list[tuple[float, Generation]](), began, list[Any]()
         for record in records:
             if record["generation"] > 0:
-                spent = seconds.get(record["generation"], 1.0)
-                clock = round(clock + spent, 3)
-                made.append((clock, _generation(record, births, curve.get(record["generation"], {}), spent)))
+                seconds = float(timing.get(record["generation"], {"seconds": 1.0})["seconds"])
+                clock = round(clock + seconds, 3)
+                row = curve.get(record["generation"], {})
+                made.append((clock, _generation(record, births, row, seconds)))
             births = record["children"] or births
         return made
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise DataError(f"{FILES[LINEAGE]}: is not a lineage of this version ({error!r})") from error
 
 
-def _generation(
-    record: Mapping[str, Any], births: list[Mapping[str, Any]], row: Mapping[str, str], seconds: float
-) -> Generation:
-    champion = record["champion"] or {"id": -1, "score": math.nan}
+def _rows(path: Path) -> dict[int, dict[str, Any]]:
+    """Return a table's rows by generation."""
+    if not path.exists():
+        return {}
+    return {int(row["generation"]): row for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines())}
+
+
+def _generation(record: Any, births: list[Any], row: Mapping[str, Any], seconds: float) -> Generation:
+    champion = record["champion"] or {"id": -1, "score": None}
     return Generation(
         generation=record["generation"],
         step=record["step"],
@@ -245,12 +237,11 @@ def _generation(
     )
 
 
-def _member(member: Mapping[str, Any], births: list[Mapping[str, Any]]) -> MemberRow:
+def _member(member: Any, births: list[Any]) -> MemberRow:
     from evopipe.core.networks import Arch
     from evopipe.evolve.mutate import NONE, Mutation
 
-    born = next((b["mutation"] for b in births if b["slot"] == member["slot"]), NONE.to_json())
-    mutation = Mutation(**born)
+    mutation = next((Mutation(**born["mutation"]) for born in births if born["slot"] == member["slot"]), NONE)
     return MemberRow(
         slot=member["slot"],
         id=member["id"],
@@ -270,13 +261,8 @@ def _number(value: Any) -> float:
     return math.nan if value in (None, "") else float(value)
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))) if path.exists() else []
-
-
 def _reason(folder: Path) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        summary = json.loads((folder / "train" / "train.json").read_bytes())
-        words = {"target": "target reached", "max_steps": "all steps taken"}
-        return words.get(summary["reason"], str(summary["reason"]))
+        reason = str(json.loads((folder / "train" / "train.json").read_bytes())["reason"])
+        return {"target": "target reached", "max_steps": "all steps taken"}.get(reason, reason)
     return "restored"

@@ -3,8 +3,6 @@
 Whatever a tracker does (import for seconds, hang, fail, fill its disk) happens in that process: the training starts it,
 never waits for it, and hears from it only what is wrong. It ends when all is delivered and nobody writes any more, or
 when its time is up; `evopipe track sync` brings what is left then.
-
-    python -m evopipe.track.outbox RECORD ROOT CONFIG WRITER
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -29,12 +26,9 @@ from evopipe.track.record import Record
 from evopipe.track.run import New, Run, TrackerError
 
 ADVICE = "the run goes on and loses nothing, `evopipe track sync` brings the rest later"
-_POLL_SECONDS, _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 5.0, 60.0
+_POLL_SECONDS, _LONGEST_PAUSE = 2.0, 60.0
 _GATHER_SECONDS = 1.5  # stages that end shortly after one another are brought together
 _started: list[subprocess.Popen[bytes]] = []  # to be reaped at the next start, in a program that trains many times
-
-
-# --- in the process that trains ---------------------------------------------------------------------------------------
 
 
 class Outbox:
@@ -63,10 +57,9 @@ class Outbox:
 
     def __exit__(self, *_: object) -> None:
         """Let the process know that no more comes; it ends by itself."""
-        if self._process is not None:
-            for stream in (self._process.stdin, self._process.stdout):
-                if stream is not None:
-                    stream.close()
+        if self._process is not None and self._process.stdin and self._process.stdout:
+            self._process.stdin.close()
+            self._process.stdout.close()
 
     def problems(self) -> list[str]:
         """Return sentences on what has gone wrong with the delivery since the last call."""
@@ -119,74 +112,42 @@ def start(folder: Path, root: Path, config: TrackingConfig, follow: bool) -> sub
     return process
 
 
-# --- in the process of its own ----------------------------------------------------------------------------------------
-
-
 class Channel:
-    """One tracker: opened when it is first needed, and anew after a failure, with a growing pause.
-
-    Args:
-        name: which.
-        config: the `tracking` block.
-        root: the DVC root.
-    """
+    """One tracker: opened when it is first needed, and anew after a failure; `problem` says what that was."""
 
     def __init__(self, name: str, config: TrackingConfig, root: Path) -> None:
-        self.name = name
+        self.name, self._config, self._root = name, config, root
         self.problem: str | None = None
-        self._config, self._root = config, root
         self._backend: Backend | None = None
         self._delivered: object = None  # how far the run was that was brought last
-        self._pause, self._not_before = _FIRST_PAUSE, 0.0
 
-    @property
-    def waiting(self) -> float:
-        """Seconds until the next attempt; 0 where the last did not fail."""
-        return max(0.0, self._not_before - time.monotonic()) if self.problem else 0.0
-
-    def deliver(self, run: Run) -> New | None:
-        """Bring a run to the tracker; None where that failed, and `problem` says why."""
-        stand = run.key, run.stand()
-        if stand == self._delivered:
-            return New()
+    def deliver(self, run: Run) -> New:
+        """Bring a run to the tracker; return how much was new."""
+        stand, new = (run.key, run.stand()), New()
         try:
-            if self._backend is None:
-                self._backend = connect(self.name, self._config, self._root)
-            new = self._backend.deliver(run)
+            if stand != self._delivered:
+                self._backend = self._backend or self._connect()
+                new = self._backend.deliver(run)
+            self.problem, self._delivered = None, stand
         except Exception as error:
-            text = str(error).strip().partition("\n")[0]
-            own = isinstance(error, EvopipeError)
-            self.problem = f"{self.name}: {text if own else f'{type(error).__name__}: {text}'[:300].rstrip(': ')}"
-            self._not_before, self._pause = time.monotonic() + self._pause, min(_LONGEST_PAUSE, 2 * self._pause)
+            kind = "" if isinstance(error, EvopipeError) else f"{type(error).__name__}: "
+            self.problem = f"{self.name}: {kind}{str(error).strip().partition(chr(10))[0][:300]}".rstrip(": ")
             self.close()
-            return None
-        self.problem, self._pause, self._delivered = None, _FIRST_PAUSE, stand
         return new
 
     def close(self) -> None:
         """Let go of the tracker, and of what was believed of it."""
         backend, self._backend, self._delivered = self._backend, None, None
-        if backend is not None:
-            with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):
+            if backend is not None:
                 backend.close()
 
-
-def connect(name: str, config: TrackingConfig, root: Path) -> Backend:
-    """Open a tracker.
-
-    Args:
-        name: which.
-        config: the `tracking` block.
-        root: the DVC root; what a tracker keeps locally goes below `.evopipe/` there.
-
-    Raises:
-        TrackerError: its package is not installed, or the project is not there any more.
-    """
-    if not root.is_dir():  # a temporary copy; do not make a part of it anew
-        raise TrackerError(f"{root}: this folder is gone, and with it what was to be delivered")
-    if (missing := missing_package(name)) is not None:
-        raise TrackerError(missing)
-    return find_tracker(name).connect(config, root)
+    def _connect(self) -> Backend:
+        if not self._root.is_dir():  # a temporary copy; do not make a part of it anew
+            raise TrackerError(f"{self._root}: this folder is gone, and with it what was to be delivered")
+        if (missing := missing_package(self.name)) is not None:
+            raise TrackerError(missing)
+        return find_tracker(self.name).connect(self._config, self._root)
 
 
 def delivery_lock(folder: Path) -> FileLock:
@@ -194,19 +155,12 @@ def delivery_lock(folder: Path) -> FileLock:
     return FileLock(folder / "track.lock", poll_interval=0.2)
 
 
-def _main() -> None:
+def _main(folder: Path, root: Path, config: TrackingConfig, writer: int) -> None:
     """Deliver a record, while the process that writes it lives and keeps the other end of stdin open, and after."""
-    folder, root, writer = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[4])
-    config = TrackingConfig.model_validate_json(sys.argv[3])
     with contextlib.suppress(OSError):
         os.nice(19)
     answer = os.dup(1)
-    os.dup2(2, 1)  # what the trackers print is nobody's answer
-
-    def tell(problem: str) -> None:
-        with contextlib.suppress(OSError):  # nobody listens any more
-            os.write(answer, f"{problem}\n".encode())
-
+    os.dup2(2, 1)  # what the trackers print is no answer
     over = threading.Event()
     threading.Thread(target=_watch, args=(over, config.finish_seconds, writer), daemon=True).start()
     with contextlib.suppress(Timeout), contextlib.ExitStack() as stack:
@@ -216,7 +170,10 @@ def _main() -> None:
             time.sleep(_GATHER_SECONDS)
         stack.enter_context(delivery_lock(folder))
         next_one.release()
-        _follow(folder, config, root, over, tell)
+        channels = [Channel(name, config, root) for name in config.backends]
+        for channel in channels:
+            stack.callback(channel.close)
+        _follow(folder, channels, over, answer)
 
 
 def _watch(over: threading.Event, seconds: float, writer: int) -> None:
@@ -233,33 +190,27 @@ def _watch(over: threading.Event, seconds: float, writer: int) -> None:
     os._exit(75)
 
 
-def _follow(
-    folder: Path, config: TrackingConfig, root: Path, over: threading.Event, tell: Callable[[str], None]
-) -> None:
+def _follow(folder: Path, channels: list[Channel], over: threading.Event, answer: int) -> None:
     """Deliver a record until it is whole and nobody writes any more; tell of every new problem."""
-    record, told = Record(folder), set[str]()
-    channels = [Channel(name, config, root) for name in config.backends]
-    with contextlib.ExitStack() as stack:
+    record, told, pause = Record(folder), set[str](), _POLL_SECONDS
+    while folder.exists():
+        last = over.is_set()
+        run = record.refresh(writing=not last)
         for channel in channels:
-            stack.callback(channel.close)
-        while folder.exists():
-            last = over.is_set()
-            run = record.refresh(None if last else True)
-            for channel in channels:
-                if not channel.waiting:
-                    channel.deliver(run)
-            waiting = [channel.waiting for channel in channels if channel.problem]
-            problem = "; ".join(channel.problem for channel in channels if channel.problem)
-            if problem and problem not in told:
-                tell(problem)
-                told.add(problem)
-            if last and not problem:
-                return
-            if last:
-                time.sleep(max(0.1, min(waiting)))
-            else:
-                over.wait(_POLL_SECONDS)
+            channel.deliver(run)
+        problem = "; ".join(channel.problem for channel in channels if channel.problem)
+        if problem not in told | {""}:
+            told.add(problem)
+            with contextlib.suppress(OSError):  # nobody listens any more
+                os.write(answer, f"{problem}\n".encode())
+        if last and not problem:
+            return
+        pause = min(_LONGEST_PAUSE, 2 * pause) if problem else _POLL_SECONDS
+        if last:
+            time.sleep(pause)
+        else:
+            over.wait(pause)
 
 
 if __name__ == "__main__":
-    _main()
+    _main(Path(sys.argv[1]), Path(sys.argv[2]), TrackingConfig.model_validate_json(sys.argv[3]), int(sys.argv[4]))

@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -59,12 +58,12 @@ def keep(folder: Path, work: Path, names: Iterable[str], ended: bool = False) ->
         whether any was new.
     """
     about = safeio.read_json(folder / ABOUT)
-    new = dict(about, files=dict(about["files"]))
+    new = {**about, "files": {**about.get("files", {})}}
     if ended:
         new["result"] = md5_of(work / TRAINED)
     for name in names:
         source = work / FILES[name]
-        if source.exists() and (md5 := md5_of(source)) != about["files"].get(name, {}).get("md5"):
+        if source.exists() and (md5 := md5_of(source)) != new["files"].get(name, {}).get("md5"):
             _copy(source, folder / "kept" / name / source.name)
             new["files"][name] = {"md5": md5, "time": round(time.time(), 3)}
     if new != about:
@@ -122,40 +121,32 @@ class Record:
         self._offset = 0  # of the first byte of the log that was not read
         about = safeio.read_json(folder / ABOUT)
         try:
-            fields = {name: about[name] for name in ("key", "params", "experiment", "revision", "version")}
-            self.run = Run(started=float(about["started"]), **fields)
-        except (KeyError, TypeError, ValueError) as error:
+            told = {name: about[name] for name in ("key", "params", "started", "experiment", "revision", "version")}
+            self.run = Run(**told)
+        except (KeyError, TypeError) as error:
             raise DataError(f"{folder / ABOUT}: is not the description of a run ({error!r}); remove it") from error
 
-    def refresh(self, writing: bool | None = None) -> Run:
+    def refresh(self, writing: bool = False) -> Run:
         """Return the run as it stands.
 
         Args:
-            writing: whether its process still writes; None: find out.
+            writing: whether its process lives; a run that has not ended and is not written any more was killed.
         """
+        run = self.run
         with contextlib.suppress(FileNotFoundError), (self._folder / "events.jsonl").open("rb") as stream:
             stream.seek(self._offset)
             for line in stream:
                 if not line.endswith(b"\n"):
                     break
                 self._offset += len(line)
-                with contextlib.suppress(DataError):  # of another version
-                    if (read := read_event(line)) is not None:
-                        self._take(*read)
-        with contextlib.suppress(EvopipeError, KeyError, TypeError, AttributeError):
-            about = safeio.read_json(self._folder / ABOUT)
-            self.run.result = about["result"]
-            places = {name: self._folder / "kept" / name / Path(FILES[name]).name for name in about.get("files", {})}
-            self.run.files = {
-                name: Kept(place, about["files"][name]["md5"], about["files"][name]["time"])
-                for name, place in places.items()
-                if place.exists()
-            }
-        if self.run.ended is not None:
-            self.run.status = "finished"
-        else:
-            self.run.status = "running" if (self._is_running() if writing is None else writing) else "killed"
-        return self.run
+                if (read := read_event(line)) is not None:
+                    self._take(*read)
+        about = safeio.read_json(self._folder / ABOUT)
+        run.result = about["result"]
+        places = {name: self._folder / "kept" / name / Path(FILES[name]).name for name in about.get("files", {})}
+        run.files = {name: Kept(place, **about["files"][name]) for name, place in places.items() if place.exists()}
+        run.status = "finished" if run.ended else "running" if writing else "killed"
+        return run
 
     def _take(self, clock: float, event: Event) -> None:
         """Take an event in.
@@ -164,27 +155,12 @@ class Record:
         counts, for that is what a tracker has been told.
         """
         run = self.run
-        if isinstance(event, Generation) and (
-            not run.generations or event.generation > run.generations[-1][1].generation
-        ):
+        if isinstance(event, Generation) and not run.after(event.generation - 1):
             run.generations.append((clock, event))
         elif isinstance(event, Start) and run.result is None:
             run.ended = None
         elif isinstance(event, End) and run.ended is None:
             run.ended = (clock, event.reason)
-
-    def _is_running(self) -> bool:
-        """Whether the process that holds the training's lock lives. Asking for the lock could keep a run from it."""
-        try:
-            note = json.loads(self._folder.with_suffix(".lock").read_text(encoding="utf-8"))
-            if note["host"] != socket.gethostname():
-                return True
-            os.kill(int(note["pid"]), 0)
-        except (ProcessLookupError, FileNotFoundError):
-            return False
-        except (OSError, ValueError, KeyError, TypeError):
-            return True  # just being written, or of another user
-        return True
 
 
 def md5_of(path: Path) -> str:

@@ -40,11 +40,11 @@ class TrackerError(EvopipeError):
 
 @dataclass(frozen=True)
 class Kept:
-    """A file or folder of a run: where it lies, its hash as in `dvc.lock`, when it was written (seconds since 1970)."""
+    """A file or folder of a run."""
 
     path: Path
-    md5: str
-    time: float
+    md5: str  # as in `dvc.lock`
+    time: float  # when it was written, seconds since 1970
 
 
 @dataclass

@@ -16,10 +16,10 @@ from evopipe.track.locks import Locked, find_trainings
 from evopipe.track.outbox import Channel, delivery_lock
 from evopipe.track.run import FILES, New, Run, TrackerError
 
-_Tell = Callable[[str], None]
 
-
-def sync(root: Path, config: TrackingConfig, tell: _Tell, warn: _Tell) -> dict[str, New]:
+def sync(
+    root: Path, config: TrackingConfig, tell: Callable[[str], None], warn: Callable[[str], None]
+) -> dict[str, New]:
     """Deliver all trainings: those recorded on this machine, then those that only DVC knows.
 
     A tracker is given up at its first failure: the next run would wait as long.
@@ -41,8 +41,8 @@ def sync(root: Path, config: TrackingConfig, tell: _Tell, warn: _Tell) -> dict[s
 
     def give(run: Run) -> None:
         for channel in channels:
-            new = None if channel.problem else channel.deliver(run)
-            if new is not None and new.total():
+            new = New() if channel.problem else channel.deliver(run)
+            if new.total():
                 totals[channel.name] += new
                 tell(f"{channel.name}: {run.name}: {new}")
 
@@ -67,8 +67,8 @@ def sync(root: Path, config: TrackingConfig, tell: _Tell, warn: _Tell) -> dict[s
                     run = source.run(Path(temporary))
                     # A tracker may have the training under its record's key, and newer files of it.
                     recorded = record.find(home, source.result)
-                    run.replace = recorded is None and source.folder is not None
                     run.key = run.key if recorded is None else recorded.name
+                    run.replace = recorded is None and source.folder is not None
                     give(run)
             except MissingInputError:
                 absent += 1
@@ -76,8 +76,11 @@ def sync(root: Path, config: TrackingConfig, tell: _Tell, warn: _Tell) -> dict[s
                 warn(f"{source.where}: {error}")
         if absent:
             warn(f"{absent} more known to git have no outputs in the cache: `dvc fetch --all-commits` brings them")
-    if failed := [channel.problem for channel in channels if channel.problem is not None]:
-        raise TrackerError("\n".join(f"{problem}; mend that, then `evopipe track sync` again" for problem in failed))
+    failed = [
+        f"{channel.problem}; mend that, then `evopipe track sync` again" for channel in channels if channel.problem
+    ]
+    if failed:
+        raise TrackerError("\n".join(failed))
     return totals
 
 
@@ -85,11 +88,7 @@ def _keep(source: Locked, home: Path) -> None:
     """Add what stages wrote or DVC restored since to the record of the training that lies in the workspace."""
     with contextlib.suppress(OSError, EvopipeError):
         if source.folder is not None and (place := record.find(home, source.result)) is not None:
+            there = {name: source.folder / path for name, path in FILES.items() if (source.folder / path).exists()}
             # What is not as the lock says is of another training, or of none.
-            places = {name: source.folder / path for name, path in FILES.items() if path in source.outs}
-            same = [
-                name
-                for name, path in places.items()
-                if path.exists() and record.md5_of(path) == source.outs[FILES[name]]
-            ]
+            same = [name for name, path in there.items() if record.md5_of(path) == source.outs.get(FILES[name])]
             record.keep(place, source.folder, same)

@@ -27,7 +27,7 @@ _FRAME_SECONDS = 0.25
 _FRAME_SHARE = 0.004
 
 _SPARKS = "▁▂▃▄▅▆▇█"
-_GAP, _TREND, _CURVE = 2, 8, 24
+_GAP, _TREND = 2, 8
 _LABELS = {"architecture": "network", "parameters": "weights", "activation": "activation", "rl_hp": "hyper"}
 _COLOURS = {"architecture": "cyan", "parameters": "magenta", "activation": "yellow", "rl_hp": "green"}
 _SHORTENED = {"network": 14, "what changed": 18}  # columns of the table that may be cut, and how far
@@ -42,7 +42,7 @@ class RunView:
         self._progress: Progress | None = None
         self._generation: Generation | None = None
         self._end: End | None = None
-        self._bests: list[float] = []
+        self._bests: deque[float] = deque(maxlen=24)
         self._lineage: dict[int | None, tuple[float, ...]] = {}  # id → fitness of its line of descent, latest last
         self._messages: deque[Message] = deque(maxlen=3)
 
@@ -96,8 +96,7 @@ class RunView:
         if generation is not None:
             scores = f" (id {generation.elite_id}) · best {score(generation.best)} · mean {score(generation.mean)}  "
             elite = _line("elite ").append(score(generation.elite), "bold green").append(scores)
-            curve = _thin(self._bests, _CURVE)
-            lines.append(elite.append(_spark(curve, curve), "cyan"))
+            lines.append(elite.append(_spark(self._bests, self._bests), "cyan"))
         return [*lines, Text()]
 
     def _members(self, width: int, room: int | None) -> list[RenderableType]:
@@ -197,13 +196,6 @@ def _spark(values: Iterable[float], among: Iterable[float]) -> str:
     low, span = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
     top = (len(_SPARKS) - 1) / span if span else 0.0
     return "".join(_SPARKS[round((value - low) * top)] if math.isfinite(value) else " " for value in values)
-
-
-def _thin(values: Sequence[float], count: int) -> list[float]:
-    """Pick at most so many values, evenly spread, the latest always among them."""
-    if len(values) <= count:
-        return list(values)
-    return [values[math.ceil((index + 1) * len(values) / count) - 1] for index in range(count)]
 
 
 class LiveSink:

@@ -1,7 +1,7 @@
-"""The trackers: one file each, discovered by name, which is also the name of the package that it drives.
+"""The trackers: one file each, found by its name, which is that of the package it drives.
 
-A tracker is a module of this package that defines the names of `Tracker`. It imports its package where it uses it, for
-the package may be missing: then the run says so once, and `PACKAGE` is what to install.
+A tracker's file defines `PACKAGE`, what to install, and `connect(config, root)`, which opens it. It imports its package
+where it uses it, for that may be missing.
 """
 
 from __future__ import annotations
@@ -26,24 +26,20 @@ class Backend(Protocol):
         """Let go."""
 
 
-class _Module(Protocol):
-    """What a module of this package defines."""
-
+class _Tracker(Protocol):
     PACKAGE: str
 
-    def connect(self, config: TrackingConfig, root: Path) -> Backend:
-        """Open the tracker; what it keeps locally goes below `.evopipe/` in the DVC root."""
+    def connect(self, config: TrackingConfig, root: Path) -> Backend: ...
 
 
-def find_tracker(name: str) -> _Module:
+def find_tracker(name: str) -> _Tracker:
     """Return a tracker's module."""
-    return cast(_Module, importlib.import_module(f"{__name__}.{name}"))
+    return cast(_Tracker, importlib.import_module(f"{__name__}.{name}"))
 
 
 def missing_package(name: str) -> str | None:
     """Say what to install where a tracker's package is not there; it is not imported to find out."""
     if find_spec(name) is not None:
         return None
-    return (
-        f"tracking.backends: {name} is not installed, so nothing goes there: pip install '{find_tracker(name).PACKAGE}'"
-    )
+    remedy = f"pip install '{find_tracker(name).PACKAGE}'"
+    return f"tracking.backends: {name} is not installed, so nothing goes there: {remedy}"

@@ -41,7 +41,6 @@ PACKAGE = "mlflow"
 _KEY, _RESULT, _KIND, _SENT, _HELD, _SLOT, _EXPERIMENT = (
     f"evopipe.{name}" for name in ("key", "result", "kind", "generations", "files", "slot", "experiment")
 )
-_STATUS = {"running": "RUNNING", "finished": "FINISHED", "killed": "KILLED"}
 _SQLITE = "sqlite:///"
 _LONGEST_PARAM = 6000
 
@@ -57,19 +56,14 @@ DEFAULTS = {
 
 
 def connect(config: TrackingConfig, root: Path) -> _Mlflow:
-    """Open the store, which is made where it is missing.
-
-    Raises:
-        Exception: whatever MLflow raises where it cannot be opened.
-    """
+    """Open the store, which is made where it is missing."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
     logging.getLogger("mlflow").setLevel(logging.ERROR)
     uri = tracking_uri(root)
-    database = Path(uri.removeprefix(_SQLITE).partition("?")[0]) if _is_file(uri) else None
-    if database is not None:
+    if (database := _database(uri)) is not None:
         _make_database(database)
     return _Mlflow(config, MlflowClient(uri, registry_uri=uri), database)
 
@@ -85,11 +79,13 @@ def tracking_uri(root: Path) -> str:
     A database's relative path is taken from the DVC root: processes in several folders must mean the same one.
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}{home(root) / 'mlflow.db'}"
-    return f"{_SQLITE}{root / uri.removeprefix(_SQLITE)}" if _is_file(uri) else uri
+    return uri if _database(uri) is None else f"{_SQLITE}{root / uri.removeprefix(_SQLITE)}"
 
 
-def _is_file(uri: str) -> bool:
-    return uri.startswith(_SQLITE) and uri != _SQLITE and ":memory:" not in uri
+def _database(uri: str) -> Path | None:
+    """Return the file of a SQLite store; None where the store is something else."""
+    name = uri.removeprefix(_SQLITE)
+    return None if name in (uri, "") or ":memory:" in name else Path(name.partition("?")[0])
 
 
 def _make_database(path: Path) -> None:
@@ -121,27 +117,23 @@ class _Mlflow:
 
     def deliver(self, run: Run) -> New:
         """Bring what is not there yet."""
-        new, found = New(), self._find(run)
+        found, new = self._find(run), New()
         if found is None:
-            new["run"], found = 1, self._create(run)
+            found, new["run"] = self._create(run), 1
         elif found.info.lifecycle_stage != "active":  # deleted by someone who did not want to see it
             return new
         nested = self._search(f"tags.`mlflow.parentRunId` = '{found.info.run_id}'")
         slots = {int(one.data.tags[_SLOT]): one for one in nested}
-        new["generation"] = self._send(found, slots, run)
         held = json.loads(found.data.tags.get(_HELD, "{}"))
+        new["generation"] = self._send(found, slots, run)
         new["file"] = self._attach(found, held, run)
-        self._conclude(found, run)
+        self._conclude([*slots.values(), found], run)
         if run.status == "finished" and self._config.register_as and ELITE in held:
             self._register(self._config.register_as, found, held[ELITE])
-        for one in [*slots.values(), found]:
-            self._set_status(one, run)
         return new
 
     def close(self) -> None:
         """Nothing is held open."""
-
-    # ------------------------------------------------------------------------------------------ finding, making
 
     def _experiments(self) -> list[str]:
         from mlflow.entities import ViewType
@@ -162,11 +154,8 @@ class _Mlflow:
     def _search(self, text: str) -> Sequence[Found]:
         from mlflow.entities import ViewType
 
-        if not self._everywhere:
-            return []
-        found: Sequence[Found] = self._client.search_runs(
-            self._everywhere, text, run_view_type=ViewType.ALL, max_results=5000, order_by=["attributes.start_time ASC"]
-        )
+        order = ["attributes.start_time ASC"]
+        found: Sequence[Found] = self._client.search_runs(self._everywhere, text, ViewType.ALL, 5000, order)
         return found
 
     def _create(self, run: Run) -> Found:
@@ -181,11 +170,11 @@ class _Mlflow:
             "mlflow.source.type": "JOB",
             "mlflow.source.git.commit": run.revision,
         }
-        return self._create_run(self._experiment(self._config.experiment or run.env), run, run.name, tags)
+        known = {tag: value for tag, value in tags.items() if value}
+        return self._create_run(self._experiment(self._config.experiment or run.env), run, run.name, known)
 
-    def _create_run(self, experiment: str, run: Run, name: str, tags: dict[str, str | None]) -> Found:
-        given = {tag: value for tag, value in tags.items() if value}
-        made: Found = self._client.create_run(experiment, _milliseconds(run.started), tags=given, run_name=name)
+    def _create_run(self, experiment: str, run: Run, name: str, tags: dict[str, str]) -> Found:
+        made: Found = self._client.create_run(experiment, _milliseconds(run.started), tags, name)
         return made
 
     def _experiment(self, name: str) -> str:
@@ -207,8 +196,6 @@ class _Mlflow:
                 f"--experiment-id {found.experiment_id}`), or set tracking.experiment to another name"
             )
         return str(found.experiment_id)
-
-    # ------------------------------------------------------------------------------------------ sending
 
     def _send(self, found: Found, slots: dict[int, Found], run: Run) -> int:
         """Send the generations that are not there: the members' first, so that the training's count is true."""
@@ -265,26 +252,25 @@ class _Mlflow:
             self._client.set_tag(found.info.run_id, _HELD, json.dumps(held, sort_keys=True))
         return len(fresh)
 
-    def _conclude(self, found: Found, run: Run) -> None:
-        """Tell of the outcome, and of the DVC experiments that have it."""
+    def _conclude(self, runs: Sequence[Found], run: Run) -> None:
+        """Tell of the outcome, of the DVC experiments that have it, and whether the training goes on."""
+        found = runs[-1]
         tags = found.data.tags
         names = {*tags.get(_EXPERIMENT, "").split(", "), run.experiment or ""} - {""}
         known = {_EXPERIMENT: ", ".join(sorted(names)), _RESULT: tags.get(_RESULT) or run.result}
-        if run.ended is not None and run.status != "running":
+        if run.ended is not None:
             known["evopipe.ended"] = tags.get("evopipe.ended") or run.ended[1]
         for tag, value in known.items():
             if value and tags.get(tag) != value:
                 self._client.set_tag(found.info.run_id, tag, value)
-
-    def _set_status(self, found: Found, run: Run) -> None:
-        status = _STATUS[run.status]
-        if found.info.status == status:
-            return
-        if run.status == "running":
-            self._client.update_run(found.info.run_id, status=status)
-        else:
-            end = run.ended[0] if run.ended else run.last_time
-            self._client.set_terminated(found.info.run_id, status, _milliseconds(end))
+        end = _milliseconds(run.ended[0] if run.ended else run.last_time)
+        for one in runs:
+            if one.info.status == run.status.upper():
+                continue
+            if run.status == "running":
+                self._client.update_run(one.info.run_id, "RUNNING")
+            else:
+                self._client.set_terminated(one.info.run_id, run.status.upper(), end)
 
     def _register(self, name: str, found: Found, elite: str) -> None:
         """Register the elite once: the version knows by a tag which elite it is."""
