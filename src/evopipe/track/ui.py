@@ -64,25 +64,21 @@ def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> 
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
         start_new_session=True,  # Ctrl-C is ours: the server is then stopped as a whole
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it like Ctrl-C
     try:
-        with contextlib.suppress(KeyboardInterrupt):
-            _attend(server, f"http://{_HOST}:{port}", browser, tell)
+        _attend(server, f"http://{_HOST}:{port}", browser, tell)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not leave the server behind
     finally:
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, signal.SIG_IGN)  # a second Ctrl-C must not leave the server behind
         for signum in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(server.pid, signum)  # its workers too
-                server.wait(5.0)
-        server.communicate()
+                server.communicate(timeout=5.0)
 
 
-def _attend(server: subprocess.Popen[str], address: str, browser: bool, tell: Callable[[str], None]) -> None:
+def _attend(server: subprocess.Popen[bytes], address: str, browser: bool, tell: Callable[[str], None]) -> None:
     until = time.monotonic() + _START_SECONDS
     while server.poll() is None and not _answers(address):
         if time.monotonic() > until:
@@ -92,16 +88,12 @@ def _attend(server: subprocess.Popen[str], address: str, browser: bool, tell: Ca
         tell(f"{address} (Ctrl-C ends it)")
         if browser:
             webbrowser.open(address)
-    assert server.stderr is not None
-    last = ""
-    for line in server.stderr:
-        last = line.strip() or last
-    raise TrackerError(f"the MLflow server ended by itself ({last or server.wait()}); try another --port")
+    _, said = server.communicate()
+    last = said.decode(errors="replace").strip().rpartition("\n")[2]
+    raise TrackerError(f"the MLflow server ended by itself ({last or server.returncode}); try another --port")
 
 
 def _answers(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{address}/health", timeout=1) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=1) as answer:
+        return bool(answer.status == 200)
+    return False
