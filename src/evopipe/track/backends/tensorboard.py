@@ -1,7 +1,4 @@
-"""TensorBoard: event files below the DVC root, the population's in a run's own folder and each member's in one of it.
-
-Event files can only be added to, so a delivery that was cut off is written anew by the next one.
-"""
+"""TensorBoard: event files below the DVC root, the population's in a run's folder and each member's in one of it."""
 
 from __future__ import annotations
 
@@ -12,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evopipe.storage import safeio
+from evopipe.track.appending import Appending
 from evopipe.track.config import TrackingConfig
-from evopipe.track.delivered import Delivered
-from evopipe.track.run import EVALUATION, New, Run, evaluation_metrics, flat_params, member_metrics, population_metrics
+from evopipe.track.events import Generation
+from evopipe.track.run import EVALUATION, Run, evaluation_metrics, flat_params, member_metrics, population_metrics
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -22,63 +20,52 @@ if TYPE_CHECKING:
 PACKAGE = "evopipe[tensorboard]"
 
 
-def connect(config: TrackingConfig, root: Path) -> _Tensorboard:
+def connect(config: TrackingConfig, root: Path) -> Appending:
     """Open `.evopipe/tensorboard/`, where runs go to `<experiment>/<run>/`."""
-    return _Tensorboard(config.experiment, root / ".evopipe" / "tensorboard")
+    home = root / ".evopipe" / "tensorboard"
+
+    def begin(run: Run) -> _Writer:
+        return _Writer(home / _plain(config.experiment or run.env) / _plain(f"{run.name}-{run.key[-6:]}"), run)
+
+    return Appending(home / "delivered", [EVALUATION], begin)
 
 
-class _Tensorboard:
-    """Writes one run after the other."""
+class _Writer:
+    """The event files of one run."""
 
-    def __init__(self, experiment: str | None, home: Path) -> None:
-        self._experiment, self._home = experiment, home
-        self._delivered = Delivered(home / "delivered", [EVALUATION])
-        self._key, self._sent = "", 0  # of the run that is being written, and its last generation
-        self._writers: dict[str, SummaryWriter] = {}
+    def __init__(self, folder: Path, run: Run) -> None:
+        if folder.exists():
+            shutil.rmtree(folder)
+        safeio.make_folder(folder)
+        self.sent = 0
+        self._folder = folder
+        self._files: dict[str, SummaryWriter] = {}
+        table = "\n".join(f"| {name} | {value} |" for name, value in flat_params(run).items())
+        self._file("").add_text("params", f"| parameter | value |\n|---|---|\n{table}", 0, run.started)
 
-    def deliver(self, run: Run) -> New:
-        """Bring what is not there yet."""
-        new = self._delivered.missing(run)
-        if not new.total():
-            return new
-        folder = self._home / _plain(self._experiment or run.env) / _plain(f"{run.name}-{run.key[-6:]}")
-        if run.key != self._key:
-            self.close()
-            if folder.exists():
-                shutil.rmtree(folder)
-            safeio.make_folder(folder)
-            self._key, self._sent = run.key, 0
-            table = "\n".join(f"| {name} | {value} |" for name, value in flat_params(run).items())
-            self._writer(folder).add_text("params", f"| parameter | value |\n|---|---|\n{table}", 0, run.started)
-        for clock, event in run.after(self._sent):
-            self._add(folder, population_metrics(event), event.env_steps, clock)
-            for row in event.members:
-                self._add(folder / f"member-{row.slot}", member_metrics(row), event.env_steps, clock)
-            self._sent = event.generation
-        for writer in self._writers.values():
-            writer.flush()
-        if run.status != "running":
-            self._add(folder, evaluation_metrics(run), run.env_steps, run.last_time)
-            self.close()
-            self._delivered.note(run)
-        return new
+    def write(self, clock: float, event: Generation) -> None:
+        self._add("", population_metrics(event), event.env_steps, clock)
+        for row in event.members:
+            self._add(f"member-{row.slot}", member_metrics(row), event.env_steps, clock)
+
+    def finish(self, run: Run) -> None:
+        self._add("", evaluation_metrics(run), run.env_steps, run.last_time)
+        self.close()
 
     def close(self) -> None:
-        """Flush and close all files; a run that comes again is written anew."""
-        for writer in self._writers.values():
-            writer.close()
-        self._key, self._writers = "", {}
+        for file in self._files.values():
+            file.close()
 
-    def _writer(self, folder: Path) -> SummaryWriter:
+    def _add(self, name: str, values: Mapping[str, float], step: int, clock: float) -> None:
+        for tag, value in values.items():
+            self._file(name).add_scalar(tag, value, step, clock)
+
+    def _file(self, name: str) -> SummaryWriter:
         from torch.utils.tensorboard import SummaryWriter
 
-        if str(folder) not in self._writers:
-            self._writers[str(folder)] = SummaryWriter(str(folder))
-        return self._writers[str(folder)]
-
-    def _add(self, folder: Path, values: Mapping[str, float], step: int, clock: float) -> None:
-        for name, value in values.items():
-            self._writer(folder).add_scalar(name, value, step, clock)
+        if name not in self._files:
+            self._files[name] = SummaryWriter(str(self._folder / name), flush_secs=5)
+        return self._files[name]
 
 
 def _plain(name: str) -> str:
