@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -71,3 +72,42 @@ def random_arch(rng: np.random.Generator, activation: str, norm: bool, narrowest
         )
 
     return Arch(blocks(), int(rng.integers(narrowest, widest)), blocks(), activation, norm)
+
+
+ROUNDINGS = 32
+"""So many roundings of every number given may lie between two right ways to compute one thing."""
+
+
+class Known(NamedTuple):
+    """What a function computes of some numbers, and how well that can be known.
+
+    Attributes:
+        results: in float64.
+        limits: how far each result moves if every number given moves by `ROUNDINGS` of its own type, up or down. No
+            processor's order of sums, and no other formula, is held to more. (A normalisation over two units that lie
+            close together knows little.)
+    """
+
+    results: list[torch.Tensor]
+    limits: list[float]
+
+    def agrees(self, *found: torch.Tensor) -> bool:
+        """Whether these are the results, as far as rounding lets know."""
+        return all(
+            result.shape == right.shape and float((result - right).detach().abs().max()) <= limit
+            for result, right, limit in zip(found, self.results, self.limits, strict=True)
+        )
+
+
+def known(function: Callable[..., Sequence[torch.Tensor]], *given: torch.Tensor) -> Known:
+    """Return what `function` computes of tensors in float64, and how well it is known from numbers of their type."""
+    generator, step = torch.Generator().manual_seed(0), ROUNDINGS * torch.finfo(given[0].dtype).eps
+    exact = [tensor.double() for tensor in given]
+    results = [result.detach() for result in function(*exact)]
+    limits = [step * float(result.abs().max()) for result in results]
+    signs = [2.0 * torch.randint(2, x.shape, generator=generator).double() - 1.0 for x in exact]
+    for way in (step, -step):
+        moved = function(*(x * (1.0 + way * sign) for x, sign in zip(exact, signs, strict=True)))
+        distances = [float((a - b).detach().abs().max()) for a, b in zip(moved, results, strict=True)]
+        limits = [max(pair) for pair in zip(limits, distances, strict=True)]
+    return Known(results, limits)

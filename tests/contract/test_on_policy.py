@@ -49,6 +49,8 @@ from populations import (
     updated,
 )
 
+pytestmark = pytest.mark.numerical
+
 each_algorithm = pytest.mark.parametrize("algo", populations.cases(on_policy=True))
 
 LSTM = {"network": {"encoder": [16], "latent": 16, "encoder_kind": "lstm"}, "max_seq_len": 4}
@@ -389,7 +391,7 @@ def test_members_of_unlike_batch_sizes_and_epochs_learn_as_each_would_alone(algo
         (alone,) = population.dissolve([one])
         assert alone.tensors["updates"] == member.tensors["updates"] > 0
         for name, tensor in alone.tensors.items():
-            torch.testing.assert_close(member.tensors[name], tensor, rtol=1e-4, atol=2e-6)
+            torch.testing.assert_close(member.tensors[name], tensor, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import evopipe
-from evopipe.config import load_params
+from evopipe import api
+from evopipe.config import load_params, parse_params
 from evopipe.errors import MissingInputError, ParamsError
-from tiny import digests, params, write_params
+from tiny import params, write_params
 
 SHORT = {"train.max_steps": 800}
 
@@ -75,24 +76,32 @@ def test_an_on_policy_algorithm_needs_no_dataset(warm: dict[str, int]) -> None:
     assert result.summary.get("remarks", []) == (unused if warm else [])
 
 
-def test_equal_params_in_any_form_give_equal_files(tmp_path: Path, working_folder: Path) -> None:
+def test_equal_params_in_any_form_are_one_run(tmp_path: Path) -> None:
     file = write_params(tmp_path, SHORT)
     forms: list[Any] = [params(SHORT), file, str(file), load_params(file)]
-    for number, form in enumerate(forms):
-        evopipe.train(form, folder=tmp_path / f"{number}")
-    first, *others = (digests(tmp_path / str(number), ("models", "reports")) for number in range(4))
-    assert others == [first, first, first]
-    assert list(working_folder.iterdir()) == []
+    assert [api._params(form) for form in forms] == [load_params(file)] * 4
+
+
+@pytest.mark.parametrize(("train", "wanted"), [
+    ({"mode": "online", "warm_start": 0}, False),
+    ({"mode": "online", "warm_start": 1}, True),
+    ({"mode": "offline", "warm_start": 0}, True),
+    ({"algo": "ppo", "warm_start": 1}, False),
+])  # fmt: skip
+def test_who_learns_from_a_dataset_gets_one(train: dict[str, Any], wanted: bool) -> None:
+    assert api._wants_dataset(parse_params({"train": train})) == wanted
 
 
 def test_a_folder_keeps_everything(tmp_path: Path, working_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = evopipe.train(params(SHORT), folder=tmp_path / "out")
+    result = evopipe.train(str(write_params(tmp_path, SHORT)), folder=tmp_path / "out")
     assert capsys.readouterr() == ("", ""), "quiet by default"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"models", "reports", ".evopipe"}
     loaded = evopipe.load(tmp_path / "out/models/elite")
     obs = np.random.default_rng(0).normal(size=(20, 4))
     assert (loaded.act(obs) == result.policy.act(obs)).all()
     assert json.loads((tmp_path / "out/reports/evaluation.json").read_text()) == result.evaluation
+    assert json.loads((tmp_path / "out/reports/members.json").read_text()) == result.members
+    assert (tmp_path / "out/reports/report.html").is_file()
     assert list(working_folder.iterdir()) == []
 
 

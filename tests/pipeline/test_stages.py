@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from evopipe import policy
 from evopipe.errors import DataError
@@ -186,31 +184,6 @@ def test_made_for_another_algorithm(folder: Path) -> None:
 # --- going on from trained members ------------------------------------------------------------------------------------
 
 
-def test_a_run_goes_on_from_the_members_of_another(folder: Path) -> None:
-    """The elite first, then the others; as they were, in places and with keys of their own; and they learn on."""
-    from evopipe.config import load_params
-    from evopipe.stages.setup import make_problem, read_members
-
-    shutil.copytree(folder / "models/trained", folder / "models/start")
-    write_params(folder, {"population.start": "models/start", "population.size": 6, "seed": 5})
-    assert call(folder, "population").code == 0
-    problem = make_problem(load_params(folder / "params.yaml"))
-    trained, _ = read_members(folder / "models/start", problem, "train")
-    begun, about = read_members(folder / "models/population", problem, "population")
-    assert len(begun) == len(about["mutations"]) == 6
-    expected = [trained[-1], *trained[:-1]]
-    for slot, member in enumerate(begun):
-        old = expected[slot % len(expected)]
-        assert (member.slot, member.id, member.parent, member.fitness) == (slot, slot, None, ())
-        assert (member.arch, member.hyper) == (old.arch, old.hyper)
-        assert all(torch.equal(member.tensors[name], tensor) for name, tensor in old.tensors.items())
-    assert len({member.key for member in begun}) == 6
-    assert all(about["mutations"][0] == mutation for mutation in about["mutations"])
-    assert call(folder, "train").code == 0
-    after, _ = read_members(folder / "models/trained", problem, "train")
-    assert min(float(m.tensors["updates"]) for m in after) > max(float(m.tensors["updates"]) for m in begun)
-
-
 @pytest.mark.parametrize(("change", "code", "words"), [
     ({"population.start": "nowhere"}, 66, "nowhere: not there; population.start names a copy of models/trained"),
     ({"population.start": "models/start", "env.id": "Acrobot-v1"}, 65,
@@ -279,17 +252,3 @@ def test_equal_runs_write_equal_bytes(whole: Path, tmp_path: Path) -> None:
 def test_a_finished_run_leaves_no_state(whole: Path) -> None:
     left: list[Any] = [path.name for path in whole.rglob(".evopipe/**/*") if path.is_file()]
     assert sorted(left) == [".gitignore", "events.jsonl"]
-
-
-def test_the_reports_say_what_was_done(whole: Path) -> None:
-    train = json.loads((whole / "reports/train.json").read_text())
-    assert train["reason"] == "max_steps"
-    assert train["generations"] == 1
-    assert train["warm_start"] == 50
-    steps = train["steps"]
-    assert (steps["each_member"], steps["training"]) == (400, 1200)
-    assert steps["all"] == steps["training"] + steps["evaluation"]
-    about = json.loads((whole / "models/elite/policy.json").read_text())
-    assert about["env"] == {"id": "CartPole-v1", "kwargs": {}}
-    assert about["provenance"]["fingerprint"]["threads"] == 1
-    assert about["evaluation"] == json.loads((whole / "reports/evaluation.json").read_text())["elite"]

@@ -66,10 +66,10 @@ def test_equal_states_give_equal_bytes(tmp_path: Path) -> None:
 
 def test_keep_and_order(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "run", keep=2)
-    for step in (9, 10, 100, 10**12, 10**13):
+    for step in (9, 10, 100, 10**12 - 1, 10**12):
         store.save(step, state(step), {})
-    assert names(tmp_path / "run") == ["step-1000000000000", "step-10000000000000"]
-    assert holds(store, 10**13)
+    assert names(tmp_path / "run") == ["step-1000000000000", "step-999999999999"]
+    assert holds(store, 10**12)
 
 
 def test_equal_step_replaces(tmp_path: Path) -> None:
@@ -107,6 +107,16 @@ def test_a_damaged_one_is_not_counted_as_kept(tmp_path: Path) -> None:
     store.save(25, state(25), {})
     assert names(tmp_path / "run") == ["step-000000000010", "step-000000000025"]
     assert holds(store, 25)
+
+
+def test_a_step_that_was_damaged_and_is_saved_anew_is_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "run")
+    store.save(10, state(10), {})
+    store.save(20, state(20), {})
+    flip(tmp_path / "run" / "step-000000000020" / "meta.json")
+    assert holds(store, 10)
+    store.save(20, state(20), {})
+    assert holds(store, 20)
 
 
 def test_checkpoints_of_a_future_left_behind_go(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from minari import MinariDataset
 
 from evopipe.errors import DataError, EvopipeError, MissingInputError
 from evopipe.storage.dataset import (
+    Dataset,
     Episode,
     Transitions,
     check_spaces,
@@ -321,6 +322,7 @@ def test_truncated_and_flipped_foreign_datasets_end_in_one_sentence(tmp_path: Pa
         ("actions", np.full((5, 2), np.inf), "dataset 'episode_0/actions' holds inf at index [0, 0]"),
         ("actions", np.zeros((5, 2), int), "whole numbers are one index a step, vectors are floats"),
         ("terminations", np.array([1, 0, 0, 0, 0], bool), "'episode_0' ends at step 0 and goes on"),
+        ("truncations", np.array([0, 0, 1, 0, 1], bool), "'episode_0' ends at step 2 and goes on"),
         ("truncations", np.array([0, 0, 0, 0, 7]), "dataset 'episode_0/truncations' holds 7 at index 4, expected 0 or"),
         ("rewards", ["a"] * 5, "dataset 'episode_0/rewards' has dtype object"),
         ("rewards", None, "has no dataset 'episode_0/rewards'"),
@@ -553,6 +555,20 @@ def test_spaces_that_differ_are_named(spaces: tuple[int, int, int], text: str, t
     dataset = read_minari(minari(tmp_path / "set", some()))
     check_spaces(dataset, OBS, ACTIONS, 0)
     refused(lambda: check_spaces(dataset, *spaces), text)
+
+
+def test_actions_may_lie_outside_of_their_bounds_as_far_as_rounding_goes() -> None:
+    """By a ten-thousandth of the bounds' width, on either side."""
+    low, high = np.array([-1.0, 0.0]), np.array([1.0, 10.0])
+    for share, fits in ((-0.25, True), (0.0, True), (0.5e-4, True), (2e-4, False)):
+        beyond = share * (high - low)
+        for action in (low - beyond, [1.0, high[1] + beyond[1]]):
+            rows = np.tile(np.array(action), (6, 1))
+            found = Dataset([replace(vectors(), action=rows)], "here")
+            if fits:
+                check_spaces(found, OBS, 2, 0, (low, high))
+            else:
+                refused(lambda found=found: check_spaces(found, OBS, 2, 0, (low, high)), "episode 0 took action")
 
 
 def test_content_that_does_not_fit_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import h5py
 import numpy as np
 import pytest
@@ -14,11 +15,14 @@ from minari import MinariDataset
 
 from evopipe import policy
 from evopipe.config import Params
+from evopipe.core.networks import named
+from evopipe.envs.heuristics import heuristic
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, ParamsError
+from evopipe.rng import Purpose, host
 from evopipe.stages import buffer, fetch, population
 from evopipe.stages.paths import POPULATION
 from evopipe.stages.setup import make_problem, read_members
-from evopipe.storage.dataset import read_minari, read_transitions
+from evopipe.storage.dataset import Transitions, read_minari, read_transitions
 
 CART = {"id": "CartPole-v1", "kwargs": {}}
 
@@ -60,7 +64,8 @@ def refused(run: Any, settings: Params, kind: type[EvopipeError], *parts: str) -
 
 
 def test_collect_then_buffer(capsys: pytest.CaptureFixture[str]) -> None:
-    settings = params(collect={"episodes": 12, "policies": {"heuristic": 1.0, "random": 2.0}})
+    settings = params(collect={"episodes": 12, "policies": {"random": 2.0, "heuristic": 1.0}})
+    draws = [host(1, Purpose.BEHAVIOUR, number).choice(2, p=[1 / 3, 2 / 3]) for number in range(12)]
     fetch.run(settings)
     buffer.run(settings)
     lines = capsys.readouterr().out.splitlines()
@@ -70,6 +75,7 @@ def test_collect_then_buffer(capsys: pytest.CaptureFixture[str]) -> None:
     fetched, buffered = report("fetch"), report("buffer")
     transitions = read_transitions(Path("data/transitions.h5"))
     assert fetched["transitions"] == buffered["transitions"] == len(transitions)
+    assert [fetched["policies"][name]["episodes"] for name in ("heuristic", "random")] == [12 - sum(draws), sum(draws)]
     assert fetched["policies"]["heuristic"]["return"]["mean"] == 500.0
     assert fetched["policies"]["random"]["return"]["mean"] < 60.0
     assert fetched["policies"]["heuristic"]["episodes"] == buffered["truncations"]
@@ -80,6 +86,44 @@ def test_collect_then_buffer(capsys: pytest.CaptureFixture[str]) -> None:
     inside = ~(transitions.terminated | transitions.truncated)[:-1]
     np.testing.assert_array_equal(transitions.next_obs[:-1][inside], transitions.obs[1:][inside])
     assert MinariDataset("data/dataset/data").total_episodes == 12
+
+
+def test_statistics_by_hand() -> None:
+    """An end that is both counts as a termination, an episode without a step as none, an action nobody took as 0."""
+    found = buffer.statistics(
+        Transitions(
+            obs=np.array([[1, 10], [2, 20], [6, 30]], np.float32),
+            action=np.array([0, 2, 0]),
+            reward=np.array([1, 2, -4], np.float32),
+            terminated=np.array([False, True, False]),
+            truncated=np.array([False, True, True]),
+            next_obs=np.zeros((3, 2), np.float32),
+            episode=np.array([0, 0, 2]),
+        ),
+        4,
+    )
+    deviation = {name: found[name].pop("std") for name in ("reward", "obs")}
+    assert found == {
+        "transitions": 3,
+        "episodes": 2,
+        "terminations": 1,
+        "truncations": 1,
+        "return": {"mean": -0.5, "std": 3.5, "min": -4.0, "max": 3.0},
+        "length": {"mean": 1.5, "std": 0.5, "min": 1.0, "max": 2.0},
+        "reward": {"mean": pytest.approx(-1 / 3), "min": -4.0, "max": 2.0},
+        "obs": {"mean": [3.0, 20.0], "min": [1.0, 10.0], "max": [6.0, 30.0]},
+        "actions": [2, 0, 1, 0],
+    }
+    assert deviation["reward"] == pytest.approx((62 / 9) ** 0.5)
+    assert deviation["obs"] == pytest.approx([(14 / 3) ** 0.5, (200 / 3) ** 0.5])
+
+
+def test_very_many_columns_are_described_as_one() -> None:
+    rows = np.arange(3 * 129, dtype=np.float32).reshape(3, 129)
+    assert buffer._by_element(rows) == {
+        "mean": [193.0], "std": [pytest.approx(((387**2 - 1) / 12) ** 0.5)], "min": [0.0], "max": [386.0],
+    }  # fmt: skip
+    assert buffer._by_element(rows[:, :128])["min"] == list(range(128))
 
 
 def test_outs_are_equal_to_the_byte_and_follow_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,12 +179,14 @@ def test_unusable_mixes_are_refused(env: str, collect: dict[str, Any], text: str
     assert not Path("data/dataset").exists()
 
 
-def exported(folder: Path, settings: Params) -> policy.Policy:
-    """A policy that was never trained."""
+def exported(folder: Path, settings: Params, prefers: int = 0) -> policy.Policy:
+    """A policy that was never trained and takes one action wherever it may."""
     population.run(settings, quiet=True, folder=Path("aside"))
     members, about = read_members(Path("aside") / POPULATION, make_problem(settings), "population")
     spaces = {name: about[name] for name in ("observations", "actions")}
     start = settings.env.kwargs.get("offset", 0)
+    widths = make_problem(settings).widths["q"]
+    named(members[0].arch, widths, members[0].tensors["q"])["output.bias"][prefers] += 100.0
     policy.save(folder, settings.train.algo, members[0], {**spaces, "action_start": start}, False, "a test")
     return policy.load(folder)
 
@@ -156,19 +202,33 @@ def test_an_exported_policy_is_a_behaviour(env: str, kwargs: dict[str, Any]) -> 
     if env == "CartPole-v1":
         np.testing.assert_array_equal(first.action, chosen.act(first.obs[:-1]))
     else:
-        assert set(first.action.tolist()) <= {3, 4}
+        # To the left, but for the first cell, where that is illegal.
+        assert first.action.tolist() == [4 if cell == 0 else 3 for cell in first.obs[:-1].argmax(axis=1)]
 
 
-def test_a_policy_of_another_environment_is_refused() -> None:
+@pytest.mark.parametrize(("env", "has"), [("Acrobot-v1", "6 and 3"), (own("Pairs"), "4 and 10")])
+def test_a_policy_of_another_environment_is_refused(env: str, has: str) -> None:
     exported(Path("elite"), params())
-    settings = params("Acrobot-v1", collect={"policies": {"policy": 1.0}, "policy_path": "elite"})
-    text = "fetch.collect.policy_path: elite takes 4 observations and 2 actions, the environment has 6 and 3"
+    settings = params(env, collect={"policies": {"policy": 1.0}, "policy_path": "elite"})
+    text = f"fetch.collect.policy_path: elite takes 4 observations and 2 actions, the environment has {has}"
     refused(fetch.run, settings, ParamsError, text)
 
 
 def test_a_policy_that_is_not_there() -> None:
     settings = params(collect={"policies": {"policy": 1.0}, "policy_path": "elite"})
     refused(fetch.run, settings, MissingInputError, "elite")
+
+
+def test_a_rule_acts_in_the_environments_own_bounds() -> None:
+    """Torques from −2 to 2, which an algorithm knows as −1 to 1."""
+    fetch.run(params("Pendulum-v1", collect={"episodes": 1, "policies": {"heuristic": 1.0}}), quiet=True)
+    (episode,) = read_minari("data/dataset").episodes
+    rule, env = heuristic("Pendulum-v1"), gymnasium.make("Pendulum-v1")
+    assert rule is not None
+    expected = np.array([rule(env, obs) for obs in episode.obs[:-1]])
+    np.testing.assert_allclose(episode.action, expected, rtol=1e-5, atol=1e-6)
+    assert ((np.abs(expected) > 0.1) & (np.abs(expected) < 0.9)).any()
+    assert (np.abs(expected) == 2.0).any()
 
 
 def test_a_step_cap_truncates() -> None:
@@ -242,6 +302,19 @@ def test_a_d4rl_file_is_a_source(capsys: pytest.CaptureFixture[str]) -> None:
     assert (fetched["dropped_steps"], fetched["transitions"], fetched["episodes"]) == (2, 6, 3)
     assert (buffered["terminations"], buffered["truncations"]) == (1, 2)
     assert capsys.readouterr().out.startswith("data/dataset: 2 last steps of cut episodes left out")
+
+
+def test_vectors_that_happen_to_be_whole_stay_vectors() -> None:
+    with h5py.File("d.hdf5", "w") as file:
+        file["observations"] = np.zeros((4, 3))
+        file["actions"] = np.array([[-2.0], [0.0], [1.0], [2.0]])
+        file["rewards"] = np.ones(4)
+        file["terminals"] = np.arange(4) == 3
+    settings = params("Pendulum-v1", source="hdf5", hdf5={"path": "d.hdf5"})
+    fetch.run(settings, quiet=True)
+    buffer.run(settings, quiet=True)
+    assert read_transitions(Path("data/transitions.h5")).action.tolist() == [[-1.0], [0.0], [0.5], [1.0]]
+    assert report("fetch")["notes"] == ["the file has no timeouts: an episode that was cut runs on into the next one"]
 
 
 def test_a_dataset_of_another_environment_is_refused_by_both_stages() -> None:

@@ -36,6 +36,8 @@ from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import ArchitectureBounds, MutationConfig, Traits, _layer_changes, _node_changes, mutate
 from evopipe.types import Image
 
+pytestmark = pytest.mark.numerical
+
 CPU = torch.device("cpu")
 WIDTHS = Widths(5, 3)
 BATCH, STEPS = 6, 9
@@ -140,6 +142,20 @@ def function(
     return torch.stack(found)
 
 
+def alone(
+    arch: Arch, row: torch.Tensor, x: torch.Tensor, begins: torch.Tensor, memory: torch.Tensor
+) -> reference.Known:
+    """Outputs of one member, and the gradient of the sum of their squares."""
+
+    def both(row: torch.Tensor, x: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        row = row.clone().requires_grad_(True)
+        y = function(arch, named(arch, WIDTHS, row), x, begins, memory)
+        (grad,) = torch.autograd.grad(y.square().sum(), row)
+        return y, grad
+
+    return reference.known(both, row, x, memory)
+
+
 def memories(structure: Structure, seed: int = 5) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """A random memory `[P, B, M]` with pads of 0, and every member's own part of it."""
     g = torch.Generator().manual_seed(seed)
@@ -168,12 +184,8 @@ def test_layers_compute_what_torchs_own_layers_compute(depth: int) -> None:
     memory, (own,) = memories(net.structure)
     y = unroll(net, x, memory, begins)
     assert y.shape == (1, BATCH, STEPS, WIDTHS.outputs)
-    alone = row.clone().requires_grad_(True)
-    expected = function(arch, named(arch, WIDTHS, alone), x[0], begins[0], own)
-    torch.testing.assert_close(y[0], expected, atol=1e-6, rtol=0)
     optim.backward(y.square().sum(dim=(1, 2, 3)), net)
-    (grad,) = torch.autograd.grad(expected.square().sum(), alone)
-    torch.testing.assert_close(net.structure.unpack(net.grad)[0], grad, atol=1e-6, rtol=1e-6)
+    assert alone(arch, row, x[0], begins[0], own).agrees(y[0], net.structure.unpack(net.grad)[0])
 
 
 def test_one_step_is_what_torchs_own_layers_compute() -> None:
@@ -193,16 +205,16 @@ def test_one_step_is_what_torchs_own_layers_compute() -> None:
 
 def test_one_cell_by_hand() -> None:
     """Gates of 1/2, a candidate of tanh 1: c′ = c / 2 + tanh 1 / 2."""
-    sums = torch.tensor([[[0.0, 0.0, 0.0, 1.0]]])
-    h, c = lstm.cell(sums, torch.tensor([[[0.6]]]))
-    assert float(c) == pytest.approx(0.3 + 0.5 * np.tanh(1.0), abs=1e-7)
-    assert float(h) == pytest.approx(0.5 * np.tanh(float(c)), abs=1e-7)
+    sums = torch.tensor([[[0.0, 0.0, 0.0, 1.0]]], dtype=torch.float64)
+    h, c = lstm.cell(sums, torch.tensor([[[0.6]]], dtype=torch.float64))
+    assert float(c) == pytest.approx(0.3 + 0.5 * np.tanh(1.0), abs=1e-12)
+    assert float(h) == pytest.approx(0.5 * np.tanh(float(c)), abs=1e-12)
 
 
 @pytest.mark.parametrize(("activation", "norm"), [("Tanh", False), ("ReLU", True), ("Sigmoid", False), ("GELU", True)])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float64, 1e-11)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_members_of_an_unlike_cohort_compute_what_they_compute_alone(
-    activation: str, norm: bool, dtype: torch.dtype, tolerance: float
+    activation: str, norm: bool, dtype: torch.dtype
 ) -> None:
     archs = unlike(activation, norm)
     rows = [trained(arch, i).to(dtype) for i, arch in enumerate(archs)]
@@ -214,11 +226,7 @@ def test_members_of_an_unlike_cohort_compute_what_they_compute_alone(
     optim.backward(y.square().sum(dim=(1, 2, 3)), net)
     gradients = net.structure.unpack(net.grad)
     for i, (arch, row) in enumerate(zip(archs, rows, strict=True)):
-        alone = row.clone().requires_grad_(True)
-        expected = function(arch, named(arch, WIDTHS, alone), x[i], begins[i], own[i])
-        (grad,) = torch.autograd.grad(expected.square().sum(), alone)
-        for found, value in ((y[i].detach(), expected.detach()), (gradients[i], grad)):
-            assert float((found - value).abs().max()) <= tolerance * max(1.0, float(value.abs().max())), arch
+        assert alone(arch, row, x[i], begins[i], own[i]).agrees(y[i], gradients[i]), arch
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -38,6 +38,8 @@ from evopipe.types import Image, Spaces
 from populations import LONG, UNLIKE, advance, close_generation, equal, equal_states, finish, same
 from tiny import call, write_params
 
+pytestmark = pytest.mark.numerical
+
 BOTH = pytest.mark.parametrize("algo", ["dqn", "ppo"])
 SEEN = ("normaliser.count", "normaliser.mean", "normaliser.square")
 

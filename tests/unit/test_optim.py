@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evopipe.core import optim
+from evopipe.core import health, optim
 from evopipe.core.networks import Arch, Net, Structure, Widths, interleave
-from evopipe.core.optim import Adam
+from evopipe.core.optim import Adam, ScalarAdam
+
+pytestmark = pytest.mark.numerical
 
 MEMBERS = 5
 LR = torch.tensor([1e-4, 1e-3, 3e-3, 1e-2, 0.0])
@@ -175,3 +177,99 @@ def test_two_networks_a_member_are_optimised_as_each_alone() -> None:
         assert torch.equal(both.values[k::2], net.values)
         assert torch.equal(target.values[k::2], targets[k].values)
         assert torch.equal(adam.steps[k::2], adams[k].steps)
+
+
+def test_neighbours_go_together_where_rate_and_step_count_agree() -> None:
+    runs = optim._equal_runs
+    on, off = True, False
+    assert runs([0.1, 0.1, 0.1, 0.2, 0.2], [1, 1, 2, 2, 2], [on] * 5) == [(0.1, 0, 2), (0.1, 2, 3), (0.2, 3, 5)]
+    assert runs([0.1] * 4, [1] * 4, [on, off, on, on]) == [(0.1, 0, 1), (0.1, 2, 4)]
+    assert runs([0.1] * 3, [1, 2, 1], [on, off, on]) == [(0.1, 0, 1), (0.1, 2, 3)]
+    assert runs([0.1] * 3, [1, 2, 1], [on] * 3) == [(0.1, 0, 1), (0.1, 1, 2), (0.1, 2, 3)]
+    assert runs([0.1] * 2, [1, 1], [off, off]) == []
+
+
+@both_paths
+def test_neighbours_of_one_rate_and_unlike_step_counts_are_corrected_by_their_own(take: object) -> None:
+    """By hand from zero moments and gradients of 1: after t steps of nobody else's the next is lr · m̂ / √v̂."""
+    net, adam = started()
+    before = net.values.clone()
+    net.grad.fill_(1.0)
+    counts = torch.tensor([0.0, 0.0, 9.0, 9.0, 99.0])
+    adam.steps.copy_(counts)
+    take(net, adam, torch.full((MEMBERS,), 0.01), ALL)  # type: ignore[operator]
+    own = net.structure.index[0]
+    for row, count in enumerate(counts.tolist()):
+        mean, square = 0.1 / (1 - 0.9 ** (count + 1)), 0.001 / (1 - 0.999 ** (count + 1))
+        moved = (before - net.values)[row, own].double()
+        torch.testing.assert_close(moved, torch.full_like(moved, 0.01 * mean / square**0.5), rtol=1e-3, atol=1e-6)
+    assert adam.steps.tolist() == (counts + 1).tolist()
+
+
+def test_a_step_down_is_taken_by_those_whom_every_network_and_loss_lets() -> None:
+    """A gradient that is no number in any one of the networks holds its member back in all, and nobody else."""
+    nets = [started(seed)[0] for seed in (1, 2, 3)]
+    adams = [Adam.start(net) for net in nets]
+    for net in nets:
+        net.views[-1].bias.detach().fill_(1.0)
+    for i, net in enumerate(nets):  # √x is 0 at 0, and its gradient infinite
+        net.views[-1].bias.detach()[i] = 0.0
+    losses = torch.stack([net.views[-1].bias.sqrt().sum(dim=(1, 2)) for net in nets]).sum(dim=0)
+    before = [net.values.clone() for net in nets]
+    healthy = torch.tensor([True, True, True, False, True])
+    rates = [torch.full((MEMBERS,), rate) for rate in (0.1, 0.2, 0.3)]
+    limit = torch.full((MEMBERS,), 1e9)
+    kept = optim.descend(losses, healthy, limit, *zip(nets, adams, rates, strict=True), (None, None, rates[0]))
+    assert kept.tolist() == [False, False, False, False, True]
+    for net, old, adam, rate in zip(nets, before, adams, (0.1, 0.2, 0.3), strict=True):
+        assert torch.equal(net.values[:4], old[:4])
+        assert adam.steps.tolist() == [0.0, 0.0, 0.0, 0.0, 1.0]
+        bias = net.structure.layout.layers[-1].bias
+        moved = (old - net.values)[4, bias.start : bias.start + 2]
+        torch.testing.assert_close(moved, torch.full((2,), rate), rtol=1e-4, atol=0)  # Adam's first step
+
+
+def test_a_member_is_well_where_every_parameter_of_every_network_is_finite() -> None:
+    nets = [started(seed)[0] for seed in (1, 2, 3)]
+    for i, net in enumerate(nets):
+        net.values[i, 3 + i] = (float("nan"), float("inf"), -float("inf"))[i]
+    assert health.of_parameters(*nets).tolist() == [False, False, False, True, True]
+    assert health.of_parameters(nets[1]).tolist() == [True, False, True, True, True]
+    losses, norms = torch.tensor([1.0, torch.nan, 1.0, -torch.inf, 1.0]), torch.tensor([1.0, 1.0, torch.inf, 1.0, 1.0])
+    healthy = torch.tensor([True, True, True, True, False])
+    assert health.after_backward(healthy, losses, norms).tolist() == [True, False, False, False, False]
+
+
+def test_adam_of_one_number_a_member() -> None:
+    """As torch's own for the members that are active; the others keep number and state to the bit."""
+    value, state = torch.tensor([1.0, 2.0, 3.0]), ScalarAdam.start(torch.zeros(3))
+    assert state.shape == (3, 3)
+    twins = [torch.nn.Parameter(x.clone()) for x in value]
+    rates = torch.tensor([0.1, 0.01, 0.001])
+    optimisers = [torch.optim.Adam([twin], lr=float(rate)) for twin, rate in zip(twins, rates, strict=True)]
+    for i in range(6):
+        grad, active = torch.tensor([1.0, -2.0 + i, 0.5 * i]), torch.arange(3) != i % 3
+        before = value, state
+        value, state = ScalarAdam.step(value, state, grad, rates, active)
+        for row, (twin, optimiser) in enumerate(zip(twins, optimisers, strict=True)):
+            if active[row]:
+                twin.grad = grad[row].clone()
+                optimiser.step()
+            else:
+                assert value[row] == before[0][row]
+                assert torch.equal(state[row], before[1][row])
+    torch.testing.assert_close(value, torch.stack([twin.detach() for twin in twins]), rtol=1e-5, atol=0)
+    assert state[:, 2].tolist() == [4.0] * 3
+
+
+def test_a_shared_encoder_begins_with_a_target_of_its_own() -> None:
+    net = started()[0]
+    encoder, target, adam = optim.start_encoder({"encoder": net, "other": net})
+    assert encoder is net
+    assert target is not None
+    assert adam is not None
+    assert torch.equal(target.values, net.values)
+    assert target.values.data_ptr() != net.values.data_ptr()
+    assert not target.trainable
+    assert not torch.stack((adam.mean, adam.square)).any()
+    assert optim.start_encoder({"other": net}) == (None, None, None)

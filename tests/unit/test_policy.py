@@ -144,6 +144,7 @@ def test_exploration(loaded: Policy) -> None:
     greedy = loaded.act(obs[0])
     assert np.mean(actions != greedy) == pytest.approx(0.3 * (1 - 1 / ACTIONS), abs=0.03)
     assert (actions == loaded.act(obs, epsilon=0.3, seed=1)).all()
+    assert (actions != loaded.act(obs, epsilon=0.3, seed=2)).any()
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -232,6 +233,31 @@ def rewritten(folder: Path, change: Mapping[str, Any], tensors: Mapping[str, tor
     data = (folder / "policy.safetensors").read_bytes() if tensors is None else safeio.dump_tensors(tensors)
     safeio.write_folder(folder, {"policy.json": safeio.dump_json(about, "policy"), "policy.safetensors": data})
     return folder
+
+
+def test_a_policy_of_rows_is_another_one(loaded: Policy) -> None:
+    before = loaded.observation_space
+    assert (loaded.on_rows().act(batch()) == loaded.act(batch())).all()
+    assert loaded.observation_space is before
+
+
+def test_a_program_without_values_knows_the_first_action_too() -> None:
+    p = populations.problem(algo="ppo")
+    about = {"observations": 4, "actions": 2, "action_start": 3}
+    made = Policy(p.algo, p.algo_config, first_members(p, 1)[0][0], about)
+    obs = torch.randn(50, 4, generator=torch.Generator().manual_seed(2))
+    actions = made.module()(obs)
+    assert set(actions.tolist()) <= {3, 4}
+    assert torch.equal(actions, made.act(obs))
+
+
+def test_what_is_said_of_a_policy_is_not_taken_for_the_policy(folder: Path, loaded: Policy, tmp_path: Path) -> None:
+    """`policy.json` says more than the project knows of; its own words come first."""
+    about = {**ABOUT, "algo": "ppo", "format": 9, "network": "actor", "arch": {}, "lineage": []}
+    policy.save(tmp_path / "other", "dqn", member(loaded.arch), about, program=False, card="")
+    other = policy.load(tmp_path / "other")
+    assert (other.about["algo"], other.about["format"], other.about["lineage"]) == ("dqn", 1, [])
+    assert (other.q_values(batch()) == loaded.q_values(batch())).all()
 
 
 def test_a_newer_format(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core.population import Cohort
 from evopipe.loops import steps
 from evopipe.loops.online import Online
+from evopipe.loops.problem import first_members
 from evopipe.rng import Purpose, Stream, uniform
 
 CPU = torch.device("cpu")
@@ -135,6 +137,12 @@ def test_an_error_that_is_no_number_leaves_the_priority() -> None:
     made.update(torch.tensor([0, 1]), torch.tensor([[0, 2], [1, 0]]), errors)
     torch.testing.assert_close(made.levels[0], torch.tensor([[1.0, 2.0, 7.0], [4.0, MOST, 6.0]]))
     assert torch.isfinite(made.draw(torch.tensor([1]), torch.rand(1, 9, dtype=torch.float64))[1]).all()
+
+
+def test_what_was_foreseen_exactly_keeps_a_little_priority() -> None:
+    made = trees(torch.ones(1, 3), alpha=0.5)
+    made.update(torch.tensor([0]), torch.tensor([[1]]), torch.zeros(1, 1))
+    assert made.levels[0][0, :3].tolist() == pytest.approx([1.0, LEAST**0.5, 1.0])
 
 
 def test_members_do_not_see_each_others_priorities() -> None:
@@ -262,10 +270,15 @@ def test_rows_that_are_overwritten_begin_anew(memories: int) -> None:
     torch.testing.assert_close(trees.levels[0], expected)
 
 
-def prioritised(**replay: object) -> Online:
+def prioritised(batches: tuple[int, int] = (32, 32), **replay: object) -> Online:
+    """Two members in one cohort that have these batch sizes."""
     train = {"replay": {"capacity": 2000, "sharing": "own", "prioritised": True, **replay}, "max_steps": 4000,
              "evo_steps": 4000}  # fmt: skip
-    return populations.started(populations.problem("CartPole-v1", "dqn", train=train), 2)
+    p = populations.problem("CartPole-v1", "dqn", train=train)
+    members = [
+        replace(m, hyper={**m.hyper, "batch_size": b}) for m, b in zip(first_members(p, 2)[0], batches, strict=True)
+    ]
+    return Online(p, members)
 
 
 def test_the_correction_grows_from_beta_to_one_over_the_run() -> None:
@@ -296,7 +309,9 @@ def errors_of(run: Online, cohort: Cohort, tick: int) -> tuple[torch.Tensor, tor
 
 
 def test_an_update_sets_the_priorities_of_what_it_saw() -> None:
-    run, again = prioritised(), prioritised()
+    """And no others: pads of a member with a smaller batch draw rows too, which it does not learn from."""
+    sizes = (32, 5)
+    run, again = prioritised(sizes), prioritised(sizes)
     for each in (run, again):
         populations.advance(each, 60)
     (cohort,), trees = run.cohorts, run.replay.priorities
@@ -306,8 +321,10 @@ def test_an_update_sets_the_priorities_of_what_it_saw() -> None:
     steps.learn(run.problem, cohort, run.replay, 60, 1)
     expected = before.clone()
     for member, slot in enumerate(cohort.slots):
-        for row in set(index[member].tolist()):
-            found = errors[member][index[member] == row].abs().max()
+        seen = index[member, : sizes[slot]]
+        assert (set(seen.tolist()) < set(index[member].tolist())) == (slot == 1)
+        for row in set(seen.tolist()):
+            found = errors[member, : sizes[slot]][seen == row].abs().max()
             expected[slot, row] = (found + LEAST) ** trees.alpha
     assert not torch.equal(before, trees.levels[0])
     torch.testing.assert_close(trees.levels[0], expected, rtol=1e-5, atol=1e-7)

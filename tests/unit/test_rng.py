@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evopipe import rng
-from evopipe.rng import Purpose
+from evopipe.rng import Purpose, Stream
 
 KEYS = torch.from_numpy(rng.member_keys(7, range(8)))
 STEPS = torch.arange(5)
@@ -125,3 +125,44 @@ def test_tensors_and_arrays_give_the_same_seeds(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(found, torch.from_numpy(arrays))
     monkeypatch.setattr(rng, "_on_host", lambda _: False)  # as on another device
     assert torch.equal(found, rng.seeds(keys, Purpose.EPISODE, envs, episodes))
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_the_parts_of_a_stream_are_other_draws_side_by_side(on_host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Part after part, member by member in each; the same on the host and on a device."""
+    stream = Stream(KEYS, Purpose.UPDATE, torch.tensor([5]))
+    expected = [stream.part(name).uniform(4) for name in (1, 2, 3)]
+    if not on_host:
+        monkeypatch.setattr(rng, "_on_host", lambda _: False)
+    assert torch.equal(stream.parts(3).uniform(4), torch.cat(expected))
+    drawn = torch.cat([stream.uniform(4), *expected])
+    assert len(drawn.unique()) == drawn.numel() == 4 * 4 * len(KEYS)
+
+
+def test_a_window_of_a_stream_is_what_its_last_steps_drew() -> None:
+    now = Stream(KEYS, Purpose.ACT, torch.tensor([9]))
+    window = now.normal_window(4, 3)
+    for back in range(4):
+        assert torch.equal(window[:, back], Stream(KEYS, Purpose.ACT, torch.tensor([9 - back])).normal(3))
+
+
+def test_normal_draws_are_those_of_box_and_muller() -> None:
+    stream = Stream(KEYS, Purpose.ACT, torch.tensor([2]))
+    u = stream.uniform(2 * 500).numpy().reshape(len(KEYS), 500, 2)
+    by_hand = np.sqrt(-2.0 * np.log1p(-u[..., 0])) * np.cos(2.0 * np.pi * u[..., 1])
+    drawn = stream.normal(500)
+    assert drawn.dtype == torch.float32
+    np.testing.assert_allclose(drawn.numpy(), by_hand, rtol=1e-5, atol=1e-5)
+    assert torch.equal(stream.normal(3), drawn[:, :3]), "a draw does not depend on how many follow"
+
+
+def test_seeds_and_generators_never_change_between_versions() -> None:
+    """They name the episodes of every run that was reported."""
+    keys = rng.member_keys(3, [0, 1])
+    assert rng.seeds(keys, Purpose.HELD_OUT, np.array([0, 5])).tolist() == [834593096, 1379428722]
+    assert rng.run_key(3) == 5157820216294074299
+    assert rng.host(5157820216294074299, Purpose.BOOTSTRAP, 2).integers(2**62) == 3414112264909234927
+    assert {purpose.name: int(purpose) for purpose in Purpose} == {
+        "MEMBER": 1, "INIT": 2, "ACT": 3, "REPLAY": 4, "EPISODE": 5, "MUTATE": 6, "SELECT": 7, "EVALUATE": 8,
+        "CONFIRM": 9, "HELD_OUT": 10, "BEHAVIOUR": 11, "BOOTSTRAP": 12, "UPDATE": 13,
+    }  # fmt: skip

@@ -46,9 +46,17 @@ def test_module_does_not_import_torch() -> None:
 def test_configure_sets_threads_whatever_the_environment_says(threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert configure(RuntimeConfig(device="cpu", threads=2)) == torch.device("cpu")
-    assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == fingerprint()["threads"] == 2
     configure(RuntimeConfig(device="cpu", threads=1))  # Again, after work was done: no error.
-    assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == fingerprint()["threads"] == 1
+
+
+def test_one_thread_takes_denormal_numbers_for_zero_and_several_do_not(threads: None) -> None:
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot")
+    for count in (2, 1):
+        configure(RuntimeConfig(device="cpu", threads=count))
+        assert bool(torch.tensor([1e-40]) * 0.5 == 0.0) == (count == 1)
 
 
 def test_configure_auto_takes_what_is_there(threads: None) -> None:

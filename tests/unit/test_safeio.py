@@ -394,11 +394,32 @@ def test_damage_names_the_file_and_the_remedy(tmp_path: Path) -> None:
     assert safeio.read_folder(tmp_path / "out", only=["empty"]) == {"empty": b""}
 
 
+def test_a_changed_byte_is_noticed_wherever_it_is(tmp_path: Path) -> None:
+    """Of files of any size, written in one piece or in several, one of them asked for or all."""
+    size = 3 * 2**20
+    parts = [bytes(size // 3), bytearray(size // 3), memoryview(bytes(size // 3))]
+    safeio.write_folder(tmp_path / "out", {"few": b"abc", "many": parts})
+    assert safeio.read_folder(tmp_path / "out") == {"few": b"abc", "many": bytes(size)}
+    path = tmp_path / "out/many"
+    for place in (0, 4096, 2**20 - 1, 2**20, 2**20 + 1, size // 2, size - 1):
+        with path.open("r+b") as file:
+            file.seek(place)
+            file.write(b"\1")
+        for only in (None, ["many"]):
+            with pytest.raises(DataError, match="many: is damaged, its checksum does not match the folder's manifest"):
+                safeio.read_folder(tmp_path / "out", only=only)
+        with path.open("r+b") as file:
+            file.seek(place)
+            file.write(b"\0")
+        assert safeio.read_folder(tmp_path / "out", only=["few"]) == {"few": b"abc"}
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda raw: raw + b"\n",
         lambda raw: raw.replace(b"  ", b" "),
+        lambda raw: raw.replace(b'"size": 5', b'"size": 6'),
         lambda raw: b"[]",
         lambda raw: b"3",
         lambda raw: b"",

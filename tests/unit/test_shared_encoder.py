@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ from evopipe.storage import safeio
 from evopipe.types import Image
 from populations import UNLIKE, started, updated
 
+pytestmark = pytest.mark.numerical
+
 CPU = torch.device("cpu")
 OBSERVATIONS, ACTIONS, BATCH = 5, 2, 7
 ENCODER, ACTOR, CRITIC = Widths(OBSERVATIONS, 0, "encoder"), Widths(0, ACTIONS, "head"), Widths(ACTIONS, 1, "head")
@@ -75,7 +78,7 @@ def net_of(
 ) -> Net:
     structure = Structure(archs, widths, CPU)
     structure.masks = [None if mask is None else mask.to(dtype) for mask in structure.masks]
-    return Net(structure, structure.pack(rows).to(dtype), trainable=True)
+    return Net(structure, structure.pack([row.float() for row in rows]).to(dtype), trainable=True)
 
 
 def nets_of(archs: Sequence[Arch], rows: Sequence[Rows], dtype: torch.dtype = torch.float32) -> tuple[Net, Net, Net]:
@@ -103,8 +106,17 @@ def batch(members: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> tu
     return obs, action
 
 
-def close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
-    return float((a - b).abs().max()) <= tolerance * max(1.0, float(b.abs().max()))
+def alone(
+    arch: Arch, rows: Sequence[torch.Tensor], obs: torch.Tensor, action: torch.Tensor, seeds: torch.Tensor
+) -> reference.Known:
+    """`expected` of one member, and the gradients of its sum, weighted by `seeds`, in each of its rows."""
+
+    def all_of(obs: torch.Tensor, action: torch.Tensor, *rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        leaves = [row.requires_grad_(True) for row in rows]
+        y = expected(arch, dict(zip(SHARED, leaves, strict=True)), obs, action)
+        return y, *torch.autograd.grad((y * seeds).sum(), leaves)
+
+    return reference.known(all_of, obs, action, *rows)
 
 
 # ------------------------------------------------------------------------------------------ cut and whole alike
@@ -152,7 +164,7 @@ def test_an_encoder_and_its_head_are_the_whole_network_to_the_bit(kind: EncoderK
 
 
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_unlike_members_compute_what_their_own_networks_compute(norm: bool, seed: int) -> None:
     """A head's own inputs, latents of unlike widths, blends over both; and no gradient on a pad."""
     rng, dtype = generators(seed), torch.float64
@@ -170,11 +182,8 @@ def test_unlike_members_compute_what_their_own_networks_compute(norm: bool, seed
         assert not net.grad[~own].any()
     grads = [net.structure.unpack(net.grad) for net in nets]
     for i, arch in enumerate(archs):
-        leaves = {name: row.to(dtype).requires_grad_(True) for name, row in rows[i].items()}
-        right = expected(arch, leaves, obs[i], action[i])
-        assert close(y[i].detach(), right.detach(), 1e-11), arch
-        for mine, theirs in zip(grads, torch.autograd.grad((right * seeds[i]).sum(), [*leaves.values()]), strict=True):
-            assert close(mine[i], theirs, 1e-11), arch
+        own = alone(arch, [row.to(dtype) for row in rows[i].values()], obs[i], action[i], seeds[i])
+        assert own.agrees(y[i], *(mine[i] for mine in grads)), arch
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -207,13 +216,15 @@ def test_gradients_of_torch_modules(norm: bool) -> None:
     nets = nets_of([arch], [{name: flat(module, False) for name, module in modules.items()}])
     obs, action = batch(1)
     y = both_heads(nets, obs, action)
-    optim.backward(y.square().sum(dim=(1, 2)), *nets)
+    seeds = torch.randn(BATCH, ACTIONS + 1)
+    optim.backward((y * seeds).sum(dim=(1, 2)), *nets)
     x = modules["encoder"](obs[0])
     right = torch.cat((modules["actor"](x), modules["critic"](torch.cat((action[0], x), 1))), 1)
-    right.square().sum().backward()
-    assert close(y[0].detach(), right.detach(), 1e-6)
-    for net, module in zip(nets, modules.values(), strict=True):
-        assert close(net.structure.unpack(net.grad)[0], flat(module, True), 1e-6)
+    (right * seeds).sum().backward()
+    given = [flat(module, False) for module in modules.values()]
+    own = alone(arch, given, obs[0], action[0], seeds)
+    assert own.agrees(y[0], *(net.structure.unpack(net.grad)[0] for net in nets))
+    assert own.agrees(right, *(flat(module, True) for module in modules.values()))
 
 
 # ----------------------------------------------------------------------------------------------------- mutation
@@ -230,8 +241,21 @@ def resized(change: Change, rows: Rows, seed: int) -> dict[str, torch.Tensor]:
     return {name: resize_parameters(change, w, rows[name], generators(seed)) for name, w in SHARED.items()}
 
 
-def error(old: torch.Tensor, new: torch.Tensor) -> float:
-    return float((old - new).abs().max() / old.abs().max())
+def columns(arch: Arch, rows: Rows, obs: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """`expected`, each output apart."""
+    return expected(arch, rows, obs, action).unbind(1)
+
+
+def composed(arch: Arch, rows: Rows, obs: torch.Tensor, action: torch.Tensor) -> reference.Known:
+    """`columns`, as well as they are known from parameters in float32."""
+    return reference.known(
+        lambda obs, action, *rows: columns(arch, dict(zip(SHARED, rows, strict=True)), obs, action),
+        obs, action, *(rows[name] for name in SHARED),
+    )  # fmt: skip
+
+
+def doubled(rows: Rows) -> dict[str, torch.Tensor]:
+    return {name: row.double() for name, row in rows.items()}
 
 
 @everywhere
@@ -241,12 +265,11 @@ def test_every_addition_leaves_the_composed_function_unchanged(activation: str, 
     arch = reference.random_arch(rng, activation, norm, narrowest=8, widest=30)
     rows = rows_of(arch, rng)
     obs, action = (x[0] for x in batch(1, seed))
-    tried = 0
+    before_it, tried = composed(arch, rows, obs, action), 0
     for what, before, after, new in changes(arch):
         if after > before:
             grown = resized(Change(arch, new), rows, tried)
-            y, z = (expected(a, r, obs, action) for a, r in ((arch, rows), (new, grown)))
-            assert all(error(y[:, i], z[:, i]) < 1e-5 for i in range(ACTIONS + 1)), (arch, what, after)
+            assert before_it.agrees(*columns(new, doubled(grown), obs.double(), action.double())), (arch, what, after)
             tried += 1
     assert tried >= 1
 
@@ -258,8 +281,8 @@ def test_a_wider_latent_before_a_blended_layer_of_the_head(own: int, norm: bool)
     old, new = (Arch((Block(20),), latent, (Block(own, True),), "Tanh", norm) for latent in (13, 21))
     rows = rows_of(old, generators(0))
     obs, action = (x[0] for x in batch(1))
-    y, z = expected(old, rows, obs, action), expected(new, resized(Change(old, new), rows, 1), obs, action)
-    assert error(y, z) < 1e-5
+    wider = resized(Change(old, new), rows, 1)
+    assert composed(old, rows, obs, action).agrees(*columns(new, doubled(wider), obs.double(), action.double()))
 
 
 @pytest.mark.parametrize("kind", ["mlp", "simba", "resnet", "lstm"])
@@ -274,14 +297,18 @@ def test_every_addition_in_a_padded_cohort_of_every_kind(kind: EncoderKind, norm
     for name, w in widths.items():
         row = initialise(arch, w, rng)
         rows[name] = row + 0.1 * torch.from_numpy(rng.standard_normal(len(row))).float()
-    obs, action = torch.randn(1, BATCH, 37 + image.size), torch.randn(1, BATCH, 2)
+    g = torch.Generator().manual_seed(0)
+    obs, action = (torch.randn(1, BATCH, width, generator=g) for width in (37 + image.size, 2))
 
-    def outputs(of: Arch, own: Rows) -> torch.Tensor:
-        encoder, actor, critic = (net_of([of], [own[name]], w) for name, w in widths.items())
+    def outputs(of: Arch, obs: torch.Tensor, action: torch.Tensor, *own: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        encoder, actor, critic = (
+            net_of([of], [row], w, obs.dtype) for row, w in zip(own, widths.values(), strict=True)
+        )
         x = forward(encoder, obs)
-        return torch.cat((forward(actor, x), action_value(critic, x, action)[..., None]), dim=-1).detach()
+        return forward(actor, x).detach(), action_value(critic, x, action).detach()
 
-    old, tried = outputs(arch, rows), 0
+    old = reference.known(partial(outputs, arch), obs, action, *rows.values())
+    tried = 0
     offered = [
         *_layer_changes(BOUNDS, arch), *_node_changes(BOUNDS, arch, list(widths.values())), *_stem_changes(BOUNDS, arch)
     ]  # fmt: skip
@@ -290,7 +317,7 @@ def test_every_addition_in_a_padded_cohort_of_every_kind(kind: EncoderKind, norm
         moments = {name: resize_moments(Change(arch, new), w, rows[name]) for name, w in widths.items()}
         assert all(len(grown[n]) == len(moments[n]) == own_layout(new, w).size for n, w in widths.items()), what
         if after > before:
-            assert error(old, outputs(new, grown)) < 1e-5, what
+            assert old.agrees(*outputs(new, obs, action, *grown.values())), what
             tried += 1
     assert tried > 5
 
@@ -348,74 +375,10 @@ def formed(algo: str, hyper: Mapping[str, float] | None = None, **config: Any) -
     return p, replace(cohort, hyper={**cohort.hyper, **given})
 
 
-def moved(p: Problem, cohort: Cohort, times: int = 4) -> set[str]:
-    """The tensors of weights that some updates have changed, of every member."""
-    weights = {
-        name for name, (kind, _) in population.tensor_kinds(p.algo.State, p.widths).items() if kind == "parameters"
-    }
-    before = [dict(member.tensors) for member in population.dissolve([cohort])]
-    after = [member.tensors for member in updated(p, cohort, times)]
-    changed = [{n for n in weights if not torch.equal(a[n], b[n])} for a, b in zip(before, after, strict=True)]
-    assert changed[0] == changed[1] == changed[2]
-    return changed[0]
-
-
 def of_member(p: Problem, member: Member, name: str) -> dict[str, torch.Tensor]:
     """A member's weights in double precision, ready for the reference."""
     widths = p.widths[population.tensor_kinds(p.algo.State, p.widths)[name][1]]
     return {k: v.double().requires_grad_() for k, v in named(member.arch, widths, member.tensors[name]).items()}
-
-
-@each_off_policy
-def test_the_encoder_learns_from_the_critics_loss_alone(algo: str) -> None:
-    encoders, heads = {"encoder", "encoder_target"}, {"actor", "actor_target"}
-    by_critics = moved(*formed(algo, {"lr_actor": 0.0}, tau=0.5))
-    assert encoders <= by_critics
-    assert "actor" not in by_critics
-    by_actor = moved(*formed(algo, {"lr_critic": 0.0, "tau": 0.0}))
-    assert by_actor - heads == set()
-    assert "actor" in by_actor
-
-
-def test_both_losses_train_the_encoder_of_ppo() -> None:
-    nothing_of_values = formed("ppo", {"vf_coef": 0.0, "ent_coef": 0.0})
-    assert moved(*nothing_of_values) == {"encoder", "actor"}
-    other = formed("ppo", {"vf_coef": 0.5, "ent_coef": 0.0})
-    assert moved(*other) == {"encoder", "actor", "critic"}
-    encoders = [cohort.state.encoder.values for _, cohort in (nothing_of_values, other)]
-    assert not torch.equal(*encoders)
-
-
-@pytest.mark.parametrize("algo", ["ddpg", "td3"])
-def test_the_encoders_gradient_is_that_of_the_critics_loss(algo: str) -> None:
-    """By automatic differentiation through the member's own networks, in double precision; targets by their encoder."""
-    twins = algo == "td3"
-    p, cohort = formed(algo, {}, **({"target_noise": 0.0} if twins else {}))
-    batch, state = populations.batch_for(p, cohort), cohort.state
-    names = ["critics.critic_1", "critics.critic_2"] if twins else ["critic"]
-    targets = [name.replace("critics", "critics_target") if twins else "critic_target" for name in names]
-    drawn = [populations.draw_at(cohort)] if twins else []
-    losses, _ = p.algo.loss(p.algo_config, state, cohort.hyper, batch, *drawn)
-    optim.backward(losses, state.critics if twins else state.critic, state.encoder)
-    for i, member in enumerate(cohort.members):
-        encoder, encoder_target = of_member(p, member, "encoder"), of_member(p, member, "encoder_target")
-        x_t = reference.network(member.arch, encoder_target, batch.next_obs[i].double())
-        action_t = torch.tanh(reference.network(member.arch, of_member(p, member, "actor_target"), x_t))
-        values_t = [
-            reference.network(member.arch, of_member(p, member, n), torch.cat((action_t, x_t), 1)) for n in targets
-        ]
-        y = batch.reward[i] + batch.discount[i] * torch.stack(values_t).amin(dim=0)[:, 0].detach()
-        x = torch.cat((batch.action[i].double(), reference.network(member.arch, encoder, batch.obs[i].double())), 1)
-        values = [reference.network(member.arch, of_member(p, member, name), x)[:, 0] for name in names]
-        loss = sum((batch.weight[i] * (value - y).square()).sum() for value in values)
-        assert isinstance(loss, torch.Tensor)
-        assert float(losses[i].detach()) == pytest.approx(float(loss.detach()), rel=1e-5)
-        loss.backward()
-        mine = named(member.arch, p.widths["encoder"], state.encoder.structure.unpack(state.encoder.grad)[i])
-        for name, part in mine.items():
-            theirs = encoder[name].grad
-            assert theirs is not None
-            torch.testing.assert_close(part.double(), theirs, rtol=1e-4, atol=1e-6)
 
 
 @each_algorithm
@@ -438,16 +401,6 @@ def test_a_member_acts_through_the_very_encoder_that_learns(algo: str) -> None:
     assert not torch.equal(p.algo.greedy(p.algo_config, again.state, obs, None), acts)
 
 
-@each_off_policy
-def test_the_target_encoder_follows(algo: str) -> None:
-    delay = {} if algo.startswith("sac") else {"policy_delay": 1}
-    p, cohort = formed(algo, {"tau": 1.0}, **delay)
-    for member in updated(p, cohort, 1):
-        assert torch.equal(member.tensors["encoder"], member.tensors["encoder_target"])
-    p, cohort = formed(algo, {"tau": 0.0}, **delay)
-    assert "encoder_target" not in moved(p, cohort, 1)
-
-
 @each_algorithm
 def test_an_encoder_that_is_no_number_harms_its_member_only(algo: str) -> None:
     p, clean = formed(algo)
@@ -460,7 +413,10 @@ def test_an_encoder_that_is_no_number_harms_its_member_only(algo: str) -> None:
     assert [populations.same(a, b) for a, b in pairs] == [True, False, True]
 
 
-@each_algorithm
+@pytest.mark.parametrize(
+    "algo",
+    [pytest.param(algo, marks=() if algo in ("td3", "ppo") else pytest.mark.slow) for algo in (*OFF_POLICY, "ppo")],
+)
 def test_an_exported_policy_has_the_encoder_with_it(algo: str, tmp_path: Path) -> None:
     p = populations.problem(algo=algo, mutation=UNLIKE, config=SHARE)
     pool = started(p, 3).pool

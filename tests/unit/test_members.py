@@ -1,0 +1,79 @@
+"""Members on disk: everything of them comes back, whatever state they were in."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import populations
+from evopipe.core.networks import Arch, Block
+from evopipe.core.population import Member
+from evopipe.errors import DataError
+from evopipe.storage import members as stored
+from evopipe.storage import safeio
+
+ARCHS = (
+    Arch((Block(24), Block(8, blend=True)), 16, (Block(9),), "GELU", True),
+    Arch((), 5, (), "ReLU", False),
+)
+
+
+def some() -> list[Member]:
+    """Two of a kind that differ in everything; more than ten, so that one's number begins another's."""
+    members = []
+    for i in range(12):
+        tensors = {"q": torch.arange(4.0) + i, "adam.steps": torch.tensor(3 * i), "mean": torch.rand(2).double()}
+        members.append(
+            Member(
+                slot=11 - i,
+                id=40 + i,
+                parent=None if i < 2 else 20 + i,
+                key=(-1) ** i * (2**62 + i),
+                arch=ARCHS[i % 2],
+                hyper={"lr": 0.1 + i / 7, "batch_size": 32 + i},
+                tensors=tensors,
+                healthy=i % 3 != 0,
+                fitness=((), (1.5, -math.inf, i / 3), (-math.inf,))[i % 3],
+            )
+        )
+    return members
+
+
+def test_members_come_back_as_they_were() -> None:
+    """Through the bytes of both files: sick ones sick, failed evaluations at −∞, each with its own tensors."""
+    before = some()
+    tensors, described = stored.pack(before, "group")
+    told = safeio.parse_json(safeio.dump_json({"all": described}, "a test"), "a test")["all"]
+    after = stored.unpack(safeio.load_tensors(safeio.dump_tensors(tensors)), told, "group")
+    assert len(after) == len(before)
+    for old, new in zip(before, after, strict=True):
+        assert populations.same(old, new)
+        for name in ("slot", "id", "parent", "key", "arch", "hyper", "healthy", "fitness"):
+            assert (getattr(new, name), type(getattr(new, name))) == (getattr(old, name), type(getattr(old, name)))
+        assert {name: type(value) for name, value in new.hyper.items()} == {"lr": float, "batch_size": int}
+
+
+def test_groups_lie_side_by_side() -> None:
+    """A checkpoint holds several, and the name of one may begin another's."""
+    before = some()
+    one, described = stored.pack(before[:3], "members")
+    two, others = stored.pack(before[3:5], "members.last")
+    both = one | two
+    assert len(both) == len(one) + len(two)
+    for group, told, prefix in ((before[:3], described, "members"), (before[3:5], others, "members.last")):
+        after = stored.unpack(both, told, prefix)
+        assert [member.id for member in after] == [member.id for member in group]
+        assert all(populations.same(old, new) for old, new in zip(group, after, strict=True))
+
+
+def test_what_lacks_something_is_no_member() -> None:
+    tensors, described = stored.pack(some()[:2], "group")
+    lacking = {name: tensor for name, tensor in tensors.items() if not name.startswith("group.1.")}
+    with pytest.raises(DataError, match=r"member 1 of 'group' has no tensors"):
+        stored.unpack(lacking, described, "group")
+    for name in described[0]:
+        without = {key: value for key, value in described[0].items() if key != name}
+        with pytest.raises(DataError, match=rf"member 0 of 'group' cannot be rebuilt .*'{name}'"):
+            stored.unpack(tensors, [without, described[1]], "group")
