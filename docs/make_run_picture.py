@@ -10,9 +10,9 @@ import io
 import re
 from pathlib import Path
 
-from rich.console import Console, Group
+from rich.console import Console
 
-from evopipe.track.files import read_events
+from evopipe.track.events import read_events
 from evopipe.track.view import RunView
 
 
@@ -35,7 +35,7 @@ def main() -> None:
 def draw(view: RunView, width: int) -> str:
     """Return the view as an SVG that loads nothing from elsewhere."""
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(Group(*view.lines(width)))
+    console.print(view.frame(width))
     svg = console.export_svg(title="evopipe train", unique_id="evopipe")
     # Rich names a font on a server; the reader's own monospace font serves as well, and a picture stays a picture.
     svg = re.sub(r"@font-face\s*{.*?}\s*", "", svg, flags=re.DOTALL)

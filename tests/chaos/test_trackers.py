@@ -22,8 +22,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from evopipe.track.base import Generation
-from evopipe.track.files import read_events
+from evopipe.track.events import Generation, read_events
 from tiny import digests, environment, wait_for
 
 ON = {"tracking.backends": ["mlflow"], "tracking.finish_seconds": 3.0}
@@ -87,7 +86,7 @@ def deliverers(folder: Path) -> list[int]:
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (path / "cmdline").read_bytes().decode().split("\0")
-            if "evopipe.track.deliver" in words and any(word.startswith(f"{folder}/") for word in words):
+            if "evopipe.track.outbox" in words and any(word.startswith(f"{folder}/") for word in words):
                 found.append(int(path.name))
     return found
 

@@ -36,9 +36,8 @@ from evopipe.stages.setup import about_spec, make_spec, read_members, write_memb
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.dataset import Episode, Transitions, read_minari, write_transitions
 from evopipe.storage.lock import RunLock
-from evopipe.track.base import End, Generation, Progress, Start, Tracker
-from evopipe.track.courier import Courier
-from evopipe.track.files import read_events
+from evopipe.track.events import End, Generation, Progress, Start, Tracker, read_events
+from evopipe.track.outbox import Outbox
 from handover_envs import LIMIT, Drift
 from tiny import digests
 from tiny import params as tiny_params
@@ -500,7 +499,7 @@ def test_a_signal_saves_a_run_that_has_not_ended(tmp_path: Path) -> None:
     problem = make_spec(params)
     loop = begin(problem, first_members(problem, 2)[0])
     store, stop = CheckpointStore(tmp_path / "store"), runtime.StopSignal()
-    others = Tracker([]), Courier(None, tmp_path, params.tracking)
+    others = Tracker([]), Outbox(None, tmp_path, params.tracking)
     loop.advance()
     stop.signum = 15
     with pytest.raises(Interrupted, match="stopped at step 3 of each member; saved"):

@@ -30,8 +30,7 @@ from evopipe.report.movie import BUDGET, FRAMES, Camera, Movie, film
 from evopipe.report.read import Node, Run
 from evopipe.stages import paths, report
 from evopipe.stages.train import TIMING, _write_timing
-from evopipe.track.base import End, Generation, Progress, Start
-from evopipe.track.files import JsonlSink
+from evopipe.track.events import End, Generation, JsonlSink, Progress, Start
 from reports import write_run
 from tiny import environment
 

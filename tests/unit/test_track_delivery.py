@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import json
 import math
 import multiprocessing
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -19,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 import tiny
 from evopipe.errors import MissingInputError, ParamsError, UsageError
 from evopipe.track import record
-from evopipe.track.base import End, Generation, MemberRow, Progress, Start, Tracker
+from evopipe.track.backends.mlflow import connect
 from evopipe.track.config import TrackingConfig
-from evopipe.track.deliver import open_backend
-from evopipe.track.files import JsonlSink
+from evopipe.track.events import End, Generation, JsonlSink, MemberRow, Progress, Start, Tracker
 from evopipe.track.run import FILES, New, TrackerError, flat_params
 from evopipe.track.sync import sync
 from evopipe.track.ui import serve
@@ -48,11 +49,13 @@ def foreign_warnings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database that MLflow has just made: making one takes seconds."""
+    """A database that MLflow has just made, beside half of one: making one takes seconds."""
     root = tmp_path_factory.mktemp("empty")
+    (root / ".evopipe/mlflow").mkdir(parents=True)
+    (root / ".evopipe/mlflow/.mlflow.db.new").write_bytes(b"half of a database")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        open_backend("mlflow", MLFLOW, root).close()
+        connect(MLFLOW, root).close()
     return root / ".evopipe/mlflow/mlflow.db"
 
 
@@ -115,8 +118,7 @@ def outputs(root: Path, folder: Path) -> None:
     (root / "models/trained/manifest.json").write_text(str(folder))
     scores = {"mean": 42.0, "std": 3.0, "interval": [40.0, 44.0]}
     (root / FILES["evaluation"]).write_text(json.dumps({"elite": scores, "episodes": 4}))
-    record.finish(folder, root)
-    record.keep(folder, root, FILES)
+    record.keep(folder, root, FILES, ended=True)
 
 
 def client(root: Path) -> Any:
@@ -156,7 +158,7 @@ def synced(root: Path, config: TrackingConfig = MLFLOW) -> dict[str, New]:
 def test_a_training_in_mlflow(root: Path) -> None:
     folder = made(root)
     outputs(root, folder)
-    assert synced(root) == {"mlflow": New(runs=1, generations=3, files=len(FILES))}
+    assert synced(root) == {"mlflow": New(run=1, generation=3, file=len(FILES))}
     seen = contents(root)
     assert set(seen) == {"dqn-01234567", "dqn-01234567 · member 0", "dqn-01234567 · member 1"}
     (status, began, ended, experiment), history, params, tags, files = seen["dqn-01234567"]
@@ -198,7 +200,7 @@ def test_a_delivery_that_was_cut_off_is_completed(root: Path, fails_at: int) -> 
     from mlflow import MlflowClient
 
     outputs(root, made(root))
-    backend = open_backend("mlflow", MLFLOW, root)
+    backend = connect(MLFLOW, root)
     calls = 0
 
     class Cut(MlflowClient):
@@ -228,7 +230,7 @@ def test_a_delivery_that_was_cut_off_is_completed(root: Path, fails_at: int) -> 
 def test_a_run_that_goes_on(root: Path) -> None:
     """A killed run repeats what came after its checkpoint: the first word on a generation counts, once."""
     folder = made(root, generations=2, ended=False)
-    assert synced(root)["mlflow"] == New(1, 2, 0)
+    assert synced(root)["mlflow"] == New(run=1, generation=2)
     assert contents(root)["dqn-01234567"][0][0] == "KILLED"
     first = contents(root)["dqn-01234567"][1]["fitness/best"]
     with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
@@ -236,7 +238,7 @@ def test_a_run_that_goes_on(root: Path) -> None:
         for number in (2, 3):
             log.emit(generation(number))
         log.emit(End("all steps taken", 4.5, 600, 60))
-    assert synced(root)["mlflow"] == New(0, 1, 0)
+    assert synced(root)["mlflow"] == New(generation=1)
     (status, *_), history, *_ = contents(root)["dqn-01234567"]
     assert status == "FINISHED"
     assert history["fitness/best"][:2] == first
@@ -249,9 +251,9 @@ def test_half_a_line_is_waited_for(root: Path) -> None:
     whole = log.read_bytes()
     reader = record.Record(folder)
     log.write_bytes(whole[:-20])
-    assert reader.refresh(True).generations == []
+    assert reader.refresh(writing=True).generations == []
     log.write_bytes(whole)
-    assert [event.generation for _, event in reader.refresh(True).generations] == [1]
+    assert [event.generation for _, event in reader.refresh(writing=True).generations] == [1]
 
 
 def test_the_elite_is_registered_once(root: Path) -> None:
@@ -287,7 +289,7 @@ def test_another_experiment_name_does_not_make_another_run(root: Path) -> None:
 
 
 def _open(root: Path) -> None:
-    open_backend("mlflow", MLFLOW, root).close()
+    connect(MLFLOW, root).close()
 
 
 @pytest.mark.slow
@@ -302,12 +304,10 @@ def test_four_processes_make_the_database_at_once(tmp_path: Path) -> None:
     assert not list((tmp_path / ".evopipe/mlflow").glob(".mlflow.db.new*"))
 
 
-def test_a_half_made_database_is_thrown_away(tmp_path: Path) -> None:
-    folder = tmp_path / ".evopipe/mlflow"
-    folder.mkdir(parents=True)
-    (folder / ".mlflow.db.new").write_bytes(b"half of a database")
-    made(tmp_path)
-    assert synced(tmp_path)["mlflow"].runs == 1
+def test_a_half_made_database_is_thrown_away(empty: Path) -> None:
+    with contextlib.closing(sqlite3.connect(empty)) as database:
+        assert database.execute("select name from experiments").fetchall() == [("Default",)]
+    assert not list(empty.parent.glob(".mlflow.db.new*"))
 
 
 # --- the others -------------------------------------------------------------------------------------------------------
@@ -317,12 +317,12 @@ def test_tensorboard(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     config = TrackingConfig(backends=("tensorboard",))
     folder = made(tmp_path, generations=2, ended=False)
-    assert synced(tmp_path, config)["tensorboard"] == New(1, 2, 0)
+    assert synced(tmp_path, config)["tensorboard"] == New(run=1, generation=2)
     with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
         log.emit(generation(3))
         log.emit(End("all steps taken", 4.5, 600, 60))
     outputs(tmp_path, folder)
-    assert synced(tmp_path, config)["tensorboard"].files == 1
+    assert synced(tmp_path, config)["tensorboard"]["file"] == 1
     assert synced(tmp_path, config) == {"tensorboard": New()}
     (run,) = (tmp_path / ".evopipe/tensorboard/CartPole-v1").iterdir()
     for name, tag, values in (
@@ -359,7 +359,7 @@ def test_wandb_is_offline_without_a_key(tmp_path: Path) -> None:
 
     config = TrackingConfig(backends=("wandb",))
     outputs(tmp_path, made(tmp_path))
-    assert synced(tmp_path, config)["wandb"] == New(1, 3, 4)
+    assert synced(tmp_path, config)["wandb"] == New(run=1, generation=3, file=4)
     assert synced(tmp_path, config) == {"wandb": New()}
     (file,) = tmp_path.glob(f".evopipe/wandb/wandb/offline-run-*-{KEY}/run-{KEY}.wandb")
     rows = []
@@ -479,11 +479,14 @@ def test_a_whole_pipeline_is_delivered_while_it_runs(root: Path) -> None:
     seen = contents(root)
     assert len(seen) == 4
     assert {entry[0][0] for entry in seen.values()} == {"FINISHED"}
-    assert tiny.wait_for(lambda: not list(root.glob(".evopipe/train/*.track")), 30)
+    (lock,) = root.glob(".evopipe/train/*/track.lock")
+    with FileLock(lock, timeout=30):  # whoever delivers has ended
+        pass
     assert tiny.evopipe(root, "track", "sync").stdout == "mlflow: 0 new\n"
 
 
 def test_new_says_what_it_is() -> None:
-    assert str(New()) == "0 new"
-    assert str(New(1, 0, 2) + New(0, 1, 0)) == "1 new run, 1 new generation, 2 new files"
-    assert dataclasses.astuple(New(1, 2, 3)) == (1, 2, 3)
+    assert str(New()) == str(New(run=0, file=0)) == "0 new"
+    new = New(run=1, generation=0, file=2)
+    new += New(generation=1)
+    assert str(new) == "1 new run, 1 new generation, 2 new files"

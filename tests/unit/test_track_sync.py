@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dvc.fs import LocalFileSystem
 
 import tiny
 from evopipe.errors import DataError
 from evopipe.storage.yamlio import read_yaml
-from evopipe.track.experiments import Locked, of_workspace
+from evopipe.track.locks import Locked, in_lock
 from evopipe.track.record import md5_of
 
 PIPELINE = """\
@@ -165,14 +166,15 @@ def _deliverers(folder: Path) -> list[str]:
             words = path.read_bytes().decode().split("\0")
         except OSError:
             continue
-        if "evopipe.track.deliver" in words and str(folder) in words:
+        if "evopipe.track.outbox" in words and str(folder) in words:
             found.append(path.parent.name)
     return found
 
 
 def locked(tmp_path: Path, lock: str) -> list[Locked]:
     (tmp_path / "dvc.lock").write_text(lock)
-    return list(of_workspace(tmp_path, tmp_path / "cache"))
+    about = {"where": "workspace", "time": 0.0, "cache": tmp_path / "cache"}
+    return list(in_lock(LocalFileSystem(), str(tmp_path / "dvc.lock"), **about))
 
 
 TRAINED = """\

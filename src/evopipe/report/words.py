@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from evopipe.report.read import Node, Run
-from evopipe.track.words import duration as duration
-from evopipe.track.words import number, score
+from evopipe.track.formats import duration as duration
+from evopipe.track.formats import number, score
 
 KINDS = {
     "none": "no mutation",

@@ -21,7 +21,7 @@ from evopipe.run.on_policy import CollectRollouts, OnPolicy
 from evopipe.run.regime import Regime
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec
-from evopipe.track.base import Generation, MemberRow, Message, Progress, Tracker
+from evopipe.track.events import Generation, MemberRow, Message, Progress, Tracker
 
 if TYPE_CHECKING:
     from evopipe.storage.dataset import Transitions

@@ -1,73 +1,63 @@
-"""Between stages and trackers: where a training's record lies, and who starts its delivery. Never fails a stage."""
+"""Between stages and trackers: where a training's record lies, and who starts its outbox. Never fails a stage."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from evopipe import __version__, runtime
 from evopipe.config import Params
 from evopipe.errors import EvopipeError
 from evopipe.track import record
-from evopipe.track.courier import ADVICE, Courier, start
-from evopipe.track.run import TRAINED, WRITTEN_BY
+from evopipe.track.outbox import ADVICE, Outbox, start
+from evopipe.track.run import ELITE, EVALUATION, LINEAGE, REPORT, TRAINED
+
+_WRITTEN_BY = {
+    "train": (LINEAGE, "fitness", "timing", "train"),
+    "evaluate": (EVALUATION, "members"),
+    "export": (ELITE,),
+    "report": (REPORT,),
+}
+"""Which of `run.FILES` a stage writes: the others in the folder may still be another training's."""
 
 
-def home(folder: Path = Path()) -> Path:
-    """Return the folder of all trainings' records."""
-    return runtime.dvc_root(folder) / ".evopipe" / "train"
-
-
-def courier(params: Params, state: Path, folder: Path) -> Courier:
-    """Begin a training's record and return who will deliver it.
+def outbox(params: Params, state: Path, folder: Path) -> Outbox:
+    """Begin a training's record and return the outbox that will deliver it.
 
     Args:
         params: the parameters.
         state: the training's state folder.
         folder: the folder that the pipeline runs in.
     """
-    root = runtime.dvc_root(folder)
-    if not _wanted(params):
-        return Courier(None, root, params.tracking)
-    try:
-        record.begin(
-            state,
-            params.model_dump(mode="json"),
-            runtime.git_revision(folder.absolute()),
-            os.environ.get("DVC_EXP_NAME"),
-            __version__,
-        )
-    except (EvopipeError, OSError) as error:
-        _warn(error)
-        return Courier(None, root, params.tracking)
-    return Courier(state, root, params.tracking)
+    wanted = None
+    if _wanted(params):
+        with _warning():
+            commit, experiment = runtime.git_revision(folder.absolute()), os.environ.get("DVC_EXP_NAME")
+            record.begin(state, params.model_dump(mode="json"), commit, experiment, __version__)
+            wanted = state
+    return Outbox(wanted, runtime.dvc_root(folder), params.tracking)
 
 
 def finish(params: Params, state: Path, folder: Path) -> None:
     """Put a finished training's outcome into its record."""
     if _wanted(params):
-        try:
-            record.finish(state, folder)
-        except (EvopipeError, OSError) as error:
-            _warn(error)
+        with _warning():
+            record.keep(state, folder, _WRITTEN_BY["train"], ended=True)
 
 
 def attach(params: Params, stages: Iterable[str], folder: Path = Path()) -> None:
     """Put what these stages have just written into the record of their training, and have it delivered."""
-    names = [name for stage in stages for name in WRITTEN_BY.get(stage, ()) if stage != "train"]
-    if not _wanted(params) or not names:
+    names = [name for stage in stages if stage != "train" for name in _WRITTEN_BY.get(stage, ())]
+    if not _wanted(params) or not names or not (folder / TRAINED).exists():
         return
-    with contextlib.suppress(OSError):
-        try:
-            place = record.find(home(folder), record.md5_of(folder / TRAINED))
-            if place is not None and record.keep(place, folder, names):
-                start(place, runtime.dvc_root(folder), params.tracking, subprocess.DEVNULL)
-        except EvopipeError as error:
-            _warn(error)
+    with _warning():
+        root = runtime.dvc_root(folder)
+        place = record.find(root / ".evopipe" / "train", record.md5_of(folder / TRAINED))
+        if place is not None and record.keep(place, folder, names):
+            start(place, root, params.tracking, follow=False)
 
 
 def _wanted(params: Params) -> bool:
@@ -75,6 +65,10 @@ def _wanted(params: Params) -> bool:
     return bool(params.tracking.backends) and os.environ.get("EVOPIPE_TRACKING") != "off"
 
 
-def _warn(error: Exception) -> None:
-    with contextlib.suppress(Exception):
-        print(f"warning: tracking: {error}; {ADVICE}", file=sys.stderr, flush=True)
+@contextlib.contextmanager
+def _warning() -> Iterator[None]:
+    try:
+        yield
+    except (EvopipeError, OSError) as error:
+        with contextlib.suppress(Exception):
+            print(f"warning: tracking: {error}; {ADVICE}", file=sys.stderr, flush=True)

@@ -26,10 +26,9 @@ from evopipe.storage import safeio
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.dataset import Transitions, read_transitions
 from evopipe.storage.lock import RunLock
-from evopipe.track.base import End, Generation, Message, Start, Tracker
 from evopipe.track.console import console_sink
-from evopipe.track.courier import Courier
-from evopipe.track.files import JsonlSink, read_events
+from evopipe.track.events import End, Generation, JsonlSink, Message, Start, Tracker, read_events
+from evopipe.track.outbox import Outbox
 
 SAVE_SHARE = 0.01  # of wall time that saving may take
 ENDINGS = {"target": "target reached", "max_steps": "all steps taken"}
@@ -73,9 +72,9 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
             with (
                 runtime.StopSignal() as stop,
                 Tracker([console_sink(quiet), JsonlSink(state / "events.jsonl")]) as tracker,
-                tracking.courier(params, state, folder) as courier,
+                tracking.outbox(params, state, folder) as outbox,
             ):
-                champion = _train(made, params, store, stop, tracker, courier)
+                champion = _train(made, params, store, stop, tracker, outbox)
                 _write_outputs(made, champion, params, folder)
                 _write_timing(state / "events.jsonl", made.curve, folder)
                 tracking.finish(params, state, folder)
@@ -128,7 +127,7 @@ def _train(
     store: CheckpointStore,
     stop: runtime.StopSignal,
     tracker: Tracker,
-    courier: Courier,
+    outbox: Outbox,
 ) -> Champion:
     """Resume where there is a checkpoint, train to the end, save in between; return the champion."""
     began = time.perf_counter()
@@ -142,7 +141,7 @@ def _train(
 
     def between() -> None:
         saver()
-        for sentence in courier.problems():
+        for sentence in outbox.problems():
             tracker.emit(Message("warning", sentence))
 
     try:
@@ -250,7 +249,7 @@ def _write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> No
     rows: dict[int, tuple[int, float, int, int]] = {}
     ends: dict[int, Sequence[Any]] = {int(row[0]): row for row in curve}
     began = 0  # step of each member at which the measured seconds begin
-    with contextlib.suppress(OSError, DataError):  # a log that cannot be read costs the measurement, not the run
+    with contextlib.suppress(OSError):  # a log that cannot be read costs the measurement, not the run
         for _, event in read_events(log):
             if isinstance(event, Start):
                 began = event.resumed_step or 0

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import pkgutil
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
+from evopipe.track import backends
 from evopipe.types import Schema
 
-Name = Literal["mlflow", "wandb", "tensorboard"]
+if TYPE_CHECKING:
+    Name = str
+else:
+    Name = Literal[*(module.name for module in pkgutil.iter_modules(backends.__path__))]
 
 
 class TrackingConfig(Schema):

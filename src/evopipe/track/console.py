@@ -7,114 +7,100 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from typing import TextIO
 
-from evopipe.track.base import End, Event, Generation, Message, Progress, Sink, Start
-from evopipe.track.words import clean, duration, ending, members, score
+from evopipe.track.events import End, Event, Generation, Message, Progress, Sink, Start
+from evopipe.track.formats import duration, score
 
 
 def console_sink(quiet: bool = False, stream: TextIO | None = None) -> Sink:
     """Return the sink that suits where the output goes.
 
-    A terminal gets the live view (`NO_COLOR` is respected); a pipe, a file, a dumb terminal or a CI job (`CI` is set)
-    gets one line at the start, one a generation, the messages, and one at the end.
+    A terminal gets the live view (`NO_COLOR` is respected); a pipe, a file, a CI job (`CI` is set) and a terminal that
+    is dumb or knows ASCII only get one line at the start, one a generation, the messages, and one at the end.
 
     Args:
         quiet: write nothing but warnings.
         stream: where to write; stderr by default.
     """
-    out = stream or sys.stderr
-    if out is None:  # a process without a stderr: nobody listens
-        return Silence()
-    if quiet:
-        return WarningSink(out)
-    if _is_live(out, os.environ):
-        from evopipe.track.view import LiveSink
+    out = stream or sys.stderr  # None in a process without a stderr
+    in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    if out is None or quiet or in_ci or os.environ.get("TERM", "") in ("", "dumb") or not out.isatty():
+        return PlainSink(out, quiet)
+    if not out.encoding.lower().startswith("utf"):
+        return PlainSink(out)
+    from evopipe.track.view import LiveSink
 
-        return LiveSink(out)
-    return PlainSink(out)
-
-
-def _is_live(stream: TextIO, env: Mapping[str, str]) -> bool:
-    in_ci = env.get("CI", "").lower() not in ("", "0", "false")
-    return stream.isatty() and not in_ci and env.get("TERM", "") not in ("", "dumb")
-
-
-class Silence:
-    """Writes nothing."""
-
-    def emit(self, event: Event) -> None:
-        """Forget the event."""
-
-    def close(self) -> None:
-        """Nothing to let go."""
-
-
-class WarningSink:
-    """Writes warnings, and nothing else."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def emit(self, event: Event) -> None:
-        """Write the event where it is a warning."""
-        if isinstance(event, Message) and event.level == "warning":
-            _write(self._stream, f"warning: {event.text}")
-
-    def close(self) -> None:
-        """Nothing to let go: the stream is the caller's."""
+    return LiveSink(out)
 
 
 class PlainSink:
-    """Writes one line for each event that matters in a log."""
+    """Writes one line for each event that matters in a log.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    Args:
+        stream: where to; None: nobody listens. It is the caller's, and stays open.
+        quiet: write warnings only.
+    """
+
+    def __init__(self, stream: TextIO | None, quiet: bool = False) -> None:
+        self._stream, self._quiet = stream, quiet
         self._stage = "run"
         self._latest: Progress | None = None
 
     def emit(self, event: Event) -> None:
         """Write one event; of `Progress` only the latest is kept, for the line of the next generation."""
-        match event:
-            case Progress():
-                self._latest = event
-            case Start():
-                self._stage = event.stage
-                _write(self._stream, f"{event.stage}: {_start(event)}")
-            case Generation():
-                _write(self._stream, f"{self._stage}: {_generation(event, self._latest)}")
-            case Message():
-                _write(self._stream, f"{'warning' if event.level == 'warning' else self._stage}: {event.text}")
-            case End():
-                _write(self._stream, f"{self._stage}: {ending(event)}")
+        if isinstance(event, Progress):
+            self._latest = event
+        elif isinstance(event, Message) and event.level == "warning":
+            self._write(f"warning: {event.text}")
+        elif not self._quiet:
+            self._stage = event.stage if isinstance(event, Start) else self._stage
+            self._write(f"{self._stage}: {self._sentence(event)}")
 
     def close(self) -> None:
-        """Nothing to let go: the stream is the caller's."""
+        """Nothing is held open."""
+
+    def _write(self, text: str) -> None:
+        if self._stream is not None:
+            encoding = self._stream.encoding or "utf-8"
+            self._stream.write(clean(text).encode(encoding, errors="replace").decode(encoding) + "\n")
+            self._stream.flush()
+
+    def _sentence(self, event: Start | Generation | Message | End) -> str:
+        match event:
+            case Start():
+                text = f"{event.env}, {event.algo}, {members(event.members)}, {event.max_steps:,} steps each"
+                return text if event.resumed_step is None else f"{text}, goes on at step {event.resumed_step:,}"
+            case Generation():
+                step = f"step {event.step:,}" + (f" of {self._latest.max_steps:,}" if self._latest else "")
+                scores = f"best {score(event.best)}, mean {score(event.mean)}, elite {score(event.elite)}"
+                text = f"generation {event.generation}, {step}, {scores} (id {event.elite_id})"
+                return ", ".join([text, *pace(self._latest)])
+            case Message():
+                return event.text
+            case End():
+                return ending(event)
 
 
-def _write(stream: TextIO, text: str) -> None:
-    encoding = stream.encoding or "utf-8"
-    line = clean(text).encode(encoding, errors="replace").decode(encoding)
-    stream.write(line + "\n")
-    stream.flush()
+def members(count: int) -> str:
+    """Return "1 member", "8 members"."""
+    return f"{count} member{'' if count == 1 else 's'}"
 
 
-def _start(event: Start) -> str:
-    text = f"{event.env}, {event.algo}, {members(event.members)}, {event.max_steps:,} steps each"
-    return text if event.resumed_step is None else f"{text}, goes on at step {event.resumed_step:,}"
+def pace(event: Progress | None) -> list[str]:
+    """Return how fast a run is, and how long it will take, where that is known."""
+    if event is None:
+        return []
+    left = [] if event.seconds_left is None else [f"{duration(event.seconds_left)} left"]
+    return [f"{event.steps_per_second:,.0f} steps/s", *left]
 
 
-def _generation(event: Generation, latest: Progress | None) -> str:
-    parts = [
-        f"generation {event.generation}",
-        f"step {event.step:,}" + (f" of {latest.max_steps:,}" if latest else ""),
-        f"best {score(event.best)}",
-        f"mean {score(event.mean)}",
-        f"elite {score(event.elite)} (id {event.elite_id})",
-    ]
-    if latest:
-        parts.append(f"{latest.steps_per_second:,.0f} steps/s")
-        if latest.seconds_left is not None:
-            parts.append(f"{duration(latest.seconds_left)} left")
-    return ", ".join(parts)
+def ending(event: End) -> str:
+    """Return the last sentence of a run."""
+    steps = f"{event.env_steps:,} training and {event.eval_steps:,} evaluation steps"
+    return f"finished: {event.reason}, {duration(event.seconds)}, {steps}"
+
+
+def clean(text: str) -> str:
+    """Return a text on one line and without control characters, which could move a terminal's cursor."""
+    return "".join(char if char.isprintable() else " " for char in text)

@@ -1,12 +1,11 @@
 """A training's record, `.evopipe/train/<key>/`: all that a tracker must be told, in local files.
 
-    run.json      parameters, git commit, DVC experiment, when it started; at the end the hash of its outcome
-    events.jsonl  the log (`track.files`)
-    kept/         what the stages wrote, under the names of `run.FILES`; kept.json says when and with which hash
-    track.json    how the delivery is getting on; track.log: what the trackers' own code says
+    run.json      parameters, git commit, DVC experiment, when it started; its outcome's hash, and which files it kept
+    events.jsonl  the log (`track.events`)
+    kept/         what the stages wrote, under the names of `run.FILES`
+    track.log     what the trackers' own code says
 
-Trackers are fed from here by a process of its own while the run lasts (`track.deliver`), and by `evopipe track sync`
-for whatever that process did not bring.
+The outbox (`track.outbox`) brings it to the trackers while the run lasts, `evopipe track sync` whatever that missed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -24,18 +22,10 @@ from typing import Any
 
 from evopipe.errors import DataError, EvopipeError
 from evopipe.storage import safeio
-from evopipe.track.base import End, Generation, Start
-from evopipe.track.files import read_event
-from evopipe.track.run import FILES, TRAINED, WRITTEN_BY, Kept, Run, Status
+from evopipe.track.events import End, Event, Generation, Start, read_event
+from evopipe.track.run import FILES, TRAINED, Kept, Run
 
-ABOUT, EVENTS, KEPT, KEPT_INDEX, STATUS, LOG = (
-    "run.json",
-    "events.jsonl",
-    "kept",
-    "kept.json",
-    "track.json",
-    "track.log",
-)
+ABOUT = "run.json"
 
 
 def begin(folder: Path, params: Mapping[str, Any], revision: str | None, experiment: str | None, version: str) -> None:
@@ -49,64 +39,39 @@ def begin(folder: Path, params: Mapping[str, Any], revision: str | None, experim
     Raises:
         DiskError: it cannot be written.
     """
-    if (folder / ABOUT).exists():
-        return
-    about = {
-        "key": folder.name,
-        "params": params,
-        "started": round(time.time(), 3),
-        "revision": revision,
-        "experiment": experiment,
-        "version": version,
-        "result": None,
-    }
-    safeio.write_json(folder / ABOUT, about)
+    if not (folder / ABOUT).exists():
+        about = {"key": folder.name, "params": params, "started": round(time.time(), 3), "result": None, "files": {}}
+        about |= {"revision": revision, "experiment": experiment, "version": version}
+        safeio.write_json(folder / ABOUT, about)
 
 
-def finish(folder: Path, work: Path) -> None:
-    """Note a training's outcome, and keep its files.
-
-    Args:
-        folder: the record.
-        work: the folder that the pipeline runs in.
-    """
-    about = safeio.read_json(folder / ABOUT)
-    result = md5_of(work / TRAINED)
-    keep(folder, work, WRITTEN_BY["train"])
-    if about["result"] != result:
-        safeio.write_json(folder / ABOUT, {**about, "result": result})
-
-
-def keep(folder: Path, work: Path, names: Iterable[str]) -> bool:
+def keep(folder: Path, work: Path, names: Iterable[str], ended: bool = False) -> bool:
     """Keep the files of a pipeline that are there and new, so that later runs cannot overwrite them.
 
     Args:
         folder: the record.
         work: the folder that the pipeline runs in.
         names: which of `FILES`; they must be of this training.
+        ended: whether training has just ended: its outcome is noted as well.
 
     Returns:
         whether any was new.
     """
-    index = _index(folder)
-    changed = False
+    about = safeio.read_json(folder / ABOUT)
+    new = {**about, "files": {**about.get("files", {})}}
+    if ended:
+        new["result"] = md5_of(work / TRAINED)
     for name in names:
         source = work / FILES[name]
-        if not source.exists():
-            continue
-        md5 = md5_of(source)
-        if index.get(name, {}).get("md5") == md5:
-            continue
-        target = folder / KEPT / name / source.name
-        _replace(source, target)
-        index[name] = {"md5": md5, "time": round(time.time(), 3), "path": f"{name}/{source.name}"}
-        changed = True
-    if changed:
-        safeio.write_json(folder / KEPT_INDEX, index)
-    return changed
+        if source.exists() and (md5 := md5_of(source)) != new["files"].get(name, {}).get("md5"):
+            _copy(source, folder / "kept" / name / source.name)
+            new["files"][name] = {"md5": md5, "time": round(time.time(), 3)}
+    if new != about:
+        safeio.write_json(folder / ABOUT, new)
+    return bool(new != about)
 
 
-def _replace(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path) -> None:
     """Put a copy of a file or folder in place of an older one.
 
     Hard links where the file system has them: stages never write into a file, they put a new one in its place.
@@ -127,35 +92,18 @@ def _link(source: str, target: str) -> None:
         safeio.write_bytes(Path(target), safeio.read_bytes(Path(source).resolve()))
 
 
-def find(home: Path, result: str) -> Path | None:
-    """Return the record of the training with this outcome; None where there is none.
-
-    Args:
-        home: `<DVC root>/.evopipe/train`.
-        result: hash of `models/trained`.
-    """
-    return next((folder for folder in records(home) if _about(folder).get("result") == result), None)
-
-
 def records(home: Path) -> Iterator[Path]:
-    """Return the folders of all records, in the order of their names."""
+    """Return the folders of all records below `<DVC root>/.evopipe/train`, in the order of their names."""
     return (path.parent for path in sorted(home.glob(f"*/{ABOUT}")))
 
 
-def _about(folder: Path) -> dict[str, Any]:
-    try:
-        about = safeio.read_json(folder / ABOUT)
-        return about if isinstance(about, dict) else {}
-    except EvopipeError:
-        return {}
-
-
-def _index(folder: Path) -> dict[str, Any]:
-    with contextlib.suppress(EvopipeError):
-        index = safeio.read_json(folder / KEPT_INDEX)
-        if isinstance(index, dict):
-            return index
-    return {}
+def find(home: Path, result: str) -> Path | None:
+    """Return the record of the training whose `models/trained` has this hash; None where there is none."""
+    for folder in records(home):
+        with contextlib.suppress(EvopipeError, AttributeError):
+            if safeio.read_json(folder / ABOUT).get("result") == result:
+                return folder
+    return None
 
 
 class Record:
@@ -169,105 +117,50 @@ class Record:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self._folder = folder
+        self._offset = 0  # of the first byte of the log that was not read
         about = safeio.read_json(folder / ABOUT)
         try:
-            self.run = Run(
-                key=about["key"],
-                params=about["params"],
-                started=float(about["started"]),
-                experiment=about["experiment"],
-                revision=about["revision"],
-                version=about["version"],
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            told = {name: about[name] for name in ("key", "params", "started", "experiment", "revision", "version")}
+            self.run = Run(**told)
+        except (KeyError, TypeError) as error:
             raise DataError(f"{folder / ABOUT}: is not the description of a run ({error!r}); remove it") from error
-        self._offset = 0
-        self._seen = 0  # the last generation
 
-    def refresh(self, writing: bool | None = None) -> Run:
+    def refresh(self, writing: bool = False) -> Run:
         """Return the run as it stands.
 
         Args:
-            writing: whether its process still writes; None: find out.
+            writing: whether its process lives; a run that has not ended and is not written any more was killed.
         """
-        self._read_events()
-        self.run.result = _about(self.folder).get("result")
-        self.run.files = self._kept()
-        self.run.status = self._status(self._is_running() if writing is None else writing)
-        return self.run
-
-    def _read_events(self) -> None:
-        """Take what was added to the log, whole lines only.
-
-        A run that was killed repeats what came after its last checkpoint, bit for bit: the first word on a generation
-        counts, for that is what a tracker has been told.
-        """
-        with contextlib.suppress(FileNotFoundError), (self.folder / EVENTS).open("rb") as stream:
+        run = self.run
+        with contextlib.suppress(FileNotFoundError), (self._folder / "events.jsonl").open("rb") as stream:
             stream.seek(self._offset)
             for line in stream:
                 if not line.endswith(b"\n"):
                     break
                 self._offset += len(line)
-                with contextlib.suppress(DataError):  # of another version
-                    if (read := read_event(line)) is not None:
-                        self._take(*read)
+                if (read := read_event(line)) is not None:
+                    self._take(*read)
+        about = safeio.read_json(self._folder / ABOUT)
+        run.result = about["result"]
+        places = {name: self._folder / "kept" / name / Path(FILES[name]).name for name in about.get("files", {})}
+        run.files = {name: Kept(place, **about["files"][name]) for name, place in places.items() if place.exists()}
+        run.status = "finished" if run.ended else "running" if writing else "killed"
+        return run
 
-    def _take(self, clock: float, event: Any) -> None:
-        if isinstance(event, Generation) and event.generation > self._seen:
-            self._seen = event.generation
-            self.run.generations.append((clock, event))
-        elif isinstance(event, Start) and self.run.result is None:
-            self.run.ended = None
-        elif isinstance(event, End) and self.run.ended is None:
-            self.run.ended = (clock, event.reason)
+    def _take(self, clock: float, event: Event) -> None:
+        """Take an event in.
 
-    def _kept(self) -> dict[str, Kept]:
-        index = _index(self.folder)
-        kept = {
-            name: Kept(self.folder / KEPT / entry["path"], entry["md5"], float(entry["time"]))
-            for name, entry in index.items()
-            if name in FILES
-        }
-        return {name: entry for name, entry in kept.items() if entry.path.exists()}
-
-    def _status(self, writing: bool) -> Status:
-        if self.run.ended is not None:
-            return "finished"
-        return "running" if writing else "killed"
-
-    def _is_running(self) -> bool:
-        """Whether the process that holds the training's lock lives. Asking for the lock could keep a run from it."""
-        try:
-            note = json.loads(self.folder.with_suffix(".lock").read_text(encoding="utf-8"))
-            if note["host"] != socket.gethostname():
-                return True
-            os.kill(int(note["pid"]), 0)
-        except (ProcessLookupError, FileNotFoundError):
-            return False
-        except (OSError, ValueError, KeyError, TypeError):
-            return True  # just being written, or of another user
-        return True
-
-
-# --- how the delivery is getting on -----------------------------------------------------------------------------------
-
-
-def write_status(folder: Path, problem: str | None) -> None:
-    """Note that all is well, or what is not. A disk that is full costs the note."""
-    with contextlib.suppress(EvopipeError):
-        safeio.write_json(folder / STATUS, {"problem": problem})
-
-
-def read_problem(folder: Path) -> str | None:
-    """Return what keeps the trackers from being told; None where nothing does."""
-    with contextlib.suppress(EvopipeError):
-        status = safeio.read_json(folder / STATUS)
-        return status["problem"] if isinstance(status, dict) and isinstance(status.get("problem"), str) else None
-    return None
-
-
-# --- hashes as DVC writes them ----------------------------------------------------------------------------------------
+        A run that was killed repeats what came after its last checkpoint, bit for bit: the first word on a generation
+        counts, for that is what a tracker has been told.
+        """
+        run = self.run
+        if isinstance(event, Generation) and not run.after(event.generation - 1):
+            run.generations.append((clock, event))
+        elif isinstance(event, Start) and run.result is None:
+            run.ended = None
+        elif isinstance(event, End) and run.ended is None:
+            run.ended = (clock, event.reason)
 
 
 def md5_of(path: Path) -> str:

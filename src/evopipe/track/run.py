@@ -1,24 +1,23 @@
 """What a tracker is told of a training, whatever the tracker, and wherever the training is read from.
 
 Two sources give a `Run`: the record that a training leaves under `.evopipe/` (`track.record`) and DVC's own files
-(`track.experiments`). A tracker that is given the same run twice must hold it once.
+(`track.locks`). A tracker that is given the same run twice must hold it once.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from evopipe.errors import EvopipeError
-from evopipe.track.base import Generation, MemberRow
-from evopipe.track.config import Name
+from evopipe.track.events import Generation, MemberRow
 
-Status = Literal["running", "finished", "killed"]
-
+TRAINED = "models/trained"
 LINEAGE, ELITE, REPORT, EVALUATION = "lineage", "elite", "report", "evaluation"
 FILES = {
     LINEAGE: "reports/lineage.jsonl",
@@ -31,17 +30,6 @@ FILES = {
     ELITE: "models/elite",
 }
 """What a pipeline leaves that is worth seeing in a tracker, by name: `stages/paths.py` has the same places."""
-WRITTEN_BY = {
-    "train": (LINEAGE, "fitness", "timing", "train"),
-    "evaluate": (EVALUATION, "members"),
-    "export": (ELITE,),
-    "report": (REPORT,),
-}
-"""Which of them a stage writes: the others in the folder may still be another training's."""
-TRAINED = "models/trained"
-
-# Blocks of the params file that a run does not use would only make runs look different.
-_SOURCES = frozenset({"collect", "minari", "hdf5"})
 
 
 class TrackerError(EvopipeError):
@@ -52,47 +40,29 @@ class TrackerError(EvopipeError):
 
 @dataclass(frozen=True)
 class Kept:
-    """A file or folder of a run.
-
-    Attributes:
-        path: where it lies.
-        md5: of its content, as in `dvc.lock`.
-        time: when it was written, seconds since 1970.
-    """
+    """A file or folder of a run."""
 
     path: Path
-    md5: str
-    time: float
+    md5: str  # as in `dvc.lock`
+    time: float  # when it was written, seconds since 1970
 
 
 @dataclass
 class Run:
-    """One training.
+    """One training."""
 
-    Attributes:
-        key: its name among all trainings: 32 hex digits, or `dvc-` and those of its outcome.
-        result: hash of `models/trained`, as in `dvc.lock`; None while it trains.
-        params: all of `params.yaml`.
-        started: seconds since 1970.
-        generations: (seconds since 1970, generation), in order, each once.
-        ended: when, in seconds since 1970, and why; None where it did not end by itself.
-        files: what there is of `FILES`.
-        experiment: name of the DVC experiment; `revision`: git commit.
-        replace: whether its files are newer than another copy that a tracker may hold.
-    """
-
-    key: str
-    params: Mapping[str, Any]
-    started: float
-    status: Status = "running"
-    result: str | None = None
-    generations: list[tuple[float, Generation]] = field(default_factory=list)
-    ended: tuple[float, str] | None = None
-    files: dict[str, Kept] = field(default_factory=dict)
-    experiment: str | None = None
-    revision: str | None = None
-    version: str | None = None
-    replace: bool = True
+    key: str  # its name among all trainings: 32 hex digits, or `dvc-` and those of its outcome
+    params: Mapping[str, Any]  # all of `params.yaml`
+    started: float  # seconds since 1970
+    status: Literal["running", "finished", "killed"] = "running"
+    result: str | None = None  # hash of `models/trained`, as in `dvc.lock`; None while it trains
+    generations: list[tuple[float, Generation]] = field(default_factory=list)  # with their times, in order, each once
+    ended: tuple[float, str] | None = None  # when, and why; None where it did not end by itself
+    files: dict[str, Kept] = field(default_factory=dict)  # what there is of `FILES`
+    experiment: str | None = None  # name of the DVC experiment
+    revision: str | None = None  # git commit
+    version: str | None = None  # of evopipe
+    replace: bool = True  # whether its files are newer than another copy that a tracker may hold
 
     @property
     def env(self) -> str:
@@ -114,57 +84,32 @@ class Run:
         """When the last generation ended."""
         return self.generations[-1][0] if self.generations else self.started
 
+    @property
+    def env_steps(self) -> int:
+        """Training steps of the population so far: the step of what is told of the run as a whole."""
+        return self.generations[-1][1].env_steps if self.generations else 0
 
-@dataclass
-class New:
-    """What a tracker did not hold before."""
+    def after(self, generation: int) -> list[tuple[float, Generation]]:
+        """Return the generations after one, for a tracker that holds the others."""
+        return [(clock, event) for clock, event in self.generations if event.generation > generation]
 
-    runs: int = 0
-    generations: int = 0
-    files: int = 0
+    def stand(self) -> tuple[Any, ...]:
+        """Return how far it is: equal as long as there is nothing new to tell."""
+        return len(self.generations), self.status, self.result, {name: kept.md5 for name, kept in self.files.items()}
 
-    def __add__(self, other: New) -> New:
-        return New(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
-    def __bool__(self) -> bool:
-        return any(getattr(self, f.name) for f in fields(self))
+class New(Counter[str]):
+    """How many `run`, `generation` and `file` a tracker did not hold before."""
 
     def __str__(self) -> str:
-        if not self:
-            return "0 new"
-        counts = [(getattr(self, f.name), f.name) for f in fields(self)]
-        return ", ".join(f"{n:,} new {word if n != 1 else word[:-1]}" for n, word in counts if n)
+        return ", ".join(f"{n:,} new {what}{'s' * (n > 1)}" for what, n in self.items() if n) or "0 new"
 
 
-class Backend(Protocol):
-    """One tracker. Every method may raise anything; whoever calls tries again later."""
-
-    def deliver(self, run: Run) -> New:
-        """Bring what the tracker does not hold yet, and return how much that was."""
-
-    def find(self, run: Run) -> bool:
-        """Whether the tracker holds all of this training (its files apart)."""
-
-    def close(self) -> None:
-        """Let go."""
-
-
-def missing_package(name: Name) -> str | None:
-    """Say what to install where a tracker's package is not there; it is not imported to find out."""
-    from importlib.util import find_spec
-
-    if find_spec(name) is not None:
-        return None
-    package = "mlflow" if name == "mlflow" else f"evopipe[{name}]"
-    return f"tracking.backends: {name} is not installed, so nothing goes there: pip install '{package}'"
-
-
-# --- numbers ----------------------------------------------------------------------------------------------------------
+# --- numbers and parameters -------------------------------------------------------------------------------------------
 
 
 def population_metrics(event: Generation) -> dict[str, float]:
     """Return what a generation says of the population; numbers that are not finite are left out."""
-    spent = event.seconds if event.seconds > 0 else math.nan
     return _finite(
         {
             "fitness/best": event.best,
@@ -175,7 +120,7 @@ def population_metrics(event: Generation) -> dict[str, float]:
             "population/elite_id": event.elite_id,
             "steps/each_member": event.step,
             "steps/evaluation": event.eval_steps,
-            "time/generation_seconds": spent,
+            "time/generation_seconds": event.seconds or math.nan,
         }
     )
 
@@ -187,23 +132,10 @@ def member_metrics(row: MemberRow) -> dict[str, float]:
     return _finite({**own, **{f"hyper/{name}": value for name, value in row.hyper.items()}})
 
 
-def member_words(row: MemberRow) -> dict[str, str]:
-    """Return what of a member is no number."""
-    return {
-        "network": row.architecture,
-        "activation": row.activation,
-        "mutation": row.mutation,
-        "change": row.change or "-",
-    }
-
-
 def evaluation_metrics(run: Run) -> dict[str, float]:
     """Return the elite's held-out scores; nothing where they are not there or not of this format."""
-    kept = run.files.get(EVALUATION)
-    if kept is None:
-        return {}
     try:
-        scores = dict(json.loads(kept.path.read_text(encoding="utf-8"))["elite"])
+        scores = dict(json.loads(run.files[EVALUATION].path.read_text(encoding="utf-8"))["elite"])
         low, high = scores.pop("interval", (math.nan, math.nan))
         scores |= {"interval_low": low, "interval_high": high}
         return _finite({f"evaluation/{name}": float(value) for name, value in scores.items()})
@@ -211,22 +143,22 @@ def evaluation_metrics(run: Run) -> dict[str, float]:
         return {}
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, float]:
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if math.isfinite(value)}
 
 
 def flat_params(run: Run) -> dict[str, str]:
-    """Return the parameters that the run uses, by dotted name; lists as JSON."""
-    data = dict(run.params)
-    data.pop("tracking", None)
-    chosen = run.algo
-    if isinstance(data.get("algos"), Mapping):
-        data["algos"] = {chosen: data["algos"].get(chosen, {})}
-    fetch = data.get("fetch")
-    if isinstance(fetch, Mapping):
-        unused = _SOURCES - {fetch.get("source")}
-        data["fetch"] = {name: value for name, value in fetch.items() if name not in unused}
-    return dict(_leaves(data, ""))
+    """Return the parameters by dotted name, lists as JSON, but for blocks that the run does not use.
+
+    Those would only make runs look different.
+    """
+    used = {name: value for name, value in run.params.items() if name != "tracking"}
+    if isinstance(used.get("algos"), Mapping):
+        used["algos"] = {run.algo: used["algos"].get(run.algo, {})}
+    if isinstance(used.get("fetch"), Mapping):
+        unused = {"collect", "minari", "hdf5"} - {used["fetch"].get("source")}
+        used["fetch"] = {name: value for name, value in used["fetch"].items() if name not in unused}
+    return dict(_leaves(used, ""))
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
@@ -235,8 +167,3 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
             yield from _leaves(entry, f"{name}.{key}" if name else str(key))
     else:
         yield name, value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-
-
-def chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    """Cut a sequence into pieces of at most `size`."""
-    return (items[start : start + size] for start in range(0, len(items), size))

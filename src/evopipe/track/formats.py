@@ -1,21 +1,8 @@
-"""Words and numbers that the plain lines and the live view share."""
+"""Numbers in few characters, for terminals and pages."""
 
 from __future__ import annotations
 
 import math
-
-from evopipe.track.base import End
-
-
-def members(count: int) -> str:
-    """Return "1 member", "8 members"."""
-    return f"{count} member{'' if count == 1 else 's'}"
-
-
-def ending(event: End) -> str:
-    """Return the last sentence of a run."""
-    steps = f"{event.env_steps:,} training and {event.eval_steps:,} evaluation steps"
-    return f"finished: {event.reason}, {duration(event.seconds)}, {steps}"
 
 
 def score(value: float) -> str:
@@ -33,11 +20,8 @@ def number(value: float) -> str:
         return "-"
     if value == int(value) and abs(value) < 1e6:
         return str(int(value))
-    mantissa, _, exponent = f"{value:.3g}".partition("e")
-    if not exponent and abs(value) < 0.01:
-        mantissa, _, exponent = f"{value:.2e}".partition("e")
-        mantissa = mantissa.rstrip("0").rstrip(".")
-    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+    mantissa, _, exponent = (f"{value:.2e}" if abs(value) < 0.01 else f"{value:.3g}").partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}" if exponent else mantissa
 
 
 def duration(seconds: float) -> str:
@@ -50,8 +34,3 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def clean(text: str) -> str:
-    """Return a text on one line and without control characters, which could move a terminal's cursor."""
-    return "".join(char if char.isprintable() else " " for char in text)

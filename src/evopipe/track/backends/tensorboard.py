@@ -1,0 +1,73 @@
+"""TensorBoard: event files below the DVC root, the population's in a run's folder and each member's in one of it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evopipe.storage import safeio
+from evopipe.track.appending import Appending
+from evopipe.track.config import TrackingConfig
+from evopipe.track.events import Generation
+from evopipe.track.run import EVALUATION, Run, evaluation_metrics, flat_params, member_metrics, population_metrics
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+PACKAGE = "evopipe[tensorboard]"
+
+
+def connect(config: TrackingConfig, root: Path) -> Appending:
+    """Open `.evopipe/tensorboard/`, where runs go to `<experiment>/<run>/`."""
+    home = root / ".evopipe" / "tensorboard"
+
+    def begin(run: Run) -> _Writer:
+        return _Writer(home / _plain(config.experiment or run.env) / _plain(f"{run.name}-{run.key[-6:]}"), run)
+
+    return Appending(home / "delivered", [EVALUATION], begin)
+
+
+class _Writer:
+    """The event files of one run."""
+
+    def __init__(self, folder: Path, run: Run) -> None:
+        if folder.exists():
+            shutil.rmtree(folder)
+        safeio.make_folder(folder)
+        self.sent = 0
+        self._folder = folder
+        self._files: dict[str, SummaryWriter] = {}
+        table = "\n".join(f"| {name} | {value} |" for name, value in flat_params(run).items())
+        self._file("").add_text("params", f"| parameter | value |\n|---|---|\n{table}", 0, run.started)
+
+    def write(self, clock: float, event: Generation) -> None:
+        self._add("", population_metrics(event), event.env_steps, clock)
+        for row in event.members:
+            self._add(f"member-{row.slot}", member_metrics(row), event.env_steps, clock)
+
+    def finish(self, run: Run) -> None:
+        self._add("", evaluation_metrics(run), run.env_steps, run.last_time)
+        self.close()
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def _add(self, name: str, values: Mapping[str, float], step: int, clock: float) -> None:
+        for tag, value in values.items():
+            self._file(name).add_scalar(tag, value, step, clock)
+
+    def _file(self, name: str) -> SummaryWriter:
+        from torch.utils.tensorboard import SummaryWriter
+
+        if name not in self._files:
+            self._files[name] = SummaryWriter(str(self._folder / name), flush_secs=5)
+        return self._files[name]
+
+
+def _plain(name: str) -> str:
+    """Return a name that is a folder's on every system."""
+    return re.sub(r"[^\w.+-]+", "-", name).strip(".-") or "run"

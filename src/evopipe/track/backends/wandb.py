@@ -1,0 +1,88 @@
+"""Weights & Biases: one run a training, the members' metrics under `member-<slot>/`.
+
+Without an API key the run is written offline, below the DVC root, for `wandb sync` to upload some day.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from evopipe.storage import safeio
+from evopipe.track.appending import Appending
+from evopipe.track.config import TrackingConfig
+from evopipe.track.events import Generation
+from evopipe.track.run import (
+    ELITE,
+    EVALUATION,
+    LINEAGE,
+    REPORT,
+    Run,
+    evaluation_metrics,
+    flat_params,
+    member_metrics,
+    population_metrics,
+)
+
+PACKAGE = "evopipe[wandb]"
+_STEPS = "env_steps"
+
+
+def connect(config: TrackingConfig, root: Path) -> Appending:
+    """Make ready; offline runs go to `.evopipe/wandb/`."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    home = root / ".evopipe" / "wandb"
+
+    def begin(run: Run) -> _Writer:
+        return _Writer((config.experiment or run.env).replace("/", "-").replace(":", "-"), home, run)
+
+    return Appending(home / "delivered", [LINEAGE, EVALUATION, REPORT, ELITE], begin)
+
+
+class _Writer:
+    """A run that is open."""
+
+    def __init__(self, project: str, home: Path, run: Run) -> None:
+        import wandb
+
+        mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False, verify=False) else "offline")
+        safeio.make_folder(home)
+        for old in home.glob(f"wandb/offline-run-*-{run.key}"):
+            shutil.rmtree(old)
+        self._run = wandb.init(
+            project=project,
+            id=run.key,
+            name=run.name,
+            dir=str(home),
+            config=flat_params(run),
+            mode=mode,  # type: ignore[arg-type]
+            resume="allow" if mode == "online" else None,
+            settings=wandb.Settings(silent=True, console="off", init_timeout=30, x_disable_stats=True),
+        )
+        self._run.define_metric("*", step_metric=_STEPS)
+        summary: Any = self._run.summary
+        self.sent = int(summary.get("population/generation", 0)) if self._run.resumed else 0
+
+    def write(self, clock: float, event: Generation) -> None:
+        row: dict[str, Any] = {_STEPS: event.env_steps, "_timestamp": clock, **population_metrics(event)}
+        for member in event.members:
+            row |= {f"member-{member.slot}/{name}": value for name, value in member_metrics(member).items()}
+        self._run.log(row)
+
+    def finish(self, run: Run) -> None:
+        import wandb
+
+        self._run.summary.update(evaluation_metrics(run))
+        for name in (LINEAGE, ELITE):
+            if (kept := run.files.get(name)) is not None:
+                artifact = wandb.Artifact(f"{name}-{run.key}", type="model" if name == ELITE else name)
+                (artifact.add_dir if kept.path.is_dir() else artifact.add_file)(str(kept.path))
+                self._run.log_artifact(artifact)
+        if (report := run.files.get(REPORT)) is not None:
+            self._run.log({REPORT: wandb.Html(report.path.read_text(encoding="utf-8"), inject=False)})
+        self._run.finish(exit_code=0 if run.status == "finished" else 1)
+
+    def close(self) -> None:
+        self._run.finish(exit_code=1)

@@ -1,0 +1,227 @@
+"""What a run tells about itself, and how it leaves: sideways, without ever raising into the run or holding it up.
+
+The loop makes *events*; a `Tracker` hands each one to its *sinks*: the console, and the log, from which the outbox
+(`track.outbox`) feeds the experiment trackers. A sink that fails is dropped after one line on stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import BeforeValidator, TypeAdapter
+from pydantic_core import to_json
+
+# JSON knows no NaN and no infinity: the log has null there.
+_Float = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A run begins, or goes on."""
+
+    stage: str
+    env: str
+    algo: str
+    members: int
+    max_steps: int  # environment steps of each member
+    resumed_step: int | None = None  # the step of each member at which a saved run goes on; None for a fresh one
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the run is; may come thousands of times a second."""
+
+    generation: int
+    step: int  # environment steps of each member, and how many it will be
+    max_steps: int
+    env_steps: int  # training steps of the whole population, and its evaluation steps
+    eval_steps: int
+    phase: str  # what is being done, one word: `learning`, `evaluating`, ...
+    steps_per_second: _Float  # training steps of the whole population
+    seconds_left: float | None  # estimate until `max_steps`; None where there is none yet
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRow:
+    """One member at the end of a generation, as it was evaluated."""
+
+    slot: int
+    id: int  # its name in the lineage, and of the member that it descends from
+    parent: int | None
+    fitness: _Float  # minus infinity where it is unhealthy
+    mutation: str  # how it was made: `none`, `architecture`, `parameters`, `activation`, `rl_hp`
+    change: str  # what that changed, from what to what; empty for `none`
+    architecture: str  # its network in short, for example `128-128 · 64`
+    activation: str
+    hyper: dict[str, _Float]
+    healthy: bool
+    loss: _Float  # its last one; NaN before it learned
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A generation was trained and evaluated."""
+
+    generation: int
+    step: int  # environment steps of each member
+    env_steps: int  # training steps of the whole population, and its evaluation steps
+    eval_steps: int
+    seconds: _Float  # wall-clock time of this generation
+    members: tuple[MemberRow, ...]
+    best: _Float  # highest fitness of this generation, and the mean over its healthy members
+    mean: _Float
+    elite: _Float  # the best confirmed score so far, and whose it is
+    elite_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A sentence for the person who watches."""
+
+    level: Literal["info", "warning"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The run is over."""
+
+    reason: str  # why, in words that follow "finished:"
+    seconds: _Float  # wall-clock time of this process's part
+    env_steps: int  # training steps of the whole population, and its evaluation steps
+    eval_steps: int
+
+
+Event = Start | Progress | Generation | Message | End
+_KINDS: dict[str, TypeAdapter[Any]] = {
+    kind.__name__.lower(): TypeAdapter(kind) for kind in (Start, Progress, Generation, Message, End)
+}
+
+
+class Sink(Protocol):
+    """Where events go."""
+
+    def emit(self, event: Event) -> None:
+        """Take one event. May raise: the sink is then dropped."""
+
+    def close(self) -> None:
+        """Flush and let go. Called once; no event follows."""
+
+
+class Tracker:
+    """Hands events to sinks. Neither method ever raises an `Exception`, nor blocks longer than its sinks do."""
+
+    def __init__(self, sinks: Iterable[Sink] = ()) -> None:
+        self._sinks = list(sinks)
+
+    def emit(self, event: Event) -> None:
+        """Hand one event to every sink that still works."""
+        for sink in list(self._sinks):
+            try:
+                sink.emit(event)
+            except Exception as error:
+                _warn(sink, "is off for the rest of this run", error)
+                self._sinks.remove(sink)
+                with contextlib.suppress(Exception):
+                    sink.close()
+
+    def close(self) -> None:
+        """Close all sinks; further events go nowhere."""
+        sinks, self._sinks = self._sinks, []
+        for sink in sinks:
+            try:
+                sink.close()
+            except Exception as error:
+                _warn(sink, "could not be closed", error)
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _warn(sink: Sink, what: str, error: Exception) -> None:
+    with contextlib.suppress(Exception):  # stderr itself may be closed.
+        text = f"warning: {type(sink).__name__} {what} ({type(error).__name__}: {error})"
+        print(text, file=sys.stderr, flush=True)
+
+
+class JsonlSink:
+    """Appends events to a file, one JSON object a line: `event`, `time` (seconds since 1970), and the event's fields.
+
+    Numbers that are not finite become null. Of `Progress` at most one a second is written. A disk that is full costs
+    the lines that do not fit, not the run; writing goes on when there is space again.
+
+    Args:
+        path: the file; it and its folder are made at the first event.
+        progress_seconds: least time between two written `Progress` events.
+    """
+
+    def __init__(self, path: Path, progress_seconds: float = 1.0) -> None:
+        self._path, self._every = path, progress_seconds
+        self._file: io.FileIO | None = None
+        self._torn = False  # the file ends within a line
+        self._next_progress = -math.inf
+
+    def emit(self, event: Event) -> None:
+        """Append one event.
+
+        Raises:
+            OSError: the file cannot be opened.
+        """
+        if isinstance(event, Progress):
+            if time.monotonic() < self._next_progress:
+                return
+            self._next_progress = time.monotonic() + self._every
+        if self._file is None:
+            self._file = self._open()
+        fields = {"event": type(event).__name__.lower(), "time": round(time.time(), 3), **dataclasses.asdict(event)}
+        line = b"\n" * self._torn + to_json(fields, inf_nan_mode="null") + b"\n"
+        self._torn = True
+        with contextlib.suppress(OSError):
+            self._torn = self._file.write(line) != len(line)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _open(self) -> io.FileIO:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # Unbuffered bytes: a buffer would keep a line that did not fit and fail again at every later write.
+        file = io.FileIO(self._path, "a+")
+        if file.seek(0, os.SEEK_END):  # A killed run may have left half a line.
+            file.seek(-1, os.SEEK_END)
+            self._torn = file.read(1) != b"\n"
+        return file
+
+
+def read_events(path: Path) -> Iterator[tuple[float, Event]]:
+    """Read a log back, as (seconds since 1970, event); see `read_event`."""
+    with path.open("rb") as stream:
+        yield from filter(None, map(read_event, stream))
+
+
+def read_event(line: bytes) -> tuple[float, Event] | None:
+    """Read one line of a log; a number that was not finite is NaN again.
+
+    Returns:
+        (seconds since 1970, event); None where a full disk or a kill cut the line off, or another version wrote it.
+    """
+    try:
+        fields: Any = json.loads(line)
+        return float(fields.pop("time")), _KINDS[fields.pop("event")].validate_python(fields)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
