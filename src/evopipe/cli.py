@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -176,6 +177,7 @@ def play(
 ) -> None:
     """Watch a policy: in a window, or as a file."""
     settings = None if kwargs is None else _json_mapping(kwargs)
+    from evopipe import film
     from evopipe import play as player
     from evopipe.policy import load
 
@@ -189,15 +191,14 @@ def play(
             raise UsageError(f"play: {path} is a folder; give the name of a file")
     policy = load(folder)
     cfg = player.environment_of(policy, env, settings)
-    screens = [screen(path) for screen, path in ((player.Gif, gif), (player.Mp4, mp4)) if path]
-    scores = player.watch(
-        policy, cfg, screens, episodes, seed, max_steps, tell=None if context.obj.quiet else _tell_score
-    )
+    films = {path: partial(write, path) for write, path in ((film.gif, gif), (film.mp4, mp4)) if path}
+    tell = None if context.obj.quiet else _tell_score
+    scores = player.watch(policy, cfg, list(films.values()), episodes, seed, max_steps, tell)
     if scores and not context.obj.quiet:
         mean = sum(score.total for score in scores) / len(scores)
         typer.echo(f"{cfg.id}: mean return {mean:.1f} of {len(scores)} episode{'s' * (len(scores) > 1)}")
-        for screen in screens:
-            typer.echo(f"written: {screen.path}")
+        for path in films:
+            typer.echo(f"written: {path}")
 
 
 def _tell_score(score: Score) -> None:

@@ -23,11 +23,13 @@ from PIL import Image
 
 import rendering_envs  # noqa: F401  # registers them
 from evopipe.errors import DataError, MissingInputError
+from evopipe.film import Frames
 from evopipe.play import Score
 from evopipe.report import draw, figures, read, words
-from evopipe.report.html import compose, page, without_measured
-from evopipe.report.movie import BUDGET, FRAMES, Camera, Movie, film
-from evopipe.report.read import Node, Run
+from evopipe.report.lineage import Node
+from evopipe.report.movie import BUDGET, FRAMES, WIDTH, Movie, develop, film
+from evopipe.report.page import compose, page, without_measured
+from evopipe.report.read import Run
 from evopipe.stages import paths, report
 from evopipe.stages.train import TIMING, _write_timing
 from evopipe.track.base import End, Generation, Progress, Start
@@ -211,7 +213,7 @@ def test_another_runs_files_are_refused(folder: Path) -> None:
 
 # --- the same bytes ---------------------------------------------------------------------------------------------------
 
-_PAGE = "import sys, evopipe.report.html as h; sys.stdout.write(h.page(sys.argv[1], {'evaluate': {'steps': 40}}))"
+_PAGE = "import sys, evopipe.report.page as h; sys.stdout.write(h.page(sys.argv[1], {'evaluate': {'steps': 40}}))"
 
 
 def test_equal_files_give_equal_bytes(folder: Path) -> None:
@@ -343,7 +345,7 @@ def test_the_names_of_files_are_the_stages_own() -> None:
 
 
 def node(key: tuple[int, int], number: int, parent: tuple[int, int] | None, fitness: float, kind: str = "none") -> Node:
-    return Node(key, number, parent, fitness, math.nan, kind, "", False, "8 ReLU", {"lr": 1e-3}, {"latent units": 8.0})
+    return Node(key, number, parent, fitness, math.nan, kind, "", False, "8 ReLU", {"lr": 1e-3, "latent units": 8.0})
 
 
 def run_of(folder: Path, nodes: list[Node]) -> Run:
@@ -385,11 +387,11 @@ def test_what_mutations_paid(folder: Path) -> None:
 def test_the_elites_line(folder: Path) -> None:
     """From the lineage alone: the same line as the elite's own record has."""
     run = read.read(folder)
-    elite = run.summary["elite"]
-    assert run.descent[-1].key[0] == elite["generation"]
-    assert run.descent[-1].id == elite["id"]
+    elite = run.summary.elite
+    assert run.descent[-1].key[0] == elite.generation
+    assert run.descent[-1].id == elite.id
     assert run.descent[0].key[0] == 1
-    assert [n.key[0] for n in run.descent] == list(range(1, elite["generation"] + 1))
+    assert [n.key[0] for n in run.descent] == list(range(1, elite.generation + 1))
     ids = list(dict.fromkeys(n.id for n in reversed(run.descent)))
     assert ids == [birth["id"] for birth in run.policy["lineage"]]
     kinds = {
@@ -406,7 +408,7 @@ def test_what_varies_is_plotted_and_the_rest_is_listed(folder: Path) -> None:
     assert all(len(set(column.values())) > 1 for column in varying.values())
     assert {"gamma", "tau", "layer norm"} <= constant.keys()
     names = varying.keys() | constant.keys()
-    assert {"lr", "batch_size", "learn_step", "activation", "encoder layers", "encoder units", "latent units"} <= names
+    assert {"lr", "batch size", "learn step", "activation", "encoder layers", "encoder units", "latent units"} <= names
 
 
 def test_far_values_do_not_squeeze_the_rest() -> None:
@@ -484,12 +486,12 @@ def test_timing_where_the_log_lost_lines(tmp_path: Path) -> None:
 
 
 def shot(frames: int, size: tuple[int, int] = (60, 40), fps: int = 50, noise: bool = False) -> Movie:
-    chance, camera = np.random.default_rng(0), Camera()
-    camera.begin(fps)
-    for number in range(frames):
-        picture = np.full((size[1], size[0], 3), 37 * number % 250, np.uint8)
-        camera.show(chance.integers(0, 255, picture.shape, np.uint8) if noise else picture)
-    return camera.develop(Score(3, 1.5, frames - 1))
+    chance, kept = np.random.default_rng(0), Frames(WIDTH, FRAMES)
+    with kept.begin(fps) as show:
+        for number in range(frames):
+            picture = np.full((size[1], size[0], 3), 37 * number % 250, np.uint8)
+            show(chance.integers(0, 255, picture.shape, np.uint8) if noise else picture)
+    return develop(kept, Score(3, 1.5, frames - 1))
 
 
 def test_a_short_film_runs_at_the_environments_pace() -> None:
@@ -524,7 +526,7 @@ def test_the_film_is_of_a_held_out_episode(folder: Path) -> None:
     one, two = (film(folder / "models/elite", run.elite, 60) for _ in range(2))
     assert isinstance(one, Movie)
     assert one == two
-    assert one.seed in run.elite.seeds
+    assert one.seed in {episode.seed for episode in run.elite.episodes}
     assert one.steps == 60
     assert one.cut
     text = compose(run, {}, one)

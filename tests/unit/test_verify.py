@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from evopipe.errors import DataError, MissingInputError, UsageError
-from evopipe.report.html import without_measured
+from evopipe.report.page import without_measured
 from evopipe.storage import safeio
 from evopipe.storage.yamlio import dump_yaml
 from evopipe.verify import clones, compare, lock

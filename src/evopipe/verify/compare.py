@@ -131,7 +131,7 @@ def _differing(a: Out, b: Out, one: Path, two: Path) -> Row:
 
 def computed_part(report: Path) -> str:
     """Return a report's HTML without its measured section."""
-    from evopipe.report.html import without_measured
+    from evopipe.report.page import without_measured
 
     return without_measured(report.read_text(encoding="utf-8"))
 
