@@ -226,14 +226,11 @@ def verify(
         if not context.obj.quiet:
             typer.echo(sentence, err=True)
 
-    if lock:
-        result = run.committed_lock(pipeline, tolerance, keep, tell, warn)
-    else:
-        result = run.two_clones(pipeline, jobs, keep, tell, warn)
-    if not context.obj.quiet:
-        typer.echo("\n".join(result.lines))
-    if result.problem:
-        raise run.NotReproduced(result.problem)
+    def show(table: str) -> None:
+        if not context.obj.quiet:
+            typer.echo(table)
+
+    run.verify(pipeline, lock, jobs, tolerance, keep, show, tell, warn)
 
 
 @app.command()
@@ -354,15 +351,14 @@ def gpu_check(
     """Compare graphs with eager code and the GPU with the CPU, and time both ways."""
     if device not in ("cuda", "cpu"):
         raise UsageError(f"gpu check: --device must be cuda or cpu, got {device!r}")
-    from evopipe import gpu
+    from evopipe.verify import gpu
 
     def tell(finding: gpu.Finding) -> None:
         if not context.obj.quiet:
             verdict = {True: "ok", False: "BAD", None: ""}[finding.good]
             typer.echo(f"{finding.algo:8} {finding.what:44} {verdict:4} {finding.result}".rstrip())
 
-    found = gpu.check(algo or (), gpu.find_device(device), gpu.Size(members=members), repeats, tell)
-    gpu.refuse(found)
+    gpu.check(algo or (), gpu.find_device(device), gpu.Size(members=members), repeats, tell)
 
 
 @track_app.command("sync")

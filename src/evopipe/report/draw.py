@@ -121,7 +121,7 @@ def svg(figure: Figure, name: str, label: str, titles: Mapping[str, Sequence[str
     Args:
         figure: what was drawn, under `style`.
         name: its name on the page; it keeps the ids of different figures apart.
-        label: what it shows, for those who do not see it.
+        label: what it shows.
         titles: by the gid of an artist, the tooltips of its markers, in order.
 
     Raises:
@@ -144,7 +144,7 @@ def svg(figure: Figure, name: str, label: str, titles: Mapping[str, Sequence[str
         _gather(group)
     width, height = root.attrib["viewBox"].split()[2:]
     root.attrib = {"viewBox": root.attrib["viewBox"], "width": width, "height": height, "role": "img"}
-    root.attrib |= {"aria-label": label, "class": f"plot {name.partition('.')[0]}"}
+    root.attrib |= {"aria-label": label.strip(), "class": f"plot {name.partition('.')[0]}"}
     return Markup(ElementTree.tostring(root, encoding="unicode").replace(" />", "/>"))
 
 

@@ -1,4 +1,5 @@
-"""The report's figures: a run in, SVG text out. Each takes the width to draw for, in pixels."""
+"""The report's figures: a run in, SVG text out. Each takes the width to draw for, in pixels, and a label that says what
+it shows to those who do not see it."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
 # --- fitness ----------------------------------------------------------------------------------------------------------
 
 
-def fitness(run: Run, width: int) -> Markup:
+def fitness(run: Run, width: int, label: str) -> Markup:
     """Draw every member's fitness by descent, the elite's line, the best score so far and the target."""
     wide, few, steps, target = width > _DESK, run.slots <= 8, run.env_steps, run.summary.target
     figure, axes = canvas(width, 410 if wide else 310, (52, 84 if wide else 16, 28, 44))
@@ -98,8 +99,6 @@ def fitness(run: Run, width: int) -> Markup:
     ticks(axes.yaxis, words.amount, 6)
     axes.xaxis.grid(False)
     axes.set_xlabel("environment steps of the population")
-    final = f"the elite's line ends at {words.figure(elite[-1][1])}" if elite else "no elite"
-    label = f"Fitness of {run.slots} members over {words.thousands(end)} environment steps; {final}."
     return svg(figure, f"fitness.{width}", label, titles if wide else None)
 
 
@@ -139,7 +138,7 @@ def _label_ends(axes: Any, target: float | None, best: Sequence[tuple[float, flo
 # --- lineage ----------------------------------------------------------------------------------------------------------
 
 
-def lineage(run: Run, width: int) -> Markup:
+def lineage(run: Run, width: int, label: str) -> Markup:
     """Draw who descends from whom: a column a generation, a row a slot; wider than asked for where it must be."""
     numbers, path = [row.generation for row in run.generations] or [1], {node.key for node in run.descent}
     left, right, top, bottom = 34, 18, 26, 44
@@ -163,11 +162,6 @@ def lineage(run: Run, width: int) -> Markup:
     axes.grid(False)
     axes.set_xlabel("generation")
     _head(axes, "slot", 34)
-    first = "".join(f"slot {node.key[1]} in generation {node.key[0]}" for node in run.descent[:1])
-    label = (
-        f"Family tree of {run.slots} slots over {len(run.generations)} generations; the elite descends from "
-        f"{first or 'nobody'}, {sum(node.kind != 'none' for node in run.descent)} mutations led to it."
-    )
     return svg(figure, f"lineage.{width}", label, titles)
 
 
@@ -270,7 +264,7 @@ def payoffs(run: Run) -> list[Payoff]:
     ]  # fmt: skip
 
 
-def mutations(rows: Sequence[Payoff], width: int) -> Markup:
+def mutations(rows: Sequence[Payoff], width: int, label: str) -> Markup:
     """Draw the gains of each kind: a dot a child, the middle half as a bar, the median as a line."""
     wide = width > _DESK
     height = (58 if wide else 74) * len(rows) + 52
@@ -284,12 +278,7 @@ def mutations(rows: Sequence[Payoff], width: int) -> Markup:
     axes.set_yticks([])
     ticks(axes.xaxis, words.amount, 8 if wide else 4)
     axes.set_xlabel("fitness of the child minus fitness of its parent")
-    parts = [
-        f"{words.kind(row.kind)}: {row.children} children, {words.share(row.improved)} improved, "
-        f"median {words.signed(row.median)}"
-        for row in rows
-    ]
-    return svg(figure, f"mutations.{width}", f"Gain of children over their parents. {'; '.join(parts)}.")
+    return svg(figure, f"mutations.{width}", label)
 
 
 def _gain_row(axes: Any, place: int, payoff: Payoff, limits: tuple[float, float], wide: bool) -> None:
@@ -355,7 +344,7 @@ def course(run: Run, column: Column) -> str:
     return f"elite {' → '.join(dict.fromkeys((shown[0], shown[-1])))}" if shown else ""
 
 
-def trajectory(run: Run, name: str, column: Column, number: int) -> Markup:
+def trajectory(run: Run, column: Column, number: int, label: str) -> Markup:
     """Draw one hyper-parameter or trait over generations; a dot's area says how many members have that value."""
     categories = sorted({value for value in column.values() if isinstance(value, str)})
     place: dict[float | str, float] = {category: float(i) for i, category in enumerate(categories)}
@@ -373,9 +362,7 @@ def trajectory(run: Run, name: str, column: Column, number: int) -> Markup:
     line(axes, elite, "elite", 2.4, clip_on=False, zorder=3)
     marks(axes, elite[-1:], "elite", "o", 7, markeredgewidth=1, clip_on=False, zorder=3)
     _trajectory_axes(axes, run, categories, [value for value in height.values() if math.isfinite(value)])
-    now = column.get(run.descent[-1].key) if run.descent else None
-    shown = "" if now is None else f"; the elite has {words.value(now)}"
-    return svg(figure, f"trajectory.{number}", f"{name} of all members over generations{shown}.")
+    return svg(figure, f"trajectory.{number}", label)
 
 
 def _trajectory_axes(axes: Any, run: Run, categories: Sequence[str], values: Sequence[float]) -> None:
@@ -398,7 +385,7 @@ def _trajectory_axes(axes: Any, run: Run, categories: Sequence[str], values: Seq
 # --- held-out evaluation ----------------------------------------------------------------------------------------------
 
 
-def evaluation(run: Run, width: int) -> Markup:
+def evaluation(run: Run, width: int, label: str) -> Markup:
     """Draw held-out returns: a mark an episode, the mean with its 95 % interval; the elite first, then by mean."""
     wide, target = width > _DESK, run.summary.target
     ranked = [run.elite, *sorted(run.members, key=lambda member: (-member.mean, member.name))]
@@ -425,14 +412,13 @@ def evaluation(run: Run, width: int) -> Markup:
     axes.set(xlim=(low - room, high + room), ylim=(len(ranked) - 0.4, -0.6), xlabel="return of a held-out episode")
     axes.set_yticks([])
     ticks(axes.xaxis, words.amount, 8 if wide else 4)
-    text = "; ".join(f"{member.name}: mean {words.figure(member.mean)}" for member in ranked)
-    return svg(figure, f"evaluation.{width}", f"Held-out returns, {len(run.elite.returns)} episodes each. {text}.")
+    return svg(figure, f"evaluation.{width}", label)
 
 
 # --- throughput -------------------------------------------------------------------------------------------------------
 
 
-def throughput(run: Run, width: int) -> Markup:
+def throughput(run: Run, width: int, label: str) -> Markup:
     """Draw steps per second over wall-clock time: a block a generation, training below, evaluation on top."""
     wide = width > _DESK
     figure, axes = canvas(width, 250 if wide else 220, (52, 16, 28, 44))
@@ -451,6 +437,4 @@ def throughput(run: Run, width: int) -> Markup:
     ticks(axes.xaxis, words.amount, 8 if wide else 4)
     ticks(axes.yaxis, words.thousands, 5)
     axes.xaxis.grid(False)
-    speed = sum(row.env_steps for row in rows) / total
-    label = f"Environment steps per second over {words.duration(total)}; {words.thousands(speed)} a second on average."
     return svg(figure, f"throughput.{width}", label)
