@@ -1,7 +1,7 @@
 """Drawing with matplotlib, as SVG text that belongs to the page: its fonts, its colours by day and by night.
 
-Figures are drawn in the colours of `PALETTE`; afterwards each becomes a CSS variable, `var(--elite)`, which the page
-defines for light and for dark. A colour from outside the palette is an error. One unit of a figure is one CSS pixel.
+Figures are drawn in the colours that `page.css` has for the light; afterwards each becomes its CSS variable,
+`var(--elite)`, which the page also has for the dark. Another colour is an error. One unit of a figure is one CSS pixel.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -19,21 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PALETTE = {
-    "ink": "#1d2227",
-    "muted": "#626b76",
-    "grid": "#e6e8ea",
-    "surface": "#ffffff",
-    "member": "#8b98a7",
-    "elite": "#cf4a1f",
-    "none": "#7c8591",
-    "architecture": "#1f6fb4",
-    "parameters": "#a87100",
-    "activation": "#0d8a68",
-    "rl_hp": "#b0508c",
-    "train": "#5b8fb9",
-    "evaluate": "#b9c9d6",
-}
+_DAY = Path(__file__).with_name("page.css").read_text(encoding="utf-8").partition("@media")[0]
+PALETTE = dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", _DAY))
+"""The page's colours in the light, by name."""
 
 _SVG = "{http://www.w3.org/2000/svg}"
 _NAMES = {colour: name for name, colour in PALETTE.items()}
@@ -115,7 +104,7 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
     return [x for x, _ in points], [y for _, y in points]
 
 
-def svg(figure: Figure, name: str, label: str, titles: Mapping[str, Sequence[str]] | None = None) -> Markup:
+def svg(figure: Figure, name: str, label: Markup, titles: Mapping[str, Sequence[str]] | None = None) -> Markup:
     """Return a drawn figure as an `<svg>` element.
 
     Args:
@@ -140,11 +129,9 @@ def svg(figure: Figure, name: str, label: str, titles: Mapping[str, Sequence[str
             for mark, text in zip(element.iter(f"{_SVG}use"), texts, strict=True):
                 ElementTree.SubElement(mark, "title").text = text
         _make_ours(element, used)
-    for group in root.iter("g"):
-        _gather(group)
     width, height = root.attrib["viewBox"].split()[2:]
     root.attrib = {"viewBox": root.attrib["viewBox"], "width": width, "height": height, "role": "img"}
-    root.attrib |= {"aria-label": label.strip(), "class": f"plot {name.partition('.')[0]}"}
+    root.attrib |= {"aria-label": label.unescape().strip(), "class": f"plot {name.partition('.')[0]}"}
     return Markup(ElementTree.tostring(root, encoding="unicode").replace(" />", "/>"))
 
 
@@ -167,15 +154,6 @@ def _make_ours(element: ElementTree.Element, used: set[str]) -> None:
 
 def _short(number: re.Match[str]) -> str:
     return f"{float(number[0]):.1f}".removesuffix(".0")
-
-
-def _gather(group: ElementTree.Element) -> None:
-    """Let markers that look alike say so once."""
-    looks = {mark.get("style") for mark in group}
-    if len(group) > 1 and len(looks) == 1 and all(mark.tag == "use" for mark in group) and "style" not in group.attrib:
-        group.set("style", looks.pop() or "")
-        for mark in group:
-            del mark.attrib["style"]
 
 
 def ticks(axis: Any, write: Callable[[float], str], most: int, whole: bool = False) -> None:

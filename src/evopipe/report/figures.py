@@ -66,7 +66,7 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
 # --- fitness ----------------------------------------------------------------------------------------------------------
 
 
-def fitness(run: Run, width: int, label: str) -> Markup:
+def fitness(run: Run, width: int, label: Markup) -> Markup:
     """Draw every member's fitness by descent, the elite's line, the best score so far and the target."""
     wide, few, steps, target = width > _DESK, run.slots <= 8, run.env_steps, run.summary.target
     figure, axes = canvas(width, 410 if wide else 310, (52, 84 if wide else 16, 28, 44))
@@ -138,7 +138,7 @@ def _label_ends(axes: Any, target: float | None, best: Sequence[tuple[float, flo
 # --- lineage ----------------------------------------------------------------------------------------------------------
 
 
-def lineage(run: Run, width: int, label: str) -> Markup:
+def lineage(run: Run, width: int, label: Markup) -> Markup:
     """Draw who descends from whom: a column a generation, a row a slot; wider than asked for where it must be."""
     numbers, path = [row.generation for row in run.generations] or [1], {node.key for node in run.descent}
     left, right, top, bottom = 34, 18, 26, 44
@@ -264,7 +264,7 @@ def payoffs(run: Run) -> list[Payoff]:
     ]  # fmt: skip
 
 
-def mutations(rows: Sequence[Payoff], width: int, label: str) -> Markup:
+def mutations(rows: Sequence[Payoff], width: int, label: Markup) -> Markup:
     """Draw the gains of each kind: a dot a child, the middle half as a bar, the median as a line."""
     wide = width > _DESK
     height = (58 if wide else 74) * len(rows) + 52
@@ -344,7 +344,7 @@ def course(run: Run, column: Column) -> str:
     return f"elite {' → '.join(dict.fromkeys((shown[0], shown[-1])))}" if shown else ""
 
 
-def trajectory(run: Run, column: Column, number: int, label: str) -> Markup:
+def trajectory(run: Run, column: Column, number: int, label: Markup) -> Markup:
     """Draw one hyper-parameter or trait over generations; a dot's area says how many members have that value."""
     categories = sorted({value for value in column.values() if isinstance(value, str)})
     place: dict[float | str, float] = {category: float(i) for i, category in enumerate(categories)}
@@ -385,7 +385,7 @@ def _trajectory_axes(axes: Any, run: Run, categories: Sequence[str], values: Seq
 # --- held-out evaluation ----------------------------------------------------------------------------------------------
 
 
-def evaluation(run: Run, width: int, label: str) -> Markup:
+def evaluation(run: Run, width: int, label: Markup) -> Markup:
     """Draw held-out returns: a mark an episode, the mean with its 95 % interval; the elite first, then by mean."""
     wide, target = width > _DESK, run.summary.target
     ranked = [run.elite, *sorted(run.members, key=lambda member: (-member.mean, member.name))]
@@ -418,7 +418,7 @@ def evaluation(run: Run, width: int, label: str) -> Markup:
 # --- throughput -------------------------------------------------------------------------------------------------------
 
 
-def throughput(run: Run, width: int, label: str) -> Markup:
+def throughput(run: Run, width: int, label: Markup) -> Markup:
     """Draw steps per second over wall-clock time: a block a generation, training below, evaluation on top."""
     wide = width > _DESK
     figure, axes = canvas(width, 250 if wide else 220, (52, 16, 28, 44))

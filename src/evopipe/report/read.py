@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Generation:
+class _Generation:
     """The end of one generation; steps are totals of the population, `elite` is the best score so far or NaN."""
 
     generation: int
@@ -37,7 +37,7 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Timing:
+class _Timing:
     """How long a generation took, and the steps of the population taken in these seconds."""
 
     generation: int
@@ -60,7 +60,7 @@ class _Champion:
 
 
 @dataclass(frozen=True)
-class Summary:
+class _Summary:
     """What `reports/train.json` says of a run, as far as the report shows it."""
 
     reason: str
@@ -118,13 +118,13 @@ class Run:
         elite: its held-out episodes; `members`: those of the last population.
     """
 
-    generations: tuple[Generation, ...]
+    generations: tuple[_Generation, ...]
     nodes: Mapping[Key, Node]
-    summary: Summary
+    summary: _Summary
     policy: Mapping[str, Any]
     elite: Held
     members: tuple[Held, ...]
-    timing: tuple[Timing, ...]
+    timing: tuple[_Timing, ...]
 
     @cached_property
     def slots(self) -> int:
@@ -188,13 +188,13 @@ def read(folder: Path) -> Run:
     elite, *last = (Held(n.replace("member_", "slot "), at.mean, at.interval, held[n]) for n, at in scores.items())
     policy = safeio.read_folder(folder / ELITE, only=("policy.json",))["policy.json"]
     return Run(
-        generations=_rows(folder, FITNESS, Generation),
+        generations=_rows(folder, FITNESS, _Generation),
         nodes=members,
-        summary=_json(folder, TRAIN, Summary),
+        summary=_json(folder, TRAIN, _Summary),
         policy=safeio.parse_json(policy, str(folder / ELITE / "policy.json")),
         elite=elite,
         members=tuple(last),
-        timing=_rows(folder, TIMING, Timing),
+        timing=_rows(folder, TIMING, _Timing),
     )
 
 

@@ -154,22 +154,18 @@ def dvc(clone: Clone, origin: Origin, *words: str, folder: Path | None = None) -
 
 
 def environment(clone: Clone, origin: Origin) -> dict[str, str]:
-    """The environment of a command in the clone: this Python, the clone's own code, nothing of this run's DVC.
+    """Return the environment of a command in the clone: this Python, the clone's own code, nothing of this run's DVC.
 
     An entry of PYTHONPATH inside the origin becomes the same folder in the clone; where the clone holds no evopipe, the
     one that runs now is found last.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "EVOPIPE_", "GIT_"))}
-    path = [clone.root / "src"] if (clone.root / "src/evopipe/__init__.py").is_file() else []
-    given = [Path(entry).resolve() for entry in kept.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    for entry in (*given, Path(evopipe.__file__).resolve().parents[1]):
-        inside = entry.is_relative_to(origin.root)
-        place = clone.root / entry.relative_to(origin.root) if inside else entry
-        if place.is_dir() or not inside:
-            path.append(place)
+    path = [Path(entry).resolve() for entry in kept.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    path.append(Path(evopipe.__file__).resolve().parents[1])
+    path = [clone.root / p.relative_to(origin.root) if p.is_relative_to(origin.root) else p for p in path]
     return kept | {
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), kept.get("PATH", os.defpath))),
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(map(str, path))),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(map(str, (clone.root / "src", *path)))),
         "DVC_NO_ANALYTICS": "1",
         "EVOPIPE_TRACKING": "off",  # what is repeated is no run that anybody wants to see
         "DVC_SITE_CACHE_DIR": str(clone.beside("site")),
