@@ -50,6 +50,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> str:
+    """Its page without parameters and film."""
+    return compose(read.read(folder), {}, NO_MOVIE)
+
+
+@pytest.fixture(scope="module")
+def filmed(folder: Path) -> str:
+    """Its page with a film."""
+    return page(folder, {"evaluate": {"steps": 40}})
+
+
 @pytest.fixture
 def copy(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "copy"))
@@ -99,8 +111,8 @@ def document(folder: Path) -> Document:
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_section_has_its_figures(folder: Path) -> None:
-    found = document(folder)
+def test_every_section_has_its_figures(plain: str) -> None:
+    found = Document(plain)
     assert [section["id"] for section in found.all("section")] == SECTIONS
     kinds = [(plot["class"] or "").split()[1] for plot in found.plots]
     for kind in ("fitness", "lineage", "mutations", "evaluation", "throughput"):
@@ -112,34 +124,31 @@ def test_every_section_has_its_figures(folder: Path) -> None:
     assert found.all("html")[0]["lang"] == "en"
 
 
-def test_it_loads_nothing_and_runs_nothing(folder: Path) -> None:
-    text = page(folder, {"evaluate": {"steps": 40}})
-    found = Document(text)
+def test_it_loads_nothing_and_runs_nothing(filmed: str) -> None:
+    found = Document(filmed)
     assert not {"script", "iframe", "object", "embed", "form", "base"} & {tag for tag, _ in found.tags}
-    assert "://" not in text
-    assert "@import" not in text
+    assert "://" not in filmed
+    assert "@import" not in filmed
     for tag, attributes in found.tags:
         assert not [name for name in attributes if name.startswith("on")], tag
         for name in ("src", "srcset", "href", "xlink:href", "poster", "data"):
             assert re.match(r"(data:|#|$)", attributes.get(name) or ""), (tag, name)
-    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", text))
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", filmed))
 
 
-def test_ids_are_unique_and_every_reference_has_its_target(folder: Path) -> None:
-    text = compose(read.read(folder), {}, NO_MOVIE)
-    found = Document(text)
+def test_ids_are_unique_and_every_reference_has_its_target(plain: str) -> None:
+    found = Document(plain)
     ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    wanted = set(re.findall(r"url\(#([^)]*)\)", text))
+    wanted = set(re.findall(r"url\(#([^)]*)\)", plain))
     wanted |= {(a.get("href") or "")[1:] for _, a in found.tags if (a.get("href") or "").startswith("#")}
     wanted |= {a["aria-labelledby"] for _, a in found.tags if "aria-labelledby" in a}
     assert wanted <= set(ids)
 
 
-def test_all_colours_are_the_pages_own(folder: Path) -> None:
+def test_all_colours_are_the_pages_own(plain: str) -> None:
     """So that light and dark serve every plot, and both define every colour."""
-    text = compose(read.read(folder), {}, NO_MOVIE)
-    style, body = text.split("</style>")
+    style, body = plain.split("</style>")
     assert not re.search(r"#[0-9a-fA-F]{6}\b|rgb\(", body)
     assert set(re.findall(r"var\(--(\w+)\)", body)) <= set(draw.PALETTE)
     light, dark = style.split("@media (prefers-color-scheme: dark)")
@@ -157,12 +166,11 @@ def test_a_colour_of_no_palette_is_refused() -> None:
             draw.svg(figure, "odd", Markup("odd"))
 
 
-def test_the_headline_is_the_evaluation(folder: Path) -> None:
-    page_text = compose(read.read(folder), {}, NO_MOVIE)
-    text = Document(page_text).text
+def test_the_headline_is_the_evaluation(folder: Path, plain: str) -> None:
+    text = Document(plain).text
     elite = json.loads((folder / "reports/evaluation.json").read_text())["elite"]
     low, high = (words.figure(end) for end in elite["interval"])
-    assert f"<dd>{words.figure(elite['mean'])}</dd>" in page_text
+    assert f"<dd>{words.figure(elite['mean'])}</dd>" in plain
     assert f"95 % interval {low} to {high}, 12 held-out episodes" in text
     assert "Training ended because all steps had been taken." in text
     assert "160k" in text  # 4 members · 8 generations · 5000 steps
@@ -217,29 +225,27 @@ def test_another_runs_files_are_refused(folder: Path) -> None:
 _PAGE = "import sys, evopipe.report.page as h; sys.stdout.write(h.page(sys.argv[1], {'evaluate': {'steps': 40}}))"
 
 
-def test_equal_files_give_equal_bytes(folder: Path) -> None:
+def test_equal_files_give_equal_bytes(folder: Path, filmed: str) -> None:
     """In another process, with other hashes, in another folder, with the user's own matplotlib settings."""
-    here = page(folder, {"evaluate": {"steps": 40}})
     matplotlibrc = folder.parent / "matplotlibrc"
     matplotlibrc.write_text("lines.linewidth: 9\nfont.size: 30\nsvg.fonttype: path\n")
     more = environment(PYTHONHASHSEED="7", MATPLOTLIBRC=str(matplotlibrc), TZ="Asia/Tokyo", OMP_NUM_THREADS="1")
     there = subprocess.run(
         [sys.executable, "-c", _PAGE, str(folder)], env=more, cwd=folder.parent, capture_output=True, check=True
     )
-    assert there.stdout.decode() == here
+    assert there.stdout.decode() == filmed
 
 
-def test_only_the_measured_part_knows_the_clock(copy: Path) -> None:
-    run = read.read(copy)
-    one = compose(run, {}, NO_MOVIE)
+def test_only_the_measured_part_knows_the_clock(folder: Path, plain: str) -> None:
+    run = read.read(folder)
     slower = tuple(replace(row, seconds=3 * row.seconds) for row in run.timing[1:])
     for timing in (slower, ()):
         other = compose(replace(run, timing=timing), {}, NO_MOVIE)
-        assert other != one
-        assert without_measured(other) == without_measured(one)
-    assert 'class="plot throughput"' in one
-    assert 'class="plot throughput"' not in without_measured(one)
-    assert without_measured(one).count("<section") == len(SECTIONS)
+        assert other != plain
+        assert without_measured(other) == without_measured(plain)
+    assert 'class="plot throughput"' in plain
+    assert 'class="plot throughput"' not in without_measured(plain)
+    assert without_measured(plain).count("<section") == len(SECTIONS)
 
 
 # --- odd runs ---------------------------------------------------------------------------------------------------------

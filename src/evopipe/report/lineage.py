@@ -6,7 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
+
+from evopipe.errors import DataError
+from evopipe.storage import safeio
 
 Key = tuple[int, int]
 """A member at the end of a generation: (generation, slot)."""
@@ -44,15 +48,19 @@ class Node:
         return not math.isfinite(self.fitness)
 
 
-def nodes(records: Sequence[Mapping[str, Any]]) -> dict[Key, Node]:
-    """Return every member at the end of every generation, in order.
-
-    Args:
-        records: the lines of `lineage.jsonl`, parsed.
+def read_nodes(path: Path) -> dict[Key, Node]:
+    """Read every member at the end of every generation, in order.
 
     Raises:
-        AttributeError, IndexError, KeyError, TypeError, ValueError: they are no lineage.
+        DataError: the file is damaged, or is no lineage.
     """
+    try:
+        return _nodes([safeio.parse_json(line, str(path)) for line in safeio.read_bytes(path).splitlines()])
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: is no lineage of a run ({error!r}); run `dvc repro train` again") from error
+
+
+def _nodes(records: Sequence[Mapping[str, Any]]) -> dict[Key, Node]:
     found: dict[Key, Node] = {}
     last_seen: dict[int, Key] = {}  # by id
     for before, record in pairwise(records):

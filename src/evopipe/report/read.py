@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from evopipe.errors import DataError, MissingInputError
-from evopipe.report.lineage import Key, Node, nodes
+from evopipe.report.lineage import Key, Node, read_nodes
 from evopipe.storage import safeio
 
 # Below the folder that the pipeline ran in; `stages/paths.py` has the same, and a test holds them together.
@@ -172,13 +172,6 @@ def read(folder: Path) -> Run:
     for path, stage in WRITERS.items():
         if not (folder / path).exists():
             raise MissingInputError(f"{folder / path}: not there; run `evopipe {stage}` or `dvc repro {stage}` first")
-    records = [
-        safeio.parse_json(line, str(folder / LINEAGE)) for line in safeio.read_bytes(folder / LINEAGE).splitlines()
-    ]
-    try:
-        members = nodes(records)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise _unlike(folder, LINEAGE, repr(error)) from error
     scores = {"elite": _json(folder, EVALUATION, _Evaluation).elite, **_json(folder, MEMBERS, dict[str, _Score])}
     episodes = _rows(folder, EPISODES, _Episode)
     held = {name: tuple(episode for episode in episodes if episode.member == name) for name in scores}
@@ -189,7 +182,7 @@ def read(folder: Path) -> Run:
     policy = safeio.read_folder(folder / ELITE, only=("policy.json",))["policy.json"]
     return Run(
         generations=_rows(folder, FITNESS, _Generation),
-        nodes=members,
+        nodes=read_nodes(folder / LINEAGE),
         summary=_json(folder, TRAIN, _Summary),
         policy=safeio.parse_json(policy, str(folder / ELITE / "policy.json")),
         elite=elite,
