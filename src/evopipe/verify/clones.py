@@ -104,9 +104,9 @@ def make_clone(origin: Origin, name: str, home: Path, cache: Path | None = None)
         "[core]\n    autostage = false\n    analytics = false\n    check_update = false\n    remote = origin\n"
         f"['remote \"origin\"']\n    url = {cache_of(origin)}\n",
     )
-    files = _git(clone.root, "ls-files", "-z", "--", "*.dvc").split("\0")[:-1]
+    files = _git(clone.project, "ls-files", "-z", "--", ":/*.dvc").split("\0")[:-1]
     if files:  # input: no stage makes it
-        pulled = dvc(clone, origin, "pull", "--quiet", *files, folder=clone.root)
+        pulled = dvc(clone, origin, "pull", "--quiet", *files)
         if pulled.returncode:
             raise MissingInputError(
                 f"verify: data that {', '.join(files)} name is not in the cache: `dvc fetch` it "
@@ -141,16 +141,10 @@ def cache_of(origin: Origin) -> Path:
     return Path(origin.root, origin.project, run.stdout.strip())
 
 
-def dvc(clone: Clone, origin: Origin, *words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command of DVC in a clone: in its pipeline's folder, or another one."""
-    return subprocess.run(
-        [sys.executable, "-m", "dvc", *words],
-        cwd=folder or clone.project,
-        env=environment(clone, origin),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def dvc(clone: Clone, origin: Origin, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of DVC in a clone's pipeline folder."""
+    words, env = (sys.executable, "-m", "dvc", *words), environment(clone, origin)
+    return subprocess.run(words, cwd=clone.project, env=env, capture_output=True, text=True, check=False)
 
 
 def environment(clone: Clone, origin: Origin) -> dict[str, str]:
