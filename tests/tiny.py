@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evopipe.__main__ import main
-from evopipe.report.html import without_measured
+from evopipe.report.page import without_measured
 from evopipe.storage.yamlio import dump_yaml, read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]

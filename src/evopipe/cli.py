@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -176,6 +177,7 @@ def play(
 ) -> None:
     """Watch a policy: in a window, or as a file."""
     settings = None if kwargs is None else _json_mapping(kwargs)
+    from evopipe import film
     from evopipe import play as player
     from evopipe.policy import load
 
@@ -189,15 +191,14 @@ def play(
             raise UsageError(f"play: {path} is a folder; give the name of a file")
     policy = load(folder)
     cfg = player.environment_of(policy, env, settings)
-    screens = [screen(path) for screen, path in ((player.Gif, gif), (player.Mp4, mp4)) if path]
-    scores = player.watch(
-        policy, cfg, screens, episodes, seed, max_steps, tell=None if context.obj.quiet else _tell_score
-    )
+    films = {path: partial(write, path) for write, path in ((film.gif, gif), (film.mp4, mp4)) if path}
+    tell = None if context.obj.quiet else _tell_score
+    scores = player.watch(policy, cfg, list(films.values()), episodes, seed, max_steps, tell)
     if scores and not context.obj.quiet:
         mean = sum(score.total for score in scores) / len(scores)
         typer.echo(f"{cfg.id}: mean return {mean:.1f} of {len(scores)} episode{'s' * (len(scores) > 1)}")
-        for screen in screens:
-            typer.echo(f"written: {screen.path}")
+        for path in films:
+            typer.echo(f"written: {path}")
 
 
 def _tell_score(score: Score) -> None:
@@ -225,14 +226,11 @@ def verify(
         if not context.obj.quiet:
             typer.echo(sentence, err=True)
 
-    if lock:
-        result = run.committed_lock(pipeline, tolerance, keep, tell, warn)
-    else:
-        result = run.two_clones(pipeline, jobs, keep, tell, warn)
-    if not context.obj.quiet:
-        typer.echo("\n".join(result.lines))
-    if result.problem:
-        raise run.NotReproduced(result.problem)
+    def show(table: str) -> None:
+        if not context.obj.quiet:
+            typer.echo(table)
+
+    run.verify(pipeline, lock, jobs, tolerance, keep, show, tell, warn)
 
 
 @app.command()
@@ -353,15 +351,14 @@ def gpu_check(
     """Compare graphs with eager code and the GPU with the CPU, and time both ways."""
     if device not in ("cuda", "cpu"):
         raise UsageError(f"gpu check: --device must be cuda or cpu, got {device!r}")
-    from evopipe import gpu
+    from evopipe.verify import gpu
 
     def tell(finding: gpu.Finding) -> None:
         if not context.obj.quiet:
             verdict = {True: "ok", False: "BAD", None: ""}[finding.good]
             typer.echo(f"{finding.algo:8} {finding.what:44} {verdict:4} {finding.result}".rstrip())
 
-    found = gpu.check(algo or (), gpu.find_device(device), gpu.Size(members=members), repeats, tell)
-    gpu.refuse(found)
+    gpu.check(algo or (), gpu.find_device(device), gpu.Size(members=members), repeats, tell)
 
 
 @track_app.command("sync")

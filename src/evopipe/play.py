@@ -1,17 +1,13 @@
-"""A policy at play: frames of an episode, a GIF, an MP4, or a window to watch."""
+"""A policy at play: the frames of an episode, films, or a window to watch."""
 
 from __future__ import annotations
 
 import contextlib
-import io
-import itertools
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,12 +15,12 @@ from evopipe.envs.make import ActionSpace, EnvConfig, make_env
 from evopipe.envs.observations import ObservationSpace
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, UsageError
 from evopipe.policy import Policy
-from evopipe.storage import safeio
 
 if TYPE_CHECKING:
     import gymnasium
     import numpy.typing as npt
-    from PIL import Image
+
+    from evopipe.film import Film
 
 FPS = 30
 """Frames a second where the environment's metadata names no `render_fps`."""
@@ -32,7 +28,6 @@ FPS = 30
 LIMIT = 10_000
 """Steps of an episode where neither the environment nor the caller sets a limit."""
 
-_GIF_WIDTH, _GIF_FPS = 400, 30
 _UNSEEN = ("dummy", "offscreen", "evdev")
 _SILENT = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
 
@@ -88,30 +83,26 @@ def play(policy: Policy, seed: int = 0, max_steps: int | None = None) -> Playbac
     """
     cfg = environment_of(policy)
     with _without_display(), _opened(cfg, policy, "rgb_array") as env:
-        played = [(_draw(env, cfg), moment) for moment in _episode(env, cfg, policy, seed, max_steps)]
-        return Playback(
-            frames=[frame for frame, _ in played],
-            rewards=[moment.reward for _, moment in played[1:]],
-            fps=_fps(env),
-            terminated=played[-1][1].terminated,
-        )
+        played = [(_draw(env, cfg), *moment) for moment in _episode(env, cfg, policy, seed, max_steps)]
+        frames, rewards, ended = zip(*played, strict=True)
+        return Playback(list(frames), list(rewards[1:]), _fps(env), ended[-1])
 
 
 def watch(
     policy: Policy,
     cfg: EnvConfig,
-    screens: Sequence[Screen] = (),
+    films: Sequence[Film] = (),
     episodes: int = 1,
     seed: int = 0,
     max_steps: int | None = None,
     tell: Callable[[Score], None] | None = None,
 ) -> list[Score]:
-    """Play greedy episodes in a window or onto screens.
+    """Play greedy episodes in a window or onto films.
 
     Args:
         policy: who plays.
         cfg: where.
-        screens: what receives the frames; none: a window, at the environment's own speed.
+        films: what receives the frames, see `evopipe.film`; none: a window, at the environment's own speed.
         episodes: how many; their seeds are `seed`, `seed + 1`, …
         seed: of the first.
         max_steps: step cap of an episode; None: the environment's own, or `LIMIT`.
@@ -121,47 +112,30 @@ def watch(
         one score an episode; fewer where the window was closed.
 
     Raises:
-        UsageError: there is no display to open a window on.
-        DiskError: a screen's file cannot be written.
+        UsageError: there is no display to open a window on, or a film needs what is not installed.
+        DiskError: a film cannot be written.
         EvopipeError: as `play`.
     """
     scores: list[Score] = []
-    display = _without_display() if screens else contextlib.nullcontext()
-    with contextlib.ExitStack() as stack, display, _opened(cfg, policy, "rgb_array" if screens else "human") as env:
-        for screen in screens:
-            stack.callback(screen.close)
-            screen.begin(_fps(env))
+    with contextlib.ExitStack() as stack:
+        if films:
+            stack.enter_context(_without_display())
+        env = stack.enter_context(_opened(cfg, policy, "rgb_array" if films else "human"))
+        shows = [stack.enter_context(film(_fps(env))) for film in films]
         for number in range(seed, seed + episodes):
-            score = _watch_one(env, cfg, policy, screens, number, max_steps)
-            if score is None:
-                break
-            scores.append(score)
+            rewards = []
+            for reward, _ in _episode(env, cfg, policy, number, max_steps):
+                rewards.append(reward)
+                if films:
+                    frame = _draw(env, cfg)
+                    for show in shows:
+                        show(frame)
+                elif _window_closed():
+                    return scores
+            scores.append(Score(number, sum(rewards), len(rewards) - 1))
             if tell is not None:
-                tell(score)
-        for screen in screens:
-            screen.save()
+                tell(scores[-1])
     return scores
-
-
-def _watch_one(
-    env: gymnasium.Env[Any, Any],
-    cfg: EnvConfig,
-    policy: Policy,
-    screens: Sequence[Screen],
-    seed: int,
-    max_steps: int | None,
-) -> Score | None:
-    """Play one episode; None where its window was closed."""
-    rewards = []
-    for moment in _episode(env, cfg, policy, seed, max_steps):
-        if screens:
-            frame = _draw(env, cfg)
-            for screen in screens:
-                screen.show(frame)
-        elif _window_closed():
-            return None
-        rewards.append(moment.reward)
-    return Score(seed, sum(rewards), len(rewards) - 1)
 
 
 def environment_of(policy: Policy, env_id: str | None = None, kwargs: Mapping[str, Any] | None = None) -> EnvConfig:
@@ -199,26 +173,20 @@ def has_display() -> bool:
 # --- the episode ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    reward: float
-    terminated: bool
-
-
 def _episode(
     env: gymnasium.Env[Any, Any], cfg: EnvConfig, policy: Policy, seed: int, max_steps: int | None
-) -> Iterator[_Moment]:
-    """Play one episode: a moment after the reset and one after each step."""
+) -> Iterator[tuple[float, bool]]:
+    """Play one episode: after the reset and after each step, the reward and whether an end state is reached."""
     with _explained(cfg):
         obs, info = env.reset(seed=seed)
-    yield _Moment(0.0, False)
+    yield 0.0, False
     memory = None
     for _ in range(max_steps or LIMIT):
         action, memory = policy.step(obs, memory, info.get("action_mask"))
         action = int(action) if policy.action_space.kind == "discrete" else action
         with _explained(cfg):
             obs, reward, terminated, truncated, info = env.step(action)
-            moment = _Moment(float(reward), bool(terminated))
+            moment = float(reward), bool(terminated)
         yield moment
         if terminated or truncated:
             return
@@ -274,18 +242,13 @@ def _make(cfg: EnvConfig, mode: str) -> gymnasium.Env[Any, Any]:
 
 
 def _check_fit(env: gymnasium.Env[Any, Any], policy: Policy, cfg: EnvConfig) -> None:
-    actions = ActionSpace.of(env.action_space)
-    found = ObservationSpace.of(env.observation_space).size, actions.size
-    expected = policy.observations, policy.actions
-    if found != expected:
+    actions, own = ActionSpace.of(env.action_space), policy.action_space
+    found = f"{ObservationSpace.of(env.observation_space).size} observations and {actions.size} {actions.kind} actions"
+    wanted = f"{policy.observations} observations and {policy.actions} {own.kind} actions"
+    if found != wanted:
         raise DataError(
-            f"environment {cfg.id!r} has {found[0]} observations and {found[1]} actions, the policy {expected[0]} "
-            f"and {expected[1]}; play it in the environment that it was trained in"
-        )
-    if actions.kind != policy.action_space.kind:
-        raise DataError(
-            f"environment {cfg.id!r} has {actions.kind} actions, the policy {policy.action_space.kind} ones; play it "
-            "in the environment that it was trained in"
+            f"environment {cfg.id!r} has {found}, the policy {wanted}; play it in the environment that it was trained "
+            "in"
         )
 
 
@@ -309,16 +272,14 @@ def _draw(env: gymnasium.Env[Any, Any], cfg: EnvConfig) -> npt.NDArray[np.uint8]
 @contextlib.contextmanager
 def _without_display() -> Iterator[None]:
     """Let SDL, in which many environments draw, start without display and sound."""
-    before = {name: os.environ.get(name) for name in _SILENT}
+    before = {name: os.environ[name] for name in _SILENT if name in os.environ}
     os.environ.update(_SILENT)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in _SILENT:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _window_closed() -> bool:
@@ -333,120 +294,3 @@ def _window_closed() -> bool:
     if pygame.display.get_driver() in _UNSEEN:
         raise UsageError("play: no window can be opened on the display named here; write a file with --gif or --mp4")
     return bool(pygame.event.peek(pygame.QUIT))
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-class Screen(Protocol):
-    """Receives frames: `begin` once, `show` each, `save` after the last; `close` always."""
-
-    def begin(self, fps: int) -> None: ...
-    def show(self, frame: npt.NDArray[np.uint8]) -> None: ...
-    def save(self) -> None: ...
-    def close(self) -> None: ...
-
-
-@dataclass
-class Gif:
-    """An animated GIF at most 400 pixels wide. Its clock ticks 100 times a second and viewers slow down what is too
-    fast for them, so frames beyond 30 a second are left out."""
-
-    path: Path
-    _images: list[Image.Image] = field(default_factory=list)
-    _fps: int = FPS
-    _every: int = 1
-    _seen: int = 0
-
-    def begin(self, fps: int) -> None:
-        """Take the number of frames a second."""
-        self._fps, self._every = fps, -(-fps // _GIF_FPS)
-
-    def show(self, frame: npt.NDArray[np.uint8]) -> None:
-        """Keep a frame `[H, W, 3]`, or leave it out."""
-        from PIL import Image
-
-        self._seen += 1
-        if (self._seen - 1) % self._every:
-            return
-        image = Image.fromarray(frame)
-        if image.width > _GIF_WIDTH:
-            height = max(1, round(image.height * _GIF_WIDTH / image.width))
-            image = image.resize((_GIF_WIDTH, height), Image.Resampling.BILINEAR)
-        self._images.append(image.quantize(128, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE))
-
-    def save(self) -> None:
-        """Write the file.
-
-        Raises:
-            DiskError: it cannot be written.
-        """
-        buffer = io.BytesIO()
-        first, *rest = self._images
-        # The times of the frames are rounded, not the gaps: errors do not add up.
-        times = [round(100 * self._every * number / self._fps) for number in range(len(self._images) + 1)]
-        gaps = [10 * (b - a) for a, b in itertools.pairwise(times)]
-        first.save(buffer, "GIF", save_all=True, append_images=rest, duration=gaps, loop=0, optimize=False)
-        safeio.write_bytes(self.path, buffer.getvalue())
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class Mp4:
-    """An H.264 film in full size, by the `ffmpeg` that imageio-ffmpeg brings.
-
-    Raises:
-        UsageError: the extra `video` is not installed.
-    """
-
-    def __init__(self, path: Path) -> None:
-        try:
-            import imageio_ffmpeg  # noqa: F401
-        except ImportError:
-            raise UsageError('MP4 needs the extra `video`: pip install "evopipe[video]"; GIF needs none') from None
-        self.path, self._fps = path, FPS
-        self._folder = tempfile.TemporaryDirectory(prefix="evopipe-film-")
-        self._film: Any = None
-
-    def begin(self, fps: int) -> None:
-        """Take the number of frames a second."""
-        self._fps = fps
-
-    def show(self, frame: npt.NDArray[np.uint8]) -> None:
-        """Hand a frame `[H, W, 3]` to the encoder."""
-        height, width = frame.shape[:2]
-        even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")  # the codec halves both
-        if self._film is None:
-            self._film = self._encoder(even.shape[1], even.shape[0])
-        self._film.send(np.ascontiguousarray(even))
-
-    def _encoder(self, width: int, height: int) -> Any:
-        import imageio_ffmpeg
-
-        film = imageio_ffmpeg.write_frames(
-            str(Path(self._folder.name, "film.mp4")),
-            (width, height),
-            fps=self._fps,
-            macro_block_size=1,
-            ffmpeg_log_level="error",
-            output_params=["-movflags", "+faststart"],
-        )
-        film.send(None)
-        return film
-
-    def save(self) -> None:
-        """Write the file.
-
-        Raises:
-            DiskError: it cannot be written.
-        """
-        if self._film is not None:
-            self._film.close()
-        safeio.write_bytes(self.path, Path(self._folder.name, "film.mp4").read_bytes())
-
-    def close(self) -> None:
-        """End the encoder and remove what it left."""
-        if self._film is not None:
-            self._film.close()
-        self._folder.cleanup()

@@ -133,6 +133,27 @@ def test_an_out_that_depends_on_its_folder_is_found(tmp_path: Path) -> None:
     assert not list((kept / "A/.dvc").glob("cache/files/*"))
 
 
+def test_committed_content_comes_from_git_and_the_cache(tmp_path: Path) -> None:
+    """Below an out that differs stands where; below one whose committed content neither has, nothing."""
+    folder = drawing(tmp_path / "project", "os.urandom(8).hex()")
+    more = "for name in ('kept', 'lost'): pathlib.Path(name).write_text(os.urandom(8).hex())"
+    (folder / "draw.py").write_text((folder / "draw.py").read_text() + more)
+    text = (folder / "dvc.yaml").read_text()
+    (folder / "dvc.yaml").write_text(
+        text.replace("outs: [data/drawn]", "outs: [data/drawn, lost]\n    metrics: [{kept: {cache: false}}]")
+    )
+    subprocess.run([sys.executable, "-m", "dvc", "repro", "-q"], cwd=folder, env=environ(), check=True, timeout=300)
+    commit(folder)
+    lost = compare.read_lock(folder).outs["lost"].md5
+    (folder / ".dvc/cache/files/md5" / lost[:2] / lost[2:]).unlink()
+    answer = verify(folder, "--lock")
+    assert answer.code == 65, answer
+    assert rows(answer) == dict.fromkeys(("data/drawn", "kept", "lost"), "DIFFERENT") | {"sum.txt": "same"}
+    told = [line for line in answer.out.splitlines() if line.split()[1:2] == ["draw"] or line.startswith("    ")]
+    assert [line.split()[0] for line in told] == ["data/drawn", "a.txt:", "kept", "line", "lost"]
+    assert f"    line 1: {(folder / 'kept').read_text()} | " in answer.out
+
+
 def test_a_stage_that_fails_says_so(tmp_path: Path) -> None:
     folder = drawing(tmp_path / "project", "os._exit(7)")
     answer = verify(folder)

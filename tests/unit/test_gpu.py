@@ -12,17 +12,18 @@ import pytest
 import torch
 
 from device import DEVICE, Device, Remote
-from evopipe import algos, gpu
+from evopipe import algos
 from evopipe.core import population
 from evopipe.errors import ResourceError, UsageError
+from evopipe.verify import gpu
 from tiny import call
 
 SMALL = gpu.Size(members=3, envs=2, updates=2)
 CPU = torch.device("cpu")
 
 
-def found(device: torch.device) -> list[gpu.Finding]:
-    return gpu.check(["dqn"], device, SMALL, repeats=1, tell=lambda _: None)
+def check(device: torch.device, found: list[gpu.Finding]) -> None:
+    gpu.check(["dqn"], device, SMALL, repeats=1, tell=found.append)
 
 
 @pytest.fixture
@@ -64,10 +65,10 @@ def test_wrong_words_are_refused_with_a_sentence(tmp_path: Path) -> None:
 
 
 def test_another_device_that_computes_the_same_is_good(grouped_like_a_gpu: None) -> None:
+    seen: list[gpu.Finding] = []
     with Device():
-        seen = found(DEVICE)
+        check(DEVICE, seen)
     assert [f.good for f in seen] == [True] * 6 + [None] * 2
-    gpu.refuse(seen)
     apart = [f.result for f in seen if "apart" in f.result]
     assert len(apart) == 3
     assert apart[2] != "0.0e+00 of the largest apart, 1e-03 allowed" or torch.cuda.is_available()
@@ -84,13 +85,12 @@ class Faulty(Device):
 
 
 def test_a_device_that_computes_something_else_is_refused(grouped_like_a_gpu: None) -> None:
-    with Faulty():
-        seen = found(DEVICE)
+    seen: list[gpu.Finding] = []
+    with Faulty(), pytest.raises(gpu.DeviceDisagrees) as raised:
+        check(DEVICE, seen)
     bad = [f.what for f in seen if f.good is False]
     assert "values are the CPU's" in bad
     assert "fixed buffers compute what eager code does" not in bad
-    with pytest.raises(gpu.DeviceDisagrees) as raised:
-        gpu.refuse(seen)
     assert raised.value.exit_code == 65
     assert str(raised.value).startswith("dqn: values are the CPU's: ")
     assert str(raised.value).endswith("until it agrees")

@@ -33,7 +33,7 @@ from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import run as drive
 from evopipe.run.spec import Spec, first_members, go_on
 from evopipe.storage.dataset import Transitions
-from evopipe.track.base import Generation, Message, Progress, Tracker
+from evopipe.track.events import Generation, Message, Progress, Tracker
 from populations import LONG, advance, close_generation, equal_states, finish, plant_weight, same
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,8 @@ from evopipe.core import population
 from evopipe.core.networks import Arch, Block, initialise
 from evopipe.core.population import Member
 from evopipe.errors import DataError, DiskError, EnvironmentFailed, ParamsError, UsageError
-from evopipe.play import CannotRender, Gif, Mp4, Score, environment_of, watch
+from evopipe.film import gif, mp4
+from evopipe.play import CannotRender, Score, environment_of, watch
 from evopipe.policy import Policy
 from evopipe.rng import Purpose
 from evopipe.types import Spaces
@@ -122,10 +124,10 @@ def test_an_environment_that_raises(tmp_path: Path) -> None:
 
 def test_the_environment_must_be_named_and_fit(tmp_path: Path) -> None:
     elite = cartpole(tmp_path)
-    with pytest.raises(DataError, match="has 6 observations and 3 actions, the policy 4 and 2; play it in"):
-        watch(elite, environment_of(elite, "Acrobot-v1"), [Gif(tmp_path / "a.gif")])
+    with pytest.raises(DataError, match="has 6 observations and 3 discrete actions, the policy 4 observations and 2 "):
+        watch(elite, environment_of(elite, "Acrobot-v1"), [partial(gif, tmp_path / "a.gif")])
     with pytest.raises(ParamsError, match="CartPol-v1"):
-        watch(elite, environment_of(elite, "CartPol-v1"), [Gif(tmp_path / "a.gif")])
+        watch(elite, environment_of(elite, "CartPol-v1"), [partial(gif, tmp_path / "a.gif")])
     del elite.about["env"]
     with pytest.raises(DataError, match="names no environment"):
         play.play(elite)
@@ -146,22 +148,24 @@ def test_another_environment_or_other_arguments(tmp_path: Path) -> None:
 def test_a_gif_plays_at_the_environments_speed(tmp_path: Path) -> None:
     elite = cartpole(tmp_path)
     told: list[Score] = []
-    scores = watch(elite, environment_of(elite), [Gif(tmp_path / "new/a.gif")], episodes=3, seed=5, tell=told.append)
+    scores = watch(
+        elite, environment_of(elite), [partial(gif, tmp_path / "new/a.gif")], episodes=3, seed=5, tell=told.append
+    )
     assert told == scores
     assert [score.seed for score in scores] == [5, 6, 7]
     assert scores[0].total == scores[0].steps == play.play(elite, seed=5).total
-    with Image.open(tmp_path / "new/a.gif") as gif:
-        assert gif.size == (400, 267)
-        assert gif.info["loop"] == 0
-        frames, seconds = gif.n_frames, 0.0
+    with Image.open(tmp_path / "new/a.gif") as image:
+        assert image.size == (400, 267)
+        assert image.info["loop"] == 0
+        frames, seconds = image.n_frames, 0.0
         for number in range(frames):
-            gif.seek(number)
-            seconds += gif.info["duration"] / 1000
+            image.seek(number)
+            seconds += image.info["duration"] / 1000
     drawn = sum(score.steps + 1 for score in scores)
     assert frames <= (drawn + 1) // 2  # 25 of 50 a second; equal ones are joined
     assert seconds == pytest.approx(drawn / 50, abs=0.05)
     first = (tmp_path / "new/a.gif").read_bytes()
-    watch(elite, environment_of(elite), [Gif(tmp_path / "b.gif")], episodes=3, seed=5)
+    watch(elite, environment_of(elite), [partial(gif, tmp_path / "b.gif")], episodes=3, seed=5)
     assert (tmp_path / "b.gif").read_bytes() == first
 
 
@@ -170,7 +174,7 @@ def test_a_film_holds_every_frame(tmp_path: Path) -> None:
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
     elite = picture(tmp_path, "Drawn")
     path = tmp_path / "a.mp4"
-    scores = watch(elite, environment_of(elite), [Mp4(path), Gif(tmp_path / "a.gif")], episodes=2)
+    scores = watch(elite, environment_of(elite), [partial(mp4, path), partial(gif, tmp_path / "a.gif")], episodes=2)
     assert [(score.total, score.steps) for score in scores] == [(10.0, 10)] * 2
     film = imageio_ffmpeg.read_frames(str(path))
     about = next(film)
@@ -179,21 +183,20 @@ def test_a_film_holds_every_frame(tmp_path: Path) -> None:
     assert (tmp_path / "a.gif").exists()
 
 
-def test_a_failed_run_writes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_run_writes_nothing_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("imageio_ffmpeg")
     elite = picture(tmp_path, "Breaks")
-    film = Mp4(tmp_path / "a.mp4")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(EnvironmentFailed):
-        watch(elite, environment_of(elite), [film, Gif(tmp_path / "a.gif")])
+        watch(elite, environment_of(elite), [partial(mp4, tmp_path / "a.mp4"), partial(gif, tmp_path / "a.gif")])
     assert [path.name for path in tmp_path.iterdir()] == ["elite"]
-    assert not Path(film._folder.name).exists()
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     elite = picture(tmp_path, "Drawn")
     with pytest.raises(DiskError):
-        watch(elite, environment_of(elite), [Gif(tmp_path / "taken/a.gif")])
+        watch(elite, environment_of(elite), [partial(gif, tmp_path / "taken/a.gif")])
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

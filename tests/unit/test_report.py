@@ -19,15 +19,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 from PIL import Image
 
 import rendering_envs  # noqa: F401  # registers them
 from evopipe.errors import DataError, MissingInputError
+from evopipe.film import Frames
 from evopipe.play import Score
 from evopipe.report import draw, figures, read, words
-from evopipe.report.html import compose, page, without_measured
-from evopipe.report.movie import BUDGET, FRAMES, Camera, Movie, film
-from evopipe.report.read import Node, Run
+from evopipe.report.lineage import Node
+from evopipe.report.movie import BUDGET, FRAMES, WIDTH, Movie, develop, film
+from evopipe.report.page import compose, page, without_measured
+from evopipe.report.read import Run
 from evopipe.stages import paths, report
 from evopipe.stages.train import TIMING, _write_timing
 from evopipe.track.events import End, Generation, JsonlSink, Progress, Start
@@ -44,6 +47,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     write_run(folder, members=4, generations=8, diverge=0.1, episodes=12)
     return folder
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> str:
+    """Its page without parameters and film."""
+    return compose(read.read(folder), {}, NO_MOVIE)
+
+
+@pytest.fixture(scope="module")
+def filmed(folder: Path) -> str:
+    """Its page with a film."""
+    return page(folder, {"evaluate": {"steps": 40}})
 
 
 @pytest.fixture
@@ -95,8 +110,8 @@ def document(folder: Path) -> Document:
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_section_has_its_figures(folder: Path) -> None:
-    found = document(folder)
+def test_every_section_has_its_figures(plain: str) -> None:
+    found = Document(plain)
     assert [section["id"] for section in found.all("section")] == SECTIONS
     kinds = [(plot["class"] or "").split()[1] for plot in found.plots]
     for kind in ("fitness", "lineage", "mutations", "evaluation", "throughput"):
@@ -108,41 +123,38 @@ def test_every_section_has_its_figures(folder: Path) -> None:
     assert found.all("html")[0]["lang"] == "en"
 
 
-def test_it_loads_nothing_and_runs_nothing(folder: Path) -> None:
-    text = page(folder, {"evaluate": {"steps": 40}})
-    found = Document(text)
+def test_it_loads_nothing_and_runs_nothing(filmed: str) -> None:
+    found = Document(filmed)
     assert not {"script", "iframe", "object", "embed", "form", "base"} & {tag for tag, _ in found.tags}
-    assert "://" not in text
-    assert "@import" not in text
+    assert "://" not in filmed
+    assert "@import" not in filmed
     for tag, attributes in found.tags:
         assert not [name for name in attributes if name.startswith("on")], tag
         for name in ("src", "srcset", "href", "xlink:href", "poster", "data"):
             assert re.match(r"(data:|#|$)", attributes.get(name) or ""), (tag, name)
-    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", text))
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", filmed))
 
 
-def test_ids_are_unique_and_every_reference_has_its_target(folder: Path) -> None:
-    text = compose(read.read(folder), {}, NO_MOVIE)
-    found = Document(text)
+def test_ids_are_unique_and_every_reference_has_its_target(plain: str) -> None:
+    found = Document(plain)
     ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    wanted = set(re.findall(r"url\(#([^)]*)\)", text))
+    wanted = set(re.findall(r"url\(#([^)]*)\)", plain))
     wanted |= {(a.get("href") or "")[1:] for _, a in found.tags if (a.get("href") or "").startswith("#")}
     wanted |= {a["aria-labelledby"] for _, a in found.tags if "aria-labelledby" in a}
     assert wanted <= set(ids)
 
 
-def test_all_colours_are_the_pages_own(folder: Path) -> None:
+def test_all_colours_are_the_pages_own(plain: str) -> None:
     """So that light and dark serve every plot, and both define every colour."""
-    text = compose(read.read(folder), {}, NO_MOVIE)
-    style, body = text.split("</style>")
+    style, body = plain.split("</style>")
     assert not re.search(r"#[0-9a-fA-F]{6}\b|rgb\(", body)
     assert set(re.findall(r"var\(--(\w+)\)", body)) <= set(draw.PALETTE)
     light, dark = style.split("@media (prefers-color-scheme: dark)")
     for name in draw.PALETTE:
         assert f"--{name}: #" in light
         assert f"--{name}: #" in dark.partition("* {")[0]
-    assert all(f"--{name}: {colour};" in light for name, colour in draw.PALETTE.items())
+    assert draw.PALETTE["elite"] == "#cf4a1f"
 
 
 def test_a_colour_of_no_palette_is_refused() -> None:
@@ -150,15 +162,14 @@ def test_a_colour_of_no_palette_is_refused() -> None:
         figure, axes = draw.canvas(100, 100, (10, 10, 10, 10))
         axes.plot([0, 1], [0, 1], color="#123456")
         with pytest.raises(KeyError):
-            draw.svg(figure, "odd", "odd")
+            draw.svg(figure, "odd", Markup("odd"))
 
 
-def test_the_headline_is_the_evaluation(folder: Path) -> None:
-    page_text = compose(read.read(folder), {}, NO_MOVIE)
-    text = Document(page_text).text
+def test_the_headline_is_the_evaluation(folder: Path, plain: str) -> None:
+    text = Document(plain).text
     elite = json.loads((folder / "reports/evaluation.json").read_text())["elite"]
     low, high = (words.figure(end) for end in elite["interval"])
-    assert f"<dd>{words.figure(elite['mean'])}</dd>" in page_text
+    assert f"<dd>{words.figure(elite['mean'])}</dd>" in plain
     assert f"95 % interval {low} to {high}, 12 held-out episodes" in text
     assert "Training ended because all steps had been taken." in text
     assert "160k" in text  # 4 members · 8 generations · 5000 steps
@@ -210,32 +221,30 @@ def test_another_runs_files_are_refused(folder: Path) -> None:
 
 # --- the same bytes ---------------------------------------------------------------------------------------------------
 
-_PAGE = "import sys, evopipe.report.html as h; sys.stdout.write(h.page(sys.argv[1], {'evaluate': {'steps': 40}}))"
+_PAGE = "import sys, evopipe.report.page as h; sys.stdout.write(h.page(sys.argv[1], {'evaluate': {'steps': 40}}))"
 
 
-def test_equal_files_give_equal_bytes(folder: Path) -> None:
+def test_equal_files_give_equal_bytes(folder: Path, filmed: str) -> None:
     """In another process, with other hashes, in another folder, with the user's own matplotlib settings."""
-    here = page(folder, {"evaluate": {"steps": 40}})
     matplotlibrc = folder.parent / "matplotlibrc"
     matplotlibrc.write_text("lines.linewidth: 9\nfont.size: 30\nsvg.fonttype: path\n")
     more = environment(PYTHONHASHSEED="7", MATPLOTLIBRC=str(matplotlibrc), TZ="Asia/Tokyo", OMP_NUM_THREADS="1")
     there = subprocess.run(
         [sys.executable, "-c", _PAGE, str(folder)], env=more, cwd=folder.parent, capture_output=True, check=True
     )
-    assert there.stdout.decode() == here
+    assert there.stdout.decode() == filmed
 
 
-def test_only_the_measured_part_knows_the_clock(copy: Path) -> None:
-    run = read.read(copy)
-    one = compose(run, {}, NO_MOVIE)
+def test_only_the_measured_part_knows_the_clock(folder: Path, plain: str) -> None:
+    run = read.read(folder)
     slower = tuple(replace(row, seconds=3 * row.seconds) for row in run.timing[1:])
     for timing in (slower, ()):
         other = compose(replace(run, timing=timing), {}, NO_MOVIE)
-        assert other != one
-        assert without_measured(other) == without_measured(one)
-    assert 'class="plot throughput"' in one
-    assert 'class="plot throughput"' not in without_measured(one)
-    assert without_measured(one).count("<section") == len(SECTIONS)
+        assert other != plain
+        assert without_measured(other) == without_measured(plain)
+    assert 'class="plot throughput"' in plain
+    assert 'class="plot throughput"' not in without_measured(plain)
+    assert without_measured(plain).count("<section") == len(SECTIONS)
 
 
 # --- odd runs ---------------------------------------------------------------------------------------------------------
@@ -342,7 +351,7 @@ def test_the_names_of_files_are_the_stages_own() -> None:
 
 
 def node(key: tuple[int, int], number: int, parent: tuple[int, int] | None, fitness: float, kind: str = "none") -> Node:
-    return Node(key, number, parent, fitness, math.nan, kind, "", False, "8 ReLU", {"lr": 1e-3}, {"latent units": 8.0})
+    return Node(key, number, parent, fitness, math.nan, kind, "", False, "8 ReLU", {"lr": 1e-3, "latent units": 8.0})
 
 
 def run_of(folder: Path, nodes: list[Node]) -> Run:
@@ -384,11 +393,11 @@ def test_what_mutations_paid(folder: Path) -> None:
 def test_the_elites_line(folder: Path) -> None:
     """From the lineage alone: the same line as the elite's own record has."""
     run = read.read(folder)
-    elite = run.summary["elite"]
-    assert run.descent[-1].key[0] == elite["generation"]
-    assert run.descent[-1].id == elite["id"]
+    elite = run.summary.elite
+    assert run.descent[-1].key[0] == elite.generation
+    assert run.descent[-1].id == elite.id
     assert run.descent[0].key[0] == 1
-    assert [n.key[0] for n in run.descent] == list(range(1, elite["generation"] + 1))
+    assert [n.key[0] for n in run.descent] == list(range(1, elite.generation + 1))
     ids = list(dict.fromkeys(n.id for n in reversed(run.descent)))
     assert ids == [birth["id"] for birth in run.policy["lineage"]]
     kinds = {
@@ -405,7 +414,7 @@ def test_what_varies_is_plotted_and_the_rest_is_listed(folder: Path) -> None:
     assert all(len(set(column.values())) > 1 for column in varying.values())
     assert {"gamma", "tau", "layer norm"} <= constant.keys()
     names = varying.keys() | constant.keys()
-    assert {"lr", "batch_size", "learn_step", "activation", "encoder layers", "encoder units", "latent units"} <= names
+    assert {"lr", "batch size", "learn step", "activation", "encoder layers", "encoder units", "latent units"} <= names
 
 
 def test_far_values_do_not_squeeze_the_rest() -> None:
@@ -483,12 +492,12 @@ def test_timing_where_the_log_lost_lines(tmp_path: Path) -> None:
 
 
 def shot(frames: int, size: tuple[int, int] = (60, 40), fps: int = 50, noise: bool = False) -> Movie:
-    chance, camera = np.random.default_rng(0), Camera()
-    camera.begin(fps)
-    for number in range(frames):
-        picture = np.full((size[1], size[0], 3), 37 * number % 250, np.uint8)
-        camera.show(chance.integers(0, 255, picture.shape, np.uint8) if noise else picture)
-    return camera.develop(Score(3, 1.5, frames - 1))
+    chance, kept = np.random.default_rng(0), Frames(WIDTH, FRAMES)
+    with kept.begin(fps) as show:
+        for number in range(frames):
+            picture = np.full((size[1], size[0], 3), 37 * number % 250, np.uint8)
+            show(chance.integers(0, 255, picture.shape, np.uint8) if noise else picture)
+    return develop(kept, Score(3, 1.5, frames - 1))
 
 
 def test_a_short_film_runs_at_the_environments_pace() -> None:
@@ -523,7 +532,7 @@ def test_the_film_is_of_a_held_out_episode(folder: Path) -> None:
     one, two = (film(folder / "models/elite", run.elite, 60) for _ in range(2))
     assert isinstance(one, Movie)
     assert one == two
-    assert one.seed in run.elite.seeds
+    assert one.seed in {episode.seed for episode in run.elite.episodes}
     assert one.steps == 60
     assert one.cut
     text = compose(run, {}, one)

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from evopipe.errors import DataError, MissingInputError, UsageError
-from evopipe.report.html import without_measured
+from evopipe.report.page import without_measured
 from evopipe.storage import safeio
 from evopipe.storage.yamlio import dump_yaml
-from evopipe.verify import clones, compare, lock
+from evopipe.verify import clones, compare
 from evopipe.verify.clones import Clone, Origin
 from evopipe.verify.compare import Row
 from tiny import ROOT, call
@@ -114,7 +114,7 @@ def test_files_that_only_one_has_and_bytes(tmp_path: Path) -> None:
         (two / f"data/set/{number}.txt").write_text("a\nb\n")
     told = compare.differences(one / "data/set", two / "data/set")
     assert told[-1] == "and 14 more files"
-    assert told[1] == "0.txt: 1 and 2 lines"
+    assert told[1] == "0.txt: line 2:  | b"
 
 
 def test_the_report_is_compared_without_its_measured_section(tmp_path: Path) -> None:
@@ -151,10 +151,7 @@ def test_locks_that_cannot_be_read(tmp_path: Path) -> None:
 
 def against(tmp_path: Path, there: Mapping[str, str], here: Mapping[str, str], tolerance: float = 0.1) -> list[Row]:
     """Compare two runs as with a committed lock whose outs are all at hand."""
-    committed = run_of(tmp_path / "there", **there)
-    fresh = run_of(tmp_path / "here", **here)
-    found = compare.read_lock(committed)
-    return lock.compare(found, {path: committed / path for path in found.outs}, fresh, tolerance)
+    return compare.compare(run_of(tmp_path / "there", **there), run_of(tmp_path / "here", **here), tolerance)
 
 
 def test_what_depends_on_training_is_learned(tmp_path: Path) -> None:
@@ -208,30 +205,14 @@ def test_outs_before_training_must_be_the_same(tmp_path: Path) -> None:
 
 
 def test_a_committed_score_that_is_not_to_be_had(tmp_path: Path) -> None:
-    found = compare.read_lock(run_of(tmp_path / "there"))
+    committed = run_of(tmp_path / "there")
     fresh = run_of(tmp_path / "here", reports__evaluation_json=score(101.0))
-    with pytest.raises(MissingInputError, match="neither in git nor in the cache: `dvc fetch` it"):
-        lock.compare(found, {}, fresh, 0.1)
     (fresh / "reports/evaluation.json").write_text("{}")
     with pytest.raises(DataError, match="has no score of the elite"):
-        lock.compare(found, {path: tmp_path / "there" / path for path in found.outs}, fresh, 0.1)
-
-
-def test_committed_content_comes_from_git_or_the_cache(tmp_path: Path) -> None:
-    project = tmp_path / "clone"
-    cache = {"ab/cdef": "content", "12/34.dir": json.dumps([{"md5": "abcdef", "relpath": "deep/x"}]), "99/99.dir": "[]"}
-    cache["98/00.dir"] = json.dumps([{"md5": "gone00", "relpath": "y"}])
-    for name, text in cache.items():
-        place = tmp_path / "cache/files/md5" / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
-    (project / "reports").mkdir(parents=True)
-    (project / "reports/train.json").write_text("{}")
-    hashes = {"reports/train.json": "0000", "a.bin": "abcdef", "folder": "1234.dir", "lost": "ffff", "half": "9800.dir"}
-    outs = {path: compare.Out(path, "s", md5) for path, md5 in hashes.items()}
-    found = lock.gather(project, tmp_path / "cache", compare.Lock(outs, {}), tmp_path / "committed")
-    assert found == {path: tmp_path / "committed" / path for path in ("reports/train.json", "a.bin", "folder")}
-    assert (found["folder"] / "deep/x").read_text() == found["a.bin"].read_text() == "content"
+        compare.compare(committed, fresh, 0.1)
+    (committed / "reports/evaluation.json").unlink()
+    with pytest.raises(MissingInputError, match="neither in git nor in the cache: `dvc fetch` it"):
+        compare.compare(committed, fresh, 0.1)
 
 
 def test_distances_of_numbers(tmp_path: Path) -> None:
@@ -240,7 +221,7 @@ def test_distances_of_numbers(tmp_path: Path) -> None:
         for path, data in zip(paths, (one, two), strict=True):
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(data)
-        return lock.distance(*paths)
+        return compare.distance(*paths)
 
     assert distance("x.json", b'{"a": [1.0, true]}', b'{"a": [1.01, true]}') == pytest.approx(0.01 / 1.01)
     assert distance("x.json", b'{"a": 1e-9}', b'{"a": 2e-9}') == pytest.approx(1e-6)  # next to nothing
@@ -283,11 +264,11 @@ def test_the_origin_is_the_repository_at_head(tmp_path: Path) -> None:
     git(top, "add", "-A")
     git(top, "commit", "-q", "-m", "second")
     found = clones.find_origin(below)
-    assert (found.root, found.project, found.changed) == (top.resolve(), Path("pipelines/small"), ())
+    assert (found.root, found.project, found.changed) == (top.resolve(), Path("pipelines/small"), 0)
     assert found.revision == git(top, "rev-parse", "HEAD").strip()
     (top / "new file").write_text("")
     (top / "dvc.yaml").write_text("stages: {a: {cmd: b}}\n")
-    assert len(clones.find_origin(top).changed) == 2
+    assert clones.find_origin(top).changed == 2
 
 
 def test_what_cannot_be_cloned(tmp_path: Path) -> None:
@@ -309,7 +290,7 @@ def test_what_cannot_be_cloned(tmp_path: Path) -> None:
 
 def test_a_clone_runs_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries of PYTHONPATH inside the repository become the clone's; others stay; the running evopipe comes last."""
-    origin = Origin(tmp_path / "top", Path(), "0" * 40, ())
+    origin = Origin(tmp_path / "top", Path(), "0" * 40, 0)
     root = tmp_path / "clone"
     for folder in ("top/src", "top/lib", "top/untracked", "elsewhere", "clone/src/evopipe", "clone/lib"):
         (tmp_path / folder).mkdir(parents=True)
@@ -317,7 +298,7 @@ def test_a_clone_runs_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tmp_path / "top/lib", tmp_path / "elsewhere", "src"))))
     monkeypatch.setenv("DVC_ROOT", "/x")
     monkeypatch.chdir(tmp_path / "top")
-    env = clones.environment(Clone("A", root, root, tmp_path / "A.log"), origin)
+    env = clones.environment(Clone("A", root, root), origin)
     assert env["PYTHONPATH"].split(os.pathsep) == [
         str(path) for path in (root / "src", root / "lib", tmp_path / "elsewhere", ROOT / "src")
     ]

@@ -112,4 +112,4 @@ class Record:
 
     def with_children(self, children: Sequence[Born]) -> Record:
         """Return the record of a generation that had these children."""
-        return replace(self, children=children)
+        return replace(self, children=tuple(children))

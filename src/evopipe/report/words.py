@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from evopipe.report.read import Node, Run
+from evopipe.report.lineage import Node
 from evopipe.track.formats import duration as duration
 from evopipe.track.formats import number, score
 
-KINDS = {
-    "none": "no mutation",
-    "architecture": "architecture",
-    "parameters": "parameters",
-    "activation": "activation",
-    "rl_hp": "hyper-parameter",
-}
-DOING = {
-    "none": "no mutation",
-    "architecture": "changes of the architecture",
-    "parameters": "noise on the parameters",
-    "activation": "changes of the activation",
-    "rl_hp": "changes of a hyper-parameter",
-}
-ENDINGS = {
-    "target": "because a confirmed member had reached the target",
-    "max_steps": "because all steps had been taken",
+# What a mutation kind is called, and what it does.
+_KINDS = {
+    "none": ("no mutation", "no mutation"),
+    "architecture": ("architecture", "changes of the architecture"),
+    "parameters": ("parameters", "noise on the parameters"),
+    "activation": ("activation", "changes of the activation"),
+    "rl_hp": ("hyper-parameter", "changes of a hyper-parameter"),
 }
 
 
 def figure(value: float) -> str:
-    """Return a score with a true minus sign."""
+    """Return a score with a true minus sign; a dash where it is not finite."""
     return score(value).replace("-", "−") if math.isfinite(value) else "–"
 
 
@@ -43,6 +34,15 @@ def amount(value: float) -> str:
     return number(value).replace("-", "−") if math.isfinite(value) else "–"
 
 
+def value(setting: Any) -> str:
+    """Return a parameter or a trait."""
+    if isinstance(setting, bool):
+        return "yes" if setting else "no"
+    if setting is None or setting == {}:
+        return "none"
+    return amount(setting) if isinstance(setting, float) else str(setting)
+
+
 def share(value: float) -> str:
     """Return a share in per cent."""
     return f"{100 * value:.0f} %" if math.isfinite(value) else "–"
@@ -50,26 +50,24 @@ def share(value: float) -> str:
 
 def thousands(value: float) -> str:
     """Return a count in few characters: 500, 20k, 1.2M."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{letter}".replace("-", "−")
-    return f"{value:.3g}".replace("-", "−")
+    sizes = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+    size, letter = next((pair for pair in sizes if abs(value) >= pair[0]), (1.0, ""))
+    return f"{value / size:.3g}{letter}".replace("-", "−")
 
 
-def ending(run: Run) -> str:
-    """Return why the run ended, in words that follow "Training ended"."""
-    reason = str(run.summary["reason"])
-    return ENDINGS.get(reason, f"({reason})")
-
-
-def doing(name: str) -> str:
-    """Return what a mutation kind does, in words."""
-    return DOING.get(name, name)
+def count(number: int, name: str) -> str:
+    """Return "1 member", "8 members"."""
+    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def kind(name: str) -> str:
     """Return a mutation kind in words."""
-    return KINDS.get(name, name)
+    return _KINDS.get(name, (name,))[0]
+
+
+def doing(name: str) -> str:
+    """Return what a mutation kind does, in words."""
+    return _KINDS.get(name, (name,))[-1]
 
 
 def made(node: Node) -> str:
@@ -80,20 +78,20 @@ def made(node: Node) -> str:
 
 def about(node: Node) -> str:
     """Return a member's tooltip."""
-    generation, slot = node.key
     born = "survived" if node.survived else made(node)
-    fitness = f"fitness {figure(node.fitness)}" if math.isfinite(node.fitness) else "diverged"
+    if not node.parent:
+        born = "first generation" + (f", {born}" if born != kind("none") else "")
     gain = f" ({signed(node.gain)} over its parent)" if math.isfinite(node.gain) else ""
     return "\n".join(
         (
-            f"generation {generation}, slot {slot}, member {node.id}",
-            born if node.parent else f"first generation{'' if born == KINDS['none'] else f', {born}'}",
-            f"{fitness}{gain}",
+            f"generation {node.key[0]}, slot {node.key[1]}, member {node.id}",
+            born,
+            "diverged" if node.diverged else f"fitness {figure(node.fitness)}{gain}",
             node.network,
         )
     )
 
 
-def shortened(text: str, length: int) -> str:
-    """Return a text of at most that many characters."""
-    return text if len(text) <= length else f"{text[: length - 1]}…"
+def clean(text: str) -> str:
+    """Return a text on one line and without control characters, which could move a terminal's cursor."""
+    return "".join(char if char.isprintable() else " " for char in text)

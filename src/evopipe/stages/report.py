@@ -7,7 +7,7 @@ from typing import Any
 
 from evopipe import runtime
 from evopipe.config import Params
-from evopipe.report import html
+from evopipe.report.page import page
 from evopipe.stages import paths
 from evopipe.stages.tell import tell
 from evopipe.storage import safeio
@@ -22,7 +22,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     """
     runtime.configure(params.runtime)
     with runtime.translate_failures():
-        text = html.page(folder, shown(params))
+        text = page(folder, shown(params))
         safeio.write_text(folder / paths.REPORT, text)
     tell(f"{paths.REPORT}: {len(text.encode()) / 1e6:.1f} MB, opens in any browser, without a network", quiet)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +19,7 @@ from evopipe.errors import EvopipeError, Interrupted, MissingInputError, UsageEr
 from evopipe.runtime import StopSignal
 from evopipe.storage import safeio
 
-_RUNNING = re.compile(r"Running stage '([^']+)'")
-_FAILED = re.compile(r"failed to reproduce '([^']+)'")
-_EXITED = re.compile(r"exited with (\d+)")
+_STAGE = re.compile(r"(?:Running stage|failed to reproduce) '([^']+)'")
 _POLL, _GRACE, _TAIL = 0.2, 15.0, 20
 
 
@@ -36,23 +35,26 @@ class Origin:
         root: the git repository's top folder.
         project: the pipeline's folder, relative to `root`.
         revision: HEAD's commit.
-        changed: tracked files that differ from HEAD and untracked ones, as git lists them.
+        changed: how many files differ from HEAD or are not tracked.
     """
 
     root: Path
     project: Path
     revision: str
-    changed: tuple[str, ...]
+    changed: int
 
 
 @dataclass(frozen=True)
 class Clone:
-    """One clone: its name, its top folder, its pipeline's folder, and the log of its run."""
+    """One clone: its name, its top folder, and its pipeline's folder."""
 
     name: str
     root: Path
     project: Path
-    log: Path
+
+    def beside(self, what: str) -> Path:
+        """Return a place outside of it that goes with it: its cache, its temporary files, its log."""
+        return self.root.parent / f"{self.name}-{what}"
 
 
 def find_origin(pipeline: Path) -> Origin:
@@ -67,34 +69,50 @@ def find_origin(pipeline: Path) -> Origin:
         raise MissingInputError(f"{pipeline / 'dvc.yaml'}: not there; run where it is, or name its folder: --pipeline")
     root = Path(_git(folder, "rev-parse", "--show-toplevel").strip()).resolve()
     revision = _git(root, "rev-parse", "--verify", "HEAD^{commit}").strip()
-    project = folder.relative_to(root)
-    committed = _git(root, "ls-tree", "-z", "--name-only", revision, "--", (project / "dvc.yaml").as_posix())
-    if not committed:
+    if not _git(folder, "ls-tree", "--name-only", revision, "dvc.yaml"):
         raise MissingInputError(f"{pipeline / 'dvc.yaml'}: not committed; verify looks at HEAD: `git add` and commit")
-    changed = _git(root, "status", "--porcelain", "-z").split("\0")
-    return Origin(root, project, revision, tuple(entry for entry in changed if entry))
+    changed = _git(root, "status", "--porcelain", "--no-renames").splitlines()
+    return Origin(root, folder.relative_to(root), revision, len(changed))
 
 
-def make_clone(origin: Origin, name: str, home: Path) -> Clone:
-    """Clone HEAD into `home/<name>` with a DVC cache of its own, and bring the data that `.dvc` files name.
+def make_clone(origin: Origin, name: str, home: Path, cache: Path | None = None) -> Clone:
+    """Clone HEAD into `home/<name>`, and bring the data that `.dvc` files name.
+
+    Args:
+        origin: what to clone.
+        name: of the clone.
+        home: where.
+        cache: of DVC; None: the clone's own, whatever the user's or the repository's configuration says.
 
     Raises:
         UsageError: git cannot clone it.
-        MissingInputError: data that a `.dvc` file names is not in the cache here.
+        MissingInputError: data that a `.dvc` file names is not in the cache here, or no .dvc folder is committed.
     """
-    root = home / name
-    _git(home, "clone", "--quiet", "--no-checkout", "--", str(origin.root), str(root))
-    _git(root, "checkout", "--quiet", "--detach", origin.revision)
-    clone = Clone(name, root, root / origin.project, home / f"{name}.log")
-    _beside(clone, "tmp").mkdir()
-    _configure(clone, origin)
-    _bring_data(clone, origin)
+    clone = Clone(name, home / name, home / name / origin.project)
+    _git(home, "clone", "--quiet", "--no-checkout", "--", str(origin.root), str(clone.root))
+    _git(clone.root, "checkout", "--quiet", "--detach", origin.revision)
+    clone.beside("tmp").mkdir()
+    upwards = [clone.project, *clone.project.parents][: len(origin.project.parts) + 1]
+    settings = next((folder / ".dvc" for folder in upwards if (folder / ".dvc").is_dir()), None)
+    if settings is None:
+        raise MissingInputError(
+            "verify: no committed .dvc folder at or above the pipeline; run `dvc init` and commit it"
+        )
+    safeio.write_text(
+        settings / "config.local",
+        f"[cache]\n    dir = {cache or clone.beside('cache')}\n"
+        "[core]\n    autostage = false\n    analytics = false\n    check_update = false\n    remote = origin\n"
+        f"['remote \"origin\"']\n    url = {cache_of(origin)}\n",
+    )
+    files = _git(clone.project, "ls-files", "-z", "--", ":/*.dvc").split("\0")[:-1]
+    if files:  # input: no stage makes it
+        pulled = dvc(clone, origin, "pull", "--quiet", *files)
+        if pulled.returncode:
+            raise MissingInputError(
+                f"verify: data that {', '.join(files)} name is not in the cache: `dvc fetch` it "
+                f"({' '.join(pulled.stderr.split())})"
+            )
     return clone
-
-
-def _beside(clone: Clone, what: str) -> Path:
-    """What the clone's processes keep outside of it, and goes with it."""
-    return clone.root.parent / f"{clone.name}-{what}"
 
 
 def _git(folder: Path, *words: str) -> str:
@@ -113,70 +131,39 @@ def _git(folder: Path, *words: str) -> str:
     return run.stdout
 
 
-def _configure(clone: Clone, origin: Origin) -> None:
-    """Give the clone a cache of its own, whatever the user's or the repository's configuration says."""
-    upwards = (clone.project, *clone.project.parents)
-    place = next(
-        (folder for folder in upwards if folder.is_relative_to(clone.root) and (folder / ".dvc").is_dir()), None
-    )
-    if place is None:
-        raise MissingInputError(
-            "verify: no committed .dvc folder at or above the pipeline; run `dvc init` and commit it"
-        )
-    lines = ["[cache]", f"    dir = {_beside(clone, 'cache')}", "[core]", "    autostage = false"]
-    lines += ["    analytics = false", "    check_update = false", "    remote = origin"]
-    lines += ["['remote \"origin\"']", f"    url = {cache_of(origin)}"]
-    safeio.write_text(place / ".dvc/config.local", "\n".join(lines) + "\n")
-
-
+@functools.cache
 def cache_of(origin: Origin) -> Path:
     """Return the folder of DVC's cache in the origin."""
-    run = _dvc(origin.root / origin.project, os.environ, "cache", "dir")
+    words = [sys.executable, "-m", "dvc", "cache", "dir"]
+    run = subprocess.run(words, cwd=origin.root / origin.project, capture_output=True, text=True, check=False)
     if run.returncode:
         raise UsageError(f"verify: `dvc cache dir` failed: {run.stderr.strip()}")
     return Path(origin.root, origin.project, run.stdout.strip())
 
 
-def _dvc(folder: Path, env: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dvc", *words], cwd=folder, env=env, capture_output=True, text=True, check=False
-    )
-
-
-def _bring_data(clone: Clone, origin: Origin) -> None:
-    """Pull what `dvc add` tracks from the origin's cache: it is input, no stage makes it."""
-    files = [name for name in _git(clone.root, "ls-files", "-z", "--", "*.dvc").split("\0") if name]
-    if not files:
-        return
-    run = _dvc(clone.root, environment(clone, origin), "pull", "--quiet", *files)
-    if run.returncode:
-        said = " ".join(run.stderr.split())
-        raise MissingInputError(
-            f"verify: data that {', '.join(files)} name is not in the cache: `dvc fetch` it ({said})"
-        )
+def dvc(clone: Clone, origin: Origin, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of DVC in a clone's pipeline folder."""
+    words, env = (sys.executable, "-m", "dvc", *words), environment(clone, origin)
+    return subprocess.run(words, cwd=clone.project, env=env, capture_output=True, text=True, check=False)
 
 
 def environment(clone: Clone, origin: Origin) -> dict[str, str]:
-    """The environment of a command in the clone: this Python, the clone's own code, nothing of this run's DVC.
+    """Return the environment of a command in the clone: this Python, the clone's own code, nothing of this run's DVC.
 
     An entry of PYTHONPATH inside the origin becomes the same folder in the clone; where the clone holds no evopipe, the
     one that runs now is found last.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "EVOPIPE_", "GIT_"))}
-    path = [str(clone.root / "src")] if (clone.root / "src/evopipe/__init__.py").is_file() else []
-    given = [Path(entry).resolve() for entry in kept.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    for entry in (*given, Path(evopipe.__file__).resolve().parents[1]):
-        inside = entry.is_relative_to(origin.root)
-        place = clone.root / entry.relative_to(origin.root) if inside else entry
-        if str(place) not in path and not (inside and not place.is_dir()):
-            path.append(str(place))
+    path = [Path(entry).resolve() for entry in kept.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    path.append(Path(evopipe.__file__).resolve().parents[1])
+    path = [clone.root / p.relative_to(origin.root) if p.is_relative_to(origin.root) else p for p in path]
     return kept | {
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), kept.get("PATH", os.defpath))),
-        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(map(str, (clone.root / "src", *path)))),
         "DVC_NO_ANALYTICS": "1",
         "EVOPIPE_TRACKING": "off",  # what is repeated is no run that anybody wants to see
-        "DVC_SITE_CACHE_DIR": str(_beside(clone, "site")),
-        "TMPDIR": str(_beside(clone, "tmp")),
+        "DVC_SITE_CACHE_DIR": str(clone.beside("site")),
+        "TMPDIR": str(clone.beside("tmp")),
     }
 
 
@@ -186,47 +173,48 @@ def stale(clone: Clone, origin: Origin) -> list[str]:
     Raises:
         PipelineFailed: DVC cannot read the pipeline.
     """
-    run = _dvc(clone.project, environment(clone, origin), "repro", "--allow-missing", "--dry")
+    run = dvc(clone, origin, "repro", "--allow-missing", "--dry")
     said = run.stdout + run.stderr
-    # A stale stage whose inputs are missing, as in a clone they are, ends DVC's plan.
-    found = [*_RUNNING.findall(said), *(_FAILED.findall(said) if run.returncode else ())]
+    found = list(dict.fromkeys(_STAGE.findall(said)))  # a stale stage whose inputs are missing ends DVC's plan
     if run.returncode and not found:
         raise PipelineFailed(f"verify: `dvc repro --dry` failed: {' '.join(said.split())}")
-    return list(dict.fromkeys(found))
-
-
-# --- running ----------------------------------------------------------------------------------------------------------
+    return found
 
 
 def reproduce(clones: Sequence[Clone], origin: Origin, jobs: int, tell: Callable[[str], None]) -> None:
-    """Run every stage of each clone, `jobs` clones at a time.
+    """Run every stage of each clone, `jobs` clones at a time, and tell each stage that begins.
 
     Raises:
         PipelineFailed: a stage failed; its last lines are in the message.
         Interrupted: a signal asked to stop.
     """
-    waiting, running = list(clones), dict[str, tuple[Clone, subprocess.Popen[bytes]]]()
-    with StopSignal() as stop, _ended(running):
-        told: dict[str, int] = {}
+    waiting, running, told = list(clones), dict[Clone, subprocess.Popen[bytes]](), set[str]()
+    with StopSignal() as stop, contextlib.ExitStack() as ending:
+        ending.callback(lambda: _end(running.values()))
         while waiting or running:
             while waiting and len(running) < jobs:
                 clone = waiting.pop(0)
-                running[clone.name] = (clone, _start(clone, origin))
+                running[clone] = _start(clone, origin)
             time.sleep(_POLL)
             if stop.signum is not None:
                 raise Interrupted(stop.signum, "verify: stopped; nothing was compared")
-            for name, (clone, process) in list(running.items()):
+            for clone, process in list(running.items()):
                 code = process.poll()
-                told[name] = _tell_stages(clone, told.get(name, 0), tell)
+                said = clone.beside("log").read_text(encoding="utf-8", errors="replace")
+                for line in dict.fromkeys(f"clone {clone.name}: {stage}" for stage in _STAGE.findall(said)):
+                    if line not in told:
+                        tell(line)
+                        told.add(line)
                 if code is not None:
-                    del running[name]
-                    _check(clone, code)
+                    del running[clone]
+                if code:
+                    raise _failure(clone, said)
 
 
 def _start(clone: Clone, origin: Origin) -> subprocess.Popen[bytes]:
     """Start DVC in a process group of its own, so that it can be ended with all that it started."""
     words = ["-m", "dvc", "repro", "--force", "--no-run-cache", "--no-commit"]
-    with clone.log.open("wb") as log:
+    with clone.beside("log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, *words],
             cwd=clone.project,
@@ -238,42 +226,20 @@ def _start(clone: Clone, origin: Origin) -> subprocess.Popen[bytes]:
         )
 
 
-def _tell_stages(clone: Clone, known: int, tell: Callable[[str], None]) -> int:
-    """Tell the stages that began since `known` ones were told."""
-    stages = _RUNNING.findall(clone.log.read_text(encoding="utf-8", errors="replace"))
-    for stage in stages[known:]:
-        tell(f"clone {clone.name}: {stage}")
-    return len(stages)
-
-
-def _check(clone: Clone, code: int) -> None:
-    if not code:
-        return
-    said = clone.log.read_text(encoding="utf-8", errors="replace")
-    error = PipelineFailed(
-        "\n".join([f"verify: the pipeline failed in clone {clone.name}; it said last:", *said.splitlines()[-_TAIL:]])
-    )
-    exited = _EXITED.findall(said)
+def _failure(clone: Clone, said: str) -> PipelineFailed:
+    last = said.splitlines()[-_TAIL:]
+    error = PipelineFailed("\n".join([f"verify: the pipeline failed in clone {clone.name}; it said last:", *last]))
+    exited = re.findall(r"exited with (\d+)", said)
     error.exit_code = int(exited[-1]) if exited else PipelineFailed.exit_code
-    raise error
+    return error
 
 
-@contextlib.contextmanager
-def _ended(running: Mapping[str, tuple[Clone, subprocess.Popen[bytes]]]) -> Iterator[None]:
+def _end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
     """See to it that nothing runs on: ask first, insist after some seconds."""
-    try:
-        yield
-    finally:
-        for _, process in running.values():
-            _signal_group(process, signal.SIGTERM)
-        until = time.monotonic() + _GRACE
-        for _, process in running.values():
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signum)
+        for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, until - time.monotonic()))
-            _signal_group(process, signal.SIGKILL)
-            process.wait()
-
-
-def _signal_group(process: subprocess.Popen[bytes], signum: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signum)
+                process.wait(_GRACE)

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from evopipe.errors import DataError, MissingInputError
+from evopipe.errors import DataError, EvopipeError, MissingInputError
+from evopipe.report.page import without_measured
 from evopipe.stages import paths
+from evopipe.storage import safeio
 from evopipe.storage.yamlio import read_yaml
 
-MEASURED = frozenset({paths.TIMING.as_posix()})
-"""Outs that are measurements of time: they differ from run to run, and nothing is computed from them."""
-
-LEARNED = tuple(path.as_posix() for path in (paths.TRAINED, paths.LINEAGE, paths.FITNESS, paths.TRAIN))
-"""Outs that depend on the last bits of training; so does all that depends on them."""
-
 Verdict = Literal["same", "DIFFERENT", "missing", "measured", "close", "learned anew"]
-_NAMED = 8
-_SHOWN = 60
+
+_MEASURED = paths.TIMING.as_posix()  # it differs from run to run, and nothing is computed from it
+# Outs that depend on the last bits of training; so does all that depends on them.
+_LEARNED = frozenset(path.as_posix() for path in (paths.TRAINED, paths.LINEAGE, paths.FITNESS, paths.TRAIN))
+_EVALUATION, _REPORT = paths.EVALUATION.as_posix(), paths.REPORT.as_posix()
+_CLOSE = 1e-3
+_NAMED, _SHOWN = 8, 60  # differing files of a folder, characters of a line
 
 
 @dataclass(frozen=True)
 class Out:
     """One out of one run: the stage that made it, and DVC's hash."""
 
-    path: str
     stage: str
     md5: str
 
@@ -58,10 +61,9 @@ class Lock:
 
     def learned(self) -> frozenset[str]:
         """Return the outs that depend on the last bits of training."""
-        found = {path for path in self.outs if path in LEARNED}
+        found = _LEARNED & self.outs.keys()
         while True:
-            stages = {stage for stage, deps in self.deps.items() if found & deps}
-            more = {out.path for out in self.outs.values() if out.stage in stages} - found
+            more = {path for path, out in self.outs.items() if found & self.deps[out.stage]} - found
             if not more:
                 return frozenset(found)
             found |= more
@@ -79,97 +81,170 @@ def read_lock(project: Path) -> Lock:
         raise MissingInputError(f"{path}: not there; run `dvc repro` and commit dvc.lock")
     stages: Any = read_yaml(path).data.get("stages")
     try:
-        outs = {
-            out["path"]: Out(out["path"], stage, str(out["md5"]))
-            for stage, entry in stages.items()
-            for out in entry.get("outs", ())
-        }
-        deps = {stage: frozenset(dep["path"] for dep in entry.get("deps", ())) for stage, entry in stages.items()}
-        return Lock(outs, deps)
+        return Lock(
+            {o["path"]: Out(name, str(o["md5"])) for name, stage in stages.items() for o in stage.get("outs", ())},
+            {name: frozenset(dep["path"] for dep in stage.get("deps", ())) for name, stage in stages.items()},
+        )
     except (AttributeError, KeyError, TypeError) as error:
         raise DataError(f"{path}: is not a lock that DVC 3 wrote ({error!r}); run `dvc repro` again") from error
 
 
-def compare(one: Path, two: Path) -> list[Row]:
-    """Compare what two clones of one commit gave.
+def compare(one: Path, two: Path, tolerance: float | None = None) -> list[Row]:
+    """Compare what two folders hold after one pipeline.
 
     Args:
-        one: the pipeline's folder in the first.
-        two: the same in the second.
+        one: the pipeline's folder in the first clone, or where the committed outs lie as far as they can be had.
+        two: its folder in the clone that ran.
+        tolerance: None: everything must be the same; else what was learned may differ, and this is by how much the
+            elite's score may, as a share of the first one.
 
     Returns:
         a row an out, in the order of the stages.
+
+    Raises:
+        MissingInputError: the elite's committed or fresh score is not there.
     """
-    return rows_of(read_lock(one), read_lock(two), lambda a, b: _differing(a, b, one / a.path, two / a.path))
-
-
-def rows_of(one: Lock, two: Lock, differing: Callable[[Out, Out], Row]) -> list[Row]:
-    """Compare two locks, a row an out; `differing` judges what both have with different hashes."""
+    before, after = read_lock(one), read_lock(two)
+    learned = frozenset() if tolerance is None else before.learned() | after.learned()
     rows = []
-    for path in dict.fromkeys((*one.outs, *two.outs)):
-        a, b = one.outs.get(path), two.outs.get(path)
-        if a is None or b is None:
-            made = a or b
-            assert made is not None
-            rows.append(Row(path, made.stage, a.md5 if a else "", b.md5 if b else "", "missing"))
-        elif path in MEASURED or a.md5 == b.md5:
-            rows.append(Row(path, a.stage, a.md5, b.md5, "measured" if path in MEASURED else "same"))
-        else:
-            rows.append(differing(a, b))
+    for path in dict.fromkeys((*before.outs, *after.outs)):
+        a, b = before.outs.get(path), after.outs.get(path)
+        made = a or b
+        assert made is not None
+        a_sum, b_sum, notes = a.md5 if a else "", b.md5 if b else "", list[str]()
+        verdict: Verdict = "missing"
+        if a and b:
+            verdict = "measured" if path == _MEASURED else "same" if a.md5 == b.md5 else "DIFFERENT"
+        if verdict == "DIFFERENT" and path in learned:
+            verdict, notes = _learned(path, one / path, two / path, tolerance or 0.0)
+        elif verdict == "DIFFERENT" and path == _REPORT:
+            parts = [without_measured((top / path).read_text(encoding="utf-8")).encode() for top in (one, two)]
+            a_sum, b_sum = (hashlib.md5(part, usedforsecurity=False).hexdigest() for part in parts)
+            if a_sum == b_sum:
+                verdict, notes = "same", ["compared without its measured section"]
+            else:
+                notes = [_first_difference(*parts)]
+        elif verdict == "DIFFERENT" and (one / path).exists():
+            notes = differences(one / path, two / path)
+        rows.append(Row(path, made.stage, a_sum, b_sum, verdict, tuple(notes)))
+    if _EVALUATION not in before.outs and any(row.verdict == "learned anew" for row in rows):
+        raise MissingInputError(f"verify: {paths.EVALUATION} is no out of this pipeline; what was learned has no score")
     return rows
 
 
-def _differing(a: Out, b: Out, one: Path, two: Path) -> Row:
-    if a.path == paths.REPORT.as_posix():
-        left, right = computed_part(one), computed_part(two)
-        a_sum, b_sum = (hashlib.md5(text.encode(), usedforsecurity=False).hexdigest() for text in (left, right))
-        if left == right:
-            return Row(a.path, a.stage, a_sum, b_sum, "same", ("compared without its measured section",))
-        return Row(a.path, a.stage, a_sum, b_sum, "DIFFERENT", (_first_line(left.splitlines(), right.splitlines()),))
-    return Row(a.path, a.stage, a.md5, b.md5, "DIFFERENT", tuple(differences(one, two)))
+def _learned(path: str, there: Path, here: Path, tolerance: float) -> tuple[Verdict, list[str]]:
+    """Judge what was learned: by the elite's score, or by numbers."""
+    if path == _EVALUATION:
+        if not there.exists():
+            raise MissingInputError(f"verify: the committed {path} is neither in git nor in the cache: `dvc fetch` it")
+        (mean_a, low_a, high_a), (mean_b, low_b, high_b) = _score(there), _score(here)
+        meet = low_a <= high_b and low_b <= high_a
+        agrees = meet or abs(mean_a - mean_b) <= tolerance * abs(mean_a)
+        note = (
+            f"elite {mean_a:.1f} [{low_a:.1f}, {high_a:.1f}] in the lock, {mean_b:.1f} [{low_b:.1f}, {high_b:.1f}] here"
+        )
+        return "close" if agrees else "DIFFERENT", [note]
+    worst = distance(there, here) if there.exists() else math.inf
+    if worst > _CLOSE:
+        return "learned anew", []
+    return "close", [f"largest relative difference {worst:.1g}" if worst else "equal but for provenance and checksums"]
 
 
-def computed_part(report: Path) -> str:
-    """Return a report's HTML without its measured section."""
-    from evopipe.report.html import without_measured
-
-    return without_measured(report.read_text(encoding="utf-8"))
+def _score(path: Path) -> tuple[float, float, float]:
+    """Return the elite's mean and its 95 % interval."""
+    try:
+        elite = safeio.read_json(path)["elite"]
+        return float(elite["mean"]), float(elite["interval"][0]), float(elite["interval"][1])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise DataError(f"{path}: has no score of the elite ({error!r})") from error
 
 
 def differences(one: Path, two: Path) -> list[str]:
-    """Say in which files, and in which line of a text, two outs differ."""
+    """Say in which files, and where in them, two outs differ."""
     if one.is_file() and two.is_file():
-        return [_in_file(one, two)]
-    names = sorted(
-        {file.relative_to(top).as_posix() for top in (one, two) for file in top.rglob("*") if file.is_file()}
-    )
+        return [_first_difference(one.read_bytes(), two.read_bytes())]
     notes = []
-    for name in names:
+    for name in _names(one, two):
         left, right = one / name, two / name
         if not (left.is_file() and right.is_file()):
             notes.append(f"{name}: only in {'A' if left.is_file() else 'B'}")
         elif left.read_bytes() != right.read_bytes():
-            notes.append(f"{name}: {_in_file(left, right)}")
+            notes.append(f"{name}: {_first_difference(left.read_bytes(), right.read_bytes())}")
     return notes if len(notes) <= _NAMED else [*notes[:_NAMED], f"and {len(notes) - _NAMED} more files"]
 
 
-def _in_file(one: Path, two: Path) -> str:
-    left, right = one.read_bytes(), two.read_bytes()
+def _names(one: Path, two: Path) -> list[str]:
+    """Return the files of two folders."""
+    files = ((file, top) for top in (one, two) for file in top.rglob("*") if file.is_file())
+    return sorted({file.relative_to(top).as_posix() for file, top in files})
+
+
+def _first_difference(left: bytes, right: bytes) -> str:
+    """Say where two contents begin to differ: in which line of a text, at which byte of anything else."""
+    at = next((i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(len(left), len(right)))
+    number, begin = left.count(b"\n", 0, at) + 1, left.rfind(b"\n", 0, at) + 1
     try:
-        return _first_line(left.decode().splitlines(), right.decode().splitlines())
+        lines = [data[begin:].partition(b"\n")[0].decode() for data in (left, right)]
     except UnicodeDecodeError:
-        at = next((i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(len(left), len(right)))
-        sizes = f"{len(left)} bytes" if len(left) == len(right) else f"{len(left)} and {len(right)} bytes"
-        return f"differs from byte {at} on ({sizes})"
+        return f"differs from byte {at} on ({len(left)} and {len(right)} bytes)"
+    start = max(0, at - begin - 20)
+    return f"line {number}: {' | '.join(line[start : start + _SHOWN].strip() for line in lines)}"
 
 
-def _first_line(left: Sequence[str], right: Sequence[str]) -> str:
-    for number, (x, y) in enumerate(zip(left, right, strict=False), start=1):
-        if x != y:
-            start = max(0, next((i for i, (p, q) in enumerate(zip(x, y, strict=False)) if p != q), 0) - 20)
-            shown = (text.strip()[start : start + _SHOWN] for text in (x, y))
-            return f"line {number}: {' | '.join(shown)}"
-    return f"{len(left)} and {len(right)} lines" if len(left) != len(right) else "differs in its line ends"
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def distance(one: Path, two: Path) -> float:
+    """Return the largest relative difference of the numbers in two outs; infinite where anything else differs.
+
+    Of a folder, files of tensors and of tables count: checksums, programs and model cards follow from them.
+    """
+    pairs = [(one, two)]
+    if one.is_dir() and two.is_dir():
+        pairs = [(one / n, two / n) for n in _names(one, two) if Path(n).suffix in _READERS and n != safeio.MANIFEST]
+    try:
+        return max((_apart(_content(a), _content(b)) for a, b in pairs), default=math.inf)
+    except (OSError, EvopipeError, ValueError):
+        return math.inf
+
+
+def _content(path: Path) -> Any:
+    return _READERS.get(path.suffix, bytes)(path.read_bytes())
+
+
+def _cells(data: bytes) -> list[list[float | str]]:
+    return [[_number(cell) for cell in row] for row in csv.reader(data.decode().splitlines())]
+
+
+def _number(cell: str) -> float | str:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
+
+
+_READERS: Mapping[str, Callable[[bytes], Any]] = {
+    ".csv": _cells,
+    ".json": json.loads,
+    ".jsonl": lambda data: [json.loads(line) for line in data.splitlines()],
+    ".safetensors": lambda data: {name: rows.flatten().tolist() for name, rows in safeio.load_tensors(data).items()},
+}
+
+
+def _apart(a: Any, b: Any) -> float:
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():  # provenance names machine and commit
+        return max((_apart(a[key], b[key]) for key in a if key != "provenance"), default=0.0)
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        return max(map(_apart, a, b), default=0.0)
+    if a == b or (a != a and b != b):  # a NaN is no number but itself
+        return 0.0
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in (a, b)):
+        return math.inf
+    gap = abs(a - b) / max(abs(a), abs(b), _CLOSE)  # of numbers near 0 the absolute difference counts
+    return float(gap) if math.isfinite(gap) else math.inf
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
 
 
 def origins(rows: Sequence[Row], lock: Lock) -> list[str]:
@@ -181,9 +256,13 @@ def origins(rows: Sequence[Row], lock: Lock) -> list[str]:
 
 def table(rows: Sequence[Row], names: tuple[str, str] = ("A", "B")) -> list[str]:
     """Return the lines of the table, and below a row its notes."""
-    cells = [("out", "stage", *names, "")]
-    cells += [(row.path, row.stage, row.a[:12] or "-", row.b[:12] or "-", row.verdict) for row in rows]
+    cells = [(row.path, row.stage, row.a[:12] or "-", row.b[:12] or "-", row.verdict) for row in rows]
+    head, *lines = columns([("out", "stage", *names, ""), *cells])
+    told = zip(lines, rows, strict=True)
+    return [head, *(text for line, row in told for text in (line, *(f"    {note}" for note in row.notes)))]
+
+
+def columns(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines, one column below the other."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in cells]
-    told = [[f"    {note}" for note in row.notes] for row in rows]
-    return [lines[0], *(line for pair in zip(lines[1:], told, strict=True) for line in (pair[0], *pair[1]))]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]

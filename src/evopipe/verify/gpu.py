@@ -12,7 +12,6 @@ On the CPU the same logic runs with fixed buffers in place of graphs.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import statistics
 import time
@@ -40,10 +39,10 @@ from evopipe.run.spec import Spec, first_members
 from evopipe.stages.setup import make_spec
 from evopipe.types import Chosen
 
-TICKS = 6
-ROWS = 4096  # transitions that the members share
-CLOSE = 1e-3  # of the largest number: sums in another order, and a unit near 0 that falls on its other side
-CPU = torch.device("cpu")
+_TICKS = 6
+_ROWS = 4096  # transitions that the members share
+_CLOSE = 1e-3  # of the largest number: sums in another order, and a unit near 0 that falls on its other side
+_CPU = torch.device("cpu")
 
 
 class DeviceDisagrees(EvopipeError):
@@ -88,7 +87,7 @@ def find_device(kind: str) -> torch.device:
 
 def check(
     names: Sequence[str], device: torch.device, size: Size, repeats: int, tell: Callable[[Finding], None]
-) -> list[Finding]:
+) -> None:
     """Check some algorithms on a device.
 
     Args:
@@ -98,31 +97,20 @@ def check(
         repeats: timings of each way.
         tell: told every finding at once.
 
-    Returns:
-        All findings.
-
     Raises:
         UsageError: there is no algorithm of a name.
+        DeviceDisagrees: a finding is bad; it names them all.
     """
-    found: list[Finding] = []
     for name in names:
         if name not in algos.names():
             guess = did_you_mean(name, algos.names()) or f", known are: {', '.join(algos.names())}"
             raise UsageError(f"gpu check: --algo: no algorithm {name!r}{guess}")
+    bad = []
     for name in names or algos.names():
         for finding in _check(_Bench.of(name, device, size), repeats):
-            found.append(finding)
             tell(finding)
-    return found
-
-
-def refuse(found: Sequence[Finding]) -> None:
-    """Raise where a finding is bad.
-
-    Raises:
-        DeviceDisagrees: it names them.
-    """
-    bad = [f"{f.algo}: {f.what}: {f.result}" for f in found if f.good is False]
+            if finding.good is False:
+                bad.append(f"{name}: {finding.what}: {finding.result}")
     if bad:
         raise DeviceDisagrees(
             "\n".join([*bad, "train with runtime.compile: off, or runtime.device: cpu, until it agrees"])
@@ -155,20 +143,20 @@ class _Bench:
         )
         spec = make_spec(params, device)
         draw = np.random.default_rng(0)
-        obs, after = (draw.standard_normal((ROWS, spec.observations)).astype(np.float32) for _ in range(2))
+        obs, after = (draw.standard_normal((_ROWS, spec.observations)).astype(np.float32) for _ in range(2))
         layout = RowLayout.of(spec.spaces, masked=False)
         continuous, count = spec.spaces.continuous, spec.actions
-        action = draw.uniform(-1.0, 1.0, (ROWS, count)) if continuous else draw.integers(count, size=ROWS)
-        over = draw.random(ROWS) < 0.1
-        rows = layout.pack(obs, action, draw.standard_normal(ROWS), over, after)
-        seen = draw.standard_normal((TICKS, size.members * size.envs, spec.observations)).astype(np.float32)
+        action = draw.uniform(-1.0, 1.0, (_ROWS, count)) if continuous else draw.integers(count, size=_ROWS)
+        over = draw.random(_ROWS) < 0.1
+        rows = layout.pack(obs, action, draw.standard_normal(_ROWS), over, after)
+        seen = draw.standard_normal((_TICKS, size.members * size.envs, spec.observations)).astype(np.float32)
         return cls(algo, spec, first_members(spec, size.members)[0], rows, seen, size)
 
     def on(self, device: torch.device, capture: Capture = "none") -> _Live:
         """Set it up on a device."""
         spec = dataclasses.replace(self.spec, device=device, paths=Paths(capture))
-        replay = Replay(RowLayout.of(spec.spaces, masked=False), 1, ROWS, device)
-        replay.add(self.rows[None], np.ones((1, ROWS), bool))
+        replay = Replay(RowLayout.of(spec.spaces, masked=False), 1, _ROWS, device)
+        replay.add(self.rows[None], np.ones((1, _ROWS), bool))
         kind = _LiveOnPolicy if algos.on_policy(spec.algo) else _Live
         return kind(self, spec, replay)
 
@@ -188,7 +176,7 @@ class _Live:
         self.cohorts: list[Cohort] = self.spec.form(members)
 
     def act(self, tick: int) -> np.ndarray:
-        obs = self.bench.obs[tick % TICKS]
+        obs = self.bench.obs[tick % _TICKS]
         return act(self.spec, self.cohorts, obs, np.ones((len(obs), self.spec.actions), bool), 0.3, tick)
 
     def learn(self, tick: int) -> list[torch.Tensor]:
@@ -198,8 +186,8 @@ class _Live:
     def run(self) -> list[torch.Tensor]:
         """Take all ticks, cohorts formed anew half-way; return everything that came out, on the host."""
         out = []
-        for tick in range(TICKS):
-            if tick == TICKS // 2:
+        for tick in range(_TICKS):
+            if tick == _TICKS // 2:
                 self.form(self.members)
             out.append(torch.from_numpy(self.act(tick)))
             out += [losses.cpu() for losses in self.learn(tick)]
@@ -242,7 +230,7 @@ class _LiveOnPolicy(_Live):
         """Let all choose; with a place, enter it there in the rollouts."""
         device, (members, envs) = self.spec.device, (self.bench.size.members, self.bench.size.envs)
         now, then = (
-            torch.from_numpy(self.bench.obs[t % TICKS]).view(members, envs, -1).to(device) for t in (tick, tick + 1)
+            torch.from_numpy(self.bench.obs[t % _TICKS]).view(members, envs, -1).to(device) for t in (tick, tick + 1)
         )
         legal = torch.ones(members, envs, self.spec.actions, dtype=torch.bool, device=device)
         no = torch.zeros(members, envs, dtype=torch.bool, device=device)
@@ -268,41 +256,39 @@ def _check(bench: _Bench, repeats: int) -> Iterator[Finding]:
     capture: Capture = "graph" if device.type == "cuda" else "buffers"
     way = "graphs" if device.type == "cuda" else "fixed buffers"
     eager, fast = bench.on(device), bench.on(device, capture)
-    differ = _different(eager.run(), fast.run())
+    equal = _to_the_bit(eager.run(), fast.run())
     given_up = fast.spec.paths.given_up
     yield Finding(algo, f"{way} were captured", "; ".join(given_up) or "yes", not given_up)
-    yield Finding(algo, f"{way} compute what eager code does", _count(differ), not any(differ))
-    yield from (Finding(algo, *rest) for rest in _against_cpu(bench))
+    yield Finding(algo, f"{way} compute what eager code does", *equal)
+    yield from _against_cpu(bench)
     if device.type == "cuda":
         yield Finding(algo, "learning waits for nothing", *_waits(eager, fast))
-    for what in ("act", "learn"):
-        slow, quick = _times(eager, fast, what, repeats)
+    for what, name in (("act", "time to act"), ("learn", f"time of {bench.size.updates} updates")):
+        pairs = [[live.seconds(getattr(live, what)) for live in (eager, fast)] for _ in range(repeats)]  # in turns
+        slow, quick = (statistics.median(column) for column in zip(*pairs, strict=True))
         result = f"{slow * 1e6:.0f} µs eager, {quick * 1e6:.0f} µs with {way}: {slow / quick:.2f} ×"
-        yield Finding(algo, "time to act" if what == "act" else f"time of {bench.size.updates} updates", result)
+        yield Finding(algo, name, result)
 
 
-def _different(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> list[bool]:
-    """Which of two lists of host tensors differ, in any bit."""
-    return [x.shape != y.shape or x.numpy().tobytes() != y.numpy().tobytes() for x, y in zip(a, b, strict=True)]
+def _to_the_bit(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> tuple[str, bool]:
+    """Say whether two lists of host tensors are the same."""
+    differ = sum(x.shape != y.shape or x.numpy().tobytes() != y.numpy().tobytes() for x, y in zip(a, b, strict=True))
+    return f"{differ} of {len(a)} tensors differ" if differ else f"{len(a)} tensors, to the bit", not differ
 
 
-def _count(differ: Sequence[bool]) -> str:
-    return f"{sum(differ)} of {len(differ)} tensors differ" if any(differ) else f"{len(differ)} tensors, to the bit"
-
-
-def _against_cpu(bench: _Bench) -> Iterator[tuple[str, str, bool]]:
-    """Compare the device with the CPU: (what, result, good)."""
-    there, here = bench.on(bench.spec.device), bench.on(CPU)
-    draws = [_draws(live) for live in (there, here)]
-    differ = _different(*draws)
-    yield "random draws and sampled rows are the CPU's", _count(differ), not any(differ)
+def _against_cpu(bench: _Bench) -> Iterator[Finding]:
+    """Compare the device with the CPU."""
+    there, here = bench.on(bench.spec.device), bench.on(_CPU)
+    equal = _to_the_bit(_draws(there), _draws(here))
+    yield Finding(bench.algo, "random draws and sampled rows are the CPU's", *equal)
     for what, read in (
         ("values", _values),
         ("losses of the first updates", lambda live: [torch.cat(_by_slot(live, live.learn(0)))]),
         ("first moments after them", _moments),
     ):
         far = max(_distance(a, b) for a, b in zip(read(there), read(here), strict=True))
-        yield f"{what} are the CPU's", f"{far:.1e} of the largest apart, {CLOSE:.0e} allowed", far <= CLOSE
+        result = f"{far:.1e} of the largest apart, {_CLOSE:.0e} allowed"
+        yield Finding(bench.algo, f"{what} are the CPU's", result, far <= _CLOSE)
 
 
 def _draws(live: _Live) -> list[torch.Tensor]:
@@ -347,25 +333,11 @@ def _waits(*lives: _Live) -> tuple[str, bool]:
     """Learn with every wait an error."""
     for live in lives:
         live.learn(0)
+        torch.cuda.set_sync_debug_mode("error")
         try:
-            with _no_waiting():
-                live.learn(1)
+            live.learn(1)
         except RuntimeError as error:
             return f"{'eager' if live.spec.paths.capture == 'none' else 'graphs'}: {error}".splitlines()[0], False
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     return "yes", True
-
-
-@contextlib.contextmanager
-def _no_waiting() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def _times(eager: _Live, fast: _Live, what: str, repeats: int) -> tuple[float, float]:
-    """Median seconds of one call, in turns."""
-    pairs = [[live.seconds(getattr(live, what)) for live in (eager, fast)] for _ in range(repeats)]
-    slow, quick = (statistics.median(column) for column in zip(*pairs, strict=True))
-    return slow, quick

@@ -1,0 +1,150 @@
+"""Frames into films: GIF and WebP by Pillow, MP4 by the `ffmpeg` that imageio-ffmpeg brings.
+
+A frame is `[H, W, 3]` uint8. A film is begun with the frames a second, shown one frame after another, and written when
+its `with` block ends well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evopipe.errors import UsageError
+from evopipe.storage import safeio
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from PIL import Image
+
+    Show = Callable[[npt.NDArray[np.uint8]], None]
+    Film = Callable[[int], AbstractContextManager[Show]]
+
+_RATE = 30  # frames a second; viewers slow down what is too fast for them
+
+
+@dataclass
+class Frames:
+    """Frames for an animation: what is wider than `width` pixels is made smaller; frames beyond 30 a second are left
+    out, and evenly so many that there are at most `most`.
+
+    Attributes:
+        images: what was kept.
+        fps: frames a second as they were shown; `shown`: how many.
+        every: the images are every how many-th of these.
+    """
+
+    width: int
+    most: float = math.inf
+    colours: int | None = None
+    images: list[Image.Image] = field(default_factory=list)
+    fps: int = _RATE
+    shown: int = 0
+    every: int = 1
+
+    @contextlib.contextmanager
+    def begin(self, fps: int) -> Iterator[Show]:
+        """Take the number of frames a second, and give the function that takes frames."""
+        self.fps, self.every = fps, math.ceil(fps / _RATE)
+        yield self._show
+
+    def _show(self, frame: npt.NDArray[np.uint8]) -> None:
+        from PIL import Image
+
+        self.shown += 1
+        if (self.shown - 1) % self.every:
+            return
+        image = Image.fromarray(frame)
+        if image.width > self.width:
+            height = max(1, round(image.height * self.width / image.width))
+            image = image.resize((self.width, height), Image.Resampling.BOX)
+        if self.colours is not None:
+            image = image.quantize(self.colours, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        self.images.append(image)
+        if len(self.images) > self.most:
+            self.images, self.every = self.images[::2], 2 * self.every
+
+    @property
+    def gap(self) -> float:
+        """Milliseconds from image to image at the pace that was shown."""
+        return 1000 * self.every / self.fps
+
+
+def animate(images: Sequence[Image.Image], kind: str, gap: float, unit: int, rest: int = 0, **options: Any) -> bytes:
+    """Return an animation that repeats.
+
+    Args:
+        images: at least one.
+        kind: GIF or WEBP.
+        gap: milliseconds from image to image.
+        unit: milliseconds that the format counts in. Times are rounded, not gaps: errors do not add up.
+        rest: milliseconds that the last one stays longer.
+        options: Pillow's for the format.
+    """
+    times = [unit * round(gap * number / unit) for number in range(len(images) + 1)]
+    times[-1] += rest
+    stream = io.BytesIO()
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    images[0].save(stream, kind, save_all=True, append_images=images[1:], duration=gaps, loop=0, **options)
+    return stream.getvalue()
+
+
+@contextlib.contextmanager
+def gif(path: Path, fps: int) -> Iterator[Show]:
+    """Write an animated GIF at most 400 pixels wide.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    frames = Frames(400, colours=128)
+    with frames.begin(fps) as show:
+        yield show
+    safeio.write_bytes(path, animate(frames.images, "GIF", frames.gap, unit=10, optimize=False))
+
+
+@contextlib.contextmanager
+def mp4(path: Path, fps: int) -> Iterator[Show]:
+    """Write an H.264 film with every frame in full size.
+
+    Raises:
+        UsageError: the extra `video` is not installed.
+        DiskError: it cannot be written.
+    """
+    try:
+        import imageio_ffmpeg
+    except ImportError:
+        raise UsageError('MP4 needs the extra `video`: pip install "evopipe[video]"; GIF needs none') from None
+    encoders: list[Any] = []
+    with tempfile.TemporaryDirectory(prefix="evopipe-film-") as folder, contextlib.ExitStack() as ending:
+        part = Path(folder, "film.mp4")
+
+        def show(frame: npt.NDArray[np.uint8]) -> None:
+            height, width = frame.shape[:2]
+            even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")  # the codec halves both
+            if not encoders:
+                encoders.append(
+                    imageio_ffmpeg.write_frames(
+                        str(part),
+                        (even.shape[1], even.shape[0]),
+                        fps=fps,
+                        macro_block_size=1,
+                        ffmpeg_log_level="error",
+                        output_params=["-movflags", "+faststart"],
+                    )
+                )
+                ending.callback(encoders[0].close)
+                encoders[0].send(None)
+            encoders[0].send(np.ascontiguousarray(even))
+
+        yield show
+        ending.close()
+        safeio.write_bytes(path, part.read_bytes())

@@ -1,0 +1,95 @@
+"""The report's page: one HTML file that holds everything, fetches nothing and has no script."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from evopipe.errors import DataError
+from evopipe.report import draw, figures, words
+from evopipe.report.movie import Movie, film
+from evopipe.report.read import ELITE, Run, read
+
+
+def page(folder: str | Path, params: Mapping[str, Any]) -> str:
+    """Return the report of a finished run as one HTML file's text.
+
+    Args:
+        folder: the folder that the pipeline ran in: it has `reports/` and `models/elite/`.
+        params: the parameters to show, in the layout of `params.yaml`.
+
+    Returns:
+        Text that is the same for the same files and parameters, and loads nothing from elsewhere.
+
+    Raises:
+        MissingInputError: a file of the run is not there.
+        DataError: a file of the run is damaged, or the run is another one than the parameters describe.
+    """
+    run, elite = read(Path(folder)), Path(folder) / ELITE
+    wanted = {"algo": params.get("train", {}).get("algo"), "env": params.get("env", {}).get("id")}
+    found = {"algo": run.policy["algo"], "env": run.policy["env"]["id"]}
+    for name, value in wanted.items():
+        if value not in (None, found[name]):
+            raise DataError(
+                f"{elite}: written for {name} {found[name]!r}, params.yaml says {value!r}; run `evopipe export` or "
+                "`dvc repro export` again"
+            )
+    return compose(run, params, film(elite, run.elite, params.get("evaluate", {}).get("steps")))
+
+
+def compose(run: Run, params: Mapping[str, Any], movie: Movie | str) -> str:
+    """Return the page of a run that was read, with the film of its elite or the sentence in its place."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        extensions=["jinja2.ext.do"],
+        finalize=lambda value: words.clean(value) if type(value) is str else value,
+        keep_trailing_newline=True,
+        lstrip_blocks=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.globals |= {"figures": figures, "words": words, "flat": _flat, "breakable": _breakable}
+    environment.globals["inline"] = lambda webp: f"data:image/webp;base64,{base64.b64encode(webp).decode()}"
+    environment.tests["finite"] = math.isfinite
+    provenance, algo = dict(run.policy["provenance"]), run.policy["algo"]
+    machine = provenance.pop("fingerprint", {})
+    provenance.setdefault("git_revision", None)
+    with draw.style():
+        return environment.get_template("page.html.j2").render(
+            run=run,
+            movie=movie,
+            origins={"provenance": provenance, "machine and versions": machine},
+            settings={
+                "general": {"seed": params.get("seed")},
+                **{name: value for name, value in params.items() if name not in ("algos", "seed")},
+                f"algos.{algo}": params.get("algos", {}).get(algo, {}),
+            },
+        )
+
+
+def without_measured(text: str) -> str:
+    """Return a page without the part that holds a measurement, for comparisons: the rest is the same for equal runs."""
+    start, end = "<!-- measured -->", "<!-- /measured -->"
+    return re.sub(f"{start}.*?{end}", start + end, text, flags=re.DOTALL)
+
+
+def _breakable(key: str) -> Markup:
+    """Let a long dotted name break where a person would break it."""
+    return escape(words.clean(key)).replace(".", Markup(".<wbr>")).replace("_", Markup("_<wbr>"))
+
+
+def _flat(value: Any, name: str = "") -> list[tuple[str, str]]:
+    """Return the leaves of nested mappings as text, by dotted name."""
+    if isinstance(value, Mapping) and value:
+        return [leaf for key, entry in value.items() for leaf in _flat(entry, f"{name}.{key}".lstrip("."))]
+    if isinstance(value, list | tuple):
+        return [(name, ", ".join(map(words.value, value)) or "none")]
+    return [(name, words.value(value))]
