@@ -14,19 +14,17 @@ from evopipe import algos, rng
 from evopipe.buffers.rollout import Rollout, StepLayout
 from evopipe.core import population
 from evopipe.core.population import Cohort, Member
-from evopipe.envs.make import EnvConfig
-from evopipe.evolve.mutate import MutationConfig
-from evopipe.evolve.select import TournamentConfig
 from evopipe.loops import acting
 from evopipe.loops.base import Loop
-from evopipe.loops.config import TrainConfig
 from evopipe.loops.on_policy import OnPolicy
 from evopipe.loops.problem import Problem, first_members, spaces_of
 from evopipe.loops.rollouts import learn_from_rollout
 from evopipe.loops.run import begin
 from evopipe.loops.steps import discount_rate
 from evopipe.rng import Purpose, Stream
-from evopipe.types import Batch, evolvable
+from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig, TrainConfig
+from evopipe.schema.declare import evolvable
+from evopipe.types import Batch
 
 CPU = torch.device("cpu")
 ALIKE = {

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from common import EnvClock, Parts, main, sync_of, timed
 
-from evopipe import rng, runtime
-from evopipe.config import Params, load_params, parse_params
+from evopipe import rng
 from evopipe.core.population import Cohort, dissolve
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import Interrupted
@@ -28,7 +27,9 @@ from evopipe.loops import base, on_policy, online
 from evopipe.loops.base import Loop
 from evopipe.loops.problem import Problem, first_members
 from evopipe.loops.steps import act, learn, updates_due
+from evopipe.machine import configure
 from evopipe.rng import Purpose, Stream
+from evopipe.schema.params import Params, load_params, parse_params
 from evopipe.stages import evaluate, population, train
 from evopipe.stages.setup import make_problem
 from evopipe.storage import safeio
@@ -236,7 +237,7 @@ def _stop_at(s: Settings, runs: list[Loop]) -> None:
 def problem_of(s: Settings, size: int) -> Problem:
     """Return the problem of a population of `size`."""
     params = params_of(s, size)
-    return make_problem(params, runtime.configure(params.runtime))
+    return make_problem(params, configure(params.runtime))
 
 
 def like_members(problem: Problem, size: int) -> list[Any]:
@@ -413,7 +414,7 @@ def _grad(call: Callable[[], float]) -> float:
 def efficiency(s: Settings) -> dict[str, Any]:
     """Environment, acting and learning, each alone, over the loop's time for the same work. In one process."""
     params = params_of({**s, "env_workers": 0, "evo_steps": 10**9, "max_steps": 10**9})
-    problem = make_problem(params, runtime.configure(params.runtime))
+    problem = make_problem(params, configure(params.runtime))
     loop = online.Online(problem, like_members(problem, s["population"]))
     while loop.step <= s["warm_steps"]:
         loop.advance()
@@ -466,7 +467,7 @@ def _learn_alone(loop: online.Online, first: int, ticks: int) -> float:
 def acting(s: Settings) -> dict[str, Any]:
     """Time ticks of the loop before its first rollout ends: the environments, acting, and keeping what happened."""
     params = params_of(s)
-    problem = make_problem(params, runtime.configure(params.runtime))
+    problem = make_problem(params, configure(params.runtime))
     loop = train.begin(problem, like_members(problem, s["population"]))
     for _ in range(s["warm_ticks"]):
         loop.advance()
@@ -543,7 +544,7 @@ def roofline(s: Settings) -> dict[str, Any]:
         steps += 1
         if terminated:
             env.reset(seed=steps)
-    runtime.configure(params_of(s).runtime)
+    configure(params_of(s).runtime)
     with torch.no_grad():
         products = timed(products_call(s, s["population"]), s["part_seconds"], sync=sync_of(s["device"]))
     return {

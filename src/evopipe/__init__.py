@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from evopipe.api import Result
     from evopipe.api import run as train
-    from evopipe.config import Params, load_params, parse_params
     from evopipe.policy import Policy, load
+    from evopipe.schema.params import Params, load_params, parse_params
 
 __version__ = "0.1.0"
 __all__ = ["Params", "Policy", "Result", "__version__", "load", "load_params", "parse_params", "train"]
 
 _HOMES = {
-    "Params": ("evopipe.config", "Params"),
+    "Params": ("evopipe.schema.params", "Params"),
     "Policy": ("evopipe.policy", "Policy"),
     "Result": ("evopipe.api", "Result"),
     "load": ("evopipe.policy", "load"),
-    "load_params": ("evopipe.config", "load_params"),
-    "parse_params": ("evopipe.config", "parse_params"),
+    "load_params": ("evopipe.schema.params", "load_params"),
+    "parse_params": ("evopipe.schema.params", "parse_params"),
     "train": ("evopipe.api", "run"),
 }
 

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from evopipe.errors import EvopipeError
+from evopipe.errors import EvopipeError, translate_failures
 
 _REEXECUTED = "EVOPIPE_REEXECUTED"
 
@@ -37,17 +37,20 @@ def _run(arguments: list[str]) -> int:
 
 def report(error: Exception) -> int:
     """Print what went wrong and return the exit code."""
-    if not isinstance(error, EvopipeError):
-        import typer
+    try:
+        with translate_failures():
+            raise error
+    except EvopipeError as known:
+        return _complain(str(known), known.exit_code)
+    except Exception:
+        pass
+    import typer
 
-        # Typer brings its own copy of click in some versions: this is the UsageError of the one in use.
-        if isinstance(error, typer.BadParameter.__mro__[1]):
-            return _report_usage(error)
-        if isinstance(error, typer.Abort):
-            return _complain("interrupted", 130)
-        error = _translated(error)
-    if isinstance(error, EvopipeError):
-        return _complain(str(error), error.exit_code)
+    # Typer brings its own copy of click in some versions: this is the UsageError of the one in use.
+    if isinstance(error, typer.BadParameter.__mro__[1]):
+        return _report_usage(error)
+    if isinstance(error, typer.Abort):
+        return _complain("interrupted", 130)
     what = f"{type(error).__name__}: {error}".rstrip(": ").partition("\n")[0]
     return _complain(f"internal error: {what}; this is a bug in evopipe: re-run with --debug and report it", 1)
 
@@ -60,17 +63,6 @@ def _report_usage(error: Exception) -> int:
         return 64
     command = context.command_path if context else "evopipe"
     return _complain(f"{message.rstrip('.')} (see {command} --help)", 64)
-
-
-def _translated(error: Exception) -> Exception:
-    """The typed error for a failure of the machine (memory, disk), or the error itself."""
-    from evopipe.runtime import translate_failures
-
-    try:
-        with translate_failures():
-            raise error
-    except Exception as translated:
-        return translated
 
 
 def _complain(message: str, code: int) -> int:

@@ -6,8 +6,17 @@ Every error that a user can cause says *what* went wrong, *where*, and *what to 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import errno
+import sys
+from collections.abc import Iterable, Iterator
+
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO})
+_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
+# HDF5 and safetensors report a failed write in words, in errors of their own.
+_DISK_WORDS = ("No space left on device", "Disk quota exceeded", "Read-only file system")
+_MEMORY_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
 
 class EvopipeError(Exception):
@@ -87,3 +96,56 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `", did you mean 'x'?"` for the nearest known word, or an empty string where none is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f", did you mean {near[0]!r}?" if near else ""
+
+
+@contextlib.contextmanager
+def translate_failures() -> Iterator[None]:
+    """Give failures of the machine a sentence that says what to do. Errors that already have one pass.
+
+    Raises:
+        ResourceError: memory ran out, of the host or of the device.
+        DiskError: a file could not be written: disk full, quota, read-only, no permission.
+    """
+    try:
+        yield
+    except EvopipeError:
+        raise
+    except Exception as error:
+        if _is_memory(error):
+            raise ResourceError(
+                f"memory ran out ({_first_line(error)}); lower train.replay.capacity, population.size or env.num_envs"
+            ) from error
+        if _is_disk(error):
+            where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+            raise DiskError(
+                f"{where}a file could not be written ({_first_line(error)}); free some space or make the folder "
+                "writable, then run again: training continues from its last checkpoint"
+            ) from error
+        if isinstance(error, OSError) and error.errno in _FORBIDDEN and error.filename:
+            raise DiskError(
+                f"{error.filename}: this process may not use that file ({_first_line(error)}); change its permissions, "
+                "or run as the user who owns it"
+            ) from error
+        raise
+
+
+def _is_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    torch = sys.modules.get("torch")  # Not imported: then no error is torch's.
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY_WORDS)
+
+
+def _is_disk(error: Exception) -> bool:
+    if isinstance(error, OSError) and error.errno in _DISK:
+        return True
+    return any(words in str(error) for words in _DISK_WORDS)
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -24,10 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from evopipe import algos, rng, runtime
+from evopipe import algos, rng
 from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.buffers.rollout import StepLayout
-from evopipe.config import parse_params
 from evopipe.core import population
 from evopipe.core.graphs import Capture, Paths
 from evopipe.core.population import Cohort, Member
@@ -36,7 +35,10 @@ from evopipe.loops.acting import gather, step
 from evopipe.loops.problem import Problem, first_members
 from evopipe.loops.rollouts import RolloutLessons, learn_from_rollout
 from evopipe.loops.steps import act, learn
+from evopipe.machine import configure
 from evopipe.rng import Purpose
+from evopipe.schema.blocks import RuntimeConfig
+from evopipe.schema.params import parse_params
 from evopipe.stages.setup import make_problem
 from evopipe.types import Chosen
 
@@ -83,7 +85,7 @@ def find_device(kind: str) -> torch.device:
             f"gpu check: torch sees no CUDA device here (torch {torch.__version__} {build}); run it on a machine with "
             "one, or try the check itself with --device cpu"
         )
-    return runtime.configure(runtime.RuntimeConfig.model_validate({"device": kind}))
+    return configure(RuntimeConfig.model_validate({"device": kind}))
 
 
 def check(

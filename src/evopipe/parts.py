@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core.population import Cohort, Member, dissolve, form
-from evopipe.envs.make import EnvConfig, make_env
+from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.envs.workers import Crew
-from evopipe.evolve.mutate import Mutation, MutationConfig, mutate
-from evopipe.evolve.select import Selection, TournamentConfig, tournament
+from evopipe.evolve.mutate import Mutation, mutate
+from evopipe.evolve.select import Selection, tournament
 from evopipe.evolve.step import Evolved, evolve
 from evopipe.loops.evaluate import Episodes, evaluate
 from evopipe.loops.on_policy import OnPolicy
@@ -16,7 +16,8 @@ from evopipe.loops.online import Online
 from evopipe.loops.problem import Problem, first_members
 from evopipe.loops.run import begin
 from evopipe.loops.steps import act, learn, take_note, updates_due
-from evopipe.runtime import configure
+from evopipe.machine import configure
+from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig
 from evopipe.stages.setup import make_problem
 
 __all__ = [

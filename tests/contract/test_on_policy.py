@@ -17,7 +17,6 @@ import torch
 import populations
 from evopipe import policy
 from evopipe.algos import get, on_policy
-from evopipe.config import load_params
 from evopipe.core import optim, population
 from evopipe.core.graphs import Paths
 from evopipe.core.population import Member
@@ -29,6 +28,7 @@ from evopipe.loops.on_policy import OnPolicy, collect
 from evopipe.loops.problem import Problem, first_members
 from evopipe.loops.rollouts import learn_from_rollout, rollout_ends
 from evopipe.loops.run import begin
+from evopipe.schema.params import load_params
 from evopipe.storage.dataset import Transitions
 from evopipe.types import Learned
 from populations import (

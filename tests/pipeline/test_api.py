@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import evopipe
-from evopipe.config import load_params
 from evopipe.errors import MissingInputError, ParamsError
+from evopipe.schema.params import load_params
 from tiny import digests, params, write_params
 
 SHORT = {"train.max_steps": 800}

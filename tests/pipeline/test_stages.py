@@ -169,7 +169,7 @@ def test_transitions_of_another_environment(folder: Path) -> None:
 
 
 def test_made_for_another_algorithm(folder: Path) -> None:
-    from evopipe.config import load_params
+    from evopipe.schema.params import load_params
     from evopipe.stages.setup import make_problem, read_members, write_members
 
     problem = make_problem(load_params(folder / "params.yaml"))
@@ -188,7 +188,7 @@ def test_made_for_another_algorithm(folder: Path) -> None:
 
 def test_a_run_goes_on_from_the_members_of_another(folder: Path) -> None:
     """The elite first, then the others; as they were, in places and with keys of their own; and they learn on."""
-    from evopipe.config import load_params
+    from evopipe.schema.params import load_params
     from evopipe.stages.setup import make_problem, read_members
 
     shutil.copytree(folder / "models/trained", folder / "models/start")

@@ -14,10 +14,11 @@ import torch
 
 from device import DEVICE, Device
 from evopipe.envs.batched import OFFERED, Batched, BatchedStep, make_batched
-from evopipe.envs.make import EnvConfig, make_env
+from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.envs.workers import Crew
 from evopipe.errors import ParamsError, UsageError
+from evopipe.schema.blocks import EnvConfig
 from tiny import call, digests, write_params
 
 CPU = torch.device("cpu")

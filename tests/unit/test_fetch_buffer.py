@@ -13,8 +13,8 @@ import pytest
 from minari import MinariDataset
 
 from evopipe import policy
-from evopipe.config import Params
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, ParamsError
+from evopipe.schema.params import Params
 from evopipe.stages import buffer, fetch, population
 from evopipe.stages.paths import POPULATION
 from evopipe.stages.setup import make_problem, read_members

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import tiny
-from evopipe.config import parse_params
 from evopipe.core.graphs import Body, FastPathWarning, Paths, Runner, upload
 from evopipe.loops.problem import first_members
+from evopipe.schema.params import parse_params
 from evopipe.stages.setup import make_problem
 from populations import problem
 

@@ -15,10 +15,10 @@ import torch
 
 import populations
 from evopipe.buffers.replay import RowLayout
-from evopipe.config import parse_params
 from evopipe.errors import DataError, EvopipeError, ParamsError
 from evopipe.loops.offline import Offline, pack
 from evopipe.loops.problem import Problem, first_members
+from evopipe.schema.params import parse_params
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
 from evopipe.storage.dataset import Transitions, read_minari, read_transitions
 from evopipe.types import Spaces

@@ -14,7 +14,7 @@ import pytest
 
 import tiny
 from evopipe.errors import DataError
-from evopipe.storage.yamlio import read_yaml
+from evopipe.schema.read import read_yaml
 from evopipe.track.experiments import Locked, of_workspace
 from evopipe.track.record import md5_of
 

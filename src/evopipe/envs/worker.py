@@ -16,11 +16,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from evopipe.envs.make import EnvConfig
 from evopipe.envs.rows import Fault, Rows, broken, compute_alike, describe_spec, make_rows
 from evopipe.envs.shared import Bell, Message, Op, SharedArrays, read_message
 from evopipe.errors import EvopipeError
-from evopipe.processes import ignore_stop_signals, signal_at_parent_death
+from evopipe.schema.blocks import EnvConfig
+from evopipe.signals import ignore_stop_signals, signal_at_parent_death
 from evopipe.types import Spaces
 
 _LOOK_SECONDS = 2.0  # between two looks at whether the starter is still there

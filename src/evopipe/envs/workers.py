@@ -22,10 +22,10 @@ from typing import Any, Literal
 import numpy as np
 
 from evopipe import errors
-from evopipe.envs.make import EnvConfig
 from evopipe.envs.rows import NO_MASK, Actions, Begun, Fault, Ints, Stepped, describe_spec, floating_point
 from evopipe.envs.shared import Bell, Message, Op, SharedArrays, read_message
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError
+from evopipe.schema.blocks import EnvConfig
 from evopipe.types import Spaces
 
 MOST = 16  # workers that `auto` starts at most

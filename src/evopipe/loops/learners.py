@@ -30,7 +30,7 @@ from evopipe.envs.shared import Bell
 from evopipe.envs.workers import available_cpus
 from evopipe.errors import ParamsError, ResourceError
 from evopipe.loops.problem import Problem
-from evopipe.processes import ignore_stop_signals, signal_at_parent_death
+from evopipe.signals import ignore_stop_signals, signal_at_parent_death
 
 MOST = 16  # processes that `auto` uses at most
 LINE = 64  # bytes of a cache line

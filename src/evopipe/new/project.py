@@ -17,11 +17,13 @@ from typing import Any
 from ruamel.yaml import YAML
 
 import evopipe
-from evopipe.envs.make import ActionSpace, EnvConfig, make_env
+from evopipe.envs.make import ActionSpace, make_env
 from evopipe.envs.observations import ObservationSpace
 from evopipe.errors import EvopipeError, ParamsError, UsageError
+from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.read import parse_yaml
+from evopipe.schema.write import dump_yaml
 from evopipe.storage import safeio
-from evopipe.storage.yamlio import flow, parse_yaml
 
 MODULE, STUB = "my_env.py", "my_env:Catch-v0"
 REQUIREMENTS = "requirements.txt"
@@ -154,7 +156,7 @@ def params_yaml(root: str, values: Mapping[str, Any]) -> str:
         found = _ENTRY.fullmatch(lines[number])
         if found is None or found["key"].strip() != key.rpartition(".")[2]:
             raise EvopipeError(f"params.yaml of this installation has no {key!r}; install evopipe again")
-        lines[number] = f"{found['key']}: {flow(value)}{found['comment'] or ''}"
+        lines[number] = f"{found['key']}: {dump_yaml(value, on_one_line=True).strip()}{found['comment'] or ''}"
     return "\n".join(lines) + "\n"
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from evopipe.algos import get
-from evopipe.config import Params
 from evopipe.core.graphs import Paths
 from evopipe.core.population import Member
 from evopipe.errors import DataError, MissingInputError
 from evopipe.loops.problem import Problem, spaces_of
+from evopipe.schema.params import Params
 from evopipe.storage import members as stored
 from evopipe.storage import safeio
 

@@ -9,9 +9,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from evopipe import __version__, runtime
-from evopipe.config import Params
+from evopipe import __version__
 from evopipe.errors import EvopipeError
+from evopipe.keys import dvc_root
+from evopipe.machine import git_revision
+from evopipe.schema.params import Params
 from evopipe.track import record
 from evopipe.track.courier import ADVICE, Courier, start
 from evopipe.track.run import TRAINED, WRITTEN_BY
@@ -19,7 +21,7 @@ from evopipe.track.run import TRAINED, WRITTEN_BY
 
 def home(folder: Path = Path()) -> Path:
     """Return the folder of all trainings' records."""
-    return runtime.dvc_root(folder) / ".evopipe" / "train"
+    return dvc_root(folder) / ".evopipe" / "train"
 
 
 def courier(params: Params, state: Path, folder: Path) -> Courier:
@@ -30,14 +32,14 @@ def courier(params: Params, state: Path, folder: Path) -> Courier:
         state: the training's state folder.
         folder: the folder that the pipeline runs in.
     """
-    root = runtime.dvc_root(folder)
+    root = dvc_root(folder)
     if not _wanted(params):
         return Courier(None, root, params.tracking)
     try:
         record.begin(
             state,
             params.model_dump(mode="json"),
-            runtime.git_revision(folder.absolute()),
+            git_revision(folder.absolute()),
             os.environ.get("DVC_EXP_NAME"),
             __version__,
         )
@@ -65,7 +67,7 @@ def attach(params: Params, stages: Iterable[str], folder: Path = Path()) -> None
         try:
             place = record.find(home(folder), record.md5_of(folder / TRAINED))
             if place is not None and record.keep(place, folder, names):
-                start(place, runtime.dvc_root(folder), params.tracking, subprocess.DEVNULL)
+                start(place, dvc_root(folder), params.tracking, subprocess.DEVNULL)
         except EvopipeError as error:
             _warn(error)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 import evopipe
-from evopipe.track.config import TrackingConfig
+from evopipe.schema.blocks import TrackingConfig
 from evopipe.track.record import LOG, STATUS, read_problem
 from evopipe.track.run import missing_package
 

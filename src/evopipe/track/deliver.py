@@ -17,8 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from evopipe.errors import BusyError, EvopipeError
+from evopipe.schema.blocks import Tracker as Name
+from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage.lock import RunLock
-from evopipe.track.config import Name, TrackingConfig
 from evopipe.track.record import Record, write_status
 from evopipe.track.run import Backend, New, Run, TrackerError, missing_package
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from evopipe.errors import EvopipeError
+from evopipe.schema.blocks import Tracker as Name
 from evopipe.track.base import Generation, MemberRow
-from evopipe.track.config import Name
 
 Status = Literal["running", "finished", "killed"]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from evopipe.errors import BusyError, EvopipeError, MissingInputError
+from evopipe.schema.blocks import TrackingConfig
 from evopipe.track import record
-from evopipe.track.config import TrackingConfig
 from evopipe.track.deliver import Channel, lock_of
 from evopipe.track.experiments import Locked, locked, of_workspace
 from evopipe.track.run import FILES, New, Run, TrackerError

@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage import safeio
-from evopipe.track.config import TrackingConfig
 from evopipe.track.marks import Marks
 from evopipe.track.run import EVALUATION, New, Run, evaluation_metrics, flat_params, member_metrics, population_metrics
 

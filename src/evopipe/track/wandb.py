@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage import safeio
-from evopipe.track.config import TrackingConfig
 from evopipe.track.marks import Marks
 from evopipe.track.run import (
     ELITE,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evopipe.errors import DataError, MissingInputError
+from evopipe.schema.read import read_yaml
 from evopipe.stages import paths
-from evopipe.storage.yamlio import read_yaml
 
 MEASURED = frozenset({paths.TIMING.as_posix()})
 """Outs that are measurements of time: they differ from run to run, and nothing is computed from them."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evopipe import runtime
 from evopipe.errors import DataError, EvopipeError
+from evopipe.machine import fingerprint
 from evopipe.stages import paths
 from evopipe.storage import safeio
 from evopipe.verify import clones, compare, lock
@@ -94,7 +94,7 @@ def committed_lock(pipeline: Path, tolerance: float, keep: bool, tell: Tell, war
         rows = lock.compare(before, committed, clone.project, tolerance)
         causes = compare.origins(rows, before)
         there = _fingerprint(committed.get(paths.ELITE.as_posix()))
-        here = _fingerprint(clone.project / paths.ELITE) or runtime.fingerprint()
+        here = _fingerprint(clone.project / paths.ELITE) or fingerprint()
     table = compare.table(rows, ("lock", "here"))
     lines = [f"dvc.lock of {origin.revision[:12]}", "", *table, "", _count(rows), "", *_machines(there, here)]
     return Result(rows, lines, _problem(rows, causes, "dvc.lock and this machine"))

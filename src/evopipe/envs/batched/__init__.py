@@ -15,10 +15,11 @@ import torch
 from pydantic import ValidationError
 
 from evopipe.envs.batched.dynamics import Acrobot, CartPole, Dynamics, MountainCar, MountainCarContinuous, Pendulum
-from evopipe.envs.make import ActionSpace, EnvConfig, make_env
+from evopipe.envs.make import ActionSpace, make_env
 from evopipe.envs.observations import ObservationSpace
 from evopipe.errors import ParamsError, did_you_mean
 from evopipe.rng import Purpose, uniform
+from evopipe.schema.blocks import EnvConfig
 from evopipe.types import Spaces
 
 OFFERED: dict[str, Callable[..., Dynamics]] = {

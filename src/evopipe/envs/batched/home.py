@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from evopipe.envs.batched import make_batched
-from evopipe.envs.make import EnvConfig
 from evopipe.envs.rows import Actions, Begun, Ints, Stepped
+from evopipe.schema.blocks import EnvConfig
 
 
 class Tensors:

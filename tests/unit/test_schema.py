@@ -1,4 +1,4 @@
-"""`config.py`: what a params file may say, and the sentence for everything else."""
+"""`schema/params.py`: what a params file may say, and the sentence for everything else."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from evopipe import algos
-from evopipe.config import MAX_PROBLEMS, Params, json_schema, load_params, parse_params
 from evopipe.errors import MissingInputError, ParamsError
-from evopipe.schema_yaml import block
+from evopipe.schema.params import MAX_PROBLEMS, Params, json_schema, load_params, parse_params
+from evopipe.schema.write import block
 
 ROOT = Path(__file__).parents[2]
 ROOT_TEXT = (ROOT / "params.yaml").read_text()
@@ -112,7 +112,7 @@ def test_an_unknown_key_of_an_algorithm(edited: Edit) -> None:
         ("encoder: .*", "encoder: 64", "      encoder:", "algos.dqn.network.encoder: expected a list, got 64"),
         ("node_steps: .*", "node_steps: []", "      node_steps:", "evolution.mutation.architecture.node_steps: must "),
         ("^export:\n.*", "export: [1]", "export:", "export: expected a block of keys, got a list"),
-        ("  id: LunarLander-v3", "  id: ''", "  id:", "env.id: must have 1 or more characters, got the text ''"),
+        ("  id: LunarLander-v3", "  id: ''", "  id:", "env.id: must have at least 1 character, got the text ''"),
         ("algo: dqn", "algo: dqm", "  algo:", "train.algo: unknown algorithm 'dqm', did you mean 'dqn'?"),
         ("algo: dqn", "algo: zzz", "  algo:", "train.algo: unknown algorithm 'zzz', known are: "),
         ("evo_steps: .*", "evo_steps: 15", "  evo_steps:", "train.evo_steps: must be at least env.num_envs (16), for "),
