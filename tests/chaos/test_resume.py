@@ -16,9 +16,10 @@ import torch
 
 import populations
 import tiny
-from evopipe import algos, config
+from evopipe import algos
 from evopipe.loops.online import Online
 from evopipe.loops.run import begin
+from evopipe.schema.params import Params, load_params
 from evopipe.stages.setup import make_problem, read_members
 from evopipe.storage.checkpoint import CheckpointStore
 from tiny import TRAINED, Run, Starter, call, checkpoints, digests, evopipe, starter, wait_for, write_params
@@ -108,7 +109,7 @@ def test_killed_fifty_times(start: Starter, tmp_path: Path, expected: dict[str, 
 def test_every_bit_of_the_state_comes_back(tmp_path: Path, sharing: str) -> None:
     """Replay, moments, environments, counters: the whole state, saved and loaded at random ticks."""
     folder = prepared(tmp_path, {"train.replay.sharing": sharing, "train.max_steps": 1000})
-    params = config.load_params(folder / "params.yaml")
+    params = load_params(folder / "params.yaml")
     problem = make_problem(params)
     members, _ = read_members(folder / "models/population", problem, "population")
 
@@ -157,7 +158,7 @@ def on_policy(kind: str) -> dict[str, Any]:
 def test_every_bit_of_an_on_policy_state_comes_back(tmp_path: Path, kind: str) -> None:
     """Half-full rollouts, what networks remember, actions that are chosen: saved and loaded at random ticks."""
     folder = prepared(tmp_path, {**on_policy(kind), "train.max_steps": 1000})
-    problem = make_problem(config.load_params(folder / "params.yaml"))
+    problem = make_problem(load_params(folder / "params.yaml"))
     members, _ = read_members(folder / "models/population", problem, "population")
 
     def step(loop: Any, choose: bool = False) -> None:
@@ -348,7 +349,7 @@ def test_saving_takes_little_of_the_time(tmp_path: Path) -> None:
         tmp_path,
         {"train.max_steps": 40_000, "train.evo_steps": 10_000, "train.replay.capacity": 100_000, "train.warm_start": 0},
     )
-    params = config.load_params(folder / "params.yaml")
+    params = load_params(folder / "params.yaml")
     problem = make_problem(params)
     members, _ = read_members(folder / "models/population", problem, "population")
     loop = Online(problem, members)
@@ -363,7 +364,7 @@ def test_saving_takes_little_of_the_time(tmp_path: Path) -> None:
         store.save(step, *loop.state())
         costs.append(time.perf_counter() - began)
     loop.close()
-    seconds = config.Params().runtime.checkpoint_seconds
+    seconds = Params().runtime.checkpoint_seconds
     share = sorted(costs)[2] / seconds
     print(f"a save takes {sorted(costs)[2] * 1000:.0f} ms, {100 * share:.2f} % of {seconds:.0f} s")
     assert share <= 0.02
