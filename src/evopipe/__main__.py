@@ -16,7 +16,11 @@ def main() -> int:
     arguments = sys.argv[1:]
     try:
         _run_code_of_this_tree()
-        return _run(arguments)
+        from evopipe.cli import app, globals_first
+
+        code = app(args=globals_first(arguments), prog_name="evopipe", standalone_mode=False)
+        # Typer turns KeyboardInterrupt into this code, and says nothing.
+        return _complain("interrupted", 130) if code == 130 else code or 0
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
     except Exception as error:
@@ -25,14 +29,6 @@ def main() -> int:
 
             traceback.print_exc()
         return report(error)
-
-
-def _run(arguments: list[str]) -> int:
-    from evopipe.cli import app, globals_first
-
-    code = app(args=globals_first(arguments), prog_name="evopipe", standalone_mode=False)
-    # Typer turns KeyboardInterrupt into this code, and says nothing.
-    return _complain("interrupted", 130) if code == 130 else code or 0
 
 
 def report(error: Exception) -> int:

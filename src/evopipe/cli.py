@@ -59,7 +59,7 @@ env_app = _group("env", "Try environments.")
 
 
 @dataclass(frozen=True)
-class Options:
+class _Options:
     """The options that every command takes."""
 
     params: str
@@ -140,7 +140,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    context.obj = Options(params, quiet)
+    context.obj = _Options(params, quiet)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -240,9 +240,8 @@ def new(
     """Make a project of your own in a new folder."""
     from evopipe.new.project import make
 
-    made = make(folder, env)
-    context.obj.tell(f"{made.folder}: a project for {made.env_id}; {made.repository}")
-    context.obj.tell(f"next: cd {shlex.quote(str(made.folder))} && dvc repro")
+    context.obj.tell(make(folder, env))
+    context.obj.tell(f"next: cd {shlex.quote(str(folder))} && dvc repro")
 
 
 @app.command()

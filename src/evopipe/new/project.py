@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from string import Template
@@ -25,20 +24,19 @@ from evopipe.schema.read import parse_yaml
 from evopipe.schema.write import dump_yaml
 from evopipe.storage import safeio
 
-MODULE, STUB = "my_env.py", "my_env:Catch-v0"
-REQUIREMENTS = "requirements.txt"
-_TEMPLATE = Path(__file__).parent / "template"
+_MODULE, _STUB = "my_env.py", "my_env:Catch-v0"
+_REQUIREMENTS = "requirements.txt"
 _OWN_CODE = "src/evopipe"
 _ENTRY = re.compile(r"(?P<key>\s*[\w-]+): *(?P<value>.*?)(?P<comment>  #.*)?")
 _WITHOUT_ENV = frozenset({"buffer"})  # reads the dataset alone
 
 _HEAD = f"""\
-The stages of evopipe. {REQUIREMENTS} stands for the code they run: another version of evopipe reruns them.
+The stages of evopipe. {_REQUIREMENTS} stands for the code they run: another version of evopipe reruns them.
 If a stage comes to read another file of yours, add it to its deps, and an edit of it reruns the stage.
 """
 
 _STUB_VALUES: Mapping[str, Any] = {
-    "env.id": STUB,
+    "env.id": _STUB,
     "env.num_envs": 4,
     "fetch.collect.policies.heuristic": 0.0,
     "fetch.collect.policies.random": 1.0,
@@ -54,17 +52,8 @@ _STUB_VALUES: Mapping[str, Any] = {
 """What the example environment wants otherwise than the project's own params.yaml."""
 
 
-@dataclass(frozen=True)
-class Made:
-    """What was made: the folder, its environment, and one sentence on git and DVC."""
-
-    folder: Path
-    env_id: str
-    repository: str
-
-
-def make(folder: Path, env_id: str | None = None) -> Made:
-    """Write a project: dvc.yaml, params.yaml, an environment, README, and a git and DVC repository.
+def make(folder: Path, env_id: str | None = None) -> str:
+    """Write a project, dvc.yaml, params.yaml, an environment, README, and a git and DVC repository; say what was made.
 
     Args:
         folder: where; it must not exist, or be empty.
@@ -85,7 +74,7 @@ def make(folder: Path, env_id: str | None = None) -> Made:
     try:
         for name, text in files.items():
             safeio.write_text(folder / name, text)
-        return Made(folder, env_id or STUB, _repository(folder))
+        return f"{folder}: a project for {env_id or _STUB}; {_repository(folder)}"
     except BaseException:
         _remove(folder, existed)
         raise
@@ -99,26 +88,23 @@ def contents(name: str, env_id: str | None = None) -> dict[str, str]:
         env_id: as `make`.
     """
     stub = env_id is None
-    rows = (
-        f"| `{MODULE}` | the environment: replace it by yours; `evopipe env check {STUB}` tries it |\n" if stub else ""
-    )
-    readme = Template((_TEMPLATE / "README.md").read_text(encoding="utf-8"))
+    row = f"| `{_MODULE}` | the environment: replace it by yours; `evopipe env check {_STUB}` tries it |\n"
+    readme = Template(_text("README.md")).substitute(name=name, env=env_id or _STUB, environment=row if stub else "")
     files = {
-        "README.md": readme.substitute(name=name, env=env_id or STUB, environment=rows),
-        REQUIREMENTS: f"evopipe=={evopipe.__version__}\n",
-        "dvc.yaml": dvc_yaml(_source("dvc.yaml"), (MODULE,) if stub else ()),
-        "params.yaml": params_yaml(_source("params.yaml"), _STUB_VALUES if stub else {"env.id": env_id}),
-        ".gitignore": (_TEMPLATE / "gitignore").read_text(encoding="utf-8"),
-        ".dvcignore": (_TEMPLATE / "dvcignore").read_text(encoding="utf-8"),
+        "README.md": readme,
+        _REQUIREMENTS: f"evopipe=={evopipe.__version__}\n",
+        "dvc.yaml": dvc_yaml(_text("dvc.yaml"), (_MODULE,) if stub else ()),
+        "params.yaml": params_yaml(_text("params.yaml"), _STUB_VALUES if stub else {"env.id": env_id}),
+        ".gitignore": _text("gitignore"),
+        ".dvcignore": _text("dvcignore"),
     }
-    if stub:
-        files[MODULE] = (_TEMPLATE / MODULE).read_text(encoding="utf-8")
-    return files
+    return files | ({_MODULE: _text(_MODULE)} if stub else {})
 
 
-def _source(name: str) -> str:
-    """Return a file of the root pipeline: the wheel brings it along, a source tree has it at its top."""
-    for place in (Path(__file__).parent / "pipeline", Path(__file__).parents[3]):
+def _text(name: str) -> str:
+    """A template, or a file of the root pipeline: the wheel brings it along, a source tree has it at its top."""
+    here = Path(__file__)
+    for place in (here.parent / "template", here.parent / "pipeline", here.parents[3]):
         if (place / name).is_file():
             return (place / name).read_text(encoding="utf-8")
     raise EvopipeError(f"{name}: missing in this installation of evopipe; install it again")
@@ -141,7 +127,7 @@ def dvc_yaml(root: str, modules: tuple[str, ...]) -> str:
     data.yaml_set_start_comment(_HEAD)
     for name, stage in data["stages"].items():
         kept = [dep for dep in stage["deps"] if not str(dep).startswith(_OWN_CODE)]
-        stage["deps"] = [*kept, REQUIREMENTS, *(() if name in _WITHOUT_ENV else modules)]
+        stage["deps"] = [*kept, _REQUIREMENTS, *(() if name in _WITHOUT_ENV else modules)]
     out = StringIO()
     yaml.dump(data, out)
     return out.getvalue()

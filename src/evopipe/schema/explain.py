@@ -43,7 +43,8 @@ class Problem:
     sentence: str
 
     def __str__(self) -> str:
-        return f"{'.'.join(map(str, self.path))}: {self.sentence}" if self.path else self.sentence
+        steps = (step if str(step).isprintable() else repr(step) for step in self.path)
+        return f"{'.'.join(map(str, steps))}: {self.sentence}" if self.path else self.sentence
 
 
 def located(problems: Iterable[Problem]) -> ValidationError:
@@ -155,19 +156,9 @@ def _hint(items: list[ErrorDetails]) -> str:
 
 
 def _got(value: Any) -> str:
-    match value:
-        case None:
-            return "nothing"
-        case bool():
-            return "true" if value else "false"
-        case int():  # Python refuses to print numbers of several thousand digits
-            return str(value) if abs(value) < 10**40 else "a number of over 40 digits"
-        case float():
-            return str(value)
-        case str():
-            return f"the text {value if len(value) <= 40 else value[:40] + '…'!r}"
-        case list() | tuple():
-            return "a list"
-        case Mapping():
-            return "a block of keys"
-    return f"a value of type {type(value).__name__}"
+    """A value as YAML may have it, cut short."""
+    try:
+        text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):  # not plain data, or a number that is too long to print
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= 40 else f"{text[:40]}…"

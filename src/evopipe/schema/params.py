@@ -27,7 +27,7 @@ from evopipe.schema.read import read_yaml
 from evopipe.types import Spaces
 
 MAX_PROBLEMS = 50
-MAX_ENVIRONMENTS = 65_536
+_MAX_ENVIRONMENTS = 65_536
 
 
 class Params(Schema):
@@ -56,10 +56,10 @@ class Params(Schema):
     @classmethod
     def _population_fits(cls, population: PopulationConfig, info: ValidationInfo) -> PopulationConfig:
         env = info.data.get("env")
-        if env is not None and population.size * env.num_envs > MAX_ENVIRONMENTS:
+        if env is not None and population.size * env.num_envs > _MAX_ENVIRONMENTS:
             sentence = (
                 f"{population.size} members with {env.num_envs} environments each (env.num_envs) are "
-                f"{population.size * env.num_envs} environments, at most {MAX_ENVIRONMENTS} are possible"
+                f"{population.size * env.num_envs} environments, at most {_MAX_ENVIRONMENTS} are possible"
             )
             raise located([Problem(("size",), sentence)])
         return population

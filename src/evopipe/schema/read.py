@@ -23,8 +23,8 @@ from ruamel.yaml.reader import ReaderError
 from evopipe.errors import MissingInputError, ParamsError
 
 MAX_BYTES = 1_000_000
-MAX_DEPTH = 20
-MAX_VALUES = 10_000  # about a second of parsing
+_MAX_DEPTH = 20
+_MAX_VALUES = 10_000  # about a second of parsing
 
 KeyPath = tuple[str | int, ...]
 
@@ -88,7 +88,7 @@ def parse_yaml(text: str, name: str) -> Document:
     """Parse one YAML mapping from `text`; errors begin with `name`. See `read_yaml`."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Composer = _Composer
-    yaml.max_depth = MAX_DEPTH
+    yaml.max_depth = _MAX_DEPTH
     marks: dict[KeyPath, tuple[int, int]] = {}
     try:
         root = yaml.compose(text)
@@ -140,8 +140,8 @@ class _Composer(Composer):
             shown = str(event.ctag).replace("tag:yaml.org,2002:", "!!")
             raise _Refused(event, f"tags ({shown}) are not supported: delete it")
         self.values += index is not None  # a key has none
-        if self.values > MAX_VALUES:
-            raise _Refused(event, f"more than {MAX_VALUES} values: keep data out of this file")
+        if self.values > _MAX_VALUES:
+            raise _Refused(event, f"more than {_MAX_VALUES} values: keep data out of this file")
         return super().compose_node(parent, index)
 
 
@@ -204,7 +204,7 @@ def _sentence(error: MarkedYAMLError) -> str:
     if isinstance(error, _Refused):
         return str(error.problem)
     if isinstance(error, MaxDepthExceededError):
-        return f"nested deeper than {MAX_DEPTH} levels: flatten it"
+        return f"nested deeper than {_MAX_DEPTH} levels: flatten it"
     what = ", ".join(part for part in (error.context, error.problem) if part).replace("'\\x00'", "the end")
     return f"not valid YAML ({what}): correct the line, mind indents and quotes"
 

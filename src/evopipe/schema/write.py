@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from ruamel.yaml import YAML
 
-WIDTH = 120
-INDENT = "  "
+_WIDTH = 120
+_INDENT = "  "
 
 
 def dump_yaml(data: Any, on_one_line: bool = False) -> str:
@@ -34,8 +34,8 @@ def block(name: str, values: BaseModel, depth: int = 0) -> str:
         values: what it holds.
         depth: how many blocks it stands in.
     """
-    indent = INDENT * depth
-    return "\n".join((f"{indent}{name}:", *_entries(values, indent + INDENT))) + "\n"
+    indent = _INDENT * depth
+    return "\n".join((f"{indent}{name}:", *_entries(values, indent + _INDENT))) + "\n"
 
 
 def _entries(values: BaseModel, indent: str) -> Iterator[str]:
@@ -45,9 +45,9 @@ def _entries(values: BaseModel, indent: str) -> Iterator[str]:
         blocks = isinstance(below, BaseModel) or (isinstance(below, dict) and below)
         yield from _commented(start if blocks else f"{start} {_on_one_line(plain)}", _comment(field), indent)
         if isinstance(below, BaseModel):
-            yield from _entries(below, indent + INDENT)
+            yield from _entries(below, indent + _INDENT)
         elif blocks:
-            yield from (f"{indent}{INDENT}{key}: {_on_one_line(value)}" for key, value in plain.items())
+            yield from (f"{indent}{_INDENT}{key}: {_on_one_line(value)}" for key, value in plain.items())
 
 
 def _on_one_line(value: Any) -> str:
@@ -64,9 +64,9 @@ def _comment(field: FieldInfo) -> str:
 
 def _commented(line: str, text: str, indent: str) -> Iterator[str]:
     """A line with its comment behind it, or above where it would become too long."""
-    if len(line) + len(f"  # {text}") <= WIDTH:
+    if len(line) + len(f"  # {text}") <= _WIDTH:
         yield f"{line}  # {text}" if text else line
         return
     mark = f"{indent}# "
-    yield from textwrap.wrap(text, WIDTH, initial_indent=mark, subsequent_indent=mark)
+    yield from textwrap.wrap(text, _WIDTH, initial_indent=mark, subsequent_indent=mark)
     yield line
