@@ -17,8 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from evopipe.errors import BusyError, EvopipeError
-from evopipe.schema.blocks import Tracker as Name
-from evopipe.schema.blocks import TrackingConfig
+from evopipe.schema.blocks import Tracker, TrackingConfig
 from evopipe.storage.lock import RunLock
 from evopipe.track.record import Record, write_status
 from evopipe.track.run import Backend, New, Run, TrackerError, missing_package
@@ -32,7 +31,7 @@ def lock_of(folder: Path) -> RunLock:
     return RunLock(folder.with_suffix(".track"))
 
 
-def open_backend(name: Name, config: TrackingConfig, root: Path) -> Backend:
+def open_backend(name: Tracker, config: TrackingConfig, root: Path) -> Backend:
     """Make one tracker ready.
 
     Args:
@@ -69,7 +68,7 @@ class Channel:
         root: the DVC root.
     """
 
-    def __init__(self, name: Name, config: TrackingConfig, root: Path) -> None:
+    def __init__(self, name: Tracker, config: TrackingConfig, root: Path) -> None:
         self.name = name
         self.problem: str | None = None
         self._make: Callable[[], Backend] = lambda: open_backend(name, config, root)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from evopipe.errors import EvopipeError
-from evopipe.schema.blocks import Tracker as Name
+from evopipe.schema.blocks import Tracker
 from evopipe.track.base import Generation, MemberRow
 
 Status = Literal["running", "finished", "killed"]
@@ -149,7 +149,7 @@ class Backend(Protocol):
         """Let go."""
 
 
-def missing_package(name: Name) -> str | None:
+def missing_package(name: Tracker) -> str | None:
     """Say what to install where a tracker's package is not there; it is not imported to find out."""
     from importlib.util import find_spec
 
