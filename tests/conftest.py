@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 
+# A shell starts background jobs with SIGINT ignored, and their children inherit that: the tests interrupt some.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Under load, several threads on nets this small are slower by orders of magnitude; and bits depend on the number.
 torch.set_num_threads(1)
 

@@ -22,7 +22,7 @@ from evopipe.core.graphs import Paths
 from evopipe.envs.pool import EnvPool
 from evopipe.loops import learners
 from evopipe.loops.offline import Offline, pack
-from evopipe.loops.online import Online, _byte_images
+from evopipe.loops.online import Online, byte_images
 from evopipe.loops.problem import Problem, first_members
 from evopipe.loops.steps import ReplayLessons, learn
 from evopipe.storage.checkpoint import CheckpointStore
@@ -389,10 +389,10 @@ def trained(run: Online) -> list[torch.Tensor]:
 
 def test_which_images_are_bytes() -> None:
     pool = EnvPool(pictures().env, 1)
-    assert [(image.channels, image.height) for image in _byte_images(pool)] == [(3, 6), (1, 6)], "bytes and flags"
-    assert [image.start for image in _byte_images(pool)] == [0, 120]
+    assert [(image.channels, image.height) for image in byte_images(pool)] == [(3, 6), (1, 6)], "bytes and flags"
+    assert [image.start for image in byte_images(pool)] == [0, 120]
     for env, kwargs in (("CartPole-v1", {}), ("Picture-v0", {"plain": True})):
-        assert _byte_images(EnvPool(problem(env, kwargs=kwargs).env, 1)) == []
+        assert byte_images(EnvPool(problem(env, kwargs=kwargs).env, 1)) == []
 
 
 @pytest.mark.parametrize("sharing", ["shared", "own"])
@@ -457,7 +457,7 @@ def test_a_graph_sees_frames_that_come_later(device: Device) -> None:
     p = pictures()
     (formed,) = replace(p, device=DEVICE).form(first_members(p, 3)[0])
     remote, (local,) = replace(formed, runner=Recorder(device)), p.form(first_members(p, 3)[0])
-    layout, images = RowLayout.of(p.spaces, False), _byte_images(EnvPool(p.env, 1))
+    layout, images = RowLayout.of(p.spaces, False), byte_images(EnvPool(p.env, 1))
     there, here = (Replay(layout, 1, 40, at, images=images) for at in (DEVICE, CPU))
     g, obs = np.random.default_rng(0), np.zeros((4, p.observations), np.float32)
     for tick in range(12):
@@ -499,7 +499,7 @@ def recorded(p: Problem, n: int = 90, seed: int = 0) -> Transitions:
     ends = np.append(episode[1:] != episode[:-1], True)
     terminated = ends & (random.random(n) < 0.5)
     shown = random.standard_normal((n + episode[-1] + 1, p.observations)).astype(np.float32)
-    for image in _byte_images(EnvPool(p.env, 1)):
+    for image in byte_images(EnvPool(p.env, 1)):
         pixels = random.integers(256, size=(len(shown), image.size)).astype(np.uint8)
         shown[:, image.start : image.start + image.size] = pixels / np.float32(255)
     at = np.arange(n) + episode

@@ -135,7 +135,8 @@ def mean(cfg: Config, out: torch.Tensor) -> torch.Tensor:
     """Return action values `[P, B, A]` from outputs `[P, B, A, K]`."""
     if not cfg.distributional:
         return out[..., 0]
-    return out.softmax(dim=-1) @ support(cfg.v_min, cfg.v_max, cfg.atoms, out.device)
+    # No product with a vector: its last bits depend on how many rows it has.
+    return (out.softmax(dim=-1) * support(cfg.v_min, cfg.v_max, cfg.atoms, out.device)).sum(dim=-1)
 
 
 def values(cfg: Config, state: State, obs: torch.Tensor) -> torch.Tensor:

@@ -56,15 +56,16 @@ def layer_norm(x: torch.Tensor, gain: torch.Tensor, bias: torch.Tensor, mask: to
             has pads.
 
     Returns:
-        `[P, B, H]`, zero on pads. Sums run as products with the mask: a plain `x.sum(-1)` passes a forward test and
-        leaks gradient into the pads.
+        `[P, B, H]`, zero on pads. The mask takes part in the sums: a plain `x.sum(-1)` passes a forward test and leaks
+        gradient into the pads. They are no matrix products with a column, which on some processors have other last bits
+        for one member than for several.
     """
     if mask is None:
         return torch.addcmul(bias, torch.nn.functional.layer_norm(x, x.shape[-1:], eps=EPS), gain)
     own = mask.sum(dim=2, keepdim=True).clamp(min=1.0)  # a member without this layer has no unit to divide by
-    column = mask.transpose(1, 2) / own  # [P, H, 1], the mean's weights
-    centred = x - torch.bmm(x, column)
-    variance = torch.bmm(centred * centred, column)  # [P, B, 1]
+    share = mask / own  # [P, 1, H], the mean's weights
+    centred = x - (x * share).sum(dim=-1, keepdim=True)
+    variance = (centred * centred * share).sum(dim=-1, keepdim=True)  # [P, B, 1]
     return torch.addcmul(bias, centred * torch.rsqrt(variance + EPS), gain)
 
 

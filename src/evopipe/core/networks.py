@@ -9,6 +9,7 @@ zero and stay so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -594,8 +595,13 @@ def _dense(s: Structure, views: Sequence[Views], x: torch.Tensor) -> torch.Tenso
         x = _leave(s, i, layer, x, activate(f, s.runs))
     if not s.outputs:
         return x
-    out = torch.baddbmm(views[end].bias, x, views[end].weight)
-    return out if out.shape[-1] == s.outputs else out[..., : s.outputs]
+    # A member's outputs begin a cache line: from elsewhere a product has other last bits on some processors.
+    rows, columns = x.shape[1], views[end].weight.shape[-1]
+    spare = -rows % (LINE // math.gcd(columns, LINE))
+    out = torch.baddbmm(
+        views[end].bias, torch.nn.functional.pad(x, (0, 0, 0, spare)) if spare else x, views[end].weight
+    )
+    return out if out.shape[1:] == (rows, s.outputs) else out[:, :rows, : s.outputs]
 
 
 def _leave(s: Structure, i: int, layer: Views, x: torch.Tensor, f: torch.Tensor) -> torch.Tensor:

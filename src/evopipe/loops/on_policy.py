@@ -179,8 +179,8 @@ class OnPolicy(Loop):
         collect_rollouts(self, ticks)
         if self.ticks_here != self._until or self.pending is not None:
             raise UsageError(
-                f"collect_rollouts recorded {self.ticks_here - before} steps of every environment where it was asked for "
-                f"{ticks}: call loop.choose() and then loop.record(step) so many times"
+                f"collect_rollouts recorded {self.ticks_here - before} steps of every environment where it was asked "
+                f"for {ticks}: call loop.choose() and then loop.record(step) so many times"
             )
 
     def choose(self) -> np.ndarray:
