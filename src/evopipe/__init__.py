@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Params", "Policy", "Result", "__version__", "load", "load_params", "parse_params", "train"]
 
-_HOMES = {
+_MODULES = {
     "Params": ("evopipe.schema.params", "Params"),
     "Policy": ("evopipe.policy", "Policy"),
     "Result": ("evopipe.api", "Result"),
@@ -30,7 +30,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'evopipe' has no attribute {name!r}")
-    module, attribute = _HOMES[name]
+    module, attribute = _MODULES[name]
     return getattr(import_module(module), attribute)

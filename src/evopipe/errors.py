@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-import sys
 from collections.abc import Iterable, Iterator
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO})
@@ -111,41 +110,25 @@ def translate_failures() -> Iterator[None]:
     except EvopipeError:
         raise
     except Exception as error:
-        if _is_memory(error):
+        code, file = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
+        said = (str(getattr(error, "strerror", None) or error).strip() or type(error).__name__).splitlines()[0][:200]
+        if (
+            isinstance(error, MemoryError)
+            or code == errno.ENOMEM
+            or type(error).__name__ == "OutOfMemoryError"  # torch's, which need not be imported for that
+            or any(words in str(error) for words in _MEMORY_WORDS)
+        ):
             raise ResourceError(
-                f"memory ran out ({_first_line(error)}); lower train.replay.capacity, population.size or env.num_envs"
+                f"memory ran out ({said}); lower train.replay.capacity, population.size or env.num_envs"
             ) from error
-        if _is_disk(error):
-            where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        if code in _DISK or any(words in str(error) for words in _DISK_WORDS):
             raise DiskError(
-                f"{where}a file could not be written ({_first_line(error)}); free some space or make the folder "
-                "writable, then run again: training continues from its last checkpoint"
+                f"{f'{file}: ' if file else ''}a file could not be written ({said}); free some space or make the "
+                "folder writable, then run again: training continues from its last checkpoint"
             ) from error
-        if isinstance(error, OSError) and error.errno in _FORBIDDEN and error.filename:
+        if code in _FORBIDDEN and file:
             raise DiskError(
-                f"{error.filename}: this process may not use that file ({_first_line(error)}); change its permissions, "
-                "or run as the user who owns it"
+                f"{file}: this process may not use that file ({said}); change its permissions, or run as the user who "
+                "owns it"
             ) from error
         raise
-
-
-def _is_memory(error: Exception) -> bool:
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        return True
-    torch = sys.modules.get("torch")  # Not imported: then no error is torch's.
-    if torch is not None and isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY_WORDS)
-
-
-def _is_disk(error: Exception) -> bool:
-    if isinstance(error, OSError) and error.errno in _DISK:
-        return True
-    return any(words in str(error) for words in _DISK_WORDS)
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__

@@ -180,7 +180,7 @@ def _repository(folder: Path) -> str:
     """Make the folder a git and DVC repository, or join the ones that it lies in; say which."""
     above = folder.resolve().parents
     git = next((place for place in above if (place / ".git").exists()), None)
-    if git is not None and _run(folder, "git", "check-ignore", "-q", ".").returncode == 0:
+    if git is not None and _run(folder, "git", "check-ignore", "-q", ".", may_fail=True):
         git = None  # what an outer repository ignores is none of its own
     if git is not None:
         dvc = next((place for place in above if (place / ".dvc").is_dir() and place.is_relative_to(git)), None)
@@ -191,28 +191,25 @@ def _repository(folder: Path) -> str:
     if shutil.which("git") is None:
         _dvc_init(folder, "--no-scm")
         return "git was not found: a DVC project without it, so without experiments and `evopipe verify`"
-    _checked(_run(folder, "git", "init", "--quiet"), "git init")
+    _run(folder, "git", "init", "--quiet")
     _dvc_init(folder)
-    _checked(_run(folder, "git", "add", "--all"), "git add")
+    _run(folder, "git", "add", "--all")
     return "it is a git and DVC repository"
 
 
 def _dvc_init(folder: Path, *words: str) -> None:
-    _checked(_run(folder, sys.executable, "-m", "dvc", "init", "--quiet", *words), "dvc init")
-    config = folder / ".dvc/config"
-    lines = "[core]\n    analytics = false\n    check_update = false\n"
+    _run(folder, sys.executable, "-m", "dvc", "init", "--quiet", *words)
     no_scm = "    no_scm = True\n" if "--no-scm" in words else ""
-    safeio.write_text(config, lines + no_scm)
+    safeio.write_text(folder / ".dvc/config", "[core]\n    analytics = false\n    check_update = false\n" + no_scm)
 
 
-def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that nothing of a surrounding git or DVC process leads elsewhere."""
+def _run(folder: Path, *words: str, may_fail: bool = False) -> bool:
+    """Run a command that nothing of a surrounding git or DVC process leads elsewhere; say whether it succeeded."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("DVC_", "GIT_"))}
     env |= {"DVC_NO_ANALYTICS": "1"}
-    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
-
-
-def _checked(run: subprocess.CompletedProcess[str], what: str) -> None:
-    if run.returncode:
+    run = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    if run.returncode and not may_fail:
+        what = " ".join(word for word in words if word not in (sys.executable, "-m", "--quiet"))
         said = " ".join((run.stderr or run.stdout).split())
         raise EvopipeError(f"new: `{what}` failed: {said}; nothing was left behind")
+    return run.returncode == 0
