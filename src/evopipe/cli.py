@@ -52,10 +52,10 @@ def _group(name: str, what: str) -> typer.Typer:
     return group
 
 
-gpu_app = _group("gpu", "Try this machine's GPU.")
-params_app = _group("params", "Check and show params.yaml.")
-track_app = _group("track", "See and compare runs in MLflow, Weights & Biases, TensorBoard.")
-env_app = _group("env", "Try environments.")
+_gpu = _group("gpu", "Try this machine's GPU.")
+_params = _group("params", "Check and show params.yaml.")
+_track = _group("track", "See and compare runs in MLflow, Weights & Biases, TensorBoard.")
+_env = _group("env", "Try environments.")
 
 
 @dataclass(frozen=True)
@@ -257,17 +257,17 @@ def algos() -> None:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-params_app.callback()(_without_torch)
+_params.callback()(_without_torch)
 
 
-@params_app.command("check")
+@_params.command("check")
 def params_check(context: typer.Context) -> None:
     """Say what is wrong with the params file, and where."""
     context.obj.load()
     context.obj.tell(f"{context.obj.params}: ok")
 
 
-@params_app.command("schema")
+@_params.command("schema")
 def params_schema() -> None:
     """Print the JSON schema of params.yaml."""
     from evopipe.schema.params import json_schema
@@ -275,7 +275,7 @@ def params_schema() -> None:
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
-@params_app.command("show")
+@_params.command("show")
 def params_show(
     context: typer.Context,
     key: Annotated[str | None, typer.Argument(metavar="[KEY.PATH]", help="One value, such as train.max_steps.")] = None,
@@ -289,7 +289,7 @@ def params_show(
     typer.echo(value if isinstance(value, str) else dump_yaml(value).rstrip("\n"))
 
 
-@params_app.command("block")
+@_params.command("block")
 def params_block(algo: Annotated[str, typer.Argument(metavar="ALGO", help="An algorithm, see evopipe algos.")]) -> None:
     """Print an algorithm's block with its defaults, to go below `algos:`."""
     from evopipe import algos as registry
@@ -315,7 +315,7 @@ def _value_at(value: Any, path: str) -> Any:
     return value
 
 
-@env_app.command("check")
+@_env.command("check")
 def env_check(
     context: typer.Context,
     env_id: Annotated[str, typer.Argument(metavar="ID", help="Gymnasium id, or module:EnvId.")],
@@ -345,7 +345,7 @@ def _json_mapping(text: str) -> dict[str, Any]:
     return value
 
 
-@gpu_app.command("check")
+@_gpu.command("check")
 def gpu_check(
     context: typer.Context,
     device: Annotated[str, typer.Option(metavar="cuda|cpu", help="cpu tries the check itself.")] = "cuda",
@@ -366,7 +366,7 @@ def gpu_check(
     gpu.refuse(found)
 
 
-@track_app.command("sync")
+@_track.command("sync")
 def track_sync(context: typer.Context) -> None:
     """Bring to the trackers what they have not got: this machine's runs, DVC's experiments, restored runs."""
     _without_torch()
@@ -380,7 +380,7 @@ def track_sync(context: typer.Context) -> None:
         context.obj.tell(f"{name}: {new}")
 
 
-@track_app.command("ui")
+@_track.command("ui")
 def track_ui(
     context: typer.Context,
     port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="On this machine only.")] = 5000,

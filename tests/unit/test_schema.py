@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,11 @@ def test_the_root_params_file_is_complete_and_valid() -> None:
     params = load_params(ROOT / "params.yaml")
     assert params.algo_config is params.algos[params.train.algo]
     assert isinstance(params.algo_config, algos.get(params.train.algo).Config)
+
+
+def test_the_blocks_load_without_torch() -> None:
+    program = "import sys, evopipe.schema.blocks, evopipe.keys; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT / "src", timeout=60).returncode == 0
 
 
 def test_a_mapping_takes_defaults_for_what_it_does_not_give() -> None:
