@@ -169,8 +169,8 @@ def _dynamics(cfg: EnvConfig) -> Dynamics:
         return OFFERED[cfg.id](**arguments)
     except ValidationError as error:
         problem = error.errors()[0]
-        what = f"{'.'.join(map(str, problem['loc']))} = {problem['input']!r}"
+        name = ".".join(map(str, problem["loc"]))
         raise ParamsError(
-            f"env.kwargs: torch's {cfg.id!r} does not take {what}: {problem['msg']}; change it, or set "
+            f"env.kwargs: torch's {cfg.id!r} does not take {name}: {problem['msg']}; change it, or set "
             "env.backend to sync"
         ) from error
