@@ -460,7 +460,7 @@ def test_a_worker_imports_neither_torch_nor_the_trainer() -> None:
         "print(sorted(heavy), sorted(ours))"
     )
     answer = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
-    assert answer.stdout == "[] ['envs', 'errors', 'processes', 'types']\n"
+    assert answer.stdout == "[] ['envs', 'errors', 'schema', 'signals', 'types']\n"
 
 
 # --- How many ---------------------------------------------------------------------------------------------------------
