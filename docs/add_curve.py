@@ -16,8 +16,8 @@ from typing import Any
 import learning_curves
 import make_algorithms
 
-from evopipe.config import Params, parse_params
-from evopipe.storage.yamlio import read_yaml
+from evopipe.schema.params import Params, parse_params
+from evopipe.schema.read import read_yaml
 
 PIPELINES = Path(__file__).parents[1] / "pipelines"
 

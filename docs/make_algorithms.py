@@ -14,8 +14,8 @@ import learning_curves
 from make_parameters import publish, rows, table
 
 from evopipe import algos
-from evopipe.evolve.mutate import MutationConfig
-from evopipe.storage.yamlio import read_yaml
+from evopipe.schema.blocks import MutationConfig
+from evopipe.schema.read import read_yaml
 from evopipe.types import Spaces
 
 FOLDER = Path(__file__).parent / "algorithms"

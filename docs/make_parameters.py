@@ -18,8 +18,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from evopipe import algos
-from evopipe.config import Params
-from evopipe.types import Evolve
+from evopipe.schema.declare import Evolve
+from evopipe.schema.params import Params
 
 PAGE = Path(__file__).parent / "parameters.md"
 

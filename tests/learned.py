@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import evopipe
-from evopipe.storage.yamlio import parse_yaml, read_yaml
+from evopipe.schema.read import parse_yaml, read_yaml
 from tiny import ROOT
 
 SEEDS = (1, 2, 3)

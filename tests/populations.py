@@ -14,20 +14,18 @@ from evopipe import algos, rng
 from evopipe.buffers.rollout import Rollout, StepLayout
 from evopipe.core import population
 from evopipe.core.population import Cohort, Member
-from evopipe.envs.make import EnvConfig
-from evopipe.evolve.mutate import MutationConfig
-from evopipe.evolve.select import TournamentConfig
 from evopipe.rng import Purpose, Stream
 from evopipe.run import act as acting
-from evopipe.run.config import TrainConfig
 from evopipe.run.drive import begin
 from evopipe.run.learn import discount_rate
 from evopipe.run.on_policy import OnPolicy
 from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
+from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig, TrainConfig
+from evopipe.schema.declare import evolvable
 from evopipe.stages.setup import spaces_of
-from evopipe.types import Batch, evolvable
+from evopipe.types import Batch
 
 CPU = torch.device("cpu")
 ALIKE = {

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from evopipe.config import Params, parse_params
 from evopipe.core.population import Member
 from evopipe.evolve.mutate import Mutation
 from evopipe.evolve.step import evolve
 from evopipe.ops.statistics import bootstrap_interval
 from evopipe.run.spec import Spec, first_members
+from evopipe.schema.params import Params, parse_params
 from evopipe.stages import export, paths
 from evopipe.stages.setup import about_spec, make_spec, write_members
 from evopipe.stages.train import CURVE, TIMING

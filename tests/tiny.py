@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from evopipe.__main__ import main
 from evopipe.report.page import without_measured
-from evopipe.storage.yamlio import dump_yaml, read_yaml
+from evopipe.schema.read import read_yaml
+from evopipe.schema.write import dump_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 

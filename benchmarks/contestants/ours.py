@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from common import EnvClock, Parts, main, sync_of, timed
 
-from evopipe import rng, runtime
-from evopipe.config import Params, load_params, parse_params
+from evopipe import rng
 from evopipe.core.population import Cohort, dissolve
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import Interrupted
 from evopipe.evolve.step import evolve
+from evopipe.machine import configure
 from evopipe.rng import Purpose, Stream
 from evopipe.run import off_policy, on_policy, run
 from evopipe.run.act import act
@@ -34,6 +34,7 @@ from evopipe.run.off_policy import OffPolicy
 from evopipe.run.on_policy import OnPolicy
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
+from evopipe.schema.params import Params, load_params, parse_params
 from evopipe.stages import evaluate, population, train
 from evopipe.stages.setup import make_spec
 from evopipe.storage import safeio
@@ -240,7 +241,7 @@ def _stop_at(s: Settings, runs: list[Run]) -> None:
 def spec_of(s: Settings, size: int) -> Spec:
     """Return the spec of a population of `size`."""
     params = params_of(s, size)
-    return make_spec(params, runtime.configure(params.runtime))
+    return make_spec(params, configure(params.runtime))
 
 
 def like_members(spec: Spec, size: int) -> list[Any]:
@@ -417,7 +418,7 @@ def _grad(call: Callable[[], float]) -> float:
 def efficiency(s: Settings) -> dict[str, Any]:
     """Environment, acting and learning, each alone, over the loop's time for the same work. In one process."""
     params = params_of({**s, "env_workers": 0, "evo_steps": 10**9, "max_steps": 10**9})
-    spec = make_spec(params, runtime.configure(params.runtime))
+    spec = make_spec(params, configure(params.runtime))
     loop = begin(spec, like_members(spec, s["population"]))
     while loop.clock.step <= s["warm_steps"]:
         loop.advance()
@@ -470,7 +471,7 @@ def _learn_alone(loop: Run, first: int, ticks: int) -> float:
 def acting(s: Settings) -> dict[str, Any]:
     """Time ticks of the loop before its first rollout ends: the environments, acting, and keeping what happened."""
     params = params_of(s)
-    spec = make_spec(params, runtime.configure(params.runtime))
+    spec = make_spec(params, configure(params.runtime))
     loop = train.begin(spec, like_members(spec, s["population"]))
     for _ in range(s["warm_ticks"]):
         loop.advance()
@@ -547,7 +548,7 @@ def roofline(s: Settings) -> dict[str, Any]:
         steps += 1
         if terminated:
             env.reset(seed=steps)
-    runtime.configure(params_of(s).runtime)
+    configure(params_of(s).runtime)
     with torch.no_grad():
         products = timed(products_call(s, s["population"]), s["part_seconds"], sync=sync_of(s["device"]))
     return {

@@ -16,10 +16,10 @@ def fingerprint(cores: list[list[int]], device: str) -> dict[str, Any]:
     """Describe the machine and the code: processor, cores used (a list a lane), versions, git revision, load."""
     import torch
 
-    from evopipe import runtime
+    from evopipe.machine import fingerprint
 
     where = torch.device("cuda", 0) if device == "cuda" else None
-    about = runtime.fingerprint(where)
+    about = fingerprint(where)
     del about["threads"]  # of this process; each run's are in its settings
     return {
         **about,
@@ -46,9 +46,9 @@ def _git(*words: str) -> str:
 
 def source_key() -> str:
     """Return a key of the code that is measured: of `src/evopipe`."""
-    from evopipe import runtime
+    from evopipe.keys import content_key
 
-    return runtime.content_key({}, [ROOT / "src" / "evopipe"])[:16]
+    return content_key({}, [ROOT / "src" / "evopipe"])[:16]
 
 
 def load() -> float:

@@ -231,7 +231,7 @@ AGILERL_LANDER = {
 
 def solving(o: Options, path: str, target: float, steps: int, seconds: float, **sb3: Any) -> Settings:
     """Settings from a params file, in the words of all contestants, and the budget of a run."""
-    from evopipe.config import load_params
+    from evopipe.schema.params import load_params
 
     params = load_params(ROOT / path)
     dqn, net, mutation = params.algo_config, params.algo_config.network, params.evolution.mutation

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from evopipe.api import Result
     from evopipe.api import run as train
-    from evopipe.config import Params, load_params, parse_params
     from evopipe.policy import Policy, load
+    from evopipe.schema.params import Params, load_params, parse_params
 
 __version__ = "0.1.0"
 __all__ = ["Params", "Policy", "Result", "__version__", "load", "load_params", "parse_params", "train"]
 
-_HOMES = {
-    "Params": ("evopipe.config", "Params"),
+_MODULES = {
+    "Params": ("evopipe.schema.params", "Params"),
     "Policy": ("evopipe.policy", "Policy"),
     "Result": ("evopipe.api", "Result"),
     "load": ("evopipe.policy", "load"),
-    "load_params": ("evopipe.config", "load_params"),
-    "parse_params": ("evopipe.config", "parse_params"),
+    "load_params": ("evopipe.schema.params", "load_params"),
+    "parse_params": ("evopipe.schema.params", "parse_params"),
     "train": ("evopipe.api", "run"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'evopipe' has no attribute {name!r}")
-    module, attribute = _HOMES[name]
+    module, attribute = _MODULES[name]
     return getattr(import_module(module), attribute)

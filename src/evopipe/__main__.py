@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from evopipe.errors import EvopipeError
+from evopipe.errors import EvopipeError, translate_failures
 
 _REEXECUTED = "EVOPIPE_REEXECUTED"
 
@@ -16,7 +16,11 @@ def main() -> int:
     arguments = sys.argv[1:]
     try:
         _run_code_of_this_tree()
-        return _run(arguments)
+        from evopipe.cli import app, globals_first
+
+        code = app(args=globals_first(arguments), prog_name="evopipe", standalone_mode=False)
+        # Typer turns KeyboardInterrupt into this code, and says nothing.
+        return _complain("interrupted", 130) if code == 130 else code or 0
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
     except Exception as error:
@@ -27,27 +31,22 @@ def main() -> int:
         return report(error)
 
 
-def _run(arguments: list[str]) -> int:
-    from evopipe.cli import app, globals_first
-
-    code = app(args=globals_first(arguments), prog_name="evopipe", standalone_mode=False)
-    # Typer turns KeyboardInterrupt into this code, and says nothing.
-    return _complain("interrupted", 130) if code == 130 else code or 0
-
-
 def report(error: Exception) -> int:
     """Print what went wrong and return the exit code."""
-    if not isinstance(error, EvopipeError):
-        import typer
+    try:
+        with translate_failures():
+            raise error
+    except EvopipeError as known:
+        return _complain(str(known), known.exit_code)
+    except Exception:
+        pass
+    import typer
 
-        # Typer brings its own copy of click in some versions: this is the UsageError of the one in use.
-        if isinstance(error, typer.BadParameter.__mro__[1]):
-            return _report_usage(error)
-        if isinstance(error, typer.Abort):
-            return _complain("interrupted", 130)
-        error = _translated(error)
-    if isinstance(error, EvopipeError):
-        return _complain(str(error), error.exit_code)
+    # Typer brings its own copy of click in some versions: this is the UsageError of the one in use.
+    if isinstance(error, typer.BadParameter.__mro__[1]):
+        return _report_usage(error)
+    if isinstance(error, typer.Abort):
+        return _complain("interrupted", 130)
     what = f"{type(error).__name__}: {error}".rstrip(": ").partition("\n")[0]
     return _complain(f"internal error: {what}; this is a bug in evopipe: re-run with --debug and report it", 1)
 
@@ -60,17 +59,6 @@ def _report_usage(error: Exception) -> int:
         return 64
     command = context.command_path if context else "evopipe"
     return _complain(f"{message.rstrip('.')} (see {command} --help)", 64)
-
-
-def _translated(error: Exception) -> Exception:
-    """The typed error for a failure of the machine (memory, disk), or the error itself."""
-    from evopipe.runtime import translate_failures
-
-    try:
-        with translate_failures():
-            raise error
-    except Exception as translated:
-        return translated
 
 
 def _complain(message: str, code: int) -> int:

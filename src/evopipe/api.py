@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from evopipe import algos, policy
-from evopipe.config import Params, load_params, parse_params
+from evopipe.schema.blocks import TrackingConfig
+from evopipe.schema.params import Params, load_params, parse_params
 from evopipe.stages import buffer, evaluate, export, fetch, paths, population, report, tracking, train
 from evopipe.storage import safeio
-from evopipe.track.config import TrackingConfig
 
 
 @dataclass(frozen=True)

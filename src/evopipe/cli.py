@@ -1,57 +1,104 @@
 """The command line: one command per stage, and the utilities.
 
-Imports stand inside the commands, so that `--help` answers at once and a light command loads only what it needs.
+A command imports what it runs inside its function, so that `--help` answers at once and a light command loads only what
+it needs.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evopipe import __version__
 from evopipe.errors import EnvironmentFailed, UsageError, did_you_mean
-from evopipe.lazy import defer
 
 if TYPE_CHECKING:
-    from evopipe.config import Params
-    from evopipe.play import Score
+    from evopipe.schema.params import Params
 
-HEAVY = ("torch", "numpy", "gymnasium", "h5py", "safetensors", "minari")
-FLAGS = frozenset({"--quiet", "-q", "--debug"})
+_FLAGS = frozenset({"--quiet", "-q", "--debug"})
+_STAGES = {
+    "fetch": "Collect, download or convert the dataset: data/dataset.",
+    "buffer": "Pack the dataset into transitions: data/transitions.h5.",
+    "population": "Make the initial members: models/population.",
+    "train": "Evolve the population: models/trained.",
+    "evaluate": "Score every member on held-out seeds: reports/evaluation.json.",
+    "export": "Write the elite as files that run anywhere: models/elite.",
+    "report": "Show what happened, as one page: reports/report.html.",
+}
 
 app = typer.Typer(
     name="evopipe",
     help="Train populations of reinforcement-learning agents that tune themselves while they learn.",
-    epilog="`dvc repro` runs the stages in order: fetch, buffer, population, train, evaluate, export, report.",
+    epilog=f"`dvc repro` runs the stages in order: {', '.join(_STAGES)}.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-params_app = typer.Typer(help="Check and show params.yaml.", no_args_is_help=True, rich_markup_mode=None)
-env_app = typer.Typer(help="Try environments.", no_args_is_help=True, rich_markup_mode=None)
-track_app = typer.Typer(
-    help="See and compare runs in MLflow, Weights & Biases, TensorBoard.", no_args_is_help=True, rich_markup_mode=None
-)
-gpu_app = typer.Typer(help="Try this machine's GPU.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(gpu_app, name="gpu")
-app.add_typer(params_app, name="params")
-app.add_typer(track_app, name="track")
-app.add_typer(env_app, name="env")
+
+
+def _group(name: str, what: str) -> typer.Typer:
+    group = typer.Typer(help=what, no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(group, name=name)
+    return group
+
+
+_gpu = _group("gpu", "Try this machine's GPU.")
+_params = _group("params", "Check and show params.yaml.")
+_track = _group("track", "See and compare runs in MLflow, Weights & Biases, TensorBoard.")
+_env = _group("env", "Try environments.")
 
 
 @dataclass(frozen=True)
-class Options:
+class _Options:
     """The options that every command takes."""
 
     params: str
     quiet: bool
+
+    def load(self) -> Params:
+        """Read the params file."""
+        from evopipe.schema.params import load_params
+
+        return load_params(self.params)
+
+    def tell(self, sentence: str) -> None:
+        """Print a result."""
+        if not self.quiet:
+            typer.echo(sentence)
+
+
+def _warn(sentence: str) -> None:
+    typer.echo(f"warning: {sentence}", err=True)
+
+
+class _Later(ModuleType):
+    """Stands in for a package until one of its names is asked for; then hands out the package's own."""
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(import_module(self.__name__), name)
+
+
+def _without_torch() -> None:
+    """Let what is imported from here on load torch and numpy where it first uses them, which these commands never do.
+
+    Algorithm files say `import torch` at their top, which costs 1.6 s, and only their `Config` is read: see
+    docs/decisions/0015.
+    """
+    for name in ("torch", "numpy"):
+        sys.modules.setdefault(name, _Later(name))
 
 
 def globals_first(arguments: list[str]) -> list[str]:
@@ -66,7 +113,7 @@ def globals_first(arguments: list[str]) -> list[str]:
     for word in words:
         if word == "--":
             rest.extend((word, *words))
-        elif word in FLAGS or word.startswith("--params="):
+        elif word in _FLAGS or word.startswith("--params="):
             front.append(word)
         elif word == "--params":
             value = next(words, None)
@@ -80,8 +127,6 @@ def globals_first(arguments: list[str]) -> list[str]:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from evopipe import __version__
-
         typer.echo(f"evopipe {__version__}")
         raise typer.Exit
 
@@ -96,71 +141,27 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    context.obj = Options(params, quiet)
+    context.obj = _Options(params, quiet)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
-def _load(context: typer.Context) -> Params:
-    from evopipe.config import load_params
+def _stage(name: str) -> Callable[[typer.Context], None]:
+    def run(context: typer.Context) -> None:
+        from evopipe.signals import watch_ancestors
 
-    options: Options = context.obj
-    return load_params(options.params)
+        watch_ancestors()
+        params = context.obj.load()
+        import_module(f"evopipe.stages.{name}").run(params, quiet=context.obj.quiet)
+        from evopipe.stages import tracking
 
+        tracking.attach(params, [name])
 
-def _run_stage(context: typer.Context, stage: str) -> None:
-    from importlib import import_module
-
-    from evopipe.runtime import watch_ancestors
-
-    watch_ancestors()
-    params = _load(context)
-    import_module(f"evopipe.stages.{stage}").run(params, quiet=context.obj.quiet)
-    from evopipe.stages import tracking
-
-    tracking.attach(params, [stage])
+    return run
 
 
-@app.command()
-def fetch(context: typer.Context) -> None:
-    """Collect, download or convert the dataset: data/dataset."""
-    _run_stage(context, "fetch")
-
-
-@app.command()
-def buffer(context: typer.Context) -> None:
-    """Pack the dataset into transitions: data/transitions.h5."""
-    _run_stage(context, "buffer")
-
-
-@app.command()
-def population(context: typer.Context) -> None:
-    """Make the initial members: models/population."""
-    _run_stage(context, "population")
-
-
-@app.command()
-def train(context: typer.Context) -> None:
-    """Evolve the population: models/trained."""
-    _run_stage(context, "train")
-
-
-@app.command()
-def evaluate(context: typer.Context) -> None:
-    """Score every member on held-out seeds: reports/evaluation.json."""
-    _run_stage(context, "evaluate")
-
-
-@app.command()
-def export(context: typer.Context) -> None:
-    """Write the elite as files that run anywhere: models/elite."""
-    _run_stage(context, "export")
-
-
-@app.command()
-def report(context: typer.Context) -> None:
-    """Show what happened, as one page: reports/report.html."""
-    _run_stage(context, "report")
+for _name, _what in _STAGES.items():
+    app.command(_name, help=_what)(_stage(_name))
 
 
 @app.command()
@@ -181,6 +182,7 @@ def play(
     from evopipe import play as player
     from evopipe.policy import load
 
+    tell = context.obj.tell
     if not (gif or mp4 or player.has_display()):
         raise UsageError(
             "play: there is no display here to open a window on; write a file instead: "
@@ -192,17 +194,16 @@ def play(
     policy = load(folder)
     cfg = player.environment_of(policy, env, settings)
     films = {path: partial(write, path) for write, path in ((film.gif, gif), (film.mp4, mp4)) if path}
-    tell = None if context.obj.quiet else _tell_score
-    scores = player.watch(policy, cfg, list(films.values()), episodes, seed, max_steps, tell)
-    if scores and not context.obj.quiet:
+
+    def tell_score(score: player.Score) -> None:
+        tell(f"seed {score.seed}: return {score.total:.1f}, {score.steps} steps")
+
+    scores = player.watch(policy, cfg, list(films.values()), episodes, seed, max_steps, tell_score)
+    if scores:
         mean = sum(score.total for score in scores) / len(scores)
-        typer.echo(f"{cfg.id}: mean return {mean:.1f} of {len(scores)} episode{'s' * (len(scores) > 1)}")
+        tell(f"{cfg.id}: mean return {mean:.1f} of {len(scores)} episode{'s' * (len(scores) > 1)}")
         for path in films:
-            typer.echo(f"written: {path}")
-
-
-def _tell_score(score: Score) -> None:
-    typer.echo(f"seed {score.seed}: return {score.total:.1f}, {score.steps} steps")
+            tell(f"written: {path}")
 
 
 @app.command()
@@ -219,18 +220,11 @@ def verify(
     """Run HEAD anew in two clean clones and compare every out."""
     from evopipe.verify import run
 
-    def warn(sentence: str) -> None:
-        typer.echo(f"warning: {sentence}", err=True)
-
     def tell(sentence: str) -> None:
         if not context.obj.quiet:
             typer.echo(sentence, err=True)
 
-    def show(table: str) -> None:
-        if not context.obj.quiet:
-            typer.echo(table)
-
-    run.verify(pipeline, lock, jobs, tolerance, keep, show, tell, warn)
+    run.verify(pipeline, lock, jobs, tolerance, keep, context.obj.tell, tell, _warn)
 
 
 @app.command()
@@ -242,57 +236,65 @@ def new(
     """Make a project of your own in a new folder."""
     from evopipe.new.project import make
 
-    made = make(folder, env)
-    if context.obj.quiet:
-        return
-    typer.echo(f"{made.folder}: a project for {made.env_id}; {made.repository}")
-    typer.echo(f"next: cd {shlex.quote(str(made.folder))} && dvc repro")
+    context.obj.tell(make(folder, env))
+    context.obj.tell(f"next: cd {shlex.quote(str(folder))} && dvc repro")
 
 
-@params_app.command("check")
+@app.command()
+def algos() -> None:
+    """List the algorithms."""
+    _without_torch()
+    from evopipe import algos as registry
+
+    found = [(name, registry.get(name)) for name in registry.names()]
+    rows = [(name, (algo.__doc__ or "").partition("\n")[0], algo.PAPER) for name, algo in found]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+_params.callback()(_without_torch)
+
+
+@_params.command("check")
 def params_check(context: typer.Context) -> None:
     """Say what is wrong with the params file, and where."""
-    defer(*HEAVY)
-    _load(context)
-    if not context.obj.quiet:
-        typer.echo(f"{context.obj.params}: ok")
+    context.obj.load()
+    context.obj.tell(f"{context.obj.params}: ok")
 
 
-@params_app.command("schema")
+@_params.command("schema")
 def params_schema() -> None:
     """Print the JSON schema of params.yaml."""
-    defer(*HEAVY)
-    from evopipe.config import json_schema
+    from evopipe.schema.params import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
-@params_app.command("show")
+@_params.command("show")
 def params_show(
     context: typer.Context,
     key: Annotated[str | None, typer.Argument(metavar="[KEY.PATH]", help="One value, such as train.max_steps.")] = None,
 ) -> None:
     """Print the parameters in effect, or one of them."""
-    defer(*HEAVY)
-    from evopipe.storage.yamlio import dump_yaml
+    from evopipe.schema.write import dump_yaml
 
-    value: Any = _load(context).model_dump(mode="json")
+    value: Any = context.obj.load().model_dump(mode="json")
     if key is not None:
         value = _value_at(value, key)
     typer.echo(value if isinstance(value, str) else dump_yaml(value).rstrip("\n"))
 
 
-@params_app.command("block")
+@_params.command("block")
 def params_block(algo: Annotated[str, typer.Argument(metavar="ALGO", help="An algorithm, see evopipe algos.")]) -> None:
     """Print an algorithm's block with its defaults, to go below `algos:`."""
-    defer(*HEAVY)
-    from evopipe import algos
-    from evopipe.schema_yaml import block
+    from evopipe import algos as registry
+    from evopipe.schema.write import block
 
-    if algo not in algos.names():
-        guess = did_you_mean(algo, algos.names())
-        raise UsageError(f"params block: no algorithm {algo!r}{guess} (there are: {', '.join(algos.names())})")
-    typer.echo(block(algo, algos.get(algo).Config(), depth=1), nl=False)
+    if algo not in registry.names():
+        guess = did_you_mean(algo, registry.names())
+        raise UsageError(f"params block: no algorithm {algo!r}{guess} (there are: {', '.join(registry.names())})")
+    typer.echo(block(algo, registry.get(algo).Config(), depth=1), nl=False)
 
 
 def _value_at(value: Any, path: str) -> Any:
@@ -309,7 +311,7 @@ def _value_at(value: Any, path: str) -> Any:
     return value
 
 
-@env_app.command("check")
+@_env.command("check")
 def env_check(
     context: typer.Context,
     env_id: Annotated[str, typer.Argument(metavar="ID", help="Gymnasium id, or module:EnvId.")],
@@ -326,8 +328,7 @@ def env_check(
             typer.echo(f"{env_id}: {finding}", err=True)
     if errors:
         raise EnvironmentFailed("\n".join(f"{env_id}: {error}" for error in errors))
-    if not context.obj.quiet:
-        typer.echo(f"{env_id}: ok")
+    context.obj.tell(f"{env_id}: ok")
 
 
 def _json_mapping(text: str) -> dict[str, Any]:
@@ -340,7 +341,7 @@ def _json_mapping(text: str) -> dict[str, Any]:
     return value
 
 
-@gpu_app.command("check")
+@_gpu.command("check")
 def gpu_check(
     context: typer.Context,
     device: Annotated[str, typer.Option(metavar="cuda|cpu", help="cpu tries the check itself.")] = "cuda",
@@ -354,65 +355,34 @@ def gpu_check(
     from evopipe.verify import gpu
 
     def tell(finding: gpu.Finding) -> None:
-        if not context.obj.quiet:
-            verdict = {True: "ok", False: "BAD", None: ""}[finding.good]
-            typer.echo(f"{finding.algo:8} {finding.what:44} {verdict:4} {finding.result}".rstrip())
+        verdict = {True: "ok", False: "BAD", None: ""}[finding.good]
+        context.obj.tell(f"{finding.algo:8} {finding.what:44} {verdict:4} {finding.result}".rstrip())
 
     gpu.check(algo or (), gpu.find_device(device), gpu.Size(members=members), repeats, tell)
 
 
-@track_app.command("sync")
+@_track.command("sync")
 def track_sync(context: typer.Context) -> None:
     """Bring to the trackers what they have not got: this machine's runs, DVC's experiments, restored runs."""
-    defer("torch", "gymnasium", "h5py", "safetensors", "minari")
-    tracking = _load(context).tracking
+    _without_torch()
+    tracking = context.obj.load().tracking
     if not tracking.backends:
         raise UsageError(f"{context.obj.params}: tracking.backends is empty: name a tracker, such as [mlflow]")
-    from evopipe.runtime import dvc_root
+    from evopipe.keys import dvc_root
     from evopipe.track.sync import sync
 
-    def tell(sentence: str) -> None:
-        if not context.obj.quiet:
-            typer.echo(sentence)
-
-    def warn(sentence: str) -> None:
-        typer.echo(f"warning: {sentence}", err=True)
-
-    for name, new in sync(dvc_root(), tracking, tell, warn).items():
-        tell(f"{name}: {new}")
+    for name, new in sync(dvc_root(), tracking, context.obj.tell, _warn).items():
+        context.obj.tell(f"{name}: {new}")
 
 
-@track_app.command("ui")
+@_track.command("ui")
 def track_ui(
     context: typer.Context,
     port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="On this machine only.")] = 5000,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
 ) -> None:
     """Open the MLflow pages of this project."""
-    from evopipe.runtime import dvc_root
+    from evopipe.keys import dvc_root
     from evopipe.track.ui import serve
 
-    def tell(sentence: str) -> None:
-        if not context.obj.quiet:
-            typer.echo(sentence)
-
-    serve(dvc_root(), port, browser, tell)
-
-
-@app.command("algos")
-def algos_table() -> None:
-    """List the algorithms."""
-    defer(*HEAVY)
-    rows = list(_algorithms())
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _algorithms() -> Iterator[tuple[str, str, str]]:
-    """Name, one line and paper of each algorithm."""
-    from evopipe import algos
-
-    for name in algos.names():
-        algorithm = algos.get(name)
-        yield name, (algorithm.__doc__ or "").partition("\n")[0], algorithm.PAPER
+    serve(dvc_root(), port, browser, context.obj.tell)

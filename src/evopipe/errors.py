@@ -6,8 +6,16 @@ Every error that a user can cause says *what* went wrong, *where*, and *what to 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import errno
+from collections.abc import Iterable, Iterator
+
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO})
+_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
+# HDF5 and safetensors report a failed write in words, in errors of their own.
+_DISK_WORDS = ("No space left on device", "Disk quota exceeded", "Read-only file system")
+_MEMORY_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
 
 class EvopipeError(Exception):
@@ -87,3 +95,40 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `", did you mean 'x'?"` for the nearest known word, or an empty string where none is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f", did you mean {near[0]!r}?" if near else ""
+
+
+@contextlib.contextmanager
+def translate_failures() -> Iterator[None]:
+    """Give failures of the machine a sentence that says what to do. Errors that already have one pass.
+
+    Raises:
+        ResourceError: memory ran out, of the host or of the device.
+        DiskError: a file could not be written: disk full, quota, read-only, no permission.
+    """
+    try:
+        yield
+    except EvopipeError:
+        raise
+    except Exception as error:
+        code, file = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
+        said = (str(getattr(error, "strerror", None) or error).strip() or type(error).__name__).splitlines()[0][:200]
+        if (
+            isinstance(error, MemoryError)
+            or code == errno.ENOMEM
+            or type(error).__name__ == "OutOfMemoryError"  # torch's, which need not be imported for that
+            or any(words in str(error) for words in _MEMORY_WORDS)
+        ):
+            raise ResourceError(
+                f"memory ran out ({said}); lower train.replay.capacity, population.size or env.num_envs"
+            ) from error
+        if code in _DISK or any(words in str(error) for words in _DISK_WORDS):
+            raise DiskError(
+                f"{f'{file}: ' if file else ''}a file could not be written ({said}); free some space or make the "
+                "folder writable, then run again: training continues from its last checkpoint"
+            ) from error
+        if code in _FORBIDDEN and file:
+            raise DiskError(
+                f"{file}: this process may not use that file ({said}); change its permissions, or run as the user who "
+                "owns it"
+            ) from error
+        raise

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core.population import Cohort, Member, dissolve, form
-from evopipe.envs.make import EnvConfig, make_env
+from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.envs.workers import Crew
-from evopipe.evolve.mutate import Mutation, MutationConfig, mutate
-from evopipe.evolve.select import Selection, TournamentConfig, tournament
+from evopipe.evolve.mutate import Mutation, mutate
+from evopipe.evolve.select import Selection, tournament
 from evopipe.evolve.step import Evolved, evolve
+from evopipe.machine import configure
 from evopipe.run.act import act, take_note
 from evopipe.run.drive import begin
 from evopipe.run.evaluate import Episodes, evaluate
@@ -17,7 +18,7 @@ from evopipe.run.learn import learn, updates_due
 from evopipe.run.off_policy import OffPolicy
 from evopipe.run.on_policy import OnPolicy
 from evopipe.run.spec import Spec, first_members
-from evopipe.runtime import configure
+from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig
 from evopipe.stages.setup import make_spec
 
 __all__ = [

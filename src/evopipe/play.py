@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evopipe.envs.make import ActionSpace, EnvConfig, make_env
+from evopipe.envs.make import ActionSpace, make_env
 from evopipe.envs.observations import ObservationSpace
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, UsageError
 from evopipe.policy import Policy
+from evopipe.schema.blocks import EnvConfig
 
 if TYPE_CHECKING:
     import gymnasium

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="th
 STAGE = """\
 import os, sys, time
 from pathlib import Path
-from evopipe.runtime import StopSignal, watch_ancestors
+from evopipe.signals import StopSignal, watch_ancestors
 
 with StopSignal() as stop:
     watch_ancestors()

@@ -19,6 +19,7 @@ import tiny
 from evopipe import algos, config
 from evopipe.run.drive import begin
 from evopipe.run.off_policy import OffPolicy
+from evopipe.schema.params import Params
 from evopipe.stages.setup import make_spec, read_members
 from evopipe.storage.checkpoint import CheckpointStore
 from tiny import TRAINED, Run, Starter, call, checkpoints, digests, evopipe, starter, wait_for, write_params
@@ -363,7 +364,7 @@ def test_saving_takes_little_of_the_time(tmp_path: Path) -> None:
         store.save(step, *loop.state())
         costs.append(time.perf_counter() - began)
     loop.close()
-    seconds = config.Params().runtime.checkpoint_seconds
+    seconds = Params().runtime.checkpoint_seconds
     share = sorted(costs)[2] / seconds
     print(f"a save takes {sorted(costs)[2] * 1000:.0f} ms, {100 * share:.2f} % of {seconds:.0f} s")
     assert share <= 0.02

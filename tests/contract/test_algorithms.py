@@ -18,10 +18,10 @@ import populations
 from evopipe import algos
 from evopipe.core import population
 from evopipe.errors import ParamsError
-from evopipe.evolve.mutate import MutationConfig
 from evopipe.evolve.step import evolve
 from evopipe.run.drive import begin
 from evopipe.run.spec import first_members
+from evopipe.schema.blocks import MutationConfig
 from evopipe.types import Spaces
 from populations import (
     LONG,

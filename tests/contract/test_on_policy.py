@@ -17,7 +17,6 @@ import torch
 import populations
 from evopipe import policy, rng
 from evopipe.algos import get, on_policy
-from evopipe.config import load_params
 from evopipe.core import optim, population
 from evopipe.core.graphs import Paths
 from evopipe.core.population import Member
@@ -31,6 +30,7 @@ from evopipe.run.on_policy import OnPolicy, collect
 from evopipe.run.rollouts import learn_from_rollout, rollout_ends
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
+from evopipe.schema.params import load_params
 from evopipe.storage.dataset import Transitions
 from evopipe.types import Learned
 from populations import (

@@ -14,8 +14,8 @@ import pytest
 
 import evopipe
 from evopipe import api
-from evopipe.config import load_params, parse_params
 from evopipe.errors import MissingInputError, ParamsError
+from evopipe.schema.params import load_params, parse_params
 from tiny import params, write_params
 
 SHORT = {"train.max_steps": 800}

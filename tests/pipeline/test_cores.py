@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from evopipe.storage.yamlio import dump_yaml, read_yaml
+from evopipe.schema.read import read_yaml
+from evopipe.schema.write import dump_yaml
 from tiny import ROOT, TRAINED, call, digests, environment
 
 pytestmark = [

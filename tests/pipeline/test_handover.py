@@ -22,15 +22,18 @@ from evopipe.run.base import Champion
 import evopipe
 import populations
 import reference
-from evopipe import algos, policy, rng, runtime
-from evopipe.config import Params, parse_params
+from evopipe import algos, policy, rng
 from evopipe.core.population import Member
 from evopipe.envs.heuristics import heuristic, medium
 from evopipe.errors import BusyError, DataError, DiskError, EnvironmentFailed, Interrupted
 from evopipe.evolve.mutate import Mutation
+from evopipe.keys import content_key, state_folder
+from evopipe.machine import fingerprint
 from evopipe.rng import Purpose
 from evopipe.run.drive import begin
 from evopipe.run.spec import first_members
+from evopipe.schema.params import Params, parse_params
+from evopipe.signals import StopSignal
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
 from evopipe.stages.setup import about_spec, make_spec, read_members, write_members
 from evopipe.storage.checkpoint import CheckpointStore
@@ -498,7 +501,7 @@ def test_a_signal_saves_a_run_that_has_not_ended(tmp_path: Path) -> None:
     params = small({"train.warm_start": 0})
     problem = make_spec(params)
     loop = begin(problem, first_members(problem, 2)[0])
-    store, stop = CheckpointStore(tmp_path / "store"), runtime.StopSignal()
+    store, stop = CheckpointStore(tmp_path / "store"), StopSignal()
     others = Tracker([]), Outbox(None, tmp_path, params.tracking)
     loop.advance()
     stop.signum = 15
@@ -516,9 +519,9 @@ def test_one_training_at_a_time_writes_a_state_and_a_folder(tmp_path: Path) -> N
     """A run of other parameters keeps another state, but writes the same outputs."""
     params = small({"train.warm_start": 0})
     population.run(params, quiet=True, folder=tmp_path)
-    outputs = runtime.content_key({"outputs": tmp_path.absolute()})
+    outputs = content_key({"outputs": tmp_path.absolute()})
     for kind, key in (("train", train._key(params, tmp_path, False)), ("locks", outputs)):
-        held = runtime.state_folder(kind, key, tmp_path).with_suffix(".lock")
+        held = state_folder(kind, key, tmp_path).with_suffix(".lock")
         with RunLock(held), pytest.raises(BusyError, match=f"{held.name}: this run is being worked on"):
             train.run(params, quiet=True, folder=tmp_path)
     assert not (tmp_path / "models/trained").exists()
@@ -763,9 +766,9 @@ def test_what_is_exported_is_the_elite(tmp_path: Path) -> None:
     assert about["provenance"] == {
         "evopipe": evopipe.__version__,
         "git_revision": "0123456789abcdef" * 2 + "01234567",
-        "code_hash": runtime.content_key({}, [Path(evopipe.__file__).parent]),
+        "code_hash": content_key({}, [Path(evopipe.__file__).parent]),
         "params_hash": export._params_hash(params),
-        "fingerprint": runtime.fingerprint(),
+        "fingerprint": fingerprint(),
     }
 
     card = (tmp_path / "models/elite/README.md").read_text()

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import evopipe
-from evopipe.config import load_params
 from evopipe.new.project import contents, dvc_yaml, params_yaml
-from evopipe.storage.yamlio import parse_yaml
+from evopipe.schema.params import load_params
+from evopipe.schema.read import parse_yaml
 from tiny import ROOT, Answer, call, environment
 
 ROOT_STAGES: dict[str, Any] = parse_yaml((ROOT / "dvc.yaml").read_text(), "dvc.yaml").data["stages"]

@@ -167,7 +167,7 @@ def test_transitions_of_another_environment(folder: Path) -> None:
 
 
 def test_made_for_another_algorithm(folder: Path) -> None:
-    from evopipe.config import load_params
+    from evopipe.schema.params import load_params
     from evopipe.stages.setup import make_spec, read_members, write_members
 
     problem = make_spec(load_params(folder / "params.yaml"))

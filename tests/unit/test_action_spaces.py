@@ -16,10 +16,9 @@ import action_envs
 import populations
 from evopipe import play as playing
 from evopipe.algos import bc
-from evopipe.config import Params
 from evopipe.core.networks import forward
 from evopipe.envs.check import check, random_action
-from evopipe.envs.make import ActionSpace, EnvConfig
+from evopipe.envs.make import ActionSpace
 from evopipe.envs.observations import ObservationSpace
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.envs.workers import Crew
@@ -30,6 +29,8 @@ from evopipe.rng import Purpose
 from evopipe.run.act import act
 from evopipe.run.evaluate import evaluate
 from evopipe.run.spec import Spec, first_members
+from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.params import Params
 from evopipe.stages import fetch
 from evopipe.stages.setup import spaces_of
 from evopipe.types import Spaces

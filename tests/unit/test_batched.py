@@ -14,10 +14,11 @@ import torch
 
 from device import DEVICE, Device
 from evopipe.envs.batched import OFFERED, Batched, BatchedStep, make_batched
-from evopipe.envs.make import EnvConfig, make_env
+from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.envs.workers import Crew
 from evopipe.errors import ParamsError, UsageError
+from evopipe.schema.blocks import EnvConfig
 from tiny import call, digests, write_params
 
 CPU = torch.device("cpu")
@@ -413,7 +414,7 @@ def test_training_takes_it_where_it_is_asked_for_and_only_there(tmp_path: Path) 
         (config("envs_for_tests:Chain-v0"), "env.backend: torch has no 'envs_for_tests:Chain-v0'; it has Acrobot-v1, "),
         (
             config("Pendulum-v1", g="strong"),
-            "env.kwargs: torch's 'Pendulum-v1' does not take g = 'strong': Input should be a valid number; change it, "
+            "env.kwargs: torch's 'Pendulum-v1' does not take g: expected a number, got 'strong'; change it, "
             "or set env.backend to sync",
         ),
         (
@@ -446,7 +447,7 @@ def test_an_argument_that_only_gymnasium_knows_is_refused(monkeypatch: pytest.Mo
 
     spec = gymnasium.envs.registration.EnvSpec("CartPole-v1", entry_point=Windy, max_episode_steps=9)
     monkeypatch.setitem(gymnasium.registry, "CartPole-v1", spec)
-    with pytest.raises(ParamsError, match=r"env.kwargs: torch's 'CartPole-v1' does not take wind = 1.0: "):
+    with pytest.raises(ParamsError, match=r"env.kwargs: torch's 'CartPole-v1' does not take wind: unknown key"):
         make_batched(config(wind=1.0), 1, CPU)
 
 

@@ -12,7 +12,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from evopipe.envs.make import EnvConfig, make_env
+from evopipe.envs.make import make_env
+from evopipe.schema.blocks import EnvConfig
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -249,7 +250,7 @@ def test_time_to_solved_takes_its_settings_from_the_pipelines() -> None:
     from harness.measurements import Options, measurements
     from ours import solving_params
 
-    from evopipe.config import load_params
+    from evopipe.schema.params import load_params
 
     for name in ("cartpole", "lunarlander"):
         s = measurements()[name].settings(Options())
@@ -482,7 +483,7 @@ def test_the_pipeline_runs_every_measurement() -> None:
     import make_page
     from harness.measurements import measurements
 
-    from evopipe.storage.yamlio import read_yaml
+    from evopipe.schema.read import read_yaml
 
     stages = read_yaml(BENCHMARKS / "dvc.yaml").data["stages"]
     assert set(stages["measure"]["foreach"]) == set(measurements()) == set(make_page.NAMES)

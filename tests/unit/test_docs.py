@@ -10,9 +10,9 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
-from evopipe.config import Params, parse_params
 from evopipe.envs.check import check
-from evopipe.storage.yamlio import parse_yaml
+from evopipe.schema.params import Params, parse_params
+from evopipe.schema.read import parse_yaml
 from tiny import ROOT, write_params
 
 DOCS = ROOT / "docs"

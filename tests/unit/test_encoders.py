@@ -16,20 +16,14 @@ import reference
 from evopipe.core.graphs import Paths
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.core.morph import Change, resize_moments, resize_parameters, resize_scales
-from evopipe.core.networks import Arch, Block, EncoderKind, Net, NetworkConfig, Structure, forward, named, own_layout
+from evopipe.core.networks import Arch, Block, Net, Structure, forward, named, own_layout
 from evopipe.core.optim import backward
 from evopipe.core.population import Widths, group
 from evopipe.core.stem import Conv, Stem, convolve, grouped, row_by_row
 from evopipe.errors import ParamsError
-from evopipe.evolve.mutate import (
-    ArchitectureBounds,
-    MutationConfig,
-    _layer_changes,
-    _node_changes,
-    _stem_changes,
-    mutate,
-)
+from evopipe.evolve.mutate import _layer_changes, _node_changes, _stem_changes, mutate
 from evopipe.run.spec import first_members
+from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig, NetworkConfig
 from evopipe.types import Image
 from populations import advance, finish, same, started
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from envs_for_tests import Chain
-from evopipe.envs.make import EnvConfig
 from evopipe.envs.native import AHEAD
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.envs.workers import Crew
 from evopipe.errors import ParamsError, UsageError
+from evopipe.schema.blocks import EnvConfig
 
 
 def config(env_id: str, **kwargs: Any) -> EnvConfig:

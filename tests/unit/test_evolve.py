@@ -16,8 +16,6 @@ from evopipe.core.networks import Arch, Block, Widths, own_layout
 from evopipe.core.population import Member
 from evopipe.core.stem import Conv, Stem
 from evopipe.evolve.mutate import (
-    ArchitectureBounds,
-    MutationConfig,
     Traits,
     _disturb,
     _layer_changes,
@@ -27,11 +25,12 @@ from evopipe.evolve.mutate import (
     mutate_architecture,
     mutate_hyper,
 )
-from evopipe.evolve.select import TournamentConfig
 from evopipe.evolve.step import Evolved, evolve
 from evopipe.run.drive import begin
 from evopipe.run.spec import first_members
-from evopipe.types import Evolve, Image
+from evopipe.schema.blocks import ArchitectureBounds, MutationConfig, TournamentConfig
+from evopipe.schema.declare import Evolve
+from evopipe.types import Image
 
 PROBABILITIES = ("none", "architecture", "parameters", "activation", "rl_hp")
 ARCH = Arch((Block(32),), 32, (Block(16),), "ReLU", False)

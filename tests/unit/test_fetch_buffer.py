@@ -14,11 +14,11 @@ import pytest
 from minari import MinariDataset
 
 from evopipe import policy
-from evopipe.config import Params
 from evopipe.core.networks import named
 from evopipe.envs.heuristics import heuristic
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, ParamsError
 from evopipe.rng import Purpose, host
+from evopipe.schema.params import Params
 from evopipe.stages import buffer, fetch, population
 from evopipe.stages.paths import POPULATION
 from evopipe.stages.setup import make_spec, read_members

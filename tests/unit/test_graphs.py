@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import tiny
-from evopipe.config import parse_params
 from evopipe.core.graphs import Body, FastPathWarning, Paths, Runner, upload
 from evopipe.run.spec import first_members
+from evopipe.schema.params import parse_params
 from evopipe.stages.setup import make_spec
 from populations import problem
 

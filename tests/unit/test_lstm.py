@@ -16,24 +16,12 @@ import populations
 import reference
 from evopipe.core import lstm, optim
 from evopipe.core.morph import Change, resize_moments, resize_parameters
-from evopipe.core.networks import (
-    Arch,
-    Block,
-    EncoderKind,
-    Net,
-    NetworkConfig,
-    Structure,
-    forward,
-    initialise,
-    named,
-    own_layout,
-    remember,
-    unroll,
-)
+from evopipe.core.networks import Arch, Block, Net, Structure, forward, initialise, named, own_layout, remember, unroll
 from evopipe.core.population import COSTS, Member, Widths, cost
 from evopipe.core.stem import Conv, Stem
 from evopipe.errors import ParamsError
-from evopipe.evolve.mutate import ArchitectureBounds, MutationConfig, Traits, _layer_changes, _node_changes, mutate
+from evopipe.evolve.mutate import Traits, _layer_changes, _node_changes, mutate
+from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig, NetworkConfig
 from evopipe.types import Image
 
 pytestmark = pytest.mark.numerical

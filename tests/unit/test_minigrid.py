@@ -10,11 +10,12 @@ import gymnasium
 import numpy as np
 import pytest
 
-from evopipe.config import load_params
 from evopipe.envs.check import check
-from evopipe.envs.make import EnvConfig, make_env
+from evopipe.envs.make import make_env
 from evopipe.envs.observations import ObservationSpace
 from evopipe.errors import EnvironmentFailed
+from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.params import load_params
 from evopipe.types import Image
 from tiny import ROOT
 

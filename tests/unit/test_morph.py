@@ -14,7 +14,8 @@ from evopipe.core.layers import ACTIVATIONS, NOT_ZERO_AT_ZERO
 from evopipe.core.morph import Change, preserves_function, resize_moments, resize_parameters
 from evopipe.core.networks import Arch, Block, Net, Structure, forward, named, own_layout
 from evopipe.core.population import Widths
-from evopipe.evolve.mutate import ArchitectureBounds, _layer_changes, _node_changes
+from evopipe.evolve.mutate import _layer_changes, _node_changes
+from evopipe.schema.blocks import ArchitectureBounds
 
 pytestmark = pytest.mark.numerical
 

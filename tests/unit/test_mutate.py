@@ -22,7 +22,6 @@ from evopipe.evolve.clone import clone
 from evopipe.evolve.mutate import (
     NONE,
     Mutation,
-    MutationConfig,
     Traits,
     _scaled,
     mutate,
@@ -31,10 +30,11 @@ from evopipe.evolve.mutate import (
     mutate_hyper,
     mutate_parameters,
 )
-from evopipe.evolve.select import Selection, TournamentConfig
+from evopipe.evolve.select import Selection
 from evopipe.evolve.step import evolve
 from evopipe.run.spec import first_members
-from evopipe.types import Evolve
+from evopipe.schema.blocks import MutationConfig, TournamentConfig
+from evopipe.schema.declare import Evolve
 
 EVOLVE = {
     "lr": {"min": 1e-4, "max": 1e-2},

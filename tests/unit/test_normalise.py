@@ -19,12 +19,10 @@ import populations
 from device import DEVICE, Device
 from evopipe import algos, policy
 from evopipe.algos import dqn, ppo
-from evopipe.config import parse_params
 from evopipe.core import normalise, optim, population
 from evopipe.core.graphs import Paths
-from evopipe.core.normalise import EPSILON, NormaliseConfig, Normaliser, Statistics
+from evopipe.core.normalise import EPSILON, Normaliser, Statistics
 from evopipe.core.population import Member
-from evopipe.envs.make import EnvConfig
 from evopipe.errors import ParamsError
 from evopipe.rng import Purpose
 from evopipe.run import learners
@@ -32,6 +30,8 @@ from evopipe.run.act import choose, step
 from evopipe.run.drive import begin
 from evopipe.run.evaluate import evaluate
 from evopipe.run.spec import Spec, first_members
+from evopipe.schema.blocks import EnvConfig, NormaliseConfig
+from evopipe.schema.params import parse_params
 from evopipe.stages.setup import spaces_of
 from evopipe.storage import safeio
 from evopipe.storage.dataset import Transitions

@@ -14,11 +14,12 @@ from gymnasium import spaces
 
 import populations
 from evopipe import policy
-from evopipe.envs.make import ActionSpace, EnvConfig, make_env
+from evopipe.envs.make import ActionSpace, make_env
 from evopipe.envs.observations import LONGEST, ObservationSpace
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.workers import Crew
 from evopipe.errors import EnvironmentFailed, ParamsError, UsageError
+from evopipe.schema.blocks import EnvConfig
 from evopipe.types import Image
 from populations import finish, started
 

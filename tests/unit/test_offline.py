@@ -15,11 +15,11 @@ import torch
 
 import populations
 from evopipe.buffers.replay import RowLayout
-from evopipe.config import parse_params
 from evopipe.errors import DataError, EvopipeError, ParamsError
 from evopipe.run.drive import begin
 from evopipe.run.offline import Offline, pack
 from evopipe.run.spec import Spec, first_members
+from evopipe.schema.params import parse_params
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
 from evopipe.storage.dataset import Transitions, read_minari, read_transitions
 from evopipe.types import Spaces

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from evopipe.runtime import NEUTRAL as NEUTRAL_RUNTIME
-from evopipe.storage.yamlio import dump_yaml, parse_yaml, read_yaml
+from evopipe.schema.blocks import NEUTRAL as NEUTRAL_RUNTIME
+from evopipe.schema.read import parse_yaml, read_yaml
+from evopipe.schema.write import dump_yaml
 
 ROOT = Path(__file__).parents[2]
 PARAMS = read_yaml(ROOT / "params.yaml").data
@@ -62,7 +63,7 @@ def closure(file: str) -> set[str]:
     seen, waiting = set(), [file]
     while waiting:
         current = waiting.pop()
-        if current not in seen and current not in NEUTRAL and not current.startswith("track/"):
+        if current not in seen and current not in NEUTRAL and not current.startswith(("schema/", "track/")):
             seen.add(current)
             waiting.extend(imports(current))
     return seen
@@ -122,7 +123,7 @@ def test_the_fitness_plot_names_columns_of_the_file() -> None:
 )
 def test_every_algorithm_of_a_pipeline_can_be_chosen(params: Path, tmp_path: Path) -> None:
     """As by `dvc exp run -S train.algo=...`: its block is as complete as that of the pipeline's own."""
-    from evopipe.config import load_params
+    from evopipe.schema.params import load_params
 
     data = read_yaml(params).data
     for algo in data["algos"]:
@@ -132,7 +133,7 @@ def test_every_algorithm_of_a_pipeline_can_be_chosen(params: Path, tmp_path: Pat
 
 
 def test_every_pipeline_folder_can_be_run_as_it_is() -> None:
-    from evopipe.config import load_params
+    from evopipe.schema.params import load_params
 
     for params in (ROOT / "pipelines").glob("*/params.yaml"):
         load_params(params)

@@ -10,11 +10,12 @@ import pytest
 
 from envs_for_tests import RandomEnd
 from evopipe.envs.heuristics import heuristic
-from evopipe.envs.make import ActionSpace, EnvConfig, make_env
+from evopipe.envs.make import ActionSpace, make_env
 from evopipe.envs.observations import ObservationSpace
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import broken
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, ParamsError
+from evopipe.schema.blocks import EnvConfig
 
 RIGHT, LEFT = 1, 0
 

@@ -11,10 +11,11 @@ import pytest
 from gymnasium import spaces
 
 from envs_for_tests import Chain
-from evopipe.envs.make import ActionSpace, EnvConfig
+from evopipe.envs.make import ActionSpace
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.envs.workers import Crew
 from evopipe.errors import DataError, ParamsError
+from evopipe.schema.blocks import EnvConfig
 
 BOXES = {
     "pendulum": spaces.Box(-2.0, 2.0, (1,), np.float32),

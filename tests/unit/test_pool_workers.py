@@ -20,11 +20,11 @@ import torch
 
 from envs_for_tests import Chain
 from evopipe.envs import workers
-from evopipe.envs.make import EnvConfig
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.envs.workers import Crew, Remote
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError
 from evopipe.parallel import Helper, available_cpus
+from evopipe.schema.blocks import EnvConfig
 
 ROOT = Path(__file__).parents[2]
 RIGHT, LEFT = 1, 0
@@ -377,7 +377,7 @@ def test_a_forgotten_pool_ends_its_processes() -> None:
 SCRIPT = """\
 import os, signal, sys, threading, time
 import numpy as np
-from evopipe.envs.make import EnvConfig
+from evopipe.schema.blocks import EnvConfig
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.workers import Crew
 

@@ -13,7 +13,7 @@ from torch import distributions as td
 
 import populations
 import reference
-from evopipe import algos, config
+from evopipe import algos
 from evopipe.core import optim
 from evopipe.core.networks import Net
 from evopipe.core.population import Cohort
@@ -21,6 +21,7 @@ from evopipe.errors import EvopipeError
 from evopipe.rng import Purpose, Stream
 from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.spec import Spec, first_members
+from evopipe.schema.params import Params, parse_params
 from evopipe.types import Sequences
 from populations import TICKS, advance, close_generation, rollout_for, started
 
@@ -354,7 +355,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("overrides", "sentence"), BAD)
 def test_bad_parameters_are_one_sentence_before_training(overrides: dict[str, Any], sentence: str) -> None:
-    params: dict[str, Any] = config.Params().model_dump(mode="json")
+    params: dict[str, Any] = Params().model_dump(mode="json")
     params["train"]["algo"] = "ppo"
     params["algos"]["ppo"] = ppo.Config().model_dump(mode="json")
     for path, value in overrides.items():
@@ -364,7 +365,7 @@ def test_bad_parameters_are_one_sentence_before_training(overrides: dict[str, An
             block = block[name]
         block[key] = value
     with pytest.raises(EvopipeError) as raised:
-        config.parse_params(params)
+        parse_params(params)
     text = str(raised.value)
     assert sentence in text
     assert len(text.strip().splitlines()) == 1

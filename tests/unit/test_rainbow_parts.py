@@ -13,15 +13,15 @@ from pydantic import ValidationError
 
 import populations
 from evopipe import algos
-from evopipe.buffers.replay import ReplayConfig
-from evopipe.config import parse_params
 from evopipe.core.networks import Arch, Block, Net, Structure, Widths, forward, initialise, named, noise_scale, noisy
 from evopipe.core.population import Cohort, Member
 from evopipe.errors import ParamsError
-from evopipe.evolve.mutate import MutationConfig, mutate_architecture, mutate_parameters
+from evopipe.evolve.mutate import mutate_architecture, mutate_parameters
 from evopipe.ops.value import project, support
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import first_members
+from evopipe.schema.blocks import MutationConfig, ReplayConfig
+from evopipe.schema.params import parse_params
 from evopipe.types import Batch
 from populations import finish, same, started
 

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from evopipe.evolve.select import Selection, TournamentConfig, tournament, windowed
+from evopipe.evolve.select import Selection, tournament, windowed
+from evopipe.schema.blocks import TournamentConfig
 
 INF = math.inf
 

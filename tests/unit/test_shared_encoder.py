@@ -22,7 +22,6 @@ from evopipe.core.morph import Change, resize_moments, resize_parameters
 from evopipe.core.networks import (
     Arch,
     Block,
-    EncoderKind,
     Net,
     Structure,
     Widths,
@@ -35,16 +34,9 @@ from evopipe.core.networks import (
 from evopipe.core.population import Cohort, Member, share_encoder
 from evopipe.core.stem import Conv, Stem
 from evopipe.errors import ParamsError
-from evopipe.evolve.mutate import (
-    ArchitectureBounds,
-    MutationConfig,
-    _layer_changes,
-    _node_changes,
-    _stem_changes,
-    mutate_architecture,
-    mutate_parameters,
-)
+from evopipe.evolve.mutate import _layer_changes, _node_changes, _stem_changes, mutate_architecture, mutate_parameters
 from evopipe.run.spec import Spec, first_members
+from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig
 from evopipe.storage import safeio
 from evopipe.types import Image
 from populations import UNLIKE, started, updated

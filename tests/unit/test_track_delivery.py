@@ -24,9 +24,9 @@ from filelock import FileLock
 
 import tiny
 from evopipe.errors import MissingInputError, ParamsError, UsageError
+from evopipe.schema.blocks import TrackingConfig
 from evopipe.track import record
 from evopipe.track.backends.mlflow import connect
-from evopipe.track.config import TrackingConfig
 from evopipe.track.events import End, Generation, JsonlSink, MemberRow, Progress, Start, Tracker
 from evopipe.track.run import FILES, New, TrackerError, flat_params
 from evopipe.track.sync import sync
@@ -409,7 +409,7 @@ def test_a_log_of_another_version_costs_its_lines_only(tmp_path: Path) -> None:
 
 
 def test_params_of_tracking(tmp_path: Path) -> None:
-    from evopipe.config import load_params
+    from evopipe.schema.params import load_params
 
     for overrides, sentence in [
         ({"tracking.backends": ["mlflow", "mlflow"]}, "a tracker is named twice"),

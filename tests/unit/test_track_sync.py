@@ -15,7 +15,7 @@ from dvc.fs import LocalFileSystem
 
 import tiny
 from evopipe.errors import DataError
-from evopipe.storage.yamlio import read_yaml
+from evopipe.schema.read import read_yaml
 from evopipe.track.locks import Locked, in_lock
 from evopipe.track.record import md5_of
 

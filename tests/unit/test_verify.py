@@ -14,8 +14,8 @@ import torch
 
 from evopipe.errors import DataError, MissingInputError, UsageError
 from evopipe.report.page import without_measured
+from evopipe.schema.write import dump_yaml
 from evopipe.storage import safeio
-from evopipe.storage.yamlio import dump_yaml
 from evopipe.verify import clones, compare
 from evopipe.verify.clones import Clone, Origin
 from evopipe.verify.compare import Row

@@ -17,13 +17,15 @@ import torch
 from pydantic import Field
 
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, NetworkConfig, forward
+from evopipe.core.networks import Net, forward
 from evopipe.core.optim import Adam
 from evopipe.core.population import Widths, moments, parameters, row
 from evopipe.ops.policy import epsilon_greedy, or_random
 from evopipe.ops.value import masked_argmax, pick
 from evopipe.rng import Stream
-from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
+from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.declare import AlgoConfig, Evolve, hyper
+from evopipe.types import Batch, Learned, Spaces
 
 PAPER = "https://proceedings.neurips.cc/paper/1988/hash/812b4ba287f5ee0bc9d43bbf5bbe87fb-Abstract.html"
 REGIME = "off_policy"

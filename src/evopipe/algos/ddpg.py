@@ -16,13 +16,15 @@ import torch
 from pydantic import Field
 
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, NetworkConfig, action_value, encode, forward
+from evopipe.core.networks import Net, action_value, encode, forward
 from evopipe.core.optim import Adam
 from evopipe.core.population import Widths, moments, parameters, row, share_encoder
 from evopipe.ops.noise import Noise, exploration
 from evopipe.ops.policy import or_random
 from evopipe.rng import Stream
-from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
+from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.declare import AlgoConfig, Evolve, hyper
+from evopipe.types import Batch, Learned, Spaces
 
 PAPER = "https://arxiv.org/abs/1509.02971"
 REGIME = "off_policy"

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, NetworkConfig, action_values, forward, forward_each, interleave
+from evopipe.core.networks import Net, action_values, forward, forward_each, interleave
 from evopipe.core.optim import Adam
 from evopipe.core.population import Widths, moments, parameters, row
 from evopipe.ops.distributions import masked_log_softmax
@@ -27,7 +27,9 @@ from evopipe.ops.noise import gaussian
 from evopipe.ops.policy import epsilon_greedy, or_random
 from evopipe.ops.value import expectile_loss, masked_argmax, pick
 from evopipe.rng import Stream
-from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
+from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.declare import AlgoConfig, Evolve, hyper
+from evopipe.types import Batch, Learned, Spaces
 
 PAPER = "https://arxiv.org/abs/2110.06169"
 REGIME = "off_policy"

@@ -22,12 +22,14 @@ import torch
 from pydantic import Field
 
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, NetworkConfig, encode, forward, remember, unroll
+from evopipe.core.networks import Net, encode, forward, remember, unroll
 from evopipe.core.optim import Adam
 from evopipe.core.population import Widths, moments, parameters, row, share_encoder
 from evopipe.ops.distributions import Distribution, distribution
 from evopipe.rng import Stream
-from evopipe.types import AlgoConfig, Chosen, Evolve, Learned, Sequences, Spaces, hyper
+from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.declare import AlgoConfig, Evolve, hyper
+from evopipe.types import Chosen, Learned, Sequences, Spaces
 
 PAPER = "https://arxiv.org/abs/1707.06347"
 REGIME = "on_policy"

@@ -20,13 +20,15 @@ import torch
 from pydantic import Field, model_validator
 
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, NetworkConfig, Views, forward, noise_scale, noisy
+from evopipe.core.networks import Net, Views, forward, noise_scale, noisy
 from evopipe.core.optim import Adam
 from evopipe.core.population import Widths, moments, parameters, row, scales
 from evopipe.ops.policy import epsilon_greedy
 from evopipe.ops.value import masked_argmax, project, regression_loss, support
 from evopipe.rng import Stream
-from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
+from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.declare import AlgoConfig, Evolve, hyper
+from evopipe.types import Batch, Learned, Spaces
 
 PAPER = "https://arxiv.org/abs/1710.02298"
 REGIME = "off_policy"

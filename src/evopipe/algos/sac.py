@@ -20,14 +20,16 @@ import torch
 from pydantic import Field
 
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, NetworkConfig, action_values, encode, forward, forward_each, interleave
+from evopipe.core.networks import Net, action_values, encode, forward, forward_each, interleave
 from evopipe.core.optim import Adam, ScalarAdam
 from evopipe.core.population import Widths, moments, parameters, row, share_encoder
 from evopipe.ops.distributions import LOG_STD_MAX, LOG_STD_MIN, masked_log_softmax, squashed_gaussian
 from evopipe.ops.policy import or_random, random_legal
 from evopipe.ops.value import masked_argmax, pick
 from evopipe.rng import Stream
-from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
+from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.declare import AlgoConfig, Evolve, hyper
+from evopipe.types import Batch, Learned, Spaces
 
 PAPER = "https://arxiv.org/abs/1812.05905"
 REGIME = "off_policy"

@@ -18,14 +18,16 @@ import torch
 from pydantic import Field
 
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, NetworkConfig, action_value, action_values, forward, interleave
+from evopipe.core.networks import Net, action_value, action_values, forward, interleave
 from evopipe.core.optim import Adam
 from evopipe.core.population import Widths, moments, parameters, row
 from evopipe.ops.noise import gaussian
 from evopipe.ops.policy import or_random
 from evopipe.ops.value import clipped_double_target
 from evopipe.rng import Stream
-from evopipe.types import AlgoConfig, Batch, Evolve, Learned, Spaces, hyper
+from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.declare import AlgoConfig, Evolve, hyper
+from evopipe.types import Batch, Learned, Spaces
 
 PAPER = "https://arxiv.org/abs/2106.06860"
 REGIME = "off_policy"

@@ -10,38 +10,18 @@ out whole all the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from evopipe.buffers.frames import Frames
 from evopipe.buffers.priorities import Priorities
 from evopipe.core.graphs import upload
-from evopipe.types import Batch, Image, Schema, Spaces
+from evopipe.types import Batch, Image, Spaces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-class ReplayConfig(Schema):
-    """Experience replay (Lin, 1992), over one step or several, uniform or prioritised."""
-
-    capacity: int = Field(100_000, ge=1, le=10**9, description="transitions kept (per member where sharing is `own`)")
-    sharing: Literal["shared", "own"] = Field(
-        "shared", description="`shared`: one memory that all members fill and sample; `own`: one memory a member"
-    )
-    n_step: int = Field(
-        1, ge=1, le=100, description="environment steps that a transition spans, fewer where an episode ends"
-    )
-    prioritised: bool = Field(
-        False, description="sample what surprised most (Schaul et al., 2016), every member by its own priorities"
-    )
-    alpha: float = Field(0.6, ge=0, le=1, description="how much priorities count: 0 is uniform")
-    beta: float = Field(
-        0.4, ge=0, le=1, description="how much importance weights correct for that at the start; 1 at the end"
-    )
 
 
 @dataclass(frozen=True)

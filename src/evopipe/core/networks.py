@@ -14,23 +14,20 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import Field
 
 from evopipe.core import lstm, stem
 from evopipe.core.layers import NOT_ZERO_AT_ZERO, activate, layer_norm, mix
-from evopipe.core.stem import Conv, ConvConfig, Stem
+from evopipe.core.stem import Conv, Stem
 from evopipe.errors import ParamsError
 from evopipe.rng import Stream
-from evopipe.types import Image, Schema
+from evopipe.schema.blocks import EncoderKind, NetworkConfig
+from evopipe.types import Image
 
-Activation = Literal["ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity"]
-EncoderKind = Literal["mlp", "simba", "resnet", "lstm"]
 Role = Literal["whole", "encoder", "head"]
 RESIDUAL = frozenset({"simba", "resnet"})
-Width = Annotated[int, Field(ge=1, le=4096)]
 LINE = 16  # float32 numbers in a cache line
 WIDTH_MULTIPLE = 16  # hidden widths are padded to a multiple of this
 NO_STEM = Stem()
@@ -46,33 +43,6 @@ class Widths(NamedTuple):
     inputs: int
     outputs: int
     role: Role = "whole"
-
-
-CONV = (ConvConfig(channels=16, kernel=3, stride=2), ConvConfig(channels=32, kernel=3, stride=2))
-
-
-class NetworkConfig(Schema):
-    """Architecture that members start from: observation → encoder → latent → head → output.
-
-    Images in the observation go through the convolutions first; without images these do not count. LSTM layers have
-    their gates in the place of activation and normalisation.
-    """
-
-    encoder_kind: EncoderKind = Field(
-        "mlp",
-        description="`mlp`: plain layers, then the latent; `simba` and `resnet`: the latent, then a residual block for "
-        "each width of `encoder`, normalised before (SimBa), activated before (ResNet); `lstm`: layers that remember "
-        "from step to step, then the latent, for algorithms that carry a memory",
-    )
-    conv: tuple[ConvConfig, ...] = Field(
-        CONV, max_length=8, strict=False,
-        description="convolutions that each image of an observation goes through, [] to read images as plain numbers",
-    )  # fmt: skip
-    encoder: tuple[Width, ...] = Field((128,), max_length=8, strict=False, description="hidden widths of the encoder")
-    latent: Width = Field(128, description="width between encoder and head")
-    head: tuple[Width, ...] = Field((), max_length=8, strict=False, description="hidden widths of the head")
-    activation: Activation = Field("ReLU", description="activation after every hidden layer")
-    layer_norm: bool = Field(False, description="layer normalisation before every activation")
 
 
 class Block(NamedTuple):

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from pydantic import Field
 
-from evopipe.types import Schema, Spaces
+from evopipe.schema.blocks import NormaliseConfig
+from evopipe.types import Spaces
 
 EPSILON = 1e-8
 CHUNK = 1 << 16  # rows of a dataset that are entered at once
@@ -27,22 +27,6 @@ SHOWN = (_CLIP, _COLUMNS, *(_OBSERVATIONS + part for part in _PARTS))
 """Names of those that change what a policy is shown."""
 KINDS = dict.fromkeys((*SHOWN, *(_RETURNS + part for part in _PARTS)), ("row", ""))
 """How a member's tensors of these names resize with its architecture, see `core.population.tensor_kinds`: never."""
-
-
-class NormaliseConfig(Schema):
-    """Running normalisation, each member by what it has seen itself."""
-
-    observations: bool = Field(
-        False,
-        description="whether networks read observations less their running mean, over their standard deviation; not "
-        "images, nor one-hot columns",
-    )
-    rewards: bool = Field(
-        False,
-        description="whether members learn from rewards over the standard deviation of their discounted returns, "
-        "on-policy only; reports and fitness are in the environment's own rewards",
-    )
-    clip: float = Field(10.0, gt=0, description="largest size of a normalised number")
 
 
 @dataclass(frozen=True)

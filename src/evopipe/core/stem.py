@@ -11,18 +11,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from pydantic import Field
 
 from evopipe.core.layers import activate
-from evopipe.types import Image, Schema
-
-
-class ConvConfig(Schema):
-    """One convolution."""
-
-    channels: int = Field(ge=1, le=1024, description="channels that it gives")
-    kernel: int = Field(ge=1, le=31, description="side of its square kernel, pixels")
-    stride: int = Field(ge=1, le=31, description="pixels between two places of the kernel")
+from evopipe.types import Image
 
 
 class Conv(NamedTuple):

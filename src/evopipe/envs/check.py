@@ -10,11 +10,12 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from evopipe.envs.make import ActionSpace, EnvConfig, make_env
+from evopipe.envs.make import ActionSpace, make_env
 from evopipe.envs.observations import ObservationSpace
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.envs.rows import Bools
 from evopipe.errors import EnvironmentFailed, ParamsError
+from evopipe.schema.blocks import EnvConfig
 
 _STEPS = 500
 _EPISODES = 4

@@ -11,15 +11,15 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium
 import numpy as np
-from pydantic import Field, field_validator
 
 from evopipe.envs.observations import ObservationSpace, brief
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean
-from evopipe.types import Schema, Spaces
+from evopipe.schema.blocks import EnvConfig
+from evopipe.types import Spaces
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -28,43 +28,6 @@ _SERVED = "only Discrete, MultiDiscrete, MultiBinary and bounded Box actions are
 _with_threads: set[str] = set()  # ids whose making started threads in this process
 _OVERLOOKED = ("size", "nfiles")
 _BAD_KWARGS = re.compile(r"unexpected keyword argument|missing \d+ required|multiple values for (keyword )?argument")
-
-
-class EnvConfig(Schema):
-    """The environment that the population learns in."""
-
-    id: str = Field("LunarLander-v3", min_length=1, description="Gymnasium id, or `module:EnvId` for one's own")
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of `gymnasium.make`")
-    num_envs: int = Field(16, ge=1, le=4096, description="environments of each member")
-    backend: Literal["sync", "envpool", "torch"] = Field(
-        "sync",
-        description="which implementation training steps: `sync`, Gymnasium's; `envpool`, envpool's own build of the "
-        "same environments (an extra), faster and not equal in every bit; `torch`, evopipe's own classic control as "
-        "tensors, fastest, which has the same physics and draws other initial states",
-    )
-
-    @property
-    def on_gymnasium(self) -> EnvConfig:
-        """The same environment as Gymnasium builds it, whatever training steps."""
-        return self.model_copy(update={"backend": "sync"})
-
-    @field_validator("kwargs")
-    @classmethod
-    def _all_tracked(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
-        for name in _OVERLOOKED:
-            if _names(kwargs, name):
-                raise ValueError(
-                    f"DVC's run cache overlooks keys named {name!r} inside a mapping, so that a change could go "
-                    f"unnoticed; register the environment under an id of its own with it, and use 'module:EnvId'"
-                )
-        return kwargs
-
-
-def _names(value: Any, name: str) -> bool:
-    """Whether a key of this name stands anywhere in nested mappings and lists."""
-    if isinstance(value, dict):
-        return name in value or any(_names(inner, name) for inner in value.values())
-    return isinstance(value, list) and any(_names(inner, name) for inner in value)
 
 
 def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from evopipe.envs.make import ActionSpace, EnvConfig, refuse
+from evopipe.envs.make import ActionSpace, refuse
 from evopipe.envs.observations import ObservationSpace
 from evopipe.envs.rows import Actions, Begun, Fault, Ints, Stepped
 from evopipe.errors import EnvironmentFailed, ParamsError, did_you_mean
+from evopipe.schema.blocks import EnvConfig
 from evopipe.types import Spaces
 
 AHEAD = 8  # episodes of each row that a batch holds, where the caller tells their seeds

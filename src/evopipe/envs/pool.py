@@ -17,12 +17,13 @@ import gymnasium
 import numpy as np
 
 from evopipe.envs.batched.pool import TensorRows
-from evopipe.envs.make import ActionSpace, EnvConfig, make_env
+from evopipe.envs.make import ActionSpace, make_env
 from evopipe.envs.native import Native
 from evopipe.envs.observations import ObservationSpace
 from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Rows, Stepped, broken, close_all, make_rows
 from evopipe.envs.workers import Unavailable
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, ParamsError, UsageError
+from evopipe.schema.blocks import EnvConfig
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from evopipe.envs.make import ActionSpace, EnvConfig, make_env
+from evopipe.envs.make import ActionSpace, make_env
 from evopipe.envs.observations import ObservationSpace
 from evopipe.errors import EvopipeError
+from evopipe.schema.blocks import EnvConfig
 
 if TYPE_CHECKING:
     import gymnasium

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from evopipe.envs.make import EnvConfig, has_threads
+from evopipe.envs.make import has_threads
 from evopipe.envs.rows import NO_MASK, Actions, Begun, Fault, Ints, Rows, Stepped, broken, make_rows
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError
 from evopipe.parallel import Died, Helper, Inline, available_cpus, can_help, shared_memory
+from evopipe.schema.blocks import EnvConfig
 from evopipe.types import Spaces
 
 if TYPE_CHECKING:

@@ -9,93 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator, model_validator
 
 from evopipe.core.morph import Change, preserves_function, resize_moments, resize_parameters, resize_scales
-from evopipe.core.networks import Activation, Arch, Block, named
+from evopipe.core.networks import Arch, Block, named
 from evopipe.core.population import Member, Widths, least_head
 from evopipe.core.stem import Conv
-from evopipe.types import Evolve, Schema
-
-Weight = Annotated[float, Field(ge=0.0)]
-Step = Annotated[int, Field(ge=1, le=4096)]
+from evopipe.schema.blocks import ArchitectureBounds, MutationConfig
+from evopipe.schema.declare import Evolve
 
 POSITIONS = 0.1  # share of a weight matrix that a parameter mutation touches
 RESET = 0.05  # share of those drawn anew
 LARGEST = 1e6
-
-
-class Probabilities(Schema):
-    """Relative weights of the mutation kinds; they are normalised."""
-
-    none: Weight = Field(0.4, description="child equals parent")
-    architecture: Weight = Field(
-        0.2, description="add or remove a layer, nodes, latent width, or channels; change a kernel"
-    )
-    parameters: Weight = Field(0.2, description="Gaussian noise on some weights")
-    activation: Weight = Field(0.2, description="another activation function")
-    rl_hp: Weight = Field(0.2, description="one RL hyper-parameter grows or shrinks")
-
-    @model_validator(mode="after")
-    def _some_mass(self) -> Probabilities:
-        if self.none + self.architecture + self.parameters + self.activation + self.rl_hp <= 0:
-            raise ValueError("all mutation probabilities are 0: give at least one kind a positive weight")
-        return self
-
-
-class ArchitectureBounds(Schema):
-    """How far, and in which steps, architectures may wander."""
-
-    min_layers: int = Field(1, ge=0, le=8, description="fewest hidden layers of the encoder; the head may have none")
-    max_layers: int = Field(3, ge=1, le=8, description="most hidden layers of encoder and of head")
-    min_nodes: int = Field(32, ge=1, le=4096, description="fewest units of a hidden layer")
-    max_nodes: int = Field(256, ge=1, le=4096, description="most units of a hidden layer")
-    min_latent: int = Field(16, ge=1, le=4096, description="narrowest latent")
-    max_latent: int = Field(256, ge=1, le=4096, description="widest latent")
-    node_steps: tuple[Step, ...] = Field((16, 32, 64), min_length=1, strict=False, description="units added or removed")
-    latent_steps: tuple[Step, ...] = Field(
-        (8, 16, 32), min_length=1, strict=False, description="latent width added or removed"
-    )
-    min_channels: int = Field(8, ge=1, le=1024, description="fewest channels of a convolution")
-    max_channels: int = Field(64, ge=1, le=1024, description="most channels of a convolution")
-    channel_steps: tuple[Step, ...] = Field(
-        (8, 16), min_length=1, strict=False, description="channels added or removed"
-    )
-    min_kernel: int = Field(2, ge=1, le=31, description="smallest kernel; kernels change by 2")
-    max_kernel: int = Field(7, ge=1, le=31, description="largest kernel")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> ArchitectureBounds:
-        for what in ("layers", "nodes", "latent", "channels", "kernel"):
-            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
-            if low > high:
-                raise ValueError(f"min_{what} ({low}) is above max_{what} ({high})")
-        return self
-
-
-class MutationConfig(Schema):
-    """Mutation of children after selection."""
-
-    probabilities: Probabilities = Field(default_factory=Probabilities)
-    new_layer_prob: float = Field(0.2, ge=0.0, le=1.0, description="share of layer changes in architecture mutations")
-    sd: float = Field(0.1, ge=0.0, le=10.0, description="standard deviation of parameter noise, relative to the weight")
-    activations: tuple[Activation, ...] = Field(
-        ("ReLU", "ELU", "GELU"), min_length=1, strict=False, description="what the activation mutation chooses from"
-    )
-    mutate_elite: bool = Field(False, description="whether the elite's own copy in slot 0 mutates too")
-    before_training: bool = Field(False, description="mutate every initial member once (kind `none` excluded)")
-    architecture: ArchitectureBounds = Field(default_factory=ArchitectureBounds)
-
-    @field_validator("activations")
-    @classmethod
-    def _all_different(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(names)) < len(names):
-            raise ValueError(f"an activation is named twice ({', '.join(names)}): name each once")
-        return names
 
 
 @dataclass(frozen=True)

@@ -5,22 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from evopipe.types import Schema
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
 
-
-class TournamentConfig(Schema):
-    """Tournament selection (Miller & Goldberg, 1995)."""
-
-    size: int = Field(2, ge=1, le=4096, description="members drawn, with replacement, for each tournament")
-    elitism: bool = Field(True, description="the fittest member always survives, in slot 0")
-    window: int = Field(1, ge=1, le=10**4, description="fitness is the mean of a member's last so many evaluations")
+    from evopipe.schema.blocks import TournamentConfig
 
 
 @dataclass(frozen=True, slots=True)

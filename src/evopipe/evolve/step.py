@@ -10,9 +10,10 @@ import numpy as np
 from evopipe import rng
 from evopipe.core.population import Member
 from evopipe.evolve.clone import clone, keep_identity
-from evopipe.evolve.mutate import NONE, Mutation, MutationConfig, Traits, mutate
-from evopipe.evolve.select import TournamentConfig, tournament
+from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate
+from evopipe.evolve.select import tournament
 from evopipe.rng import Purpose
+from evopipe.schema.blocks import MutationConfig, TournamentConfig
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from string import Template
@@ -17,26 +16,27 @@ from typing import Any
 from ruamel.yaml import YAML
 
 import evopipe
-from evopipe.envs.make import ActionSpace, EnvConfig, make_env
+from evopipe.envs.make import ActionSpace, make_env
 from evopipe.envs.observations import ObservationSpace
 from evopipe.errors import EvopipeError, ParamsError, UsageError
+from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.read import parse_yaml
+from evopipe.schema.write import dump_yaml
 from evopipe.storage import safeio
-from evopipe.storage.yamlio import flow, parse_yaml
 
-MODULE, STUB = "my_env.py", "my_env:Catch-v0"
-REQUIREMENTS = "requirements.txt"
-_TEMPLATE = Path(__file__).parent / "template"
+_MODULE, _STUB = "my_env.py", "my_env:Catch-v0"
+_REQUIREMENTS = "requirements.txt"
 _OWN_CODE = "src/evopipe"
 _ENTRY = re.compile(r"(?P<key>\s*[\w-]+): *(?P<value>.*?)(?P<comment>  #.*)?")
 _WITHOUT_ENV = frozenset({"buffer"})  # reads the dataset alone
 
 _HEAD = f"""\
-The stages of evopipe. {REQUIREMENTS} stands for the code they run: another version of evopipe reruns them.
+The stages of evopipe. {_REQUIREMENTS} stands for the code they run: another version of evopipe reruns them.
 If a stage comes to read another file of yours, add it to its deps, and an edit of it reruns the stage.
 """
 
 _STUB_VALUES: Mapping[str, Any] = {
-    "env.id": STUB,
+    "env.id": _STUB,
     "env.num_envs": 4,
     "fetch.collect.policies.heuristic": 0.0,
     "fetch.collect.policies.random": 1.0,
@@ -52,17 +52,8 @@ _STUB_VALUES: Mapping[str, Any] = {
 """What the example environment wants otherwise than the project's own params.yaml."""
 
 
-@dataclass(frozen=True)
-class Made:
-    """What was made: the folder, its environment, and one sentence on git and DVC."""
-
-    folder: Path
-    env_id: str
-    repository: str
-
-
-def make(folder: Path, env_id: str | None = None) -> Made:
-    """Write a project: dvc.yaml, params.yaml, an environment, README, and a git and DVC repository.
+def make(folder: Path, env_id: str | None = None) -> str:
+    """Write a project, dvc.yaml, params.yaml, an environment, README, and a git and DVC repository; say what was made.
 
     Args:
         folder: where; it must not exist, or be empty.
@@ -83,7 +74,7 @@ def make(folder: Path, env_id: str | None = None) -> Made:
     try:
         for name, text in files.items():
             safeio.write_text(folder / name, text)
-        return Made(folder, env_id or STUB, _repository(folder))
+        return f"{folder}: a project for {env_id or _STUB}; {_repository(folder)}"
     except BaseException:
         _remove(folder, existed)
         raise
@@ -97,26 +88,23 @@ def contents(name: str, env_id: str | None = None) -> dict[str, str]:
         env_id: as `make`.
     """
     stub = env_id is None
-    rows = (
-        f"| `{MODULE}` | the environment: replace it by yours; `evopipe env check {STUB}` tries it |\n" if stub else ""
-    )
-    readme = Template((_TEMPLATE / "README.md").read_text(encoding="utf-8"))
+    row = f"| `{_MODULE}` | the environment: replace it by yours; `evopipe env check {_STUB}` tries it |\n"
+    readme = Template(_text("README.md")).substitute(name=name, env=env_id or _STUB, environment=row if stub else "")
     files = {
-        "README.md": readme.substitute(name=name, env=env_id or STUB, environment=rows),
-        REQUIREMENTS: f"evopipe=={evopipe.__version__}\n",
-        "dvc.yaml": dvc_yaml(_source("dvc.yaml"), (MODULE,) if stub else ()),
-        "params.yaml": params_yaml(_source("params.yaml"), _STUB_VALUES if stub else {"env.id": env_id}),
-        ".gitignore": (_TEMPLATE / "gitignore").read_text(encoding="utf-8"),
-        ".dvcignore": (_TEMPLATE / "dvcignore").read_text(encoding="utf-8"),
+        "README.md": readme,
+        _REQUIREMENTS: f"evopipe=={evopipe.__version__}\n",
+        "dvc.yaml": dvc_yaml(_text("dvc.yaml"), (_MODULE,) if stub else ()),
+        "params.yaml": params_yaml(_text("params.yaml"), _STUB_VALUES if stub else {"env.id": env_id}),
+        ".gitignore": _text("gitignore"),
+        ".dvcignore": _text("dvcignore"),
     }
-    if stub:
-        files[MODULE] = (_TEMPLATE / MODULE).read_text(encoding="utf-8")
-    return files
+    return files | ({_MODULE: _text(_MODULE)} if stub else {})
 
 
-def _source(name: str) -> str:
-    """Return a file of the root pipeline: the wheel brings it along, a source tree has it at its top."""
-    for place in (Path(__file__).parent / "pipeline", Path(__file__).parents[3]):
+def _text(name: str) -> str:
+    """A template, or a file of the root pipeline: the wheel brings it along, a source tree has it at its top."""
+    here = Path(__file__)
+    for place in (here.parent / "template", here.parent / "pipeline", here.parents[3]):
         if (place / name).is_file():
             return (place / name).read_text(encoding="utf-8")
     raise EvopipeError(f"{name}: missing in this installation of evopipe; install it again")
@@ -139,7 +127,7 @@ def dvc_yaml(root: str, modules: tuple[str, ...]) -> str:
     data.yaml_set_start_comment(_HEAD)
     for name, stage in data["stages"].items():
         kept = [dep for dep in stage["deps"] if not str(dep).startswith(_OWN_CODE)]
-        stage["deps"] = [*kept, REQUIREMENTS, *(() if name in _WITHOUT_ENV else modules)]
+        stage["deps"] = [*kept, _REQUIREMENTS, *(() if name in _WITHOUT_ENV else modules)]
     out = StringIO()
     yaml.dump(data, out)
     return out.getvalue()
@@ -154,7 +142,7 @@ def params_yaml(root: str, values: Mapping[str, Any]) -> str:
         found = _ENTRY.fullmatch(lines[number])
         if found is None or found["key"].strip() != key.rpartition(".")[2]:
             raise EvopipeError(f"params.yaml of this installation has no {key!r}; install evopipe again")
-        lines[number] = f"{found['key']}: {flow(value)}{found['comment'] or ''}"
+        lines[number] = f"{found['key']}: {dump_yaml(value, on_one_line=True).strip()}{found['comment'] or ''}"
     return "\n".join(lines) + "\n"
 
 
@@ -192,7 +180,7 @@ def _repository(folder: Path) -> str:
     """Make the folder a git and DVC repository, or join the ones that it lies in; say which."""
     above = folder.resolve().parents
     git = next((place for place in above if (place / ".git").exists()), None)
-    if git is not None and _run(folder, "git", "check-ignore", "-q", ".").returncode == 0:
+    if git is not None and _run(folder, "git", "check-ignore", "-q", ".", may_fail=True):
         git = None  # what an outer repository ignores is none of its own
     if git is not None:
         dvc = next((place for place in above if (place / ".dvc").is_dir() and place.is_relative_to(git)), None)
@@ -203,28 +191,25 @@ def _repository(folder: Path) -> str:
     if shutil.which("git") is None:
         _dvc_init(folder, "--no-scm")
         return "git was not found: a DVC project without it, so without experiments and `evopipe verify`"
-    _checked(_run(folder, "git", "init", "--quiet"), "git init")
+    _run(folder, "git", "init", "--quiet")
     _dvc_init(folder)
-    _checked(_run(folder, "git", "add", "--all"), "git add")
+    _run(folder, "git", "add", "--all")
     return "it is a git and DVC repository"
 
 
 def _dvc_init(folder: Path, *words: str) -> None:
-    _checked(_run(folder, sys.executable, "-m", "dvc", "init", "--quiet", *words), "dvc init")
-    config = folder / ".dvc/config"
-    lines = "[core]\n    analytics = false\n    check_update = false\n"
+    _run(folder, sys.executable, "-m", "dvc", "init", "--quiet", *words)
     no_scm = "    no_scm = True\n" if "--no-scm" in words else ""
-    safeio.write_text(config, lines + no_scm)
+    safeio.write_text(folder / ".dvc/config", "[core]\n    analytics = false\n    check_update = false\n" + no_scm)
 
 
-def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that nothing of a surrounding git or DVC process leads elsewhere."""
+def _run(folder: Path, *words: str, may_fail: bool = False) -> bool:
+    """Run a command that nothing of a surrounding git or DVC process leads elsewhere; say whether it succeeded."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("DVC_", "GIT_"))}
     env |= {"DVC_NO_ANALYTICS": "1"}
-    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
-
-
-def _checked(run: subprocess.CompletedProcess[str], what: str) -> None:
-    if run.returncode:
+    run = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    if run.returncode and not may_fail:
+        what = " ".join(word for word in words if word not in (sys.executable, "-m", "--quiet"))
         said = " ".join((run.stderr or run.stdout).split())
         raise EvopipeError(f"new: `{what}` failed: {said}; nothing was left behind")
+    return run.returncode == 0

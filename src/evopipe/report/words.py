@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from evopipe.report.lineage import Node
+from evopipe.track.console import clean as clean
 from evopipe.track.formats import duration as duration
 from evopipe.track.formats import number, score
 
@@ -90,8 +91,3 @@ def about(node: Node) -> str:
             node.network,
         )
     )
-
-
-def clean(text: str) -> str:
-    """Return a text on one line and without control characters, which could move a terminal's cursor."""
-    return "".join(char if char.isprintable() else " " for char in text)

@@ -16,15 +16,15 @@ from evopipe.core import normalise, population
 from evopipe.core.graphs import Paths
 from evopipe.core.networks import Arch, initialise
 from evopipe.core.population import Cohort, Member, Widths
-from evopipe.envs.make import EnvConfig
 from evopipe.errors import DataError, ParamsError
-from evopipe.evolve.mutate import NONE, Mutation, MutationConfig, Traits, mutate
-from evopipe.evolve.select import TournamentConfig
+from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate
 from evopipe.rng import Purpose
-from evopipe.types import Spaces, evolvable
+from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig
+from evopipe.schema.declare import evolvable
+from evopipe.types import Spaces
 
 if TYPE_CHECKING:
-    from evopipe.run.config import TrainConfig
+    from evopipe.schema.blocks import TrainConfig
 
 
 @dataclass(frozen=True)

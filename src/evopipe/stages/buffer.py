@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from evopipe.config import Params
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DataError, MissingInputError
+from evopipe.schema.params import Params
 from evopipe.stages.paths import DATASET, REPORTS, TRANSITIONS
 from evopipe.stages.tell import tell
 from evopipe.storage import safeio

@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from evopipe import rng, runtime
-from evopipe.config import Params
+from evopipe import rng
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.workers import Crew
-from evopipe.errors import EnvironmentFailed, Interrupted
+from evopipe.errors import EnvironmentFailed, Interrupted, translate_failures
+from evopipe.machine import configure
 from evopipe.ops.statistics import bootstrap_interval, interquartile_mean
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import Stopped, evaluate
+from evopipe.schema.params import Params
+from evopipe.signals import StopSignal
 from evopipe.stages import paths
 from evopipe.stages.setup import make_spec, read_members, with_slots
 from evopipe.stages.tell import tell
@@ -35,7 +37,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         EnvironmentFailed: the environment raised, or returned something that is not finite too often.
         Interrupted: a signal came.
     """
-    device = runtime.configure(params.runtime)
+    device = configure(params.runtime)
     spec = make_spec(params, device)
     stored, _ = read_members(folder / paths.TRAINED, spec, "train")
     members = with_slots(stored)
@@ -47,7 +49,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     pool = EnvPool(params.env.on_gymnasium, size, what="evaluation", crew=crew)
     seeds, cohorts = spec.seeds(Purpose.HELD_OUT, n), spec.form(members)
     try:
-        with runtime.StopSignal() as stop, runtime.translate_failures():
+        with StopSignal() as stop, translate_failures():
             stopped = lambda: stop.signum is not None  # noqa: E731
             played = evaluate(spec, cohorts, pool, seeds, params.evaluate.steps, stopped)
     except Stopped:

@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import evopipe
-from evopipe import __version__, policy, runtime
+from evopipe import __version__, policy
 from evopipe.algos import get
-from evopipe.config import Params
 from evopipe.core import normalise
 from evopipe.core.population import Member
 from evopipe.envs.make import ActionSpace, make_env
 from evopipe.envs.observations import Leaf, ObservationSpace
 from evopipe.errors import DataError, MissingInputError
+from evopipe.keys import content_key
+from evopipe.machine import configure, fingerprint, git_revision
+from evopipe.schema.blocks import NEUTRAL
+from evopipe.schema.params import Params
 from evopipe.stages import paths
 from evopipe.stages.setup import make_spec, read_members
 from evopipe.stages.tell import tell
@@ -27,7 +30,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         MissingInputError: `models/trained` or `reports/evaluation.json` is not there.
         DataError: one of them is damaged.
     """
-    runtime.configure(params.runtime)
+    configure(params.runtime)
     spec = make_spec(params)
     members, trained = read_members(folder / paths.TRAINED, spec, "train")
     score = _score(folder / paths.EVALUATION)
@@ -44,10 +47,10 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         "lineage": _ancestry(folder, elite.id),
         "provenance": {
             "evopipe": __version__,
-            "git_revision": runtime.git_revision(folder.absolute()),
-            "code_hash": runtime.content_key({}, [Path(evopipe.__file__).parent]),
+            "git_revision": git_revision(folder.absolute()),
+            "code_hash": content_key({}, [Path(evopipe.__file__).parent]),
             "params_hash": _params_hash(params),
-            "fingerprint": runtime.fingerprint(),
+            "fingerprint": fingerprint(),
         },
     }
     card = _card(params, elite, about)
@@ -69,8 +72,8 @@ def _score(path: Path) -> dict[str, float]:
 
 def _params_hash(params: Params) -> str:
     """Return a hash of all parameters that any result depends on."""
-    values = params.model_dump(mode="json", exclude={"algos": True, "tracking": True, "runtime": set(runtime.NEUTRAL)})
-    return runtime.content_key({**values, "algo": params.algo_config.model_dump(mode="json")})
+    values = params.model_dump(mode="json", exclude={"algos": True, "tracking": True, "runtime": set(NEUTRAL)})
+    return content_key({**values, "algo": params.algo_config.model_dump(mode="json")})
 
 
 def _spaces(params: Params) -> dict[str, Any]:

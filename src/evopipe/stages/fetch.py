@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from evopipe import runtime
-from evopipe.config import CollectConfig, Params
 from evopipe.envs.check import random_action
 from evopipe.envs.heuristics import Heuristic, heuristic, medium
 from evopipe.envs.observations import Leaf, ObservationSpace, brief
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError
+from evopipe.machine import configure
 from evopipe.rng import Purpose, host
+from evopipe.schema.blocks import CollectConfig
+from evopipe.schema.params import Params
 from evopipe.stages.paths import DATASET, REPORTS
 from evopipe.stages.tell import tell
 from evopipe.storage import safeio
@@ -186,7 +187,7 @@ def _dropped(dataset: Dataset) -> list[str]:
 def _collect(params: Params, pool: EnvPool) -> tuple[list[Episode], dict[str, Any]]:
     cfg = params.fetch.collect
     if cfg.policies.get("policy"):
-        runtime.configure(params.runtime)  # the number of threads decides a policy's last bits
+        configure(params.runtime)  # the number of threads decides a policy's last bits
     policies, notes = _behaviour(cfg, pool, params.env.id)
     names = sorted(policies)
     weights = np.array([cfg.policies[name] for name in names], np.float64)

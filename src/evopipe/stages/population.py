@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evopipe.config import Params
 from evopipe.run.spec import first_members, go_on
+from evopipe.schema.params import Params
 from evopipe.stages.paths import POPULATION
 from evopipe.stages.setup import about_spec, make_spec, read_start, write_members
 from evopipe.stages.tell import tell

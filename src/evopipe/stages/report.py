@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evopipe import runtime
-from evopipe.config import Params
+from evopipe.errors import translate_failures
+from evopipe.machine import configure
 from evopipe.report.page import page
+from evopipe.schema.blocks import NEUTRAL, RuntimeConfig
+from evopipe.schema.params import Params
 from evopipe.stages import paths
 from evopipe.stages.tell import tell
 from evopipe.storage import safeio
@@ -20,8 +22,8 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         MissingInputError: an upstream output is not there.
         DataError: one of them is damaged.
     """
-    runtime.configure(params.runtime)
-    with runtime.translate_failures():
+    configure(params.runtime)
+    with translate_failures():
         text = page(folder, shown(params))
         safeio.write_text(folder / paths.REPORT, text)
     tell(f"{paths.REPORT}: {len(text.encode()) / 1e6:.1f} MB, opens in any browser, without a network", quiet)
@@ -40,7 +42,7 @@ def shown(params: Params) -> dict[str, Any]:
             "evolution": True,
             "evaluate": True,
             "export": True,
-            "runtime": set(runtime.RuntimeConfig.model_fields) - runtime.NEUTRAL,
+            "runtime": set(RuntimeConfig.model_fields) - NEUTRAL,
         },
     )
     if not params.train.warm_start:

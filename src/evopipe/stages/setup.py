@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from evopipe.algos import get, names
-from evopipe.config import Params
 from evopipe.core.graphs import Paths
 from evopipe.core.population import Member
-from evopipe.envs.make import ActionSpace, EnvConfig, make_env
+from evopipe.envs.make import ActionSpace, make_env
 from evopipe.envs.observations import ObservationSpace
 from evopipe.errors import DataError, MissingInputError, ParamsError
 from evopipe.run.spec import Spec
+from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.params import Params
 from evopipe.storage import members as stored
 from evopipe.storage import safeio
 from evopipe.types import Spaces

@@ -8,9 +8,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from evopipe import __version__, runtime
-from evopipe.config import Params
+from evopipe import __version__
 from evopipe.errors import EvopipeError
+from evopipe.keys import dvc_root
+from evopipe.machine import git_revision
+from evopipe.schema.params import Params
 from evopipe.track import record
 from evopipe.track.outbox import ADVICE, Outbox, start
 from evopipe.track.run import ELITE, EVALUATION, LINEAGE, REPORT, TRAINED
@@ -35,10 +37,10 @@ def outbox(params: Params, state: Path, folder: Path) -> Outbox:
     wanted = None
     if _wanted(params):
         with _warning():
-            commit, experiment = runtime.git_revision(folder.absolute()), os.environ.get("DVC_EXP_NAME")
+            commit, experiment = git_revision(folder.absolute()), os.environ.get("DVC_EXP_NAME")
             record.begin(state, params.model_dump(mode="json"), commit, experiment, __version__)
             wanted = state
-    return Outbox(wanted, runtime.dvc_root(folder), params.tracking)
+    return Outbox(wanted, dvc_root(folder), params.tracking)
 
 
 def finish(params: Params, state: Path, folder: Path) -> None:
@@ -54,7 +56,7 @@ def attach(params: Params, stages: Iterable[str], folder: Path = Path()) -> None
     if not _wanted(params) or not names or not (folder / TRAINED).exists():
         return
     with _warning():
-        root = runtime.dvc_root(folder)
+        root = dvc_root(folder)
         place = record.find(root / ".evopipe" / "train", record.md5_of(folder / TRAINED))
         if place is not None and record.keep(place, folder, names):
             start(place, root, params.tracking, follow=False)

@@ -9,17 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import evopipe
-from evopipe import runtime
 from evopipe.algos import on_policy
-from evopipe.config import Params
 from evopipe.envs.make import source_of
 from evopipe.envs.workers import Crew
-from evopipe.errors import DataError, DiskError, DivergedError, EnvironmentFailed, Interrupted, MissingInputError
+from evopipe.errors import (
+    DataError,
+    DiskError,
+    DivergedError,
+    EnvironmentFailed,
+    Interrupted,
+    MissingInputError,
+    translate_failures,
+)
 from evopipe.evolve.mutate import Mutation
+from evopipe.keys import content_key, state_folder
+from evopipe.machine import configure
 from evopipe.run.drive import begin, drive
 from evopipe.run.learners import learner_count
 from evopipe.run.run import Champion, Run
 from evopipe.run.spec import Spec
+from evopipe.schema.blocks import NEUTRAL
+from evopipe.schema.params import Params
+from evopipe.signals import StopSignal
 from evopipe.stages import paths, tracking
 from evopipe.stages.setup import about_spec, make_spec, read_members, write_members
 from evopipe.storage import safeio
@@ -50,18 +61,18 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         EnvironmentFailed: the environment raised or broke its contract.
         Interrupted: a signal came; the state was saved.
     """
-    device = runtime.configure(params.runtime)
+    device = configure(params.runtime)
     spec = make_spec(params, device)
     learners = learner_count(params.runtime.learners, params.runtime.threads)
     members, about = read_members(folder / paths.POPULATION, spec, "population")
     births = [Mutation(**mutation) for mutation in about["mutations"]]
     warm = _transitions(params, spec, folder)
-    state = runtime.state_folder("train", _key(params, folder, warm is not None), folder)
-    outputs = runtime.state_folder("locks", runtime.content_key({"outputs": folder.absolute()}), folder)
+    state = state_folder("train", _key(params, folder, warm is not None), folder)
+    outputs = state_folder("locks", content_key({"outputs": folder.absolute()}), folder)
     with (
         RunLock(state.with_suffix(".lock")),  # one writer of this state,
         RunLock(outputs.with_suffix(".lock")),  # and, whatever the parameters, one of these outputs
-        runtime.translate_failures(),
+        translate_failures(),
         Crew(params.runtime.env_workers, learners) as crew,
     ):
         store = CheckpointStore(state / "checkpoints")
@@ -70,7 +81,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         warm = None  # the memory holds it now, its images as bytes
         try:
             with (
-                runtime.StopSignal() as stop,
+                StopSignal() as stop,
                 Tracker([console_sink(quiet), JsonlSink(state / "events.jsonl")]) as tracker,
                 tracking.outbox(params, state, folder) as outbox,
             ):
@@ -114,18 +125,18 @@ def _key(params: Params, folder: Path, warm: bool) -> str:
     values = params.model_dump(
         mode="json", include={"seed": True, "env": True, "train": True, "evolution": True, "runtime": True}
     )
-    values["runtime"] = {key: value for key, value in values["runtime"].items() if key not in runtime.NEUTRAL}
+    values["runtime"] = {key: value for key, value in values["runtime"].items() if key not in NEUTRAL}
     values["algo"] = params.algo_config.model_dump(mode="json")
     inputs = [folder / paths.POPULATION, *([folder / paths.TRANSITIONS] if warm else [])]
     code = [Path(evopipe.__file__).parent, *source_of(params.env)]
-    return runtime.content_key(values, [*inputs, *code])
+    return content_key(values, [*inputs, *code])
 
 
 def _train(
     run: Run,
     params: Params,
     store: CheckpointStore,
-    stop: runtime.StopSignal,
+    stop: StopSignal,
     tracker: Tracker,
     outbox: Outbox,
 ) -> Champion:

@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from evopipe.errors import DataError, EvopipeError, MissingInputError
+from evopipe.schema.read import parse_yaml
 from evopipe.storage import safeio
-from evopipe.storage.yamlio import parse_yaml
 from evopipe.track.events import Generation, MemberRow
 from evopipe.track.run import FILES, LINEAGE, TRAINED, Kept, Run
 

@@ -20,8 +20,8 @@ from filelock import FileLock, Timeout
 
 import evopipe
 from evopipe.errors import EvopipeError
+from evopipe.schema.blocks import TrackingConfig
 from evopipe.track.backends import Backend, find_tracker, missing_package
-from evopipe.track.config import TrackingConfig
 from evopipe.track.record import Record
 from evopipe.track.run import New, Run, TrackerError
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from filelock import Timeout
 
 from evopipe.errors import EvopipeError, MissingInputError
+from evopipe.schema.blocks import TrackingConfig
 from evopipe.track import record
-from evopipe.track.config import TrackingConfig
 from evopipe.track.locks import Locked, find_trainings
 from evopipe.track.outbox import Channel, delivery_lock
 from evopipe.track.run import FILES, New, Run, TrackerError

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import evopipe
 from evopipe.errors import EvopipeError, Interrupted, MissingInputError, UsageError
-from evopipe.runtime import StopSignal
+from evopipe.signals import StopSignal
 from evopipe.storage import safeio
 
 _STAGE = re.compile(r"(?:Running stage|failed to reproduce) '([^']+)'")

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from evopipe.errors import DataError, EvopipeError, MissingInputError
 from evopipe.report.page import without_measured
+from evopipe.schema.read import read_yaml
 from evopipe.stages import paths
 from evopipe.storage import safeio
-from evopipe.storage.yamlio import read_yaml
 
 Verdict = Literal["same", "DIFFERENT", "missing", "measured", "close", "learned anew"]
 

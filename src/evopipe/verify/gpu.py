@@ -23,19 +23,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from evopipe import algos, rng, runtime
+from evopipe import algos, rng
 from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.buffers.rollout import StepLayout
-from evopipe.config import parse_params
 from evopipe.core import population
 from evopipe.core.graphs import Capture, Paths
 from evopipe.core.population import Cohort, Member
 from evopipe.errors import EvopipeError, ResourceError, UsageError, did_you_mean
+from evopipe.machine import configure
 from evopipe.rng import Purpose
 from evopipe.run.act import act, gather, step
 from evopipe.run.learn import learn
 from evopipe.run.rollouts import RolloutLessons, learn_from_rollout
 from evopipe.run.spec import Spec, first_members
+from evopipe.schema.blocks import RuntimeConfig
+from evopipe.schema.params import parse_params
 from evopipe.stages.setup import make_spec
 from evopipe.types import Chosen
 
@@ -82,7 +84,7 @@ def find_device(kind: str) -> torch.device:
             f"gpu check: torch sees no CUDA device here (torch {torch.__version__} {build}); run it on a machine with "
             "one, or try the check itself with --device cpu"
         )
-    return runtime.configure(runtime.RuntimeConfig.model_validate({"device": kind}))
+    return configure(RuntimeConfig.model_validate({"device": kind}))
 
 
 def check(

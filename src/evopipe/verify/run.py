@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evopipe import runtime
 from evopipe.errors import DataError, EvopipeError
+from evopipe.machine import fingerprint
 from evopipe.stages import paths
 from evopipe.storage import safeio
 from evopipe.verify import clones, compare
@@ -66,7 +66,7 @@ def verify(
         rows = compare.compare(one.project, two.project, tolerance if lock else None)
         lines = [f"{title} {origin.revision[:12]}", "", *compare.table(rows, names), "", _count(rows)]
         if lock:
-            lines += ["", *_machines(_fingerprint(one.project), _fingerprint(two.project) or runtime.fingerprint())]
+            lines += ["", *_machines(_fingerprint(one.project), _fingerprint(two.project) or fingerprint())]
         causes = compare.origins(rows, compare.read_lock(one.project))
     show("\n".join(lines))
     wrong = [row.path for row in rows if row.fails]

@@ -15,10 +15,11 @@ import torch
 from pydantic import ValidationError
 
 from evopipe.envs.batched.dynamics import Acrobot, CartPole, Dynamics, MountainCar, MountainCarContinuous, Pendulum
-from evopipe.envs.make import ActionSpace, EnvConfig, make_env
+from evopipe.envs.make import ActionSpace, make_env
 from evopipe.envs.observations import ObservationSpace
 from evopipe.errors import ParamsError, did_you_mean
 from evopipe.rng import Purpose, uniform
+from evopipe.schema.blocks import EnvConfig
 from evopipe.types import Spaces
 
 OFFERED: dict[str, Callable[..., Dynamics]] = {
@@ -163,8 +164,8 @@ def _dynamics(cfg: EnvConfig) -> Dynamics:
         return OFFERED[cfg.id](**arguments)
     except ValidationError as error:
         problem = error.errors()[0]
-        what = f"{'.'.join(map(str, problem['loc']))} = {problem['input']!r}"
+        name = ".".join(map(str, problem["loc"]))
         raise ParamsError(
-            f"env.kwargs: torch's {cfg.id!r} does not take {what}: {problem['msg']}; change it, or set "
+            f"env.kwargs: torch's {cfg.id!r} does not take {name}: {problem['msg']}; change it, or set "
             "env.backend to sync"
         ) from error

@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 
-from evopipe.types import Schema
+from evopipe.schema.declare import Schema
 
 
 class Advance(NamedTuple):

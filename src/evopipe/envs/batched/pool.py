@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from evopipe.envs.batched import BatchedStep, make_batched
-from evopipe.envs.make import EnvConfig
 from evopipe.envs.rows import Actions, Begun, Ints, Stepped
+from evopipe.schema.blocks import EnvConfig
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
-    from evopipe.track.config import TrackingConfig
+    from evopipe.schema.blocks import TrackingConfig
     from evopipe.track.run import New, Run
 
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage import safeio
-from evopipe.track.config import TrackingConfig
 from evopipe.track.run import (
     ELITE,
     EVALUATION,

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage import safeio
 from evopipe.track.appending import Appending
-from evopipe.track.config import TrackingConfig
 from evopipe.track.events import Generation
 from evopipe.track.run import EVALUATION, Run, evaluation_metrics, flat_params, member_metrics, population_metrics
 

@@ -10,9 +10,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage import safeio
 from evopipe.track.appending import Appending
-from evopipe.track.config import TrackingConfig
 from evopipe.track.events import Generation
 from evopipe.track.run import (
     ELITE,

@@ -1,18 +1,29 @@
-"""A block of a schema as YAML, its descriptions as comments."""
+"""Plain data, and blocks of the schema with their descriptions as comments, as YAML."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from typing import Literal, get_args, get_origin
+from io import StringIO
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from ruamel.yaml import YAML
 
-from evopipe.storage.yamlio import flow
+_WIDTH = 120
+_INDENT = "  "
 
-WIDTH = 120
-INDENT = "  "
+
+def dump_yaml(data: Any, on_one_line: bool = False) -> str:
+    """Render plain data as YAML that `read_yaml` reads back to the same values."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = on_one_line
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.width = 4096
+    out = StringIO()
+    yaml.dump(data, out)
+    return out.getvalue().removesuffix("...\n")
 
 
 def block(name: str, values: BaseModel, depth: int = 0) -> str:
@@ -23,8 +34,8 @@ def block(name: str, values: BaseModel, depth: int = 0) -> str:
         values: what it holds.
         depth: how many blocks it stands in.
     """
-    indent = INDENT * depth
-    return "\n".join((f"{indent}{name}:", *_entries(values, indent + INDENT))) + "\n"
+    indent = _INDENT * depth
+    return "\n".join((f"{indent}{name}:", *_entries(values, indent + _INDENT))) + "\n"
 
 
 def _entries(values: BaseModel, indent: str) -> Iterator[str]:
@@ -32,11 +43,15 @@ def _entries(values: BaseModel, indent: str) -> Iterator[str]:
     for name, field in type(values).model_fields.items():
         below, plain, start = getattr(values, name), data[name], f"{indent}{name}:"
         blocks = isinstance(below, BaseModel) or (isinstance(below, dict) and below)
-        yield from _commented(start if blocks else f"{start} {flow(plain)}", _comment(field), indent)
+        yield from _commented(start if blocks else f"{start} {_on_one_line(plain)}", _comment(field), indent)
         if isinstance(below, BaseModel):
-            yield from _entries(below, indent + INDENT)
+            yield from _entries(below, indent + _INDENT)
         elif blocks:
-            yield from (f"{indent}{INDENT}{key}: {flow(value)}" for key, value in plain.items())
+            yield from (f"{indent}{_INDENT}{key}: {_on_one_line(value)}" for key, value in plain.items())
+
+
+def _on_one_line(value: Any) -> str:
+    return dump_yaml(value, on_one_line=True).strip()
 
 
 def _comment(field: FieldInfo) -> str:
@@ -49,9 +64,9 @@ def _comment(field: FieldInfo) -> str:
 
 def _commented(line: str, text: str, indent: str) -> Iterator[str]:
     """A line with its comment behind it, or above where it would become too long."""
-    if len(line) + len(f"  # {text}") <= WIDTH:
+    if len(line) + len(f"  # {text}") <= _WIDTH:
         yield f"{line}  # {text}" if text else line
         return
     mark = f"{indent}# "
-    yield from textwrap.wrap(text, WIDTH, initial_indent=mark, subsequent_indent=mark)
+    yield from textwrap.wrap(text, _WIDTH, initial_indent=mark, subsequent_indent=mark)
     yield line

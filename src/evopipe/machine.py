@@ -1,0 +1,100 @@
+"""What a run computes on: threads, device, and a fingerprint of what the last bits of a result depend on."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evopipe.errors import ParamsError
+from evopipe.schema.blocks import RuntimeConfig
+
+_PACKAGES = ("evopipe", "torch", "numpy", "gymnasium")
+
+
+def configure(cfg: RuntimeConfig) -> torch.device:
+    """Set torch's threads and determinism for this process, and return the device to compute on.
+
+    Call it in the thread that trains: MKL keeps its thread count per thread. `OMP_NUM_THREADS` and `MKL_NUM_THREADS`
+    do not matter afterwards, `runtime.threads` wins over both (and turns off MKL's own choice of fewer threads).
+    One thread takes denormal numbers for zero: Adam's moments of units that died decay into them, and they cost a tenth
+    of the time and more. With several threads they stay, for the setting is a thread's own and OpenMP's threads do not
+    inherit it: results would depend on which thread computed what.
+
+    Raises:
+        ParamsError: `runtime.device` is `cuda` and torch sees no CUDA device.
+    """
+    torch.set_num_threads(cfg.threads)
+    torch.set_flush_denormal(cfg.threads == 1)
+    # Only possible before the first parallel work of the process; evopipe runs no inter-op work, so nothing is lost.
+    with contextlib.suppress(RuntimeError):
+        torch.set_num_interop_threads(1)
+    present = torch.cuda.is_available()
+    if cfg.device == "cuda" and not present:
+        raise ParamsError(
+            "runtime.device: 'cuda' was asked for, but torch sees no CUDA device here; "
+            "set it to 'auto' or 'cpu', or install a CUDA build of torch"
+        )
+    if cfg.device == "cpu" or not present:
+        return torch.device("cpu")
+    # Deterministic kernels where they cost nothing; the CPU's are at a fixed thread count.
+    # `use_deterministic_algorithms` stays off: it fills fresh memory with NaN and replaces gathers by sorts.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS makes its first handle
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    # With its index, so that it compares equal to the device of a tensor that lives there.
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def fingerprint(device: torch.device | None = None) -> dict[str, Any]:
+    """Describe what the last bits of a result depend on: versions, processor, threads, device. No host, no clock.
+
+    Args:
+        device: where the run computes; the CPU where it is not given.
+    """
+    on_cuda = device is not None and device.type == "cuda"
+    return {
+        "python": platform.python_version(),
+        **{package: _version(package) for package in _PACKAGES},
+        "platform": "-".join(filter(None, (platform.system(), platform.machine(), *platform.libc_ver()))),
+        "cpu": _cpu_model(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if on_cuda else "cpu",
+        "cuda": torch.version.cuda if on_cuda else None,
+    }
+
+
+def git_revision(folder: Path) -> str | None:
+    """Return the commit that is checked out in a folder's repository; None without a commit, a repository or git.
+
+    Uncommitted changes are not told; hash the code beside it (`content_key`) to notice them.
+    """
+    # git refuses a repository of another user, which is the usual case in a container, unless it is told not to.
+    command = ["git", "-c", "safe.directory=*", "rev-parse", "--quiet", "--verify", "HEAD"]
+    try:
+        run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return run.stdout.strip() or None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None  # Run from a source tree.
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,378 @@
+"""The blocks of `params.yaml`: all but the algorithms' own, which stand in their files. Nothing here needs torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from evopipe.schema.declare import Schema
+from evopipe.schema.explain import Problem, located, suggestion
+
+Activation = Literal["ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity"]
+EncoderKind = Literal["mlp", "simba", "resnet", "lstm"]
+if TYPE_CHECKING:
+    Tracker = str
+else:  # one file each
+    Tracker = Literal[*(module.name for module in iter_modules([str(Path(__file__).parents[1] / "track/backends")]))]
+_Width = Annotated[int, Field(ge=1, le=4096)]
+_Weight = Annotated[float, Field(ge=0.0)]
+_Step = Annotated[int, Field(ge=1, le=4096)]
+
+NEUTRAL = frozenset({"checkpoint_seconds", "env_workers", "learners"})
+"""Keys of `runtime` that change no result."""
+_OVERLOOKED = ("size", "nfiles")
+_POLICIES = ("heuristic", "medium", "random", "policy")
+
+
+class EnvConfig(Schema):
+    """The environment that the population learns in."""
+
+    id: str = Field("LunarLander-v3", min_length=1, description="Gymnasium id, or `module:EnvId` for one's own")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of `gymnasium.make`")
+    num_envs: int = Field(16, ge=1, le=4096, description="environments of each member")
+    backend: Literal["sync", "envpool", "torch"] = Field(
+        "sync",
+        description="which implementation training steps: `sync`, Gymnasium's; `envpool`, envpool's own build of the "
+        "same environments (an extra), faster and not equal in every bit; `torch`, evopipe's own classic control as "
+        "tensors, fastest, which has the same physics and draws other initial states",
+    )
+
+    @property
+    def on_gymnasium(self) -> EnvConfig:
+        """The same environment as Gymnasium builds it, whatever training steps."""
+        return self.model_copy(update={"backend": "sync"})
+
+    @field_validator("kwargs")
+    @classmethod
+    def _all_tracked(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+        for name in _OVERLOOKED:
+            if _names(kwargs, name):
+                raise ValueError(
+                    f"DVC's run cache overlooks keys named {name!r} inside a mapping, so that a change could go "
+                    f"unnoticed; register the environment under an id of its own with it, and use 'module:EnvId'"
+                )
+        return kwargs
+
+
+def _names(value: Any, name: str) -> bool:
+    """Whether a key of this name stands anywhere in nested mappings and lists."""
+    if isinstance(value, dict):
+        return name in value or any(_names(inner, name) for inner in value.values())
+    return isinstance(value, list) and any(_names(inner, name) for inner in value)
+
+
+class CollectConfig(Schema):
+    """`fetch.source: collect`: roll behaviour policies in the environment."""
+
+    episodes: int = Field(60, ge=1, le=10**6, description="episodes to roll")
+    policies: dict[str, _Weight] = Field(
+        default_factory=lambda: {"heuristic": 0.5, "random": 0.5},
+        description="weights of `heuristic` (a good rule), `medium` (a poor one with random actions in between), "
+        "`random` and `policy`; an episode follows one of them",
+    )
+    policy_path: str | None = Field(None, description="an exported policy's folder, for the weight `policy`")
+    max_steps: int | None = Field(None, ge=1, description="step cap of an episode; null: until it ends")
+
+    @model_validator(mode="after")
+    def _policies_usable(self) -> Self:
+        problems = [
+            Problem(("policies", name), f"unknown policy{suggestion(name, _POLICIES)}")
+            for name in self.policies
+            if name not in _POLICIES
+        ]
+        if not any(self.policies.values()):
+            problems.append(Problem(("policies",), "all weights are 0: give at least one policy a positive weight"))
+        if self.policies.get("policy", 0.0) > 0 and self.policy_path is None:
+            problems.append(
+                Problem(
+                    ("policy_path",), "the policy `policy` has a weight: name the exported folder it is loaded from"
+                )
+            )
+        if problems:
+            raise located(problems)
+        return self
+
+
+class MinariConfig(Schema):
+    """`fetch.source: minari`: a Minari dataset."""
+
+    dataset: str = Field("data/minari", description="a local folder, or a remote dataset id")
+
+
+class Hdf5Config(Schema):
+    """`fetch.source: hdf5`: a D4RL or AgileRL file (observations, actions, rewards, terminals[, timeouts])."""
+
+    path: str = Field("data/dataset.hdf5", description="the file")
+
+
+class FetchConfig(Schema):
+    """Where the dataset comes from."""
+
+    source: Literal["collect", "minari", "hdf5"] = Field("collect", description="which of the blocks below is used")
+    collect: CollectConfig = Field(default_factory=CollectConfig)
+    minari: MinariConfig = Field(default_factory=MinariConfig)
+    hdf5: Hdf5Config = Field(default_factory=Hdf5Config)
+
+
+class PopulationConfig(Schema):
+    """The initial population."""
+
+    size: int = Field(4, ge=1, le=4096, description="members")
+    start: str | None = Field(
+        None, description="a folder of trained members to begin with in place of fresh ones: a copy of models/trained"
+    )
+
+
+class ConvConfig(Schema):
+    """One convolution."""
+
+    channels: int = Field(ge=1, le=1024, description="channels that it gives")
+    kernel: int = Field(ge=1, le=31, description="side of its square kernel, pixels")
+    stride: int = Field(ge=1, le=31, description="pixels between two places of the kernel")
+
+
+_CONV = (ConvConfig(channels=16, kernel=3, stride=2), ConvConfig(channels=32, kernel=3, stride=2))
+
+
+class NetworkConfig(Schema):
+    """Architecture that members start from: observation → encoder → latent → head → output.
+
+    Images in the observation go through the convolutions first; without images these do not count. LSTM layers have
+    their gates in the place of activation and normalisation.
+    """
+
+    encoder_kind: EncoderKind = Field(
+        "mlp",
+        description="`mlp`: plain layers, then the latent; `simba` and `resnet`: the latent, then a residual block for "
+        "each width of `encoder`, normalised before (SimBa), activated before (ResNet); `lstm`: layers that remember "
+        "from step to step, then the latent, for algorithms that carry a memory",
+    )
+    conv: tuple[ConvConfig, ...] = Field(
+        _CONV, max_length=8, strict=False,
+        description="convolutions that each image of an observation goes through, [] to read images as plain numbers",
+    )  # fmt: skip
+    encoder: tuple[_Width, ...] = Field((128,), max_length=8, strict=False, description="hidden widths of the encoder")
+    latent: _Width = Field(128, description="width between encoder and head")
+    head: tuple[_Width, ...] = Field((), max_length=8, strict=False, description="hidden widths of the head")
+    activation: Activation = Field("ReLU", description="activation after every hidden layer")
+    layer_norm: bool = Field(False, description="layer normalisation before every activation")
+
+
+class NormaliseConfig(Schema):
+    """Running normalisation, each member by what it has seen itself."""
+
+    observations: bool = Field(
+        False,
+        description="whether networks read observations less their running mean, over their standard deviation; not "
+        "images, nor one-hot columns",
+    )
+    rewards: bool = Field(
+        False,
+        description="whether members learn from rewards over the standard deviation of their discounted returns, "
+        "on-policy only; reports and fitness are in the environment's own rewards",
+    )
+    clip: float = Field(10.0, gt=0, description="largest size of a normalised number")
+
+
+class ReplayConfig(Schema):
+    """Experience replay (Lin, 1992), over one step or several, uniform or prioritised."""
+
+    capacity: int = Field(100_000, ge=1, le=10**9, description="transitions kept (per member where sharing is `own`)")
+    sharing: Literal["shared", "own"] = Field(
+        "shared", description="`shared`: one memory that all members fill and sample; `own`: one memory a member"
+    )
+    n_step: int = Field(
+        1, ge=1, le=100, description="environment steps that a transition spans, fewer where an episode ends"
+    )
+    prioritised: bool = Field(
+        False, description="sample what surprised most (Schaul et al., 2016), every member by its own priorities"
+    )
+    alpha: float = Field(0.6, ge=0, le=1, description="how much priorities count: 0 is uniform")
+    beta: float = Field(
+        0.4, ge=0, le=1, description="how much importance weights correct for that at the start; 1 at the end"
+    )
+
+
+class TrainConfig(Schema):
+    """The training run. Steps are environment steps of *each member*; offline, steps in which it only learns."""
+
+    algo: str = Field("dqn", description="which algorithm: a block of `algos`")
+    mode: Literal["online", "offline"] = Field(
+        "online",
+        description="`online`: act in the environment and learn; `offline`: learn from the dataset alone, all of it, "
+        "without `learning_delay`, `warm_start`, `replay.capacity` and `replay.sharing`. An on-policy algorithm is "
+        "online, and goes without all of these and the rest of `replay`",
+    )
+    max_steps: int = Field(130_000, ge=1, le=10**12, description="environment steps of each member")
+    evo_steps: int = Field(5_000, ge=1, le=10**12, description="environment steps of each member between evolutions")
+    learning_delay: int = Field(1_000, ge=0, le=10**12, description="environment steps of each member before it learns")
+    warm_start: int = Field(
+        20_000,
+        ge=0,
+        le=10**9,
+        description="dataset transitions put into the replay first, all where there are fewer; 0: pure online",
+    )
+    eval_episodes: int = Field(16, ge=1, le=10**5, description="evaluation episodes of each member per generation")
+    eval_steps: int | None = Field(None, ge=1, description="step cap of an evaluation episode; null: until it ends")
+    target: float | Literal["auto"] | None = Field(
+        "auto", description="score that ends training early; `auto`: the environment's reward threshold; null: never"
+    )
+    confirm_episodes: int = Field(
+        100, ge=2, le=10**5, description="episodes that confirm a new best member that clears the target"
+    )
+    target_sigmas: float = Field(2.0, ge=0.0, description="standard errors by which the confirmed mean must clear it")
+    normalise: NormaliseConfig = Field(default_factory=NormaliseConfig)
+    replay: ReplayConfig = Field(default_factory=ReplayConfig)
+
+
+class TournamentConfig(Schema):
+    """Tournament selection (Miller & Goldberg, 1995)."""
+
+    size: int = Field(2, ge=1, le=4096, description="members drawn, with replacement, for each tournament")
+    elitism: bool = Field(True, description="the fittest member always survives, in slot 0")
+    window: int = Field(1, ge=1, le=10**4, description="fitness is the mean of a member's last so many evaluations")
+
+
+class Probabilities(Schema):
+    """Relative weights of the mutation kinds; they are normalised."""
+
+    none: _Weight = Field(0.4, description="child equals parent")
+    architecture: _Weight = Field(
+        0.2, description="add or remove a layer, nodes, latent width, or channels; change a kernel"
+    )
+    parameters: _Weight = Field(0.2, description="Gaussian noise on some weights")
+    activation: _Weight = Field(0.2, description="another activation function")
+    rl_hp: _Weight = Field(0.2, description="one RL hyper-parameter grows or shrinks")
+
+    @model_validator(mode="after")
+    def _some_mass(self) -> Probabilities:
+        if self.none + self.architecture + self.parameters + self.activation + self.rl_hp <= 0:
+            raise ValueError("all mutation probabilities are 0: give at least one kind a positive weight")
+        return self
+
+
+class ArchitectureBounds(Schema):
+    """How far, and in which steps, architectures may wander."""
+
+    min_layers: int = Field(1, ge=0, le=8, description="fewest hidden layers of the encoder; the head may have none")
+    max_layers: int = Field(3, ge=1, le=8, description="most hidden layers of encoder and of head")
+    min_nodes: int = Field(32, ge=1, le=4096, description="fewest units of a hidden layer")
+    max_nodes: int = Field(256, ge=1, le=4096, description="most units of a hidden layer")
+    min_latent: int = Field(16, ge=1, le=4096, description="narrowest latent")
+    max_latent: int = Field(256, ge=1, le=4096, description="widest latent")
+    node_steps: tuple[_Step, ...] = Field(
+        (16, 32, 64), min_length=1, strict=False, description="units added or removed"
+    )
+    latent_steps: tuple[_Step, ...] = Field(
+        (8, 16, 32), min_length=1, strict=False, description="latent width added or removed"
+    )
+    min_channels: int = Field(8, ge=1, le=1024, description="fewest channels of a convolution")
+    max_channels: int = Field(64, ge=1, le=1024, description="most channels of a convolution")
+    channel_steps: tuple[_Step, ...] = Field(
+        (8, 16), min_length=1, strict=False, description="channels added or removed"
+    )
+    min_kernel: int = Field(2, ge=1, le=31, description="smallest kernel; kernels change by 2")
+    max_kernel: int = Field(7, ge=1, le=31, description="largest kernel")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ArchitectureBounds:
+        for what in ("layers", "nodes", "latent", "channels", "kernel"):
+            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
+            if low > high:
+                raise ValueError(f"min_{what} ({low}) is above max_{what} ({high})")
+        return self
+
+
+class MutationConfig(Schema):
+    """Mutation of children after selection."""
+
+    probabilities: Probabilities = Field(default_factory=Probabilities)
+    new_layer_prob: float = Field(0.2, ge=0.0, le=1.0, description="share of layer changes in architecture mutations")
+    sd: float = Field(0.1, ge=0.0, le=10.0, description="standard deviation of parameter noise, relative to the weight")
+    activations: tuple[Activation, ...] = Field(
+        ("ReLU", "ELU", "GELU"), min_length=1, strict=False, description="what the activation mutation chooses from"
+    )
+    mutate_elite: bool = Field(False, description="whether the elite's own copy in slot 0 mutates too")
+    before_training: bool = Field(False, description="mutate every initial member once (kind `none` excluded)")
+    architecture: ArchitectureBounds = Field(default_factory=ArchitectureBounds)
+
+    @field_validator("activations")
+    @classmethod
+    def _all_different(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(names)) < len(names):
+            raise ValueError(f"an activation is named twice ({', '.join(names)}): name each once")
+        return names
+
+
+class EvolutionConfig(Schema):
+    """Selection and mutation."""
+
+    tournament: TournamentConfig = Field(default_factory=TournamentConfig)
+    mutation: MutationConfig = Field(default_factory=MutationConfig)
+
+
+class EvaluateConfig(Schema):
+    """The held-out evaluation."""
+
+    episodes: int = Field(100, ge=1, le=10**6, description="episodes of each member, on seeds no training run uses")
+    steps: int | None = Field(None, ge=1, description="step cap of an episode; null: until it ends")
+    bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
+
+
+class ExportConfig(Schema):
+    """The exported elite."""
+
+    program: bool = Field(True, description="also write a `torch.export` program that runs with torch alone")
+
+
+class RuntimeConfig(Schema):
+    """Where and how a run computes."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: CUDA where present, else CPU")
+    threads: int = Field(1, ge=1, le=256, description="torch threads; tracked, for it changes results in the last bits")
+    cohorts: Literal["merged", "exact"] = Field(
+        "merged", description="`merged`: unlike members may share a padded batch; `exact`: only like members do"
+    )
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="`auto`: CUDA graphs on a GPU, nothing on the CPU; `on`: `torch.compile` as well, which changes "
+        "the last bits of results; `off`: neither",
+    )
+    env_workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = Field(
+        "auto",
+        description="processes that step environments; `auto`: by CPUs and environments; 0: none, the trainer steps "
+        "them itself; changes no result",
+    )
+    learners: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
+        "auto",
+        description="processes that divide the members' learning on the CPU; `auto`: by CPUs, members and work; 1: the "
+        "trainer alone, as wherever `threads` is more than 1; changes no result",
+    )
+    checkpoint_seconds: float = Field(30.0, gt=0.0, description="least time between two checkpoints")
+
+
+class TrackingConfig(Schema):
+    """Where runs can be looked at and compared. The local log is always written."""
+
+    backends: tuple[Tracker, ...] = Field(
+        ("mlflow",), strict=False, description="trackers that runs are brought to; none: the local log only"
+    )
+    experiment: str | None = Field(
+        None, min_length=1, max_length=200, description="name that gathers runs in the tracker; null: `env.id`"
+    )
+    register_as: str | None = Field(
+        None, min_length=1, max_length=200, description="model name under which MLflow registers the elite; null: none"
+    )
+    finish_seconds: float = Field(
+        60.0, ge=0.0, le=86_400.0, description="how long a tracker may go on, in the background, after the run"
+    )
+
+    @field_validator("backends")
+    @classmethod
+    def _each_once(cls, names: tuple[Tracker, ...]) -> tuple[Tracker, ...]:
+        if len(set(names)) < len(names):
+            raise ValueError(f"a tracker is named twice ({', '.join(names)}): name each once")
+        return names

@@ -1,0 +1,218 @@
+"""Reading `params.yaml`: plain data with the line and column of every key, and nothing that could surprise.
+
+The parser is ruamel.yaml, DVC's own, so that evopipe and DVC never disagree on a value (`1e-3` is a number for both).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer, MaxDepthExceededError
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.events import AliasEvent
+from ruamel.yaml.nodes import Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
+
+from evopipe.errors import MissingInputError, ParamsError
+
+MAX_BYTES = 1_000_000
+_MAX_DEPTH = 20
+_MAX_VALUES = 10_000  # about a second of parsing
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed file.
+
+    Attributes:
+        name: the path as the caller wrote it; errors begin with it.
+        data: mappings, lists, texts, numbers, booleans and None.
+        marks: line and column (from 1) of every mapping's key and every list's item, by its path of keys.
+    """
+
+    name: str
+    data: dict[str, Any]
+    marks: Mapping[KeyPath, tuple[int, int]]
+
+    def mark(self, path: KeyPath) -> tuple[int, int]:
+        """Line and column (from 1) of `path`, or of its nearest ancestor that is in the file."""
+        while path and path not in self.marks:
+            path = path[:-1]
+        return self.marks.get(path, (1, 1))
+
+
+def read_yaml(path: str | os.PathLike[str]) -> Document:
+    """Read one YAML mapping.
+
+    Raises:
+        MissingInputError: the file is not there or may not be read.
+        ParamsError: it cannot be used: not a file, over 1 MB, not UTF-8, not a mapping, bad syntax, a key given twice
+            or not a text, an anchor, alias, tag or merge key, several documents, a number that is not finite, or a
+            nesting deeper than 20, or more than 10 000 values.
+    """
+    name = os.fspath(path)
+    try:
+        info = os.stat(path)
+        if not stat.S_ISREG(info.st_mode):  # a pipe or a device could block or never end
+            what = "a folder" if stat.S_ISDIR(info.st_mode) else "not a regular file"
+            raise ParamsError(f"{name}: this is {what}: give the path of a YAML file")
+        if info.st_size > MAX_BYTES:
+            raise ParamsError(
+                f"{name}: the file has {info.st_size / 1e6:.1f} MB and the limit is {MAX_BYTES / 1e6:.0f} MB: "
+                "keep data out of it"
+            )
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise MissingInputError(
+            f"{name}: there is no such file (in {Path.cwd()}): run where it is, or name it with --params"
+        ) from None
+    except OSError as error:
+        raise MissingInputError(f"{name}: cannot be read ({error.strerror}): check its path and permissions") from error
+    except UnicodeDecodeError as error:
+        line, column = _line_column(error.object[: error.start].decode("utf-8", "replace"))
+        byte = error.object[error.start]
+        raise ParamsError(f"{name}:{line}:{column}: byte 0x{byte:02x} is not UTF-8: save it as UTF-8") from None
+    return parse_yaml(text, name)
+
+
+def parse_yaml(text: str, name: str) -> Document:
+    """Parse one YAML mapping from `text`; errors begin with `name`. See `read_yaml`."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Composer = _Composer
+    yaml.max_depth = _MAX_DEPTH
+    marks: dict[KeyPath, tuple[int, int]] = {}
+    try:
+        root = yaml.compose(text)
+        if root is None:
+            raise ParamsError(f"{name}: the file is empty: write the parameters, or restore it")
+        data = _built(root, (), marks, yaml.constructor)
+        if not isinstance(data, dict):
+            raise _Refused(root, "the file must hold a mapping of keys to values, such as `seed: 1`")
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = _place(mark) if mark else (1, 1)
+        raise ParamsError(f"{name}:{line}:{column}: {_sentence(error)}") from None
+    except ReaderError as error:
+        line, column = _line_column(text[: error.position])
+        sentence = f"character {error.character:#x} is not allowed in YAML: delete it"
+        raise ParamsError(f"{name}:{line}:{column}: {sentence}") from None
+    except ParamsError:
+        raise
+    except Exception as error:  # ruamel.yaml raises whatever it stumbles over on some malformed texts
+        raise ParamsError(f"{name}: not valid YAML ({error}): correct the file") from error
+    return Document(name, data, marks)
+
+
+class _Refused(MarkedYAMLError):
+    """YAML that would do, and that a params file may not hold."""
+
+    def __init__(self, where: Any, sentence: str) -> None:
+        super().__init__(problem=sentence, problem_mark=where.start_mark)
+
+
+class _Composer(Composer):
+    """Refuses what could grow, run or mislead at the event that brings it, before anything comes of it."""
+
+    values = 0
+
+    def compose_document(self) -> Any:
+        start = self.parser.peek_event()
+        if start.version or start.tags:
+            raise _Refused(start, "a % directive is not supported: delete the line")
+        return super().compose_document()
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.parser.peek_event()
+        if isinstance(event, AliasEvent):
+            raise _Refused(event, f"aliases (*{event.anchor}) are not supported: write the value out")
+        if event.anchor is not None:
+            raise _Refused(event, f"anchors (&{event.anchor}) are not supported: delete it, write values out")
+        if event.ctag is not None:
+            shown = str(event.ctag).replace("tag:yaml.org,2002:", "!!")
+            raise _Refused(event, f"tags ({shown}) are not supported: delete it")
+        self.values += index is not None  # a key has none
+        if self.values > _MAX_VALUES:
+            raise _Refused(event, f"more than {_MAX_VALUES} values: keep data out of this file")
+        return super().compose_node(parent, index)
+
+
+def _built(node: Node, path: KeyPath, marks: dict[KeyPath, tuple[int, int]], constructor: Any) -> Any:
+    """The plain data of a node; the places of what it holds are added to `marks`."""
+    if isinstance(node, ScalarNode):
+        return _scalar(node, constructor)
+    entries: Iterator[tuple[Any, Node, Node]]  # key, where it stands, value
+    if isinstance(node, SequenceNode):
+        entries = ((number, item, item) for number, item in enumerate(node.value))
+    else:
+        entries = ((_key(key, constructor), key, value) for key, value in node.value)
+    data: dict[Any, Any] = {}
+    for key, where, value in entries:
+        here = (*path, key)
+        if key in data:
+            dotted, first = ".".join(map(str, here)), marks[here][0]
+            raise _Refused(where, f"{dotted}: key given twice, first on line {first}: delete one of the two")
+        marks[here] = _place(where.start_mark)
+        data[key] = _built(value, here, marks, constructor)
+    return list(data.values()) if isinstance(node, SequenceNode) else data
+
+
+def _key(node: Node, constructor: Any) -> str:
+    if not isinstance(node, ScalarNode):
+        raise _Refused(node, "a key must be a text, not a list or a mapping: name it with a word")
+    if _kind(node) == "merge":
+        raise _Refused(node, "merge keys (<<) are not supported: write the keys out")
+    key = _scalar(node, constructor)
+    if not isinstance(key, str):
+        raise _Refused(node, f"the key {node.value!r} is not a text: name it with a word, or put it in quotes")
+    return key
+
+
+def _scalar(node: ScalarNode, constructor: Any) -> Any:
+    text: str = node.value
+    if _kind(node) == "timestamp":
+        raise _Refused(node, f"dates are not supported: put {text!r} in quotes")
+    if _kind(node) not in ("null", "bool", "int", "float"):
+        # Escapes can smuggle in what no file name, JSON file or terminal takes.
+        if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+            raise _Refused(node, "the text holds a NUL or half a surrogate pair: delete the escape")
+        return text
+    try:
+        value = constructor.construct_object(node)
+    except Exception:
+        shown = text if len(text) <= 40 else f"{text[:40]}…"
+        sentence = f"{shown} looks like a number and is none: correct it, or put it in quotes"
+        raise _Refused(node, sentence) from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _Refused(node, f"{text} is not a finite number: give one")
+    return value
+
+
+def _kind(node: ScalarNode) -> str:
+    return str(node.tag).rpartition(":")[2]
+
+
+def _sentence(error: MarkedYAMLError) -> str:
+    if isinstance(error, _Refused):
+        return str(error.problem)
+    if isinstance(error, MaxDepthExceededError):
+        return f"nested deeper than {_MAX_DEPTH} levels: flatten it"
+    what = ", ".join(part for part in (error.context, error.problem) if part).replace("'\\x00'", "the end")
+    return f"not valid YAML ({what}): correct the line, mind indents and quotes"
+
+
+def _place(mark: Any) -> tuple[int, int]:
+    return mark.line + 1, mark.column + 1
+
+
+def _line_column(before: str) -> tuple[int, int]:
+    """Line and column (from 1) of the character that follows `before`."""
+    return before.count("\n") + 1, len(before) - before.rfind("\n")

@@ -1,0 +1,162 @@
+"""Signals: stopping at a good moment, and no process that outlives the one it serves."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+from types import FrameType
+from typing import Any, Literal
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+_POLL_SECONDS = 0.5
+_GRACE_SECONDS = 60.0
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "fish", "ash", "ksh", "busybox"})
+_Handler = Callable[[int, FrameType | None], Any] | int | None
+
+
+class StopSignal:
+    """Turns SIGINT, SIGTERM and SIGHUP into a flag that a loop asks for between two updates.
+
+    The first signal sets `signum` and nothing else: the loop finishes its update, saves its state and raises
+    `errors.Interrupted(stop.signum, ...)`. Further SIGTERM and SIGHUP change nothing. A second SIGINT raises
+    `KeyboardInterrupt` at once, for people in a hurry. A SIGHUP that the caller ignores (`nohup`) stays ignored.
+
+    Python delivers signals to the main thread only; in any other thread the context is inert, `signum` stays None.
+    """
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self._interrupts = 0
+        self._old: dict[int, _Handler] = {}
+
+    def __enter__(self) -> StopSignal:
+        if threading.current_thread() is threading.main_thread():
+            for signum in _stop_signals():
+                if not (signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN):
+                    self._old[signum] = signal.signal(signum, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._old:
+            signum, handler = self._old.popitem()
+            # None: the old handler was installed from C, and Python cannot put it back.
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+
+    def _receive(self, signum: int, _frame: FrameType | None) -> None:
+        if self.signum is None:
+            self.signum = signum
+        self._interrupts += signum == signal.SIGINT
+        if signum == signal.SIGINT and self._interrupts > 1:
+            raise KeyboardInterrupt
+
+
+def ignore_stop_signals() -> None:
+    """Be deaf to what Ctrl-C and schedulers send to everyone: the process that is served decides, and saves first."""
+    for signum in _stop_signals():
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def signal_at_parent_death(signum: int) -> None:
+    """Ask the kernel for a signal when the thread that started this process dies. Nothing where it cannot (not Linux).
+
+    The parent may have died before: compare `os.getppid()` with what it was.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+
+
+def watch_ancestors() -> None:
+    """Make this process stop when the `dvc` that started it is gone, whatever killed it.
+
+    `dvc repro` that dies by a signal leaves the stage's command running, and the next `dvc repro` would start a second
+    writer beside it. So under DVC (`DVC_STAGE` is set) this process asks the kernel for SIGTERM at its parent's death,
+    and a daemon thread waits for the nearest `dvc` ancestor, for the shell in between may outlive it. The SIGTERM is
+    an ordinary one: a `StopSignal` turns it into save and exit. A process that has not gone a minute later is hung in
+    foreign code; it is killed, which costs no more than the progress since its last checkpoint.
+
+    Without `DVC_STAGE`, and on other systems than Linux, it does nothing.
+    """
+    if not os.environ.get("DVC_STAGE") or not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    signal_at_parent_death(signal.SIGTERM)  # where that is not possible the watching thread is left
+    dvc = _find_dvc()
+    if os.getppid() != parent or dvc == "gone":
+        os.kill(os.getpid(), signal.SIGTERM)
+    elif dvc is not None:
+        threading.Thread(target=_stop_after, args=(dvc,), name="evopipe-watch-dvc", daemon=True).start()
+
+
+def _stop_signals() -> list[int]:
+    names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+    return [int(getattr(signal, name)) for name in names if hasattr(signal, name)]
+
+
+def _find_dvc() -> psutil.Process | Literal["gone"] | None:
+    """Find the process to watch: the nearest `dvc`, or the program that runs DVC through its Python interface.
+
+    Returns:
+        the process; "gone" where it died before we could look; None where `DVC_STAGE` was set by hand.
+    """
+    try:
+        top = here = psutil.Process()
+        for above in here.parents():
+            argv = above.cmdline()
+            if _is_dvc(argv):
+                return above
+            if here is top and _is_command_shell(argv):
+                top = above
+            here = above
+        if os.getpgid(top.pid) == top.pid:  # DVC starts no process groups; an interactive shell does.
+            return None
+        owner = top.parent()
+        # A session is inherited at birth: a parent of another session is one that adopted us.
+        adopted = owner is None or os.getsid(owner.pid) != os.getsid(top.pid)
+        return "gone" if owner is None or adopted or (owner.pid == 1 and not _is_python(owner.cmdline())) else owner
+    except (psutil.Error, OSError):  # one of them ended while we looked
+        return "gone"
+
+
+def _is_dvc(argv: Sequence[str]) -> bool:
+    if not argv:
+        return False
+    if PurePath(argv[0]).name == "dvc":
+        return True
+    # `python .../bin/dvc`, `python -m dvc`, `python .../dvc/__main__.py`, each perhaps after some flags.
+    words = [PurePath(word) for word in argv[1:4]]
+    return _is_python(argv) and any(word.name == "dvc" or word.match("dvc/__main__.py") for word in words)
+
+
+def _is_python(argv: Sequence[str]) -> bool:
+    return bool(argv) and PurePath(argv[0]).name.startswith(("python", "pypy"))
+
+
+def _is_command_shell(argv: Sequence[str]) -> bool:
+    """Whether this is a shell that runs one given command, as DVC starts them: `sh -c '...'`."""
+    return bool(argv) and PurePath(argv[0]).name in _SHELLS and "-c" in argv[1:4]
+
+
+def _stop_after(process: psutil.Process) -> None:
+    """Wait until a process is gone, then stop this one: ask first, and insist after a minute."""
+    while _lives(process):
+        time.sleep(_POLL_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether it has not ended; one that waits for its parent to notice has."""
+    try:
+        return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.Error:
+        return False
