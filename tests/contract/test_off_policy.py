@@ -189,27 +189,6 @@ def test_every_update_draws_its_own_batch(algo: str, run: Callable[..., Any]) ->
     assert learned.state.updates.tolist() == (cohort.state.updates + 2).tolist()
 
 
-def test_exploration_goes_from_its_start_to_its_end_and_stays(algo: str) -> None:
-    found = algos.get(algo.partition(":")[0])
-    if "random_steps" in found.Config.model_fields:  # uniform actions first, then those of the policy
-        cfg = found.Config(random_steps=500)
-        assert [found.explore(cfg, step) for step in (0, 499, 500, 10**9)] == [1.0, 1.0, 0.0, 0.0]
-        return
-    if "eps_start" not in found.Config.model_fields:  # made for datasets: as much at every step
-        assert len({found.explore(found.Config(), step) for step in (0, 1000, 10**9)}) == 1
-        return
-    quiet = {"noisy": False} if "noisy" in found.Config.model_fields else {}
-    schedules = ("linear", "exponential") if "eps_schedule" in found.Config.model_fields else (None,)
-    for schedule in schedules:
-        chosen = quiet | ({"eps_schedule": schedule} if schedule else {})
-        cfg = found.Config(eps_start=0.8, eps_end=0.1, eps_steps=1000, **chosen)
-        rates = [found.explore(cfg, step) for step in (0, 250, 500, 999, 1000, 10**9)]
-        assert rates == sorted(rates, reverse=True)
-        assert rates[0] == pytest.approx(0.8)
-        assert rates[-2:] == pytest.approx([0.1, 0.1])
-    assert found.explore(found.Config(eps_start=1.0, eps_end=0.0, eps_steps=100, **quiet), 50) == pytest.approx(0.5)
-
-
 def test_masks_and_a_warm_start_without_them_do_not_go_together(algo: str) -> None:
     if populations.env_for(algo) == "Pendulum-v1":
         pytest.skip("continuous actions are never masked")

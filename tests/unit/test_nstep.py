@@ -212,13 +212,27 @@ def test_a_saved_window_goes_on_where_it_was(masked: bool) -> None:
         np.testing.assert_array_equal(rows[keep], again[kept])
 
 
-def test_forgotten_rows_begin_anew() -> None:
-    layout = RowLayout(1, 2, False, steps=3)
-    window, no = NStep(layout, 2), np.zeros(2, bool)
-    for t in range(4):
-        if t == 2:
+def begun(obs: list[list[float]], n: int, forgets: int = -1) -> list[list[list[float]]]:
+    """The observations that transitions begin with, tick by tick, where two environments see `[T, 2]` and nothing ends.
+
+    Before tick `forgets` the second one is forgotten.
+    """
+    window, no, found = NStep(RowLayout(1, 2, False, steps=n), 2), np.zeros(2, bool), []
+    for t, seen in enumerate(np.array(obs, np.float32)[:, :, None]):
+        if t == forgets:
             window.forget(np.array([1]))
-        obs = np.full((2, 1), t, np.float32)
-        rows, keep = window.add(obs, np.zeros(2), np.ones(2), no, no, obs + 1, None, no)
-    assert keep.sum(axis=1).tolist() == [1, 0]
-    assert rows[0][keep[0]][0, 0] == 1
+        rows, keep = window.add(seen, np.zeros(2), np.ones(2), no, no, seen + 1, None, no)
+        found.append([rows[i][keep[i]][:, 0].tolist() for i in range(2)])
+    return found
+
+
+def test_forgotten_rows_begin_anew() -> None:
+    """In the middle of an episode whose first steps are long complete."""
+    given = begun([[t, t] for t in range(8)], 3, forgets=4)
+    assert [first for first, _ in given] == [[], [], [0.0], [1.0], [2.0], [3.0], [4.0], [5.0]]
+    assert [second for _, second in given] == [[], [], [0.0], [1.0], [], [], [4.0], [5.0]]
+
+
+def test_no_transition_leads_past_an_observation_that_is_no_number() -> None:
+    given = begun([[0, 0], [1, np.nan], [2, 2], [3, 3]], 2)
+    assert given == [[[], []], [[0.0], []], [[1.0], []], [[2.0], [2.0]]]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from evopipe.ops.policy import epsilon_greedy, random_legal
-from evopipe.ops.statistics import bootstrap_interval, interquartile_mean, standard_error
+from evopipe.ops.statistics import bootstrap_interval, interquartile_mean, mean_of_finite, standard_error
 from evopipe.ops.value import masked_argmax, pick, q_target, regression_loss
 
 Q_TARGET = torch.tensor([[1.0, 5.0, 3.0], [2.0, 0.0, -1.0]])
@@ -138,3 +138,8 @@ def test_the_bootstrap_interval_is_about_two_standard_errors_wide_each_side() ->
 def test_the_standard_error_by_hand() -> None:
     assert standard_error(np.array([1.0, 3.0])) == pytest.approx(1.0)
     assert standard_error(np.array([5.0])) == 0.0
+
+
+def test_the_mean_of_what_is_finite_by_hand() -> None:
+    assert mean_of_finite(np.array([1.0, np.inf, 4.0, np.nan, -np.inf])) == 2.5
+    assert np.isnan(mean_of_finite(np.array([np.inf, np.nan])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core.population import Cohort
 from evopipe.rng import Purpose, Stream, uniform
 from evopipe.run import learn as steps
-from evopipe.run.off_policy import OffPolicy
+from evopipe.run.drive import begin
+from evopipe.run.run import Run
+from evopipe.run.spec import first_members
 
 CPU = torch.device("cpu")
 CAPACITIES = (1, 5, TOP, TOP + 1, 2000, 40_000)
@@ -135,6 +138,12 @@ def test_an_error_that_is_no_number_leaves_the_priority() -> None:
     made.update(torch.tensor([0, 1]), torch.tensor([[0, 2], [1, 0]]), errors)
     torch.testing.assert_close(made.levels[0], torch.tensor([[1.0, 2.0, 7.0], [4.0, MOST, 6.0]]))
     assert torch.isfinite(made.draw(torch.tensor([1]), torch.rand(1, 9, dtype=torch.float64))[1]).all()
+
+
+def test_what_was_foreseen_exactly_keeps_a_little_priority() -> None:
+    made = trees(torch.ones(1, 3), alpha=0.5)
+    made.update(torch.tensor([0]), torch.tensor([[1]]), torch.zeros(1, 1))
+    assert made.levels[0][0, :3].tolist() == pytest.approx([1.0, LEAST**0.5, 1.0])
 
 
 def test_members_do_not_see_each_others_priorities() -> None:
@@ -262,10 +271,15 @@ def test_rows_that_are_overwritten_begin_anew(memories: int) -> None:
     torch.testing.assert_close(trees.levels[0], expected)
 
 
-def prioritised(**replay: object) -> OffPolicy:
+def prioritised(batches: tuple[int, int] = (32, 32), **replay: object) -> Run:
+    """Two members in one cohort that have these batch sizes."""
     train = {"replay": {"capacity": 2000, "sharing": "own", "prioritised": True, **replay}, "max_steps": 4000,
              "evo_steps": 4000}  # fmt: skip
-    return populations.started(populations.problem("CartPole-v1", "dqn", train=train), 2)
+    p = populations.problem("CartPole-v1", "dqn", train=train)
+    members = [
+        replace(m, hyper={**m.hyper, "batch_size": b}) for m, b in zip(first_members(p, 2)[0], batches, strict=True)
+    ]
+    return begin(p, members)
 
 
 def test_the_correction_grows_from_beta_to_one_over_the_run() -> None:
@@ -277,7 +291,7 @@ def test_the_correction_grows_from_beta_to_one_over_the_run() -> None:
     run.close()
 
 
-def errors_of(run: OffPolicy, cohort: Cohort, tick: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def errors_of(run: Run, cohort: Cohort, tick: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rows that the next update draws, its importance weights, and the errors it will find, by hand."""
     p, replay = run.spec, run.regime.replay
     when = torch.tensor([tick * steps.UPDATES_PER_TICK])
@@ -296,7 +310,9 @@ def errors_of(run: OffPolicy, cohort: Cohort, tick: int) -> tuple[torch.Tensor, 
 
 
 def test_an_update_sets_the_priorities_of_what_it_saw() -> None:
-    run, again = prioritised(), prioritised()
+    """And no others: pads of a member with a smaller batch draw rows too, which it does not learn from."""
+    sizes = (32, 5)
+    run, again = prioritised(sizes), prioritised(sizes)
     for each in (run, again):
         populations.advance(each, 60)
     (cohort,), trees = run.cohorts, run.regime.replay.priorities
@@ -306,8 +322,10 @@ def test_an_update_sets_the_priorities_of_what_it_saw() -> None:
     steps.learn(run.spec, cohort, run.regime.replay, 60, 1)
     expected = before.clone()
     for member, slot in enumerate(cohort.slots):
-        for row in set(index[member].tolist()):
-            found = errors[member][index[member] == row].abs().max()
+        seen = index[member, : sizes[slot]]
+        assert (set(seen.tolist()) < set(index[member].tolist())) == (slot == 1)
+        for row in set(seen.tolist()):
+            found = errors[member, : sizes[slot]][seen == row].abs().max()
             expected[slot, row] = (found + LEAST) ** trees.alpha
     assert not torch.equal(before, trees.levels[0])
     torch.testing.assert_close(trees.levels[0], expected, rtol=1e-5, atol=1e-7)
@@ -328,8 +346,8 @@ def test_a_diverged_member_leaves_its_priorities_as_they_were() -> None:
     assert others is not None
     before = [tensor.clone() for tensor in trees.tensors()]
     for each in (clean, ill):
-        learned, _ = steps.learn(each.spec, each.cohorts[0], each.regime.replay, 60, 2)
-    assert learned.healthy.tolist() == [True, False]
+        steps.learn(each.spec, each.cohorts[0], each.regime.replay, 60, 2)
+    assert ill.cohorts[0].healthy.tolist() == [True, False]
     for was, now, expected in zip(before, trees.tensors(), others.tensors(), strict=True):
         assert populations.equal(now[1], was[1])
         assert populations.equal(now[0], expected[0])

@@ -166,14 +166,20 @@ def test_a_memory_smaller_than_a_batch_is_sampled_with_replacement() -> None:
 @pytest.mark.parametrize("memories", [1, 2])
 @pytest.mark.parametrize("added", [0, 5, 21])
 def test_a_restored_memory_goes_on_exactly(memories: int, added: int) -> None:
+    """Where memories are filled unlike, too, and whatever it held before is gone."""
     memory = replay(memories)
     for first in range(0, added, 3):
-        fill(memory, first, 3)
+        keep = np.ones((memories, 3), bool)
+        keep[1:, 1:] = False  # the first memory gets three rows, others one
+        memory.add(numbered(memories, first, 3), keep)
     state, other = memory.state(), replay(memories)
+    fill(other, 50, 5)
     other.restore(state)
+    assert [held(other, i) for i in range(memories)] == [held(memory, i) for i in range(memories)]
     for each in (memory, other):
         fill(each, 100, 3)
-    assert torch.equal(memory.rows, other.rows)
+    for ours, theirs, size in zip(memory.rows, other.rows, memory.size, strict=True):
+        assert torch.equal(ours[:size], theirs[:size])
     assert memory.position.tolist() == other.position.tolist()
     assert memory.size.tolist() == other.size.tolist()
 

@@ -1,0 +1,808 @@
+"""Every algorithm against one agent of plain torch a member: what updates make of all that learns, and what it does.
+
+Both compute in double precision, so that what differs is a fault and no rounding. The agents are written from the
+papers' formulas; of the program they take the draws, and where a network's numbers lie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import huber_loss
+
+from evopipe import algos
+from evopipe.core import population
+from evopipe.core.networks import Arch, Block, Net, initialise, named, noisy
+from evopipe.core.population import Cohort, Member
+from evopipe.rng import Purpose, Stream, host, member_keys
+from evopipe.run.spec import first_members
+from evopipe.types import Batch, Learned, Sequences, Spaces, evolvable
+from populations import problem, same
+from reference import function, network
+
+P, B, OBS, A = 3, 7, 4, 3  # members, transitions, numbers of an observation, actions
+SPACES = {
+    "discrete": Spaces(OBS, A),
+    "continuous": Spaces(OBS, A, continuous=True),
+}
+ARCHS = [Arch((Block(width),), 6 + i, (Block(5),), "Tanh", False) for i, width in enumerate((5, 9, 18))]
+UNLIKE = {
+    "lr": (1e-3, 2e-3, 5e-3), "lr_actor": (2e-3, 1e-3, 4e-3), "lr_critic": (5e-3, 3e-3, 1e-3),
+    "lr_alpha": (1e-2, 2e-2, 3e-2), "tau": (0.1, 0.5, 0.02), "grad_clip": (0.01, 0.3, 1e9), "alpha": (0.5, 2.5, 10.0),
+    "expectile": (0.5, 0.7, 0.9), "beta": (0.3, 3.0, 50.0), "clip": (0.02, 0.1, 0.4), "vf_coef": (0.3, 0.7, 2.0),
+    "ent_coef": (0.01, 0.05, 0.2), "target_kl": (0.0, 1e-9, 1e9),
+}  # fmt: skip
+"""Hyper-parameters, one a member."""
+SHARED = {"share_encoder": True}
+RAINBOW = {"v_min": -2.0, "v_max": 3.0, "atoms": 5}
+PLAIN = {"distributional": False, "dueling": False, "noisy": False}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bc": ("discrete", {}),
+    "bc:continuous": ("continuous", {}),
+    "dqn": ("discrete", {}),
+    "dqn:plain": ("discrete", {"double": False, "loss": "mse"}),
+    "cqn": ("discrete", {}),
+    "cqn:plain": ("discrete", {"double": False, "loss": "mse"}),
+    "rainbow": ("discrete", RAINBOW),
+    "rainbow:quiet": ("discrete", {**RAINBOW, "noisy": False, "double": False, "dueling": False}),
+    "rainbow:noise alone": ("discrete", {"distributional": False, "noisy": True, "dueling": False}),
+    "rainbow:dueling alone": ("discrete", {**PLAIN, "dueling": True}),
+    "ddpg": ("continuous", {"policy_delay": 2}),
+    "ddpg:shared": ("continuous", SHARED),
+    "td3": ("continuous", {"target_noise": 0.6}),
+    "td3:shared": ("continuous", {**SHARED, "policy_delay": 3}),
+    "td3bc": ("continuous", {}),
+    "sac": ("discrete", {}),
+    "sac:unmasked": ("discrete", {}),
+    "sac:shared": ("discrete", {**SHARED, "target_entropy": 0.4}),
+    "sac:continuous": ("continuous", {}),
+    "sac:continuous:shared": ("continuous", {**SHARED, "learn_alpha": False}),
+    "iql": ("discrete", {}),
+    "iql:continuous": ("continuous", {"weight_limit": 1.5}),
+    "ppo": ("discrete", {}),
+    "ppo:shared": ("discrete", {**SHARED, "clip_value": True}),
+    "ppo:unmasked": ("discrete", {}),
+    "ppo:continuous": ("continuous", {"normalise_advantage": False}),
+    "ppo:squashed": ("continuous", {**SHARED, "squash": True, "clip_value": True}),
+}
+each_case = pytest.mark.parametrize("case", CASES)
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    """Whatever is made without a type is in double precision."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class Given:
+    """A case: its algorithm, its configuration and three unlike members in one cohort."""
+
+    def __init__(self, case: str) -> None:
+        kind, config = CASES[case]
+        self.name, self.masked = case.partition(":")[0], kind == "discrete" and not case.endswith("unmasked")
+        self.algo, self.spaces = algos.get(self.name), SPACES[kind]
+        self.cfg = self.algo.Config(**config).at(self.spaces)
+        self.widths = self.algo.networks(self.cfg, self.spaces)
+        names = evolvable(self.algo.Config)
+        keys = [int(key) for key in member_keys(3, range(P))]
+        bare = [
+            Member(i, i, None, keys[i], ARCHS[i], {n: UNLIKE[n][i] if n in UNLIKE else 1.0 for n in names}, {})
+            for i in range(P)
+        ]
+        rows = {
+            name: [initialise(m.arch, w, host(m.key, Purpose.INIT, i)) for m in bare]
+            for i, (name, w) in enumerate(self.widths.items())
+        }
+        self.fresh = population.create(bare, partial(self.algo.init, self.cfg), rows, self.widths)
+        g, self.members = torch.Generator().manual_seed(1), []
+        for m in self.fresh:
+            tensors = {name: x.to(torch.get_default_dtype(), copy=True) for name, x in m.tensors.items()}
+            for name, (what, _) in population.tensor_kinds(self.algo.State, self.widths).items():
+                if what == "parameters":  # so that outputs are of some size, and targets unlike what they follow
+                    tensors[name] += 0.3 * torch.randn(tensors[name].shape, generator=g)
+                elif what == "scales":
+                    tensors[name] *= 1.0 + torch.rand(tensors[name].shape, generator=g)
+            tensors["updates"] += (0, 1, 5)[m.slot]
+            if "log_alpha" in tensors:
+                tensors["log_alpha"] = torch.tensor([-1.0, 0.5, -3.0])[m.slot]
+                if self.spaces.continuous:  # deviations far beyond what they are clamped to
+                    bias = named(m.arch, self.widths["actor"], tensors["actor"])["output.bias"]
+                    bias[A:] += (0.0, 4.0, -30.0)[m.slot]
+            if "log_std" in tensors:
+                tensors["log_std"] += 0.1 * torch.randn(tensors["log_std"].shape, generator=g)
+            self.members.append(replace(m, tensors=tensors))
+
+    @property
+    def on_policy(self) -> bool:
+        return algos.on_policy(self.algo)
+
+    @property
+    def period(self) -> int:
+        found = getattr(self.algo, "period", None)
+        return found(self.cfg) if found else 1
+
+    def cohort(self) -> Cohort:
+        """A new cohort of the members; its one and only group."""
+        (cohort,) = population.form(self.members, self.algo.State, self.widths, torch.device("cpu"))
+        hyper = {name: torch.tensor([m.hyper[name] for m in cohort.members]) for name in cohort.hyper}
+        return replace(cohort, hyper=hyper)
+
+    def turns(self) -> list[int]:
+        """Of some updates: two rounds of unlike ones; of a rollout its first minibatch, the others, another rollout."""
+        return [0, 1, 1, 0] if self.on_policy else [*range(self.period)] * 2 + [0] * (self.period < 2)
+
+    def update(self, cohort: Cohort, turn: int, at: int) -> tuple[Cohort, Learned]:
+        batch = self.steps(cohort, at) if self.on_policy else self.transitions(at)
+        draw = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([at]))
+        learned = self.algo.update(self.cfg, cohort.state, cohort.hyper, batch, cohort.healthy, draw, turn)
+        return replace(cohort, state=learned.state, healthy=learned.healthy), learned
+
+    def masks(self, g: torch.Generator, action: torch.Tensor) -> torch.Tensor | None:
+        """Legal actions, those taken among them."""
+        if not self.masked:
+            return None
+        return (torch.rand(*action.shape, A, generator=g) < 0.4).scatter(-1, action[..., None], True)
+
+    def transitions(self, at: int) -> Batch:
+        """Some terminated, masked where actions can be, with weights of no special shape."""
+        g = torch.Generator().manual_seed(10 + at)
+        weight = torch.rand(P, B, generator=g) * (torch.rand(P, B, generator=g) < 0.8)
+        action = torch.randint(A, (P, B), generator=g)
+        legal, next_legal = (self.masks(g, each) for each in (action, action.roll(1)))
+        if self.spaces.continuous:
+            action = 2 * torch.rand(P, B, A, generator=g) - 1
+        return Batch(
+            obs=torch.randn(P, B, OBS, generator=g), action=action, reward=2 * torch.randn(P, B, generator=g),
+            discount=0.9 * (torch.rand(P, B, generator=g) > 0.3), next_obs=torch.randn(P, B, OBS, generator=g),
+            next_legal=next_legal, weight=weight / weight.sum(dim=1, keepdim=True),
+            legal=legal if getattr(self.algo, "MASKED_LOSS", False) else None,
+        )  # fmt: skip
+
+    def steps(self, cohort: Cohort, at: int) -> Sequences:
+        """What policies have done, in sequences of one step.
+
+        In the second minibatch the last member has none. The third and the fourth are what the second member's policy
+        does: it is not far from itself.
+        """
+        g, shape = torch.Generator().manual_seed(10 + at), (P, B, 1)
+        batch = self.transitions(at)
+        batch.weight[2] *= at != 1
+        log_prob = -2.0 - torch.rand(shape, generator=g)
+        if self.spaces.continuous:
+            log_prob = -0.5 * A * (1.0 + torch.rand(shape, generator=g))
+        done = Sequences(
+            obs=batch.obs[:, :, None], action=batch.action[:, :, None],
+            legal=self.masks(g, batch.action[:, :, None]),
+            log_prob=log_prob, value=torch.randn(shape, generator=g), advantage=3 * torch.randn(shape, generator=g),
+            target=torch.randn(shape, generator=g), begins=torch.zeros(shape, dtype=torch.bool),
+            memory=torch.zeros(P, B, 0), weight=batch.weight[..., None],
+        )  # fmt: skip
+        if at >= 2:
+            algo: Any = self.algo
+            with torch.no_grad():
+                chances, _ = algo.evaluate(self.cfg, cohort.state, done, cohort.state.log_std)
+            log_prob[1] = chances.log_prob(done.action.flatten(1, 2))[1, :, None]
+        return done
+
+
+class Agent:
+    """One member: its tensors by name, networks as flat leaves, and torch's own Adam for each that learns."""
+
+    def __init__(self, given: Given, member: Member) -> None:
+        self.cfg, self.arch, self.widths, self.hyper = given.cfg, member.arch, given.widths, member.hyper
+        self.name, self.continuous, self.policy = given.name, given.spaces.continuous, given.algo.POLICY
+        kinds = population.tensor_kinds(given.algo.State, given.widths)
+        self.of = {name: of for name, (_, of) in kinds.items()}
+        self.moved = [name.removesuffix(".mean") for name in kinds if name.endswith(".mean")]
+        self.values = {
+            name: member.tensors[name].clone().requires_grad_()
+            for name, (kind, _) in kinds.items()
+            if kind in ("parameters", "scales")
+        } | {n: member.tensors[n].clone().requires_grad_() for n in ("log_alpha", "log_std") if n in member.tensors}
+        self.adams: dict[str, torch.optim.Adam] = {}
+        self.updates, self.resting = int(member.tensors["updates"]), False
+        self.idle = False  # whether it did not learn from the last batch
+
+    def net(self, name: str, *inputs: torch.Tensor) -> torch.Tensor:
+        return function(self.arch, self.widths[self.of[name]], self.values[name], torch.cat(inputs, dim=-1))
+
+    def noisy(self, name: str, scale: str, draw: Stream, x: torch.Tensor) -> torch.Tensor:
+        """A network whose every number behind the latent has noise: ε by the program, of this member alone."""
+        widths = self.widths[self.of[name]]
+        shape = population.structures([Member(0, 0, None, 0, self.arch, {}, {})], {name: widths}, torch.device("cpu"))
+        zeros = torch.zeros(1, shape[name].layout.size)
+        eps = noisy(Net(shape[name], zeros), Net(shape[name], torch.ones_like(zeros)), draw)
+        parts, sigma = (named(self.arch, widths, self.values[each]) for each in (name, scale))
+        heard = dict(parts)
+        for layer, views in (("head.0", eps[-2]), ("output", eps[-1])):
+            rows, columns = parts[f"{layer}.weight"].shape
+            for part, drawn in (("weight", views.weight[0, :rows, :columns]), ("bias", views.bias[0, 0, :columns])):
+                heard[f"{layer}.{part}"] = parts[f"{layer}.{part}"] + sigma[f"{layer}.{part}"] * drawn
+        return network(self.arch, heard, x)
+
+    def encoded(self, obs: torch.Tensor, target: bool = False) -> torch.Tensor:
+        name = "encoder_target" if target else "encoder"
+        return self.net(name, obs) if name in self.values else obs
+
+    def q(self, name: str, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        """Q(s, a): a head reads the action first, a whole network the observation."""
+        return self.net(name, *((action, x) if "encoder" in self.values else (x, action)))[:, 0]
+
+    def descend(self, loss: torch.Tensor, together: bool = False, **rates: float) -> None:
+        """One step down a loss: gradients of each network by itself, or of all as one vector, are clipped to the limit.
+
+        `__` in a name is a dot.
+        """
+        names = {
+            name.replace("__", "."): rate for name, rate in rates.items() if name.replace("__", ".") in self.values
+        }
+        leaves = [self.values[name] for name in names]
+        for leaf, grad in zip(leaves, torch.autograd.grad(loss, leaves, materialize_grads=True), strict=True):
+            leaf.grad = grad
+        for group in [leaves] if together else [[leaf] for leaf in leaves]:
+            torch.nn.utils.clip_grad_norm_(group, self.hyper["grad_clip"])
+        for name, rate in names.items():
+            self.step(name, rate)
+
+    def step(self, name: str, rate: float) -> None:
+        if name not in self.adams:
+            self.adams[name] = torch.optim.Adam([self.values[name]], lr=rate)
+        self.adams[name].step()
+
+    def follow(self, share: float, **pairs: str) -> None:
+        """Mix so much of networks into their targets."""
+        for target, online in pairs.items():
+            for suffix in ("", ".critic_1", ".critic_2"):
+                if target + suffix in self.values:
+                    with torch.no_grad():
+                        t, o = self.values[target + suffix], self.values[online + suffix]
+                        t.copy_((1 - share) * t + share * o)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything by a member's names."""
+        found = {name: value.detach() for name, value in self.values.items()}
+        for name in self.moved:
+            mean, square, steps = self.moments(self.policy if name == "adam" else name.replace("_adam", ""))
+            found |= {f"{name}.mean": mean, f"{name}.square": square, f"{name}.steps": steps}
+        for name in ("log_alpha", "log_std"):
+            if name in self.values:
+                mean, square, steps = self.moments(name)
+                found[f"{name}_adam"] = torch.stack((mean, square, steps.expand_as(mean)), dim=-1)
+        return found | {"updates": torch.tensor(float(self.updates)), "resting": torch.tensor(float(self.resting))}
+
+    def moments(self, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        zeros = torch.zeros_like(self.values[name])
+        state = self.adams[name].state[self.values[name]] if name in self.adams else {}
+        return state.get("exp_avg", zeros), state.get("exp_avg_sq", zeros), torch.as_tensor(state.get("step", 0.0))
+
+
+def best(values: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
+    """The best legal action `[B]`."""
+    return (values if legal is None else values.masked_fill(~legal, -math.inf)).argmax(dim=1)
+
+
+def of(values: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    return values[torch.arange(len(action)), action]
+
+
+def log_softmax(logits: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
+    return (logits if legal is None else logits.masked_fill(~legal, -math.inf)).log_softmax(dim=1)
+
+
+Drawn = Callable[[Stream], torch.Tensor]
+Found = tuple[torch.Tensor, torch.Tensor | None]
+"""The loss that is told, and how wrong each transition was found."""
+
+
+def bc(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Found:
+    out = agent.net("actor", batch.obs)
+    if agent.continuous:
+        loss = ((torch.tanh(out) - batch.action) ** 2).mean(dim=1)
+    else:
+        loss = -of(out.log_softmax(dim=1), batch.action)
+    loss = (batch.weight * loss).sum()
+    agent.descend(loss, actor=agent.hyper["lr"])
+    return loss, None
+
+
+def fit(cfg: Any, error: torch.Tensor) -> torch.Tensor:
+    return (
+        huber_loss(error, torch.zeros(()).expand_as(error), reduction="none") if cfg.loss == "huber" else error**2 / 2
+    )
+
+
+def bootstrapped(agent: Agent, batch: Batch) -> torch.Tensor:
+    with torch.no_grad():
+        after = agent.net("target", batch.next_obs)
+        chooses = agent.net("q", batch.next_obs) if agent.cfg.double else after
+        return batch.reward + batch.discount * of(after, best(chooses, batch.next_legal))
+
+
+def dqn(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Found:
+    error = of(agent.net("q", batch.obs), batch.action) - bootstrapped(agent, batch)
+    loss = (batch.weight * fit(agent.cfg, error)).sum()
+    agent.descend(loss, q=agent.hyper["lr"])
+    agent.follow(agent.hyper["tau"], target="q")
+    return loss, error
+
+
+def cqn(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Found:
+    q = agent.net("q", batch.obs)
+    error = of(q, batch.action) - bootstrapped(agent, batch)
+    assert batch.legal is not None
+    gap = q.masked_fill(~batch.legal, -math.inf).logsumexp(dim=1) - of(q, batch.action)
+    loss = (batch.weight * (fit(agent.cfg, error) + agent.hyper["alpha"] * gap)).sum()
+    agent.descend(loss, q=agent.hyper["lr"])
+    agent.follow(agent.hyper["tau"], target="q")
+    return loss, error
+
+
+def rainbow(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Found:
+    cfg, atoms = agent.cfg, agent.cfg.atoms if agent.cfg.distributional else 1
+    z = torch.linspace(cfg.v_min, cfg.v_max, atoms)
+
+    def out(name: str, scale: str, part: int, obs: torch.Tensor) -> torch.Tensor:
+        flat = agent.noisy(name, scale, draw.part(part), obs) if cfg.noisy else agent.net(name, obs)
+        found = flat.view(B, -1, atoms)
+        return found[:, :1] + found[:, 1:] - found[:, 1:].mean(dim=1, keepdim=True) if cfg.dueling else found
+
+    def mean(found: torch.Tensor) -> torch.Tensor:
+        return (found.softmax(dim=2) * z).sum(dim=2) if cfg.distributional else found[:, :, 0]
+
+    with torch.no_grad():
+        after = out("target", "noise_target", 2, batch.next_obs)
+        chooses = out("q", "noise", 1, batch.next_obs) if cfg.double else after
+        after = of(after, best(mean(chooses), batch.next_legal))
+    now = of(out("q", "noise", 1, batch.obs), batch.action)
+    if cfg.distributional:
+        apart, y, p = z[1] - z[0], torch.zeros(B, atoms), after.softmax(dim=1)
+        for b in range(B):
+            for j in range(atoms):
+                at = ((batch.reward[b] + batch.discount[b] * z[j]).clamp(z[0], z[-1]) - z[0]) / apart
+                for k in range(atoms):  # a triangle of an atom's width on each side
+                    y[b, k] += p[b, j] * max(0.0, 1.0 - abs(float(at) - k))
+        each = -(y * now.log_softmax(dim=1)).sum(dim=1)
+        error = each + torch.xlogy(y, y).sum(dim=1)
+    else:
+        error = now[:, 0] - (batch.reward + batch.discount * after[:, 0])
+        each = fit(Huber, error)
+    loss = (batch.weight * each).sum()
+    if cfg.noisy:
+        agent.descend(loss, q=agent.hyper["lr"], noise=agent.hyper["lr"])
+    else:
+        agent.descend(loss, q=agent.hyper["lr"])
+    agent.follow(agent.hyper["tau"], target="q", noise_target="noise")
+    return loss, error
+
+
+class Huber:
+    loss = "huber"
+
+
+def ddpg(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Found:
+    with torch.no_grad():
+        after = agent.encoded(batch.next_obs, target=True)
+        action = torch.tanh(agent.net("actor_target", after))
+        y = batch.reward + batch.discount * agent.q("critic_target", after, action)
+    error = agent.q("critic", agent.encoded(batch.obs), batch.action) - y
+    loss = (batch.weight * error**2).sum()
+    agent.descend(loss, critic=agent.hyper["lr_critic"], encoder=agent.hyper["lr_critic"])
+    if turn == agent.cfg.policy_delay - 1:
+        x = agent.encoded(batch.obs).detach()
+        climb = -(batch.weight * agent.q("critic", x, torch.tanh(agent.net("actor", x)))).sum()
+        agent.descend(climb, actor=agent.hyper["lr_actor"])
+        agent.follow(agent.hyper["tau"], encoder_target="encoder", actor_target="actor", critic_target="critic")
+    return loss, error
+
+
+def twins(agent: Agent, name: str, x: torch.Tensor, action: torch.Tensor) -> list[torch.Tensor]:
+    return [agent.q(f"{name}.critic_{k}", x, action) for k in (1, 2)]
+
+
+def squares(batch: Batch, values: Sequence[torch.Tensor], y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weighted squared errors of both critics, and the mean of their sizes."""
+    errors = torch.stack([value - y for value in values])
+    return (batch.weight * errors**2).sum(), errors.abs().mean(dim=0)
+
+
+def smoothed(agent: Agent, batch: Batch, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The critics' loss of TD3."""
+    cfg = agent.cfg
+    with torch.no_grad():
+        after = agent.encoded(batch.next_obs, target=True)
+        blur = (cfg.target_noise * noise.view(B, A)).clamp(-cfg.target_clip, cfg.target_clip)
+        action = (torch.tanh(agent.net("actor_target", after)) + blur).clamp(-1, 1)
+        y = batch.reward + batch.discount * torch.minimum(*twins(agent, "critics_target", after, action))
+    return squares(batch, twins(agent, "critics", agent.encoded(batch.obs), batch.action), y)
+
+
+def td3(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Found:
+    rate = agent.hyper["lr_critic"]
+    loss, errors = smoothed(agent, batch, drawn(draw))
+    agent.descend(loss, critics__critic_1=rate, critics__critic_2=rate, encoder=rate)
+    if turn == agent.cfg.policy_delay - 1:
+        x = agent.encoded(batch.obs).detach()
+        climb = -(batch.weight * agent.q("critics.critic_1", x, torch.tanh(agent.net("actor", x)))).sum()
+        agent.descend(climb, actor=agent.hyper["lr_actor"])
+        agent.follow(agent.hyper["tau"], encoder_target="encoder", actor_target="actor", critics_target="critics")
+    return loss, errors
+
+
+def td3bc(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Found:
+    rate = agent.hyper["lr_critic"]
+    loss, errors = smoothed(agent, batch, drawn(draw))
+    agent.descend(loss, critics__critic_1=rate, critics__critic_2=rate)
+    if turn == agent.cfg.policy_delay - 1:
+        action = torch.tanh(agent.net("actor", batch.obs))
+        q = agent.q("critics.critic_1", batch.obs, action)
+        scale = agent.hyper["alpha"] / float((batch.weight * q.detach().abs()).sum())
+        climb = (batch.weight * (((action - batch.action) ** 2).mean(dim=1) - scale * q)).sum()
+        agent.descend(climb, actor=agent.hyper["lr_actor"])
+        agent.follow(agent.hyper["tau"], actor_target="actor", critics_target="critics")
+    return loss, errors
+
+
+def sac(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Found:
+    alpha, cfg = float(agent.values["log_alpha"].detach().exp()), agent.cfg
+
+    def expected(
+        x: torch.Tensor, critics: str, read: torch.Tensor, legal: torch.Tensor | None, noise: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """E[min Q − α log π] `[B]`, and the entropy."""
+        out = agent.net("actor", x)
+        if agent.continuous:
+            mean, log_std = out[:, :A], out[:, A:].clamp(-20, 2)
+            normal = torch.distributions.Normal(mean, log_std.exp())
+            u = mean + log_std.exp() * noise.view(B, A)
+            log_pi = (normal.log_prob(u) + 2 * torch.cosh(u).log()).sum(dim=1)
+            return torch.minimum(*twins(agent, critics, read, torch.tanh(u))) - alpha * log_pi, -log_pi
+        log_pi = log_softmax(out, legal)
+        pi, log_pi = log_pi.exp(), log_pi.clamp(min=-1e9)
+        q = torch.minimum(*(agent.net(f"{critics}.critic_{k}", read) for k in (1, 2)))
+        return (pi * (q - alpha * log_pi)).sum(dim=1), -(pi * log_pi).sum(dim=1)
+
+    with torch.no_grad():
+        after, after_t = (agent.encoded(batch.next_obs, target=t) for t in (False, True))
+        y = batch.reward + batch.discount * expected(
+            after, "critics_target", after_t, batch.next_legal, drawn(draw)
+        )[0]  # fmt: skip
+    x = agent.encoded(batch.obs)
+    if agent.continuous:
+        values = twins(agent, "critics", x, batch.action)
+    else:
+        values = [of(agent.net(f"critics.critic_{k}", x), batch.action) for k in (1, 2)]
+    loss, errors = squares(batch, values, y)
+    loss = loss / 2
+    rate = agent.hyper["lr_critic"]
+    agent.descend(loss, critics__critic_1=rate, critics__critic_2=rate, encoder=rate)
+    x = agent.encoded(batch.obs).detach()
+    climb, entropy = expected(x, "critics", x, batch.legal, drawn(draw.part(1)))
+    agent.descend(-(batch.weight * climb).sum(), actor=agent.hyper["lr_actor"])
+    if cfg.learn_alpha:
+        if cfg.target_entropy != "auto":
+            aim = torch.tensor(cfg.target_entropy)
+        else:
+            legal = torch.full((B,), A) if batch.legal is None else batch.legal.sum(dim=1)
+            aim = torch.tensor(-float(A)) if agent.continuous else 0.6 * legal.log()
+        agent.values["log_alpha"].grad = (batch.weight * (entropy.detach() - aim)).sum()
+        agent.step("log_alpha", agent.hyper["lr_alpha"])
+    agent.follow(agent.hyper["tau"], encoder_target="encoder", critics_target="critics")
+    return loss, errors
+
+
+def iql(agent: Agent, batch: Batch, draw: Stream, drawn: Drawn, turn: int) -> Found:
+    def taken(name: str) -> list[torch.Tensor]:
+        if agent.continuous:
+            return twins(agent, name, batch.obs, batch.action)
+        return [of(agent.net(f"{name}.critic_{k}", batch.obs), batch.action) for k in (1, 2)]
+
+    value, rate, hyper = agent.net("value", batch.obs)[:, 0], agent.hyper["lr_critic"], agent.hyper
+    advantage = torch.minimum(*taken("critics_target")).detach() - value
+    y = (batch.reward + batch.discount * agent.net("value", batch.next_obs)[:, 0]).detach()
+    share = torch.where(advantage < 0, 1 - hyper["expectile"], hyper["expectile"])
+    fits, errors = squares(batch, taken("critics"), y)
+    fits = fits + (batch.weight * share * advantage**2).sum()
+    out = agent.net("actor", batch.obs)
+    if agent.continuous:
+        log_pi = -0.5 * ((torch.tanh(out) - batch.action) ** 2).sum(dim=1)
+    else:
+        log_pi = of(log_softmax(out, batch.legal), batch.action)
+    weight = (hyper["beta"] * advantage.detach()).exp().clamp(max=agent.cfg.weight_limit)
+    imitation = -(batch.weight * weight * log_pi).sum()
+    agent.descend(fits + imitation, value=rate, critics__critic_1=rate, critics__critic_2=rate, actor=hyper["lr_actor"])
+    agent.follow(hyper["tau"], critics_target="critics")
+    return fits, errors
+
+
+def ppo(agent: Agent, batch: Sequences, draw: Stream, drawn: Drawn, turn: int) -> Found:
+    cfg, hyper = agent.cfg, agent.hyper
+    obs, action, log_prob, old, target, weight, advantage = (
+        each[:, 0]
+        for each in (batch.obs, batch.action, batch.log_prob, batch.value, batch.target, batch.weight, batch.advantage)
+    )
+    if cfg.normalise_advantage:
+        mean = (weight * advantage).sum()
+        advantage = (advantage - mean) / ((weight * (advantage - mean) ** 2).sum().sqrt() + 1e-8)
+    x = agent.encoded(obs)
+    value, out = agent.net("critic", x)[:, 0], agent.net("actor", x)
+    legal = None if batch.legal is None else batch.legal[:, 0]
+    chances: Any = torch.distributions.Categorical(
+        logits=out if legal is None else out.masked_fill(~legal, torch.finfo(out.dtype).min)
+    )
+    if agent.continuous:
+        chances = torch.distributions.Independent(torch.distributions.Normal(out, agent.values["log_std"].exp()), 1)
+        entropy = chances.entropy()
+        if cfg.squash:
+            chances = torch.distributions.TransformedDistribution(chances, [torch.distributions.TanhTransform()])
+    else:
+        entropy = chances.entropy()
+    apart = chances.log_prob(action) - log_prob
+    ratio, clip = apart.exp(), hyper["clip"]
+    gain = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    error = (value - target) ** 2
+    if cfg.clip_value:
+        error = torch.maximum(error, (old + (value - old).clamp(-clip, clip) - target) ** 2)
+    loss = (weight * (-gain + hyper["vf_coef"] * error / 2 - hyper["ent_coef"] * entropy)).sum()
+    far = hyper["target_kl"] > 0 and float((weight * (ratio - 1 - apart)).detach().sum()) > hyper["target_kl"]
+    agent.resting = far or (agent.resting and turn > 0)
+    agent.idle = agent.resting or not weight.any()
+    if not agent.idle:
+        rate = hyper["lr"]
+        if agent.continuous:
+            agent.descend(loss, True, encoder=rate, actor=rate, critic=rate, log_std=rate)
+        else:
+            agent.descend(loss, True, encoder=rate, actor=rate, critic=rate)
+    return loss, None
+
+
+PAPERS: Mapping[str, Callable[..., Found]] = {
+    each.__name__: each for each in (bc, cqn, ddpg, dqn, iql, ppo, rainbow, sac, td3, td3bc)
+}
+
+
+def row(batch: Any, i: int) -> Any:
+    """One member's share of a batch."""
+    found = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    return replace(batch, **{name: None if x is None else x[i] for name, x in found.items()})
+
+
+@each_case
+def test_updates_are_those_of_one_agent_a_member(case: str) -> None:
+    """Weights, targets, moments, temperatures, counts: each member's by its own hyper-parameters."""
+    given = Given(case)
+    cohort = given.cohort()
+    agents = [Agent(given, m) for m in given.members]
+    assert given.period == getattr(given.cfg, "policy_delay", 1)
+    for at, turn in enumerate(given.turns()):
+        batch = given.steps(cohort, at) if given.on_policy else given.transitions(at)
+        cohort, learned = given.update(cohort, turn, at)
+        assert learned.healthy.all()
+        members = population.dissolve([cohort])
+        for i, (agent, member) in enumerate(zip(agents, members, strict=True)):
+            draw = Stream(cohort.keys[i : i + 1], Purpose.UPDATE, torch.tensor([at]))
+            paper = PAPERS[given.name]
+            loss, errors = paper(agent, row(batch, i), draw, lambda of: of.normal(B * A)[0].double(), turn)
+            agent.updates += not agent.idle
+            expected = agent.tensors()
+            assert set(member.tensors) <= set(expected)
+            torch.testing.assert_close(learned.losses[i], loss.detach(), rtol=1e-6, atol=1e-8)
+            if learned.errors is not None:
+                assert errors is not None
+                torch.testing.assert_close(learned.errors[i].abs(), errors.detach().abs(), rtol=1e-6, atol=1e-8)
+            assert (errors is None) == (learned.errors is None)
+            for name, tensor in member.tensors.items():
+                torch.testing.assert_close(
+                    tensor.double(), expected[name].double(), rtol=1e-6, atol=1e-9,
+                    msg=f"{name} of member {i} after update {at}: {{}}".format,
+                )  # fmt: skip
+
+
+def test_a_hard_target_is_copied_at_every_so_many_updates_of_its_member() -> None:
+    """To the bit: after the third, sixth … update that the member took, whoever its neighbours are."""
+    torch.set_default_dtype(torch.float32)
+    given = Given("dqn")
+    given.cfg = given.algo.Config(target="hard", target_interval=3).at(given.spaces)
+    cohort = given.cohort()
+    done = [0, 1, 5]  # as the members begin
+    for at in range(8):
+        cohort.healthy[2] = at < 4
+        before = population.dissolve([cohort])
+        cohort, _ = given.update(cohort, 0, at)
+        for i, (old, new) in enumerate(zip(before, population.dissolve([cohort]), strict=True)):
+            took = i < 2 or at < 4
+            done[i] += took
+            copied = took and done[i] % 3 == 0
+            assert torch.equal(new.tensors["target"], (new if copied else old).tensors["q" if copied else "target"])
+            assert float(new.tensors["updates"]) == done[i]
+
+
+@each_case
+def test_networks_begin_unlike_targets_as_their_copies_and_nothing_was_learned_yet(case: str) -> None:
+    given = Given(case)
+    kinds = population.tensor_kinds(given.algo.State, given.widths)
+    weights = {name: of_network for name, (kind, of_network) in kinds.items() if kind == "parameters"}
+    for member in given.fresh:
+        online: dict[str, torch.Tensor] = {}
+        for name, of_network in weights.items():
+            assert torch.equal(online.setdefault(of_network, member.tensors[name]), member.tensors[name])
+        found = list(online.values())
+        assert not any(torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
+        starts = {"log_alpha": getattr(given.cfg, "alpha", 1.0), "log_std": getattr(given.cfg, "std", 1.0)}
+        for name in set(member.tensors) - set(weights) - {"noise", "noise_target"}:  # moments and counts begin at 0
+            expected = torch.full_like(member.tensors[name], math.log(starts.get(name, 1.0)))
+            torch.testing.assert_close(member.tensors[name], expected)
+    first, second, _ = given.fresh
+    assert not any(torch.equal(first.tensors[n][:9], second.tensors[n][:9]) for n in weights)
+
+
+@each_case
+def test_a_frozen_member_stays_as_it_is(case: str) -> None:
+    """Its targets too, which are not what they follow; its neighbours learn as ever."""
+    given = Given(case)
+    for turn in range(given.period):
+        cohort = given.cohort()
+        cohort.healthy[1] = False
+        before, clean = (population.dissolve([c]) for c in (cohort, given.update(given.cohort(), turn, 0)[0]))
+        after = population.dissolve([given.update(cohort, turn, 0)[0]])
+        assert [m.healthy for m in after] == [True, False, True]
+        assert all(torch.equal(after[1].tensors[n].to(x), x) for n, x in before[1].tensors.items() if n != "resting")
+        assert all(same(after[i], clean[i]) for i in (0, 2))
+
+
+@pytest.mark.parametrize("algo", ["td3", "sac", "iql:continuous", "td3bc"])
+def test_twins_of_first_members_are_unlike(algo: str) -> None:
+    p = problem(algo=algo)
+    members = first_members(p, 2)[0]
+    found = [m.tensors[f"critics.critic_{k}"] for m in members for k in (1, 2)]
+    assert not any(torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
+
+
+@each_case
+def test_a_gradient_that_is_none_of_any_network_freezes_its_member(case: str) -> None:
+    """Though its loss is a number: every network that learns is asked, one of twins too."""
+    given = Given(case)
+    hyper = {"target_kl": 0.0}  # who rests does not learn, and finds nothing
+    given.members = [replace(m, hyper={**m.hyper, **hyper} if given.on_policy else m.hyper) for m in given.members]
+    turn = given.period - 1  # all networks learn
+    names = [f.name for f in fields(given.algo.State) if f.metadata.get("trainable")]
+    if not getattr(given.cfg, "noisy", True):
+        names.remove("noise")
+    for name in (n for n in names if getattr(given.cohort().state, n) is not None):
+        for k in range(len(getattr(given.cohort().state, name).values) // P):
+            cohort = given.cohort()
+            net = getattr(cohort.state, name)
+            spoilt = torch.zeros(len(net.values), 1, 1)
+            spoilt[len(net.values) // P + k] = math.nan
+            net.views[-1].weight.register_hook(partial(torch.add, spoilt))
+            before = population.dissolve([cohort])[1]
+            after, learned = given.update(cohort, turn, 0)
+            assert learned.losses.isfinite().all()
+            assert learned.healthy.tolist() == [True, False, True], (name, k)
+            assert torch.equal(
+                population.dissolve([after])[1].tensors[given.algo.POLICY], before.tensors[given.algo.POLICY]
+            )
+
+
+@each_case
+def test_a_number_that_is_none_in_any_network_freezes_its_member_at_once(case: str) -> None:
+    """At every turn, also where only a later one would follow that network's own loss; nobody else notices."""
+    given, kinds = Given(case), ("parameters", "scales")
+    names = [f.name for f in fields(given.algo.State) if f.metadata["kind"] in kinds]
+    if not getattr(given.cfg, "noisy", True):
+        names = [name for name in names if not name.startswith("noise")]
+    if given.on_policy:  # who rests does not learn, and finds nothing
+        given.members = [replace(m, hyper={**m.hyper, "target_kl": 0.0}) for m in given.members]
+    for turn in range(given.period):
+        clean = population.dissolve([given.update(given.cohort(), turn, turn)[0]])
+        for name in (n for n in names if getattr(given.cohort().state, n) is not None):
+            for k in range(len(getattr(given.cohort().state, name).values) // P):  # one of twins alone
+                cohort = given.cohort()
+                net = getattr(cohort.state, name)
+                row = len(net.values) // P + k
+                net.values[row, net.structure.index[row]] = math.nan
+                before = population.dissolve([cohort])[1]
+                after = population.dissolve([given.update(cohort, turn, turn)[0]])
+                assert [m.healthy for m in after] == [True, False, True], (name, k, turn)
+                assert all(same(after[i], clean[i]) for i in (0, 2)), (name, k, turn)
+                for each, tensor in before.tensors.items():
+                    if tensor.isfinite().all() and not each.endswith(("target", "critic_1", "critic_2")):
+                        assert torch.equal(after[1].tensors[each].to(tensor), tensor), (name, k, turn, each)
+
+
+# --- acting -----------------------------------------------------------------------------------------------------------
+
+ENVS = 60
+off_policy = pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("ppo")])
+
+
+def output(agent: Agent, obs: torch.Tensor, noise: Stream | None = None) -> torch.Tensor:
+    """What a member's policy says of its actions: values, logits or numbers before tanh."""
+    if agent.policy == "actor":
+        return agent.net("actor", agent.encoded(obs)).detach()
+    if not hasattr(agent.cfg, "atoms"):
+        return agent.net("q", obs).detach()
+    atoms = agent.cfg.atoms if agent.cfg.distributional else 1
+    out = (agent.net("q", obs) if noise is None else agent.noisy("q", "noise", noise, obs)).detach()
+    out = out.view(len(obs), -1, atoms)
+    if agent.cfg.dueling:
+        out = out[:, :1] + out[:, 1:] - out[:, 1:].mean(dim=1, keepdim=True)
+    z = torch.linspace(agent.cfg.v_min, agent.cfg.v_max, atoms)
+    return (out.softmax(dim=2) * z).sum(dim=2) if agent.cfg.distributional else out[:, :, 0]
+
+
+def explored(agent: Agent, obs: torch.Tensor, legal: torch.Tensor, epsilon: float, draw: Stream) -> torch.Tensor:
+    """What a member does where it explores, from the same draws."""
+    if agent.continuous:
+        mean, normal = output(agent, obs), draw.normal(ENVS * A).view(ENVS, A)
+        if agent.name == "sac":
+            action = torch.tanh(mean[:, :A] + mean[:, A:].clamp(-20, 2).exp() * normal)
+        else:
+            action = torch.tanh(mean) + getattr(agent.cfg, "noise_sd", 0.0) * normal
+        u = (draw if agent.name == "bc" else draw.part(1)).uniform(ENVS * (A + 1)).view(ENVS, A + 1)
+        return torch.where(u[:, :1] < epsilon, 2 * u[:, 1:] - 1, action.clamp(-1, 1))
+    if agent.name == "sac":
+        drawn = draw.uniform(ENVS * (A + 2))[0]
+        u, gumbel = drawn[: 2 * ENVS].view(2, ENVS), drawn[2 * ENVS :].view(ENVS, A)
+        action = best(output(agent, obs) - (-gumbel.log()).log(), legal)
+    else:
+        u = draw.uniform(2 * ENVS).view(2, ENVS)
+        action = best(output(agent, obs, draw.part(1) if getattr(agent.cfg, "noisy", False) else None), legal)
+    may = [row.nonzero()[:, 0] for row in legal]
+    random = torch.stack([each[int(x * len(each))] for each, x in zip(may, u[1], strict=True)])
+    return torch.where(u[0] < epsilon, random, action)
+
+
+@off_policy
+def test_actions_are_those_of_one_agent_a_member(case: str) -> None:
+    """The best ones, and those while it trains: each member by its own network, rate and draws, never illegally."""
+    given = Given(case)
+    g, cohort = torch.Generator().manual_seed(2), given.cohort()
+    obs = torch.randn(P, ENVS, OBS, generator=g)
+    legal = torch.ones(P, ENVS, A, dtype=torch.bool)
+    if not given.spaces.continuous:
+        legal = (torch.rand(P, ENVS, A, generator=g) < 0.5).scatter(
+            -1, torch.randint(A, (P, ENVS, 1), generator=g), True
+        )
+    epsilon, stream = torch.tensor([0.0, 0.4, 1.0]), Stream(cohort.keys, Purpose.ACT, torch.tensor([7]))
+    greedy = given.algo.greedy(given.cfg, cohort.state, obs, legal)
+    trains = given.algo.act(given.cfg, cohort.state, obs, legal, epsilon, stream)
+    for i, member in enumerate(given.members):
+        agent = Agent(given, member)
+        out = output(agent, obs[i])
+        expected = torch.tanh(out[:, :A]) if given.spaces.continuous else best(out, legal[i])
+        torch.testing.assert_close(greedy[i], expected, rtol=0, atol=1e-9)
+        draw = Stream(cohort.keys[i : i + 1], Purpose.ACT, torch.tensor([7]))
+        taken = explored(agent, obs[i], legal[i], float(epsilon[i]), draw)
+        torch.testing.assert_close(trains[i].to(taken), taken, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("algo", "config", "rates"),
+    [
+        ("bc", {}, (0.05, 0.05, 0.05, 0.05, 0.05)),
+        ("td3bc", {}, (0.0, 0.0, 0.0, 0.0, 0.0)),
+        ("cqn", {"epsilon": 0.3}, (0.3, 0.3, 0.3, 0.3, 0.3)),
+        ("iql", {"epsilon": 0.3}, (0.3, 0.3, 0.3, 0.3, 0.3)),
+        *((name, {"random_steps": 100}, (1.0, 1.0, 1.0, 1.0, 0.0)) for name in ("ddpg", "td3", "sac")),
+        ("dqn", {}, (0.9, 0.7, 0.5, 0.108, 0.1)),
+        ("dqn", {"eps_schedule": "exponential"}, (0.9, 0.9 / 3**0.5, 0.3, 0.1 * 9**0.01, 0.1)),
+        ("rainbow", {"noisy": False}, (0.9, 0.7, 0.5, 0.108, 0.1)),
+        ("rainbow", {"noisy": True}, (0.0, 0.0, 0.0, 0.0, 0.0)),
+    ],
+)
+def test_rates_of_exploration_by_hand(algo: str, config: dict[str, Any], rates: tuple[float, ...]) -> None:
+    """After 0, 25, 50, 99 and 100 of 100 steps; and ever after what it was at their end."""
+    found = algos.get(algo)
+    schedule = {"eps_start": 0.9, "eps_end": 0.1, "eps_steps": 100}
+    config = config | {name: value for name, value in schedule.items() if name in found.Config.model_fields}
+    cfg = found.Config(**config)
+    assert [found.explore(cfg, step) for step in (0, 25, 50, 99, 100)] == pytest.approx(rates, abs=1e-12)
+    assert found.explore(cfg, 10**9) == pytest.approx(rates[-1], abs=1e-12)
