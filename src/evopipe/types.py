@@ -9,11 +9,13 @@ Shapes in docstrings and comments use these letters:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
 
@@ -38,11 +40,13 @@ class Evolve(Schema):
         return self
 
 
-def hyper(default: Any, *, doc: str, unit: str = "", raising: str = "", evolvable: bool = False, **bounds: Any) -> Any:
+def hyper(
+    default: Any = ..., *, doc: str, unit: str = "", raising: str = "", evolvable: bool = False, **bounds: Any
+) -> Any:
     """Declare one hyper-parameter of an algorithm.
 
     Args:
-        default: value where a caller gives none (`params.yaml` gives all).
+        default: value where a caller gives none (`params.yaml` gives all); without it for a type, `Annotated`.
         doc: what it does.
         unit: its unit, empty where it has none.
         raising: what raising it does.
@@ -222,18 +226,20 @@ class Sequences:
     weight: torch.Tensor
 
 
+Hyper: TypeAlias = "Mapping[str, torch.Tensor]"
+"""A cohort's hyper-parameters by name, `[P]` each."""
+
+
 class Learned(NamedTuple):
-    """What an algorithm's `update` returns.
+    """What an algorithm's `update` returns; what it learned it has written into the state's own tensors.
 
     Attributes:
-        state: the new state.
         losses: `[P]`.
         healthy: `[P]` bool.
         errors: `[P, B]`, how wrong each transition was found (the temporal-difference error), for prioritised
             sampling; None from an algorithm that cannot say.
     """
 
-    state: Any
     losses: torch.Tensor
     healthy: torch.Tensor
     errors: torch.Tensor | None = None
