@@ -40,19 +40,8 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
     return or_random(mean + drawn, epsilon, draw.part(1))
 
 
-def smoothed(cfg: Any, action: Tensor, draw: Stream) -> Tensor:
-    """Return target actions with clipped noise, `[P, B, A]` in [−1, 1] (Fujimoto, van Hoof & Meger, 2018, eq. 14)."""
-    drawn = draw.normal(action[0].numel()).view(action.shape)
-    return (action + (cfg.target_noise * drawn).clamp(-cfg.target_clip, cfg.target_clip)).clamp(-1.0, 1.0)
-
-
 def of_taken(cfg: Any, critics: Net, x: Tensor, action: Tensor) -> Tensor:
     """Return Q₁ and Q₂ of the actions taken, `[P, 2, B]`: x as `encode` gives it, action as in `Batch`."""
     if cfg.spaces.continuous:
         return action_values(critics, x, action)
     return pick(forward_each(critics, x), action[:, None].expand(-1, 2, -1))
-
-
-def squared(errors: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both critics' weighted squares of errors `[P, 2, B]`, `[P]`, and each transition's own error `[P, B]`."""
-    return (weight[:, None] * errors.square()).sum(dim=(1, 2)), errors.detach().abs().mean(dim=1)

@@ -46,8 +46,8 @@ BatchSize = Annotated[
 ]
 LearnStep = Annotated[
     int,
-    hyper(doc="steps of the member between two updates", unit="steps", raising="fewer updates, faster", evolvable=True,
-          ge=1, le=65536),
+    hyper(doc="steps of the member between two updates", unit="environment steps", raising="fewer updates, faster",
+          evolvable=True, ge=1, le=65536),
 ]  # fmt: skip
 Discount = Annotated[float, hyper(doc="discount", raising="looks further ahead", evolvable=True, ge=0, le=1)]
 TargetShare = Annotated[

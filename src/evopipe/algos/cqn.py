@@ -40,10 +40,8 @@ class Config(AlgoConfig):
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 5e-3
     grad_clip: _hyper.GradientClip = 10.0
-    alpha: float = hyper(
-        1.0, doc="weight of the conservative term; 0: plain deep Q-learning", raising="closer to the dataset's actions",
-        evolvable=True, ge=0, le=1000,
-    )  # fmt: skip
+    alpha: float = hyper(1.0, doc="weight of the conservative term; 0: plain deep Q-learning",
+        raising="closer to the dataset's actions", evolvable=True, ge=0, le=1000)  # fmt: skip
     double: _hyper.DoubleQ = True
     loss: _hyper.RegressionLoss = "huber"
     epsilon: _hyper.Epsilon = 0.05

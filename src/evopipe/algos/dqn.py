@@ -41,13 +41,10 @@ class Config(AlgoConfig):
     grad_clip: _hyper.GradientClip = 10.0
     double: _hyper.DoubleQ = True
     loss: _hyper.RegressionLoss = "huber"
-    target: Literal["soft", "hard"] = hyper(
-        "soft", doc="soft: mix by `tau`; hard: copy every `target_interval` updates"
-    )
-    target_interval: int = hyper(
-        250, doc="updates between two hard copies", unit="updates", raising="targets follow later, more stable", ge=1,
-        le=10**9,
-    )  # fmt: skip
+    target: Literal["soft", "hard"] = hyper("soft",
+        doc="soft: mix by `tau`; hard: copy every `target_interval` updates")  # fmt: skip
+    target_interval: int = hyper(250, doc="updates between two hard copies", unit="updates",
+        raising="targets follow later, more stable", ge=1, le=10**9)  # fmt: skip
     eps_start: _hyper.EpsilonStart = 1.0
     eps_end: _hyper.EpsilonEnd = 0.05
     eps_schedule: Literal["linear", "exponential"] = hyper("linear", doc="how ε goes from start to end")

@@ -47,14 +47,10 @@ class Config(AlgoConfig):
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 5e-3
     grad_clip: _hyper.GradientClip = 10.0
-    expectile: float = hyper(
-        0.7, doc="expectile τ of Q that V stands for", raising="from the dataset's mean action to its best",
-        evolvable=True, gt=0, lt=1,
-    )  # fmt: skip
-    beta: float = hyper(
-        3.0, doc="inverse temperature of the imitation weights; 0: behaviour cloning", unit="1 / return",
-        raising="imitates the best actions only", evolvable=True, ge=0, le=1000,
-    )  # fmt: skip
+    expectile: float = hyper(0.7, doc="expectile τ of Q that V stands for",
+        raising="from the dataset's mean action to its best", evolvable=True, gt=0, lt=1)  # fmt: skip
+    beta: float = hyper(3.0, doc="inverse temperature of the imitation weights; 0: behaviour cloning",
+        unit="1 / return", raising="imitates the best actions only", evolvable=True, ge=0, le=1000)  # fmt: skip
     weight_limit: float = hyper(100.0, doc="largest imitation weight", raising="few actions may count more", gt=0)
     epsilon: _hyper.Epsilon = 0.05
     noise_sd: _hyper.NoiseDeviation = 0.1

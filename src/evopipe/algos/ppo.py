@@ -60,9 +60,8 @@ class Config(AlgoConfig):
     target_kl: float = hyper(0.0, doc="distance from the old policy at which a member stops its epochs; 0: never",
         unit="nats", raising="stops later", evolvable=True, ge=0)  # fmt: skip
     normalise_advantage: bool = hyper(True, doc="whether advantages are normalised over each minibatch")
-    decay_steps: int = hyper(0,
-        doc="steps of the member until learning rate and clip reach their ends; 0: they stay as they are",
-        unit="environment steps", raising="decays more slowly", ge=0, le=10**12)  # fmt: skip
+    decay_steps: int = hyper(0, unit="environment steps", raising="decays more slowly", ge=0, le=10**12,
+        doc="steps of the member until learning rate and clip reach their ends; 0: they stay as they are")  # fmt: skip
     lr_end: float = hyper(0.0, doc="share of the learning rate at the end", raising="learns more late", ge=0, le=1)
     clip_end: float = hyper(1.0, doc="share of the clip at the end", raising="larger steps late", ge=0, le=1)
     std: float = hyper(0.6, doc="standard deviation of continuous actions at the start", raising="explores more", gt=0)
@@ -106,7 +105,7 @@ def init(cfg: Config, nets: Nets) -> State:
     encoder, _, encoder_adam = optim.start_encoder(nets)
     *adams, zeros = optim.start(actor, critic)
     log_std = zeros[:, None].repeat(1, cfg.spaces.actions if cfg.spaces.continuous else 0) + torch.tensor(cfg.std).log()
-    rows = log_std, optim.ScalarAdam.start(log_std), zeros, zeros.clone()
+    rows: tuple[Tensor, ...] = log_std, optim.ScalarAdam.start(log_std), zeros, zeros.clone()
     return State(encoder, actor, critic, encoder_adam, *adams, *rows)
 
 
@@ -136,9 +135,7 @@ def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: T
         values, of_critic = remember(state.critic, x, of_critic)
         v, memory = values[..., 0], torch.cat((of_encoder, of_actor, of_critic), dim=-1)
         chances = policy(cfg, torch.nan_to_num(outputs), state.log_std, legal)
-        if draw is None:
-            return Chosen(chances.mode(), torch.zeros_like(v), v, memory)
-        action, log_prob = chances.sample_with_log_prob(draw)
+        action, log_prob = (chances.mode(), torch.zeros_like(v)) if draw is None else chances.sample_with_log_prob(draw)
         return Chosen(action, log_prob, v, memory)
 
 
@@ -159,11 +156,11 @@ def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tens
 
 def evaluate(cfg: Config, state: State, batch: Sequences, log_std: Tensor) -> tuple[Distribution, Tensor]:
     """Return the policy and the values `[P, B·L]` in the states of a minibatch."""
-    legal = None if batch.legal is None else batch.legal.flatten(1, 2)
     of_encoder, of_actor, of_critic = memories(state, batch.memory)
     x = unroll(state.encoder, batch.obs, of_encoder, batch.begins)
     outputs = unroll(state.actor, x, of_actor, batch.begins).flatten(1, 2)
     values = unroll(state.critic, x, of_critic, batch.begins).flatten(1, 2)
+    legal = None if batch.legal is None else batch.legal.flatten(1, 2)
     return policy(cfg, outputs, log_std, legal), values[..., 0]
 
 
@@ -181,8 +178,7 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor
     gain = torch.minimum(ratio * advantage, torch.clamp(ratio, 1.0 - clip, 1.0 + clip) * advantage)
     error = (value - target).square()
     if cfg.clip_value:
-        near = old_value + torch.clamp(value - old_value, -clip, clip)
-        error = torch.maximum(error, (near - target).square())
+        error = torch.maximum(error, (old_value + torch.clamp(value - old_value, -clip, clip) - target).square())
     each = -gain + 0.5 * hp["vf_coef"][:, None] * error - hp["ent_coef"][:, None] * chances.entropy()
     return (weight * each).sum(dim=1), (weight * (ratio - 1.0 - log_ratio)).sum(dim=1).detach()
 
@@ -193,19 +189,19 @@ def update(
     """Learn from one minibatch, the rollout's first where `turn` is 0, else 1; hp values and healthy are `[P]`."""
     log_std = state.log_std.detach().requires_grad_(True)
     log_std.grad = torch.zeros_like(log_std)
-    nets, adams = [state.actor, state.critic], [state.actor_adam, state.critic_adam]
+    learners = [(state.actor, state.actor_adam), (state.critic, state.critic_adam)]
     if state.encoder is not None and state.encoder_adam is not None:
-        nets, adams = [state.encoder, *nets], [state.encoder_adam, *adams]
+        learners = [(state.encoder, state.encoder_adam), *learners]
     losses, distance = loss(cfg, state, hp, batch, log_std)
-    optim.backward(losses, *nets)
-    norms = optim.clip_together([*(net.grad for net in nets), log_std.grad], hp["grad_clip"])
+    optim.backward(losses, *(net for net, _ in learners))
+    norms = optim.clip_together([*(net.grad for net, _ in learners), log_std.grad], hp["grad_clip"])
     given = batch.weight.flatten(1, 2).sum(dim=1) > 0
     far = given & (hp["target_kl"] > 0) & (distance > hp["target_kl"])
     state.resting.copy_(far if turn == 0 else torch.maximum(state.resting, far.float()))
     learning = given & (state.resting == 0)
     healthy = torch.where(learning, health.after_backward(healthy, losses, norms), healthy)
     learning = learning & healthy
-    for net, adam in zip(nets, adams, strict=True):
+    for net, adam in learners:
         optim.step(net, adam, hp["lr"], learning)
     if cfg.spaces.continuous:
         optim.ScalarAdam.step(state.log_std, state.log_std_adam, log_std.grad, hp["lr"][:, None], learning[:, None])

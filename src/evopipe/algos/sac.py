@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
-from evopipe.algos._actor_critic import of_taken, squared
+from evopipe.algos._actor_critic import of_taken
 from evopipe.core import health, optim
 from evopipe.core.networks import Net, Nets, NetworkConfig, action_values, encode, forward, forward_each, interleave
 from evopipe.core.population import Widths, moments, parameters, row, share_encoder
 from evopipe.ops.distributions import LOG_STD_MAX, LOG_STD_MIN, masked_log_softmax, squashed_gaussian
 from evopipe.ops.policy import likeliest, or_random, random_legal
-from evopipe.ops.value import masked_argmax
+from evopipe.ops.value import masked_argmax, twin_loss
 from evopipe.rng import Stream
 from evopipe.types import AlgoConfig, Batch, Hyper, Learned, Spaces, hyper
 
@@ -49,10 +49,9 @@ class Config(AlgoConfig):
     grad_clip: _hyper.GradientClip = 10.0
     alpha: float = hyper(0.2, doc="temperature at the start", raising="explores more", gt=0, le=100)
     learn_alpha: bool = hyper(True, doc="whether the temperature is learned")
-    target_entropy: float | Literal["auto"] = hyper(
-        "auto", unit="nats", raising="explores more",
+    target_entropy: float | Literal["auto"] = hyper("auto",
         doc="entropy that the temperature aims at; `auto`: −A, or 0.6 log of how many discrete actions are legal",
-    )  # fmt: skip
+        unit="nats", raising="explores more")  # fmt: skip
     random_steps: _hyper.RandomSteps = 1_000
     share_encoder: _hyper.SharedEncoder = False
     network: _hyper.Network = NetworkConfig()
@@ -91,7 +90,7 @@ def init(cfg: Config, nets: Nets) -> State:
     actor, critics = nets["actor"], interleave(nets["critic_1"], nets["critic_2"])
     *adams, updates = optim.start(actor, critics)
     log_alpha = updates + math.log(cfg.alpha)
-    rows = log_alpha, optim.ScalarAdam.start(log_alpha), updates
+    rows: tuple[Tensor, ...] = log_alpha, optim.ScalarAdam.start(log_alpha), updates
     return State(*optim.start_encoder(nets), actor, critics, critics.copy(), *adams, *rows)
 
 
@@ -131,7 +130,7 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tu
     with torch.no_grad():
         y = torch.addcmul(batch.reward, batch.discount, soft_value(cfg, state, batch, draw))
     x = encode(state.encoder, batch.obs)
-    losses, errors = squared(of_taken(cfg, state.critics, x, batch.action) - y[:, None], batch.weight)
+    losses, errors = twin_loss(of_taken(cfg, state.critics, x, batch.action) - y[:, None], batch.weight)
     return 0.5 * losses, errors
 
 

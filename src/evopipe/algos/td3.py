@@ -18,7 +18,8 @@ from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
 from evopipe.core.networks import Net, Nets, NetworkConfig, action_value, action_values, encode, interleave, mu
 from evopipe.core.population import Widths, moments, parameters, row, share_encoder
-from evopipe.ops.value import clipped_double_target
+from evopipe.ops.noise import smoothed
+from evopipe.ops.value import clipped_double_target, twin_loss
 from evopipe.rng import Stream
 from evopipe.types import AlgoConfig, Batch, Hyper, Learned, Spaces
 
@@ -88,11 +89,11 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tu
     """Return each member's loss of both critics `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     with torch.no_grad():
         x_t = encode(state.encoder_target, batch.next_obs)
-        action_t = _actor_critic.smoothed(cfg, mu(state.actor_target, x_t), draw)
+        action_t = smoothed(mu(state.actor_target, x_t), draw, cfg.target_noise, cfg.target_clip)
         q1_t, q2_t = action_values(state.critics_target, x_t, action_t).unbind(dim=1)
         y = clipped_double_target(batch.reward, batch.discount, q1_t, q2_t)  # [P, B]
     errors = action_values(state.critics, encode(state.encoder, batch.obs), batch.action) - y[:, None]  # [P, 2, B]
-    return _actor_critic.squared(errors, batch.weight)
+    return twin_loss(errors, batch.weight)
 
 
 def actor_loss(state: State, batch: Batch) -> Tensor:

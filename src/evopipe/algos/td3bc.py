@@ -20,9 +20,9 @@ from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
 from evopipe.core.networks import Net, Nets, NetworkConfig, action_value, action_values, interleave, mu
 from evopipe.core.population import Widths, moments, parameters, row
-from evopipe.ops.noise import gaussian
+from evopipe.ops.noise import gaussian, smoothed
 from evopipe.ops.policy import or_random
-from evopipe.ops.value import clipped_double_target
+from evopipe.ops.value import clipped_double_target, twin_loss
 from evopipe.rng import Stream
 from evopipe.types import AlgoConfig, Batch, Hyper, Learned, Spaces, hyper
 
@@ -42,10 +42,8 @@ class Config(AlgoConfig):
     gamma: _hyper.Discount = 0.99
     tau: _hyper.TargetShare = 5e-3
     grad_clip: _hyper.GradientClip = 10.0
-    alpha: float = hyper(
-        2.5, doc="weight of the critic against the dataset's actions; 0: behaviour cloning",
-        raising="further from the dataset's actions", evolvable=True, ge=0, le=1000,
-    )  # fmt: skip
+    alpha: float = hyper(2.5, doc="weight of the critic against the dataset's actions; 0: behaviour cloning",
+        raising="further from the dataset's actions", evolvable=True, ge=0, le=1000)  # fmt: skip
     policy_delay: _hyper.PolicyDelay = 2
     target_noise: _hyper.TargetNoise = 0.2
     target_clip: _hyper.TargetNoiseLimit = 0.5
@@ -104,11 +102,11 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
     """Return each member's loss of both critics `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     with torch.no_grad():
-        action_t = _actor_critic.smoothed(cfg, mu(state.actor_target, batch.next_obs), draw)
+        action_t = smoothed(mu(state.actor_target, batch.next_obs), draw, cfg.target_noise, cfg.target_clip)
         q1_t, q2_t = action_values(state.critics_target, batch.next_obs, action_t).unbind(dim=1)
         y = clipped_double_target(batch.reward, batch.discount, q1_t, q2_t)  # [P, B]
     errors = action_values(state.critics, batch.obs, batch.action) - y[:, None]  # [P, 2, B]
-    return _actor_critic.squared(errors, batch.weight)
+    return twin_loss(errors, batch.weight)
 
 
 def actor_loss(state: State, hp: Hyper, batch: Batch) -> Tensor:

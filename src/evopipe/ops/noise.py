@@ -40,3 +40,16 @@ def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: f
     shocks = draw.normal_window(steps, shape[0] * shape[1])  # [P, K, E · A]
     weights = sd * (1.0 - theta) ** torch.arange(steps, dtype=torch.float32, device=shocks.device)
     return (weights[:, None] * shocks).sum(dim=1).view(-1, *shape)
+
+
+def smoothed(action: torch.Tensor, draw: Stream, sd: float, limit: float) -> torch.Tensor:
+    """Return target actions with clipped noise (Fujimoto, van Hoof & Meger, 2018, eq. 14).
+
+    Args:
+        action: `[P, B, A]` in [−1, 1], and so is the result.
+        draw: of this update.
+        sd: standard deviation of the noise.
+        limit: its largest size.
+    """
+    noise = sd * draw.normal(action[0].numel()).view(action.shape)
+    return (action + noise.clamp(-limit, limit)).clamp(-1.0, 1.0)
