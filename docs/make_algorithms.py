@@ -32,7 +32,7 @@ def render(name: str) -> str:
         "<!-- Made by docs/make_algorithms.py: do not edit. -->",
         f"`train.algo: {name}`. Paper: <{algo.PAPER}>. Serves: {' and '.join(algo.ACTIONS)} actions, every "
         "[observation](../environments.md). "
-        f"All of it is in one file: [src/evopipe/algos/{name}.py](../../src/evopipe/algos/{name}.py).",
+        f"Its file: [src/evopipe/algos/{name}.py](../../src/evopipe/algos/{name}.py).",
         text,
         *_curves(name),
         "## Hyper-parameters\n\nKeys of `algos." + name + "`. The network's own keys are in "

@@ -25,7 +25,7 @@ from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig, TrainConfig
 from evopipe.schema.declare import evolvable
 from evopipe.stages.setup import spaces_of
-from evopipe.types import Batch
+from evopipe.types import Batch, Learned, evolvable
 
 CPU = torch.device("cpu")
 ALIKE = {
@@ -263,14 +263,19 @@ def updated(p: Spec, cohort: Cohort, times: int = 5) -> list[Member]:
         for i in range(times):
             learn_from_rollout(p, cohort, rollout_for(p, cohort, i), TICKS, i)
         return population.dissolve([cohort])
-    state, healthy = cohort.state, cohort.healthy
     for i in range(times):
         batch = batch_for(p, cohort, i)
         batch = replace(batch, discount=batch.discount * discount_rate(cohort)[:, None])
-        state, _, healthy, _ = p.algo.update(
-            p.algo_config, state, cohort.hyper, batch, healthy, draw_at(cohort, i), i % p.period
-        )
-    return population.dissolve([replace(cohort, state=state, healthy=healthy)])
+        update(p, cohort, batch, i)
+    return population.dissolve([cohort])
+
+
+def update(p: Spec, cohort: Cohort, batch: Batch, i: int) -> Learned:
+    """The i-th of some updates, from 0: the cohort's tensors change in place."""
+    draw = draw_at(cohort, i)
+    learned = p.algo.update(p.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy, draw, i % p.period)
+    cohort.healthy.copy_(learned.healthy)
+    return learned
 
 
 def plant_weight(run: Any, slot: int) -> None:

@@ -21,7 +21,7 @@ from evopipe.run.learn import discount_rate, learn, updates_due
 from evopipe.run.spec import first_members
 from evopipe.storage.dataset import Transitions
 from evopipe.types import Batch
-from populations import LONG, advance, batch_for, draw_at, equal, of_slot, plant_weight, same, unlike, updated
+from populations import LONG, advance, batch_for, draw_at, equal, of_slot, plant_weight, same, unlike, update, updated
 
 pytestmark = pytest.mark.parametrize("algo", populations.cases(on_policy=False))
 
@@ -109,7 +109,6 @@ def test_a_batch_size_by_weights_is_training_on_the_smaller_batch(algo: str) -> 
     together = updated(p, cohort)
     for i, size in enumerate(sizes):
         (alone,) = p.form([replace(members[i], slot=0)])
-        state, healthy = alone.state, alone.healthy
         for j in range(5):
             full = batch_for(p, cohort, j)
             own = Batch(
@@ -117,10 +116,8 @@ def test_a_batch_size_by_weights_is_training_on_the_smaller_batch(algo: str) -> 
                 full.discount[i : i + 1, :size] * discount_rate(alone), full.next_obs[i : i + 1, :size], None,
                 torch.full((1, size), 1.0 / size),
             )  # fmt: skip
-            state, _, healthy, _ = p.algo.update(
-                p.algo_config, state, alone.hyper, own, healthy, draw_at(alone, j), j % p.period
-            )
-        (member,) = population.dissolve([replace(alone, state=state)])
+            update(p, alone, own, j)
+        (member,) = population.dissolve([alone])
         for name, tensor in member.tensors.items():
             # Adam takes a gradient near its ε for a step of any size: a hundredth of a step is left to rounding.
             torch.testing.assert_close(together[i].tensors[name], tensor, rtol=1e-4, atol=1e-5)
@@ -138,16 +135,13 @@ def test_update_never_asks_the_host(algo: str, monkeypatch: pytest.MonkeyPatch) 
         legal = torch.ones(len(cohort.members), cohort.batch, p.actions, dtype=torch.bool, device="meta")
         for given in (batch, replace(batch, next_legal=legal, legal=legal)):
             draw = draw_at(cohort)
-            state, losses, healthy, _ = p.algo.update(
-                p.algo_config, cohort.state, cohort.hyper, given, cohort.healthy, draw, 0
-            )
-            assert losses.shape == healthy.shape == (len(cohort.members),)
-            assert type(state) is p.algo.State
+            learned = p.algo.update(p.algo_config, cohort.state, cohort.hyper, given, cohort.healthy, draw, 0)
+            assert learned.losses.shape == learned.healthy.shape == (len(cohort.members),)
         n = len(cohort.members)
         obs, epsilon = torch.zeros(n, 4, p.observations, device="meta"), torch.zeros(n, device="meta")
         shape = (n, 4, *([p.actions] if p.spaces.continuous else []))
-        assert p.algo.act(p.algo_config, state, obs, legal[:, :4], epsilon, draw).shape == shape
-        assert p.algo.greedy(p.algo_config, state, obs, legal[:, :4]).shape == shape
+        assert p.algo.act(p.algo_config, cohort.state, obs, legal[:, :4], epsilon, draw).shape == shape
+        assert p.algo.greedy(p.algo_config, cohort.state, obs, legal[:, :4]).shape == shape
 
 
 @pytest.mark.parametrize(("every", "envs"), [(1, 4), (2, 4), (3, 4), (5, 16), (7, 1), (64, 16), (16, 16)])
@@ -185,9 +179,10 @@ def test_every_update_draws_its_own_batch(algo: str, run: Callable[..., Any]) ->
     u = rng.uniform(cohort.keys, Purpose.REPLAY, when, cohort.batch)
     rows = loop.regime.replay.sample(cohort.slots, u)
     assert not any(equal(rows[:, i], rows[:, j]) for i, j in ((0, 1), (1, 2), (0, 2)))
-    learned, losses = learn(loop.spec, cohort, loop.regime.replay, 5, 2)
+    before = cohort.state.updates.clone()
+    losses = learn(loop.spec, cohort, loop.regime.replay, 5, 2)
     assert torch.isfinite(losses).all()
-    assert learned.state.updates.tolist() == (cohort.state.updates + 2).tolist()
+    assert cohort.state.updates.tolist() == (before + 2).tolist()
 
 
 def test_masks_and_a_warm_start_without_them_do_not_go_together(algo: str) -> None:

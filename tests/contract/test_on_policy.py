@@ -219,7 +219,7 @@ def test_a_rollout_of_broken_steps_alone_teaches_nothing() -> None:
     (cohort,) = p.form(first_members(p, 2)[0])
     before = population.dissolve([cohort])
     rollout = rollout_for(p, cohort, broken=1.0)
-    cohort, _ = learn_from_rollout(p, cohort, rollout, TICKS, 3)
+    learn_from_rollout(p, cohort, rollout, TICKS, 3)
     assert all(same(a, b) for a, b in zip(before, population.dissolve([cohort]), strict=True))
 
 
@@ -389,10 +389,10 @@ def test_members_of_unlike_batch_sizes_and_epochs_learn_as_each_would_alone(algo
     members = given(p, batch_size=(15, 30, 7), epochs=(2, 1, 3), gamma=(0.9, 0.99, 0.5), gae_lambda=(0.9, 0.5, 0.99))
     (cohort,) = p.form(members)
     rollout = rollout_for(p, cohort)
-    whole, losses = learn_from_rollout(p, cohort, copy.deepcopy(rollout), TICKS, 3)
-    for i, member in enumerate(population.dissolve([whole])):
+    losses = learn_from_rollout(p, cohort, copy.deepcopy(rollout), TICKS, 3)
+    for i, member in enumerate(population.dissolve([cohort])):
         (one,) = p.form([replace(members[i], slot=0)])
-        one, loss = learn_from_rollout(p, one, copy.deepcopy(rollout.part(i, i + 1)), TICKS, 3)
+        loss = learn_from_rollout(p, one, copy.deepcopy(rollout.part(i, i + 1)), TICKS, 3)
         torch.testing.assert_close(loss[0], losses[i], rtol=1e-4, atol=1e-5)
         (alone,) = population.dissolve([one])
         assert alone.tensors["updates"] == member.tensors["updates"] > 0
@@ -409,10 +409,10 @@ def test_a_neighbours_batch_size_changes_no_bit(kind: str) -> None:
         members = given(p, batch_size=(40, 64, 33), epochs=(2, 1, 3))
         (cohort,) = p.form(members)
         rollout = rollout_for(p, cohort, ticks=ticks)
-        whole, _ = learn_from_rollout(p, cohort, copy.deepcopy(rollout), ticks, 3)
-        for i, member in enumerate(population.dissolve([whole])):
+        learn_from_rollout(p, cohort, copy.deepcopy(rollout), ticks, 3)
+        for i, member in enumerate(population.dissolve([cohort])):
             (one,) = p.form([replace(members[i], slot=0)])
-            one, _ = learn_from_rollout(p, one, copy.deepcopy(rollout.part(i, i + 1)), ticks, 3)
+            learn_from_rollout(p, one, copy.deepcopy(rollout.part(i, i + 1)), ticks, 3)
             assert same(population.dissolve([one])[0], member), (ticks, i)
 
 
@@ -425,7 +425,7 @@ def minibatches(p: Spec, cohort: Any, ticks: int, tick: int = 3) -> Seen:
 
     def update(cfg: Any, state: Any, hp: Any, batch: Any, healthy: torch.Tensor, *_: Any) -> Learned:
         taken.append((batch.obs[..., 0].long(), batch.weight))
-        return Learned(state, torch.zeros_like(healthy, dtype=torch.float32), healthy)
+        return Learned(torch.zeros_like(healthy, dtype=torch.float32), healthy)
 
     names = ("networks", "value", "schedule")
     watched = replace(p, algo=types.SimpleNamespace(**{n: getattr(p.algo, n) for n in names}, update=update))  # type: ignore[arg-type]
@@ -477,9 +477,8 @@ def test_learning_never_asks_the_host(algo: str, monkeypatch: pytest.MonkeyPatch
     for cohort in p.form(first_members(p, 6)[0]):
         for masked in (False, not p.spaces.continuous):
             rollout = rollout_for(p, cohort, masked=masked)
-            learned, losses = learn_from_rollout(p, cohort, rollout, TICKS, 3)
-            assert losses.shape == learned.healthy.shape == (len(cohort.members),)
-            assert type(learned.state) is p.algo.State
+            losses = learn_from_rollout(p, cohort, rollout, TICKS, 3)
+            assert losses.shape == cohort.healthy.shape == (len(cohort.members),)
 
 
 def test_pads_stay_zero() -> None:
@@ -499,7 +498,7 @@ def test_resting_members_wait_for_their_next_rollout_while_others_go_on() -> Non
     p = populations.problem(algo="ppo", config={"epochs": 6, "lr": 3e-3})
     (cohort,) = p.form(given(p, target_kl=(0.0, 1e-9, 1e9)))  # never, at once, never
     for i in (1, 2):
-        cohort, _ = learn_from_rollout(p, cohort, rollout_for(p, cohort, i, broken=0.0), TICKS, i)
+        learn_from_rollout(p, cohort, rollout_for(p, cohort, i, broken=0.0), TICKS, i)
         # The first minibatch meets the policy that played: only the second can be too far from it.
         assert cohort.state.updates.tolist() == [i * 12, i * 1, i * 12]
         assert cohort.state.resting.tolist() == [0.0, 1.0, 0.0]
@@ -522,7 +521,7 @@ def test_rates_and_clips_follow_their_schedule(monkeypatch: pytest.MonkeyPatch) 
         (cohort,) = p.form(given(p, lr=(1e-3, 4e-3)))
         before = cohort.state.actor.values.clone()
         rates.clear()
-        cohort, _ = learn_from_rollout(p, cohort, rollout_for(p, cohort), TICKS, tick)
+        learn_from_rollout(p, cohort, rollout_for(p, cohort), TICKS, tick)
         assert rates
         assert all(rate == pytest.approx([factor * 1e-3, factor * 4e-3]) for rate in rates)
         assert torch.equal(before, cohort.state.actor.values) == (factor == 0.0)

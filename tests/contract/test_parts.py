@@ -19,7 +19,7 @@ from evopipe.algos import on_policy
 from evopipe.core.population import Member, dissolve, part
 from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.spec import Spec, first_members
-from populations import TICKS, batch_for, cases, draw_at, rollout_for, same
+from populations import TICKS, batch_for, cases, rollout_for, same, update
 
 pytestmark = pytest.mark.numerical
 SIZE = 4
@@ -60,18 +60,13 @@ def learned(p: Spec, members: list[Member], borders: tuple[int, ...]) -> list[Me
     for i in range(3):
         if on_policy(p.algo):
             whole = rollout_for(p, p.form(members)[0], i)
-            parts = [
-                learn_from_rollout(p, own, whole.part(*cut), TICKS, i)[0] for own, cut in zip(parts, cuts, strict=True)
-            ]
+            for own, cut in zip(parts, cuts, strict=True):
+                learn_from_rollout(p, own, whole.part(*cut), TICKS, i)
             continue
         batch = batch_for(p, cohort, i)
         some = {f.name: getattr(batch, f.name) for f in fields(batch) if f.name != "next_legal" and f.name != "legal"}
-        for j, (first, end) in enumerate(cuts):
-            own, mine = parts[j], replace(batch, **{name: value[first:end] for name, value in some.items()})
-            state, _, healthy, _ = p.algo.update(
-                p.algo_config, own.state, own.hyper, mine, own.healthy, draw_at(own, i), i % p.period
-            )
-            parts[j] = replace(own, state=state, healthy=healthy)
+        for own, (first, end) in zip(parts, cuts, strict=True):
+            update(p, own, replace(batch, **{name: value[first:end] for name, value in some.items()}), i)
     return sorted((member for own in parts for member in dissolve([own])), key=lambda m: m.slot)
 
 

@@ -22,8 +22,7 @@ from evopipe.core.networks import Arch, Block, Net, initialise, named, noisy
 from evopipe.core.population import Cohort, Member
 from evopipe.rng import Purpose, Stream, host, member_keys
 from evopipe.run.spec import first_members
-from evopipe.schema.declare import evolvable
-from evopipe.types import Batch, Learned, Sequences, Spaces
+from evopipe.types import Batch, Learned, Sequences, Spaces, evolvable
 from populations import problem, same
 from reference import function, network
 
@@ -140,11 +139,18 @@ class Given:
         """Of some updates: two rounds of unlike ones; of a rollout its first minibatch, the others, another rollout."""
         return [0, 1, 1, 0] if self.on_policy else [*range(self.period)] * 2 + [0] * (self.period < 2)
 
-    def update(self, cohort: Cohort, turn: int, at: int) -> tuple[Cohort, Learned]:
+    def update(self, cohort: Cohort, turn: int, at: int) -> Learned:
+        """The cohort's tensors change in place."""
         batch = self.steps(cohort, at) if self.on_policy else self.transitions(at)
         draw = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([at]))
         learned = self.algo.update(self.cfg, cohort.state, cohort.hyper, batch, cohort.healthy, draw, turn)
-        return replace(cohort, state=learned.state, healthy=learned.healthy), learned
+        cohort.healthy.copy_(learned.healthy)
+        return learned
+
+    def updated(self, cohort: Cohort, turn: int, at: int) -> list[Member]:
+        """The cohort's members after an update."""
+        self.update(cohort, turn, at)
+        return population.dissolve([cohort])
 
     def masks(self, g: torch.Generator, action: torch.Tensor) -> torch.Tensor | None:
         """Legal actions, those taken among them."""
@@ -584,7 +590,7 @@ def test_updates_are_those_of_one_agent_a_member(case: str) -> None:
     assert given.period == getattr(given.cfg, "policy_delay", 1)
     for at, turn in enumerate(given.turns()):
         batch = given.steps(cohort, at) if given.on_policy else given.transitions(at)
-        cohort, learned = given.update(cohort, turn, at)
+        learned = given.update(cohort, turn, at)
         assert learned.healthy.all()
         members = population.dissolve([cohort])
         for i, (agent, member) in enumerate(zip(agents, members, strict=True)):
@@ -616,8 +622,7 @@ def test_a_hard_target_is_copied_at_every_so_many_updates_of_its_member() -> Non
     for at in range(8):
         cohort.healthy[2] = at < 4
         before = population.dissolve([cohort])
-        cohort, _ = given.update(cohort, 0, at)
-        for i, (old, new) in enumerate(zip(before, population.dissolve([cohort]), strict=True)):
+        for i, (old, new) in enumerate(zip(before, given.updated(cohort, 0, at), strict=True)):
             took = i < 2 or at < 4
             done[i] += took
             copied = took and done[i] % 3 == 0
@@ -651,8 +656,8 @@ def test_a_frozen_member_stays_as_it_is(case: str) -> None:
     for turn in range(given.period):
         cohort = given.cohort()
         cohort.healthy[1] = False
-        before, clean = (population.dissolve([c]) for c in (cohort, given.update(given.cohort(), turn, 0)[0]))
-        after = population.dissolve([given.update(cohort, turn, 0)[0]])
+        before, clean = population.dissolve([cohort]), given.updated(given.cohort(), turn, 0)
+        after = given.updated(cohort, turn, 0)
         assert [m.healthy for m in after] == [True, False, True]
         assert all(torch.equal(after[1].tensors[n].to(x), x) for n, x in before[1].tensors.items() if n != "resting")
         assert all(same(after[i], clean[i]) for i in (0, 2))
@@ -684,11 +689,11 @@ def test_a_gradient_that_is_none_of_any_network_freezes_its_member(case: str) ->
             spoilt[len(net.values) // P + k] = math.nan
             net.views[-1].weight.register_hook(partial(torch.add, spoilt))
             before = population.dissolve([cohort])[1]
-            after, learned = given.update(cohort, turn, 0)
+            learned = given.update(cohort, turn, 0)
             assert learned.losses.isfinite().all()
             assert learned.healthy.tolist() == [True, False, True], (name, k)
             assert torch.equal(
-                population.dissolve([after])[1].tensors[given.algo.POLICY], before.tensors[given.algo.POLICY]
+                population.dissolve([cohort])[1].tensors[given.algo.POLICY], before.tensors[given.algo.POLICY]
             )
 
 
@@ -702,7 +707,7 @@ def test_a_number_that_is_none_in_any_network_freezes_its_member_at_once(case: s
     if given.on_policy:  # who rests does not learn, and finds nothing
         given.members = [replace(m, hyper={**m.hyper, "target_kl": 0.0}) for m in given.members]
     for turn in range(given.period):
-        clean = population.dissolve([given.update(given.cohort(), turn, turn)[0]])
+        clean = given.updated(given.cohort(), turn, turn)
         for name in (n for n in names if getattr(given.cohort().state, n) is not None):
             for k in range(len(getattr(given.cohort().state, name).values) // P):  # one of twins alone
                 cohort = given.cohort()
@@ -710,7 +715,7 @@ def test_a_number_that_is_none_in_any_network_freezes_its_member_at_once(case: s
                 row = len(net.values) // P + k
                 net.values[row, net.structure.index[row]] = math.nan
                 before = population.dissolve([cohort])[1]
-                after = population.dissolve([given.update(cohort, turn, turn)[0]])
+                after = given.updated(cohort, turn, turn)
                 assert [m.healthy for m in after] == [True, False, True], (name, k, turn)
                 assert all(same(after[i], clean[i]) for i in (0, 2)), (name, k, turn)
                 for each, tensor in before.tensors.items():

@@ -466,8 +466,8 @@ def test_a_graph_sees_frames_that_come_later(device: Device) -> None:
         rows = layout.pack(obs, g.integers(2, size=4), g.standard_normal(4), g.random(4) < 0.2, after)
         for replay in (there, here):
             replay.add(rows[None], np.ones((1, 4), bool))
-        remote, losses = learn(replace(p, device=DEVICE), remote, there, tick, 2)
-        local, expected = learn(p, local, here, tick, 2)
+        losses = learn(replace(p, device=DEVICE), remote, there, tick, 2)
+        expected = learn(p, local, here, tick, 2)
         assert losses.tolist() == expected.tolist()
         obs = after
 

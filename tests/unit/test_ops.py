@@ -9,6 +9,7 @@ import torch
 from evopipe.ops.policy import epsilon_greedy, random_legal
 from evopipe.ops.statistics import bootstrap_interval, interquartile_mean, mean_of_finite, standard_error
 from evopipe.ops.value import masked_argmax, pick, q_target, regression_loss
+from evopipe.rng import Purpose, Stream
 
 pytestmark = pytest.mark.numerical
 
@@ -89,8 +90,7 @@ def test_epsilon_greedy_explores_as_often_as_epsilon_says() -> None:
     epsilon = torch.tensor([0.0, 0.1, 0.5, 1.0])
     q = torch.tensor([0.0, 2.0, 9.0, 1.0]).expand(members, envs, -1)
     legal = torch.tensor([True, True, False, True]).expand(members, envs, -1)
-    u = torch.rand(2, members, envs, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    actions = epsilon_greedy(q, legal, epsilon, u[0], u[1])
+    actions = epsilon_greedy(q, legal, epsilon, Stream(torch.arange(members), Purpose.ACT, torch.tensor([1])))
     assert not actions.eq(2).any()
     greedy = actions.eq(1).double().mean(dim=1)
     expected = 1 - epsilon.double() * 2 / 3

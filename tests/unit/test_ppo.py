@@ -331,7 +331,7 @@ def test_the_spread_of_actions_is_learned_by_its_own_member() -> None:
     assert all(float(m.tensors["log_std"].exp()) == pytest.approx(0.25) for m in members)
     (cohort,) = p.form(members)
     cohort.healthy[1] = False
-    cohort, _ = learn_from_rollout(p, cohort, rollout_for(p, cohort), TICKS, 3)
+    learn_from_rollout(p, cohort, rollout_for(p, cohort), TICKS, 3)
     moved = (cohort.state.log_std[:, 0] - math.log(0.25)).abs()
     assert [bool(x > 0) for x in moved] == [True, False, True]
     discrete = populations.problem(algo="ppo")

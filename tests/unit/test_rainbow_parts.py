@@ -248,14 +248,12 @@ def test_each_part_can_be_switched_off() -> None:
     results = {}
     for off in (None, *on):
         p, cohort = cohort_of(**{name: name != off for name in on})
-        state = cohort.state
         for step in range(4):
             learned = p.algo.update(
-                p.algo_config, state, cohort.hyper, random_batch(cohort), cohort.healthy, stream(step, 3), 0
+                p.algo_config, cohort.state, cohort.hyper, random_batch(cohort), cohort.healthy, stream(step, 3), 0
             )
-            state = learned.state
         assert learned.healthy.all()
-        results[off] = p.algo.values(p.algo_config, state, torch.ones(3, 1, 4))
+        results[off] = p.algo.values(p.algo_config, cohort.state, torch.ones(3, 1, 4))
     values = list(results.values())
     assert all(not torch.equal(a, b) for i, a in enumerate(values) for b in values[:i])
 

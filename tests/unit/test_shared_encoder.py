@@ -411,7 +411,7 @@ def test_an_encoder_that_is_no_number_harms_its_member_only(algo: str) -> None:
 )
 def test_an_exported_policy_has_the_encoder_with_it(algo: str, tmp_path: Path) -> None:
     p = populations.problem(algo=algo, mutation=UNLIKE, config=SHARE)
-    pool = started(p, 3).pool
+    pool = started(p, 3).regime.world.pool
     about = {**pool.actions.to_json(), **pool.observations.to_json(), "config": p.algo_config.model_dump(mode="json")}
     obs = torch.randn(3, 20, p.observations, generator=torch.Generator().manual_seed(1))
     for member in first_members(p, 3)[0]:

@@ -1,4 +1,4 @@
-"""The algorithms: one file each, discovered by name.
+"""The algorithms: one file each, discovered by name; a leading underscore marks what several have in common.
 
 An algorithm is a module of this package that defines the names below. `REGIME` says what its members live on; each
 regime asks for names of its own. Params validation, command-line help, contract tests, evolution ranges and checkpoints

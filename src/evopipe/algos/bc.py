@@ -10,22 +10,19 @@ environment stretches to its bounds. Rewards, next observations and discounts ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from pydantic import Field
+from torch import Tensor
 
-from evopipe.core import health, optim
-from evopipe.core.networks import Net, forward
-from evopipe.core.optim import Adam
+from evopipe.algos import _hyper
+from evopipe.core import optim
+from evopipe.core.networks import Net, Nets, NetworkConfig, forward
 from evopipe.core.population import Widths, moments, parameters, row
-from evopipe.ops.policy import epsilon_greedy, or_random
-from evopipe.ops.value import masked_argmax, pick
+from evopipe.ops.policy import epsilon_greedy, likeliest, or_random
+from evopipe.ops.value import pick
 from evopipe.rng import Stream
-from evopipe.schema.blocks import NetworkConfig
-from evopipe.schema.declare import AlgoConfig, Evolve, hyper
-from evopipe.types import Batch, Learned, Spaces
+from evopipe.types import AlgoConfig, Batch, Hyper, Learned, Spaces
 
 PAPER = "https://proceedings.neurips.cc/paper/1988/hash/812b4ba287f5ee0bc9d43bbf5bbe87fb-Abstract.html"
 REGIME = "off_policy"
@@ -37,22 +34,12 @@ OFFLINE_ONLY = True
 class Config(AlgoConfig):
     """Hyper-parameters of behaviour cloning."""
 
-    lr: float = hyper(1e-3, doc="learning rate of Adam", raising="faster, less stable", evolvable=True, gt=0, le=1)
-    batch_size: int = hyper(
-        128, doc="transitions an update", raising="steadier gradients, slower updates", evolvable=True, ge=1, le=65536
-    )
-    learn_step: int = hyper(
-        1, doc="steps of the member between two updates", unit="steps", raising="fewer updates, faster",
-        evolvable=True, ge=1, le=65536,
-    )  # fmt: skip
-    grad_clip: float = hyper(
-        10.0, doc="largest gradient norm", raising="larger steps let through", evolvable=True, gt=0
-    )
-    network: NetworkConfig = Field(default_factory=NetworkConfig, description="architecture that members start from")
-    evolve: dict[str, Evolve] = Field(
-        default_factory=lambda: {"lr": Evolve(min=1e-4, max=1e-2), "batch_size": Evolve(min=32, max=512)},
-        description="which hyper-parameters the `rl_hp` mutation may change, and how far",
-    )
+    lr: _hyper.Rate = 1e-3
+    batch_size: _hyper.BatchSize = 128
+    learn_step: _hyper.LearnStep = 1
+    grad_clip: _hyper.GradientClip = 10.0
+    network: _hyper.Network = NetworkConfig()
+    evolve: _hyper.Evolving = _hyper.ranges(lr=(1e-4, 1e-2), batch_size=(32, 512))
 
 
 @dataclass(frozen=True)
@@ -60,8 +47,8 @@ class State:
     """Everything that learns, one row a member."""
 
     actor: Net = parameters("actor", trainable=True)
-    adam: Adam = moments("actor")
-    updates: torch.Tensor = row()  # [P] float32
+    adam: optim.Adam = moments("actor")
+    updates: Tensor = row()  # [P] float32
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
@@ -69,10 +56,9 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     return {"actor": Widths(spaces.observations, spaces.actions)}
 
 
-def init(cfg: Config, nets: Mapping[str, Net]) -> State:
+def init(cfg: Config, nets: Nets) -> State:
     """Start from fresh networks."""
-    actor = nets["actor"]
-    return State(actor, Adam.start(actor), torch.zeros(len(actor.values), device=actor.values.device))
+    return State(nets["actor"], *optim.start(nets["actor"]))
 
 
 def explore(cfg: Config, step: int) -> float:
@@ -80,32 +66,28 @@ def explore(cfg: Config, step: int) -> float:
     return 0.05
 
 
-def output(state: State, obs: torch.Tensor) -> torch.Tensor:
+def output(state: State, obs: Tensor) -> Tensor:
     """Return log π(·|s) up to a constant, or μ(s) before tanh: obs `[P, E, O]` → `[P, E, A]`, finite numbers."""
     with torch.no_grad():
         return torch.nan_to_num(forward(state.actor, obs))
 
 
-def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
+def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Choose the likeliest legal action, or μ(s).
 
     Shapes: obs `[P, E, O]`, legal `[P, E, A]` or None where all are → `[P, E]` int64, or `[P, E, A]` in [−1, 1].
     """
-    out = output(state, obs)
-    return torch.tanh(out) if cfg.spaces.continuous else masked_argmax(out, legal)
+    return likeliest(output(state, obs), legal, cfg.spaces.continuous)
 
 
-def act(
-    cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, draw: Stream
-) -> torch.Tensor:
+def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Act greedily, with chance epsilon `[P]` at random: obs `[P, E, O]` → `[P, E]` int64, or `[P, E, A]`."""
     if cfg.spaces.continuous:
         return or_random(greedy(cfg, state, obs, legal), epsilon, draw)
-    u = draw.uniform(2 * obs.shape[1]).view(-1, 2, obs.shape[1])
-    return epsilon_greedy(output(state, obs), legal, epsilon, u[:, 0], u[:, 1])
+    return epsilon_greedy(output(state, obs), legal, epsilon, draw)
 
 
-def loss(cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> Tensor:
     """Return each member's loss `[P]`; hp values are `[P]`."""
     out = forward(state.actor, batch.obs)  # [P, B, A]
     if cfg.spaces.continuous:
@@ -115,14 +97,9 @@ def loss(cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch
     return (batch.weight * error).sum(dim=1)
 
 
-def update(
-    cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch, healthy: torch.Tensor, draw: Stream,
-    turn: int = 0,
-) -> Learned:  # fmt: skip
+def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int = 0) -> Learned:
     """Learn from one batch; hp values and healthy are `[P]`."""
     losses = loss(cfg, state, hp, batch)
-    optim.backward(losses, state.actor)
-    norms = optim.clip_gradients(state.actor, hp["grad_clip"])
-    healthy = health.after_backward(healthy, losses, norms)
-    optim.step(state.actor, state.adam, hp["lr"], healthy)
-    return Learned(replace(state, updates=state.updates + healthy), losses.detach(), healthy)
+    healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.actor, state.adam, hp["lr"]))
+    state.updates.add_(healthy)
+    return Learned(losses.detach(), healthy)

@@ -9,22 +9,17 @@ once in `policy_delay` updates; 1 is the paper's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from pydantic import Field
+from torch import Tensor
 
+from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, action_value, encode, forward
-from evopipe.core.optim import Adam
+from evopipe.core.networks import Net, Nets, NetworkConfig, action_value, encode, mu
 from evopipe.core.population import Widths, moments, parameters, row, share_encoder
-from evopipe.ops.noise import Noise, exploration
-from evopipe.ops.policy import or_random
 from evopipe.rng import Stream
-from evopipe.schema.blocks import NetworkConfig
-from evopipe.schema.declare import AlgoConfig, Evolve, hyper
-from evopipe.types import Batch, Learned, Spaces
+from evopipe.types import AlgoConfig, Batch, Hyper, Learned, Spaces
 
 PAPER = "https://arxiv.org/abs/1509.02971"
 REGIME = "off_policy"
@@ -35,48 +30,22 @@ ACTIONS = ("continuous",)
 class Config(AlgoConfig):
     """Hyper-parameters of DDPG."""
 
-    lr_actor: float = hyper(
-        1e-3, doc="learning rate of the actor's Adam", raising="faster, less stable", evolvable=True, gt=0, le=1
-    )
-    lr_critic: float = hyper(
-        1e-3, doc="learning rate of the critic's Adam", raising="faster, less stable", evolvable=True, gt=0, le=1
-    )
-    batch_size: int = hyper(
-        128, doc="transitions an update", raising="steadier gradients, slower updates", evolvable=True, ge=1, le=65536
-    )
-    learn_step: int = hyper(
-        1, doc="steps of the member between two updates", unit="environment steps", raising="fewer updates, faster",
-        evolvable=True, ge=1, le=65536,
-    )  # fmt: skip
-    gamma: float = hyper(0.99, doc="discount", raising="looks further ahead", evolvable=True, ge=0, le=1)
-    tau: float = hyper(5e-3, doc="share of the online networks mixed into the targets", evolvable=True,
-        raising="targets follow faster, less stable", ge=0, le=1)  # fmt: skip
-    grad_clip: float = hyper(
-        10.0, doc="largest gradient norm", raising="larger steps let through", evolvable=True, gt=0
-    )
-    policy_delay: int = hyper(
-        1, doc="critic updates for one of the actor and the targets", raising="slower, steadier actor", ge=1, le=1000
-    )
-    noise: Noise = hyper("gaussian", doc="exploration noise: `gaussian`, or `ou` (Ornstein-Uhlenbeck)")
-    noise_sd: float = hyper(0.1, doc="standard deviation of the noise", raising="explores more", ge=0, le=10)
-    ou_theta: float = hyper(0.15, doc="how fast Ornstein-Uhlenbeck noise returns to 0", raising="less correlated",
-        ge=0.05, le=1)  # fmt: skip
-    random_steps: int = hyper(
-        1_000, doc="first steps of the member, with uniform actions", unit="environment steps",
-        raising="explores longer at first", ge=0, le=10**12,
-    )  # fmt: skip
-    share_encoder: bool = hyper(
-        False, doc="one encoder, trained by the critic's loss alone, under heads of one hidden layer at least"
-    )
-    network: NetworkConfig = Field(default_factory=NetworkConfig, description="architecture that members start from")
-    evolve: dict[str, Evolve] = Field(
-        default_factory=lambda: {
-            "lr_actor": Evolve(min=1e-4, max=1e-2),
-            "lr_critic": Evolve(min=1e-4, max=1e-2),
-            "batch_size": Evolve(min=32, max=512),
-            "learn_step": Evolve(min=1, max=8),
-        },
-        description="which hyper-parameters the `rl_hp` mutation may change, and how far",
+    lr_actor: _hyper.ActorRate = 1e-3
+    lr_critic: _hyper.CriticRate = 1e-3
+    batch_size: _hyper.BatchSize = 128
+    learn_step: _hyper.LearnStep = 1
+    gamma: _hyper.Discount = 0.99
+    tau: _hyper.TargetShare = 5e-3
+    grad_clip: _hyper.GradientClip = 10.0
+    policy_delay: _hyper.PolicyDelay = 1
+    noise: _hyper.Noise = "gaussian"
+    noise_sd: _hyper.NoiseDeviation = 0.1
+    ou_theta: _hyper.NoiseReturn = 0.15
+    random_steps: _hyper.RandomSteps = 1_000
+    share_encoder: _hyper.SharedEncoder = False
+    network: _hyper.Network = NetworkConfig()
+    evolve: _hyper.Evolving = _hyper.ranges(
+        lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size=(32, 512), learn_step=(1, 8)
     )
 
 
@@ -86,78 +55,48 @@ class State:
 
     encoder: Net | None = parameters("encoder", trainable=True)  # None where every network has its own
     encoder_target: Net | None = parameters("encoder")
-    encoder_adam: Adam | None = moments("encoder")
+    encoder_adam: optim.Adam | None = moments("encoder")
     actor: Net = parameters("actor", trainable=True)
     actor_target: Net = parameters("actor")
     critic: Net = parameters("critic", trainable=True)
     critic_target: Net = parameters("critic")
-    actor_adam: Adam = moments("actor")
-    critic_adam: Adam = moments("critic")
-    updates: torch.Tensor = row()  # [P] float32
+    actor_adam: optim.Adam = moments("actor")
+    critic_adam: optim.Adam = moments("critic")
+    updates: Tensor = row()  # [P] float32
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     """Return input and output width of every network."""
     o, a = spaces.observations, spaces.actions
-    found = {"actor": Widths(o, a), "critic": Widths(o + a, 1)}
-    return share_encoder(found, o) if cfg.share_encoder else found
+    return share_encoder({"actor": Widths(o, a), "critic": Widths(o + a, 1)}, o, cfg.share_encoder)
 
 
-def init(cfg: Config, nets: Mapping[str, Net]) -> State:
+def init(cfg: Config, nets: Nets) -> State:
     """Start from fresh networks; the targets are copies."""
     actor, critic = nets["actor"], nets["critic"]
-    updates = torch.zeros(len(actor.values), device=actor.values.device)
-    adams = (Adam.start(actor), Adam.start(critic))
-    return State(*optim.start_encoder(nets), actor, actor.copy(), critic, critic.copy(), *adams, updates)
+    return State(*optim.start_encoder(nets), actor, actor.copy(), critic, critic.copy(), *optim.start(actor, critic))
 
 
-def period(cfg: Config) -> int:
-    """Return after how many updates their pattern repeats."""
-    return cfg.policy_delay
+explore, period, greedy, act = _actor_critic.explore, _actor_critic.period, _actor_critic.greedy, _actor_critic.act
 
 
-def explore(cfg: Config, step: int) -> float:
-    """Return the chance of a uniform action after `step` environment steps of a member."""
-    return float(step < cfg.random_steps)
-
-
-def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
-    """Return μ(s): obs `[P, E, O]` → `[P, E, A]` in [−1, 1]."""
-    with torch.no_grad():
-        return torch.tanh(forward(state.actor, encode(state.encoder, obs)))
-
-
-def act(
-    cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, draw: Stream
-) -> torch.Tensor:
-    """Return μ(s) and noise, clipped; with chance epsilon `[P]` a uniform action: obs `[P, E, O]` → `[P, E, A]`."""
-    mean = greedy(cfg, state, obs, legal)
-    drawn = exploration(cfg.noise, draw, (mean.shape[1], mean.shape[2]), cfg.noise_sd, cfg.ou_theta)
-    return or_random(mean + drawn, epsilon, draw.part(1))
-
-
-def loss(cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return each member's critic loss `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     with torch.no_grad():
         x_t = encode(state.encoder_target, batch.next_obs)
-        next_action = torch.tanh(forward(state.actor_target, x_t))
-        y = batch.reward + batch.discount * action_value(state.critic_target, x_t, next_action)
+        y = batch.reward + batch.discount * action_value(state.critic_target, x_t, mu(state.actor_target, x_t))
     errors = action_value(state.critic, encode(state.encoder, batch.obs), batch.action) - y
     return (batch.weight * errors * errors).sum(dim=1), errors.detach()
 
 
-def actor_loss(state: State, batch: Batch) -> torch.Tensor:
+def actor_loss(state: State, batch: Batch) -> Tensor:
     """Return −Q(s, μ(s)), weighted, of each member `[P]`."""
     with torch.no_grad():
         x = encode(state.encoder, batch.obs)
-    action = torch.tanh(forward(state.actor, x))
-    return -(batch.weight * action_value(state.critic.frozen, x, action)).sum(dim=1)
+    return -(batch.weight * action_value(state.critic.frozen, x, mu(state.actor, x))).sum(dim=1)
 
 
-def update(
-    cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch, healthy: torch.Tensor, draw: Stream,
-    turn: int = 0,
-) -> Learned:  # fmt: skip
+def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int = 0) -> Learned:
     """Learn from one batch; hp values and healthy are `[P]`."""
     critic = (state.critic, state.critic_adam, hp["lr_critic"])
     encoder = (state.encoder, state.encoder_adam, hp["lr_critic"])
@@ -170,4 +109,5 @@ def update(
         optim.polyak(state.encoder_target, state.encoder, hp["tau"] * healthy)
         optim.polyak(state.critic_target, state.critic, hp["tau"] * healthy)
         optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)
-    return Learned(replace(state, updates=state.updates + healthy), losses.detach(), healthy, errors)
+    state.updates.add_(healthy)
+    return Learned(losses.detach(), healthy, errors)

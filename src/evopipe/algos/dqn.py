@@ -9,23 +9,20 @@ weighted mean over its batch of ℓ(Q(s, a) − y), ℓ Huber or ½ e².
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from pydantic import Field
+from torch import Tensor
 
-from evopipe.core import health, optim
-from evopipe.core.networks import Net, forward
-from evopipe.core.optim import Adam
+from evopipe.algos import _hyper
+from evopipe.core import optim
+from evopipe.core.networks import Net, Nets, NetworkConfig, forward
 from evopipe.core.population import Widths, moments, parameters, row
-from evopipe.ops.policy import epsilon_greedy
-from evopipe.ops.value import masked_argmax, pick, q_target, regression_loss
+from evopipe.ops.policy import best_legal, epsilon_greedy
+from evopipe.ops.value import pick, q_target, regression_loss
 from evopipe.rng import Stream
-from evopipe.schema.blocks import NetworkConfig
-from evopipe.schema.declare import AlgoConfig, Evolve, hyper
-from evopipe.types import Batch, Learned, Spaces
+from evopipe.types import AlgoConfig, Batch, Hyper, Learned, Spaces, hyper
 
 PAPER = "https://doi.org/10.1038/nature14236"
 REGIME = "off_policy"
@@ -36,49 +33,24 @@ ACTIONS = ("discrete",)
 class Config(AlgoConfig):
     """Hyper-parameters of DQN."""
 
-    lr: float = hyper(5e-4, doc="learning rate of Adam", raising="faster, less stable", evolvable=True, gt=0, le=1)
-    batch_size: int = hyper(
-        128, doc="transitions an update", raising="steadier gradients, slower updates", evolvable=True, ge=1, le=65536
-    )
-    learn_step: int = hyper(
-        1, doc="steps of the member between two updates", unit="environment steps", raising="fewer updates, faster",
-        evolvable=True, ge=1, le=65536,
-    )  # fmt: skip
-    gamma: float = hyper(0.99, doc="discount", raising="looks further ahead", evolvable=True, ge=0, le=1)
-    tau: float = hyper(1e-2, doc="soft target: share of the online network mixed in at each update", evolvable=True,
-        raising="targets follow faster, less stable", ge=0, le=1)  # fmt: skip
-    grad_clip: float = hyper(
-        10.0, doc="largest gradient norm", raising="larger steps let through", evolvable=True, gt=0
-    )
-    double: bool = hyper(True, doc="double Q-learning: the online network chooses the bootstrap action")
-    loss: Literal["huber", "mse"] = hyper("huber", doc="regression loss of the temporal-difference error")
-    target: Literal["soft", "hard"] = hyper(
-        "soft", doc="soft: mix by `tau`; hard: copy every `target_interval` updates"
-    )
-    target_interval: int = hyper(
-        250,
-        doc="updates between two hard copies",
-        unit="updates",
-        raising="targets follow later, more stable",
-        ge=1,
-        le=10**9,
-    )
-    eps_start: float = hyper(1.0, doc="exploration at the start", raising="more random actions early", ge=0, le=1)
-    eps_end: float = hyper(0.05, doc="exploration at the end", raising="more random actions later", ge=0, le=1)
+    lr: _hyper.Rate = 5e-4
+    batch_size: _hyper.BatchSize = 128
+    learn_step: _hyper.LearnStep = 1
+    gamma: _hyper.Discount = 0.99
+    tau: _hyper.TargetShare = 1e-2
+    grad_clip: _hyper.GradientClip = 10.0
+    double: _hyper.DoubleQ = True
+    loss: _hyper.RegressionLoss = "huber"
+    target: Literal["soft", "hard"] = hyper("soft",
+        doc="soft: mix by `tau`; hard: copy every `target_interval` updates")  # fmt: skip
+    target_interval: int = hyper(250, doc="updates between two hard copies", unit="updates",
+        raising="targets follow later, more stable", ge=1, le=10**9)  # fmt: skip
+    eps_start: _hyper.EpsilonStart = 1.0
+    eps_end: _hyper.EpsilonEnd = 0.05
     eps_schedule: Literal["linear", "exponential"] = hyper("linear", doc="how ε goes from start to end")
-    eps_steps: int = hyper(
-        10_000, doc="steps of the member until ε reaches its end", unit="environment steps", raising="explores longer",
-        ge=1, le=10**12,
-    )  # fmt: skip
-    network: NetworkConfig = Field(default_factory=NetworkConfig, description="architecture that members start from")
-    evolve: dict[str, Evolve] = Field(
-        default_factory=lambda: {
-            "lr": Evolve(min=6.25e-5, max=1e-2),
-            "batch_size": Evolve(min=32, max=512),
-            "learn_step": Evolve(min=1, max=8),
-        },
-        description="which hyper-parameters the `rl_hp` mutation may change, and how far",
-    )
+    eps_steps: _hyper.EpsilonSteps = 10_000
+    network: _hyper.Network = NetworkConfig()
+    evolve: _hyper.Evolving = _hyper.ranges(lr=(6.25e-5, 1e-2), batch_size=(32, 512), learn_step=(1, 8))
 
 
 @dataclass(frozen=True)
@@ -87,8 +59,8 @@ class State:
 
     q: Net = parameters("q", trainable=True)
     target: Net = parameters("q")
-    adam: Adam = moments("q")
-    updates: torch.Tensor = row()  # [P] float32
+    adam: optim.Adam = moments("q")
+    updates: Tensor = row()  # [P] float32
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
@@ -96,10 +68,10 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     return {"q": Widths(spaces.observations, spaces.actions)}
 
 
-def init(cfg: Config, nets: Mapping[str, Net]) -> State:
+def init(cfg: Config, nets: Nets) -> State:
     """Start from fresh networks; the target is a copy."""
     q = nets["q"]
-    return State(q=q, target=q.copy(), adam=Adam.start(q), updates=torch.zeros(len(q.values), device=q.values.device))
+    return State(q, q.copy(), *optim.start(q))
 
 
 def explore(cfg: Config, step: int) -> float:
@@ -111,30 +83,23 @@ def explore(cfg: Config, step: int) -> float:
     return float(start * (end / start) ** done)
 
 
-def values(cfg: Config, state: State, obs: torch.Tensor) -> torch.Tensor:
+def values(cfg: Config, state: State, obs: Tensor) -> Tensor:
     """Return Q(s, ·): obs `[P, E, O]` → `[P, E, A]`."""
     with torch.no_grad():
         return forward(state.q, obs)
 
 
-def act(
-    cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, draw: Stream
-) -> torch.Tensor:
-    """Choose actions: obs `[P, E, O]`, legal `[P, E, A]`, epsilon `[P]` → `[P, E]` int64.
-
-    A member whose values are not finite still gets a legal action.
-    """
-    q = torch.nan_to_num(values(cfg, state, obs))
-    u = draw.uniform(2 * obs.shape[1]).view(-1, 2, obs.shape[1])
-    return epsilon_greedy(q, legal, epsilon, u[:, 0], u[:, 1])
-
-
-def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
+def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Choose the best legal actions: obs `[P, E, O]`, legal `[P, E, A]` or None where all are → `[P, E]` int64."""
-    return masked_argmax(torch.nan_to_num(values(cfg, state, obs)), legal)
+    return best_legal(values(cfg, state, obs), legal)
 
 
-def loss(cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
+    """Choose the best legal actions, with chance epsilon `[P]` any: obs `[P, E, O]`, legal `[P, E, A]` → `[P, E]`."""
+    return epsilon_greedy(values(cfg, state, obs), legal, epsilon, draw)
+
+
+def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return each member's loss `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     with torch.no_grad():
         target_t = forward(state.target, batch.next_obs)  # [P, B, A]
@@ -145,17 +110,11 @@ def loss(cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch
     return losses, (q_tm1 - y).detach()
 
 
-def update(
-    cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch, healthy: torch.Tensor, draw: Stream,
-    turn: int = 0,
-) -> Learned:  # fmt: skip
+def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int = 0) -> Learned:
     """Learn from one batch; hp values and healthy are `[P]`."""
     losses, errors = loss(cfg, state, hp, batch)
-    optim.backward(losses, state.q)
-    norms = optim.clip_gradients(state.q, hp["grad_clip"])
-    healthy = health.after_backward(healthy, losses, norms)
-    optim.step(state.q, state.adam, hp["lr"], healthy)
-    updates = state.updates + healthy
-    mixed = hp["tau"] if cfg.target == "soft" else (updates % cfg.target_interval == 0).float()
+    healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.q, state.adam, hp["lr"]))
+    state.updates.add_(healthy)
+    mixed = hp["tau"] if cfg.target == "soft" else (state.updates % cfg.target_interval == 0).float()
     optim.polyak(state.target, state.q, mixed * healthy)
-    return Learned(replace(state, updates=updates), losses.detach(), healthy, errors)
+    return Learned(losses.detach(), healthy, errors)

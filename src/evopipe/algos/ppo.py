@@ -14,22 +14,19 @@ memory that was there when it was played.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from pydantic import Field
+from torch import Tensor
 
+from evopipe.algos import _hyper
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, encode, forward, remember, unroll
-from evopipe.core.optim import Adam
+from evopipe.core.networks import Net, Nets, NetworkConfig, encode, forward, remember, unroll
 from evopipe.core.population import Widths, moments, parameters, row, share_encoder
 from evopipe.ops.distributions import Distribution, distribution
 from evopipe.rng import Stream
-from evopipe.schema.blocks import NetworkConfig
-from evopipe.schema.declare import AlgoConfig, Evolve, hyper
-from evopipe.types import Chosen, Learned, Sequences, Spaces
+from evopipe.types import AlgoConfig, Chosen, Hyper, Learned, Sequences, Spaces, hyper
 
 PAPER = "https://arxiv.org/abs/1707.06347"
 REGIME = "on_policy"
@@ -42,64 +39,41 @@ RECURRENT = True
 class Config(AlgoConfig):
     """Hyper-parameters of PPO."""
 
-    lr: float = hyper(1e-3, doc="learning rate of Adam", raising="faster, less stable", evolvable=True, gt=0, le=1)
-    batch_size: int = hyper(
-        128, doc="steps of a minibatch, at most the rollout's", raising="fewer, steadier updates", evolvable=True,
-        ge=1, le=1 << 20,
-    )  # fmt: skip
-    learn_step: int = hyper(
-        2048, doc="steps of the member in a rollout, over all its environments; rounded up to whole ticks",
-        unit="environment steps", raising="steadier, less often", evolvable=True, ge=1, le=1 << 24,
-    )  # fmt: skip
-    epochs: int = hyper(
-        4, doc="times that a rollout is gone through", raising="learns more from each, goes further from it",
-        evolvable=True, ge=1, le=100,
-    )  # fmt: skip
-    gamma: float = hyper(0.99, doc="discount", raising="looks further ahead", evolvable=True, ge=0, le=1)
-    gae_lambda: float = hyper(
-        0.95, doc="λ of the advantage estimates", raising="less bias, more variance", evolvable=True, ge=0, le=1
-    )
-    clip: float = hyper(
-        0.2, doc="ε, how far the probability ratio may go", raising="larger steps of the policy", evolvable=True, gt=0
-    )
+    lr: _hyper.Rate = 1e-3
+    batch_size: int = hyper(128, doc="steps of a minibatch, at most the rollout's", raising="fewer, steadier updates",
+        evolvable=True, ge=1, le=1 << 20)  # fmt: skip
+    learn_step: int = hyper(2048,
+        doc="steps of the member in a rollout, over all its environments; rounded up to whole ticks",
+        unit="environment steps", raising="steadier, less often", evolvable=True, ge=1, le=1 << 24)  # fmt: skip
+    epochs: int = hyper(4, doc="times that a rollout is gone through",
+        raising="learns more from each, goes further from it", evolvable=True, ge=1, le=100)  # fmt: skip
+    gamma: _hyper.Discount = 0.99
+    gae_lambda: float = hyper(0.95, doc="λ of the advantage estimates", raising="less bias, more variance",
+        evolvable=True, ge=0, le=1)  # fmt: skip
+    clip: float = hyper(0.2, doc="ε, how far the probability ratio may go", raising="larger steps of the policy",
+        evolvable=True, gt=0)  # fmt: skip
     clip_value: bool = hyper(False, doc="whether the value, too, stays within ε of what it was")
     vf_coef: float = hyper(0.5, doc="weight of the value loss", raising="values first", evolvable=True, ge=0)
     ent_coef: float = hyper(0.01, doc="weight of the entropy", raising="explores longer", evolvable=True, ge=0)
-    grad_clip: float = hyper(
-        0.5, doc="largest gradient norm, of all networks together", raising="larger steps let through", evolvable=True,
-        gt=0,
-    )  # fmt: skip
-    target_kl: float = hyper(
-        0.0, doc="distance from the old policy at which a member stops its epochs; 0: never", unit="nats",
-        raising="stops later", evolvable=True, ge=0,
-    )  # fmt: skip
+    grad_clip: float = hyper(0.5, doc="largest gradient norm, of all networks together",
+        raising="larger steps let through", evolvable=True, gt=0)  # fmt: skip
+    target_kl: float = hyper(0.0, doc="distance from the old policy at which a member stops its epochs; 0: never",
+        unit="nats", raising="stops later", evolvable=True, ge=0)  # fmt: skip
     normalise_advantage: bool = hyper(True, doc="whether advantages are normalised over each minibatch")
-    decay_steps: int = hyper(
-        0, doc="steps of the member until learning rate and clip reach their ends; 0: they stay as they are",
-        unit="environment steps", raising="decays more slowly", ge=0, le=10**12,
-    )  # fmt: skip
+    decay_steps: int = hyper(0, unit="environment steps", raising="decays more slowly", ge=0, le=10**12,
+        doc="steps of the member until learning rate and clip reach their ends; 0: they stay as they are")  # fmt: skip
     lr_end: float = hyper(0.0, doc="share of the learning rate at the end", raising="learns more late", ge=0, le=1)
     clip_end: float = hyper(1.0, doc="share of the clip at the end", raising="larger steps late", ge=0, le=1)
     std: float = hyper(0.6, doc="standard deviation of continuous actions at the start", raising="explores more", gt=0)
     squash: bool = hyper(False, doc="tanh-squashed Gaussian actions, in place of ones that the environment clips")
     share_encoder: bool = hyper(False, doc="one encoder for policy and value, which have a head each")
-    max_seq_len: int = hyper(
-        16, doc="longest sequence of a recurrent network's minibatch", unit="ticks",
-        raising="gradients reach further back", ge=1, le=1 << 16,
-    )  # fmt: skip
-    sequences: Literal["chunked", "overlapping", "whole"] = hyper(
-        "chunked", doc="recurrent: a rollout is cut every `max_seq_len` ticks, every half of it, or nowhere"
-    )
-    network: NetworkConfig = Field(default_factory=NetworkConfig, description="architecture that members start from")
-    evolve: dict[str, Evolve] = Field(
-        default_factory=lambda: {
-            "lr": Evolve(min=1e-4, max=1e-2),
-            "batch_size": Evolve(min=32, max=1024),
-            "learn_step": Evolve(min=256, max=8192),
-            "ent_coef": Evolve(min=1e-3, max=0.1),
-            "epochs": Evolve(min=1, max=10),
-        },
-        description="which hyper-parameters the `rl_hp` mutation may change, and how far",
+    max_seq_len: int = hyper(16, doc="longest sequence of a recurrent network's minibatch", unit="ticks",
+        raising="gradients reach further back", ge=1, le=1 << 16)  # fmt: skip
+    sequences: Literal["chunked", "overlapping", "whole"] = hyper("chunked",
+        doc="recurrent: a rollout is cut every `max_seq_len` ticks, every half of it, or nowhere")  # fmt: skip
+    network: _hyper.Network = NetworkConfig()
+    evolve: _hyper.Evolving = _hyper.ranges(
+        lr=(1e-4, 1e-2), batch_size=(32, 1024), learn_step=(256, 8192), ent_coef=(1e-3, 0.1), epochs=(1, 10)
     )
 
 
@@ -110,29 +84,29 @@ class State:
     encoder: Net | None = parameters("encoder", trainable=True)  # None where policy and value have one each
     actor: Net = parameters("actor", trainable=True)
     critic: Net = parameters("critic", trainable=True)
-    encoder_adam: Adam | None = moments("encoder")
-    actor_adam: Adam = moments("actor")
-    critic_adam: Adam = moments("critic")
-    log_std: torch.Tensor = row()  # [P, A] of continuous actions, else [P, 0]
-    log_std_adam: torch.Tensor = row()  # [P, A, 3], see ScalarAdam
-    resting: torch.Tensor = row()  # [P] float32, 1 until the next rollout
-    updates: torch.Tensor = row()  # [P] float32
+    encoder_adam: optim.Adam | None = moments("encoder")
+    actor_adam: optim.Adam = moments("actor")
+    critic_adam: optim.Adam = moments("critic")
+    log_std: Tensor = row()  # [P, A] of continuous actions, else [P, 0]
+    log_std_adam: Tensor = row()  # [P, A, 3], see ScalarAdam
+    resting: Tensor = row()  # [P] float32, 1 until the next rollout
+    updates: Tensor = row()  # [P] float32
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     """Return input and output width of every network: a logit for each choice, or a mean for each dimension."""
     o, a = spaces.observations, spaces.actions
-    found = {"actor": Widths(o, a), "critic": Widths(o, 1)}
-    return share_encoder(found, o) if cfg.share_encoder else found
+    return share_encoder({"actor": Widths(o, a), "critic": Widths(o, 1)}, o, cfg.share_encoder)
 
 
-def init(cfg: Config, nets: Mapping[str, Net]) -> State:
+def init(cfg: Config, nets: Nets) -> State:
     """Start from fresh networks."""
-    encoder, actor, critic = nets.get("encoder"), nets["actor"], nets["critic"]
-    zeros = torch.zeros(len(actor.values), device=actor.values.device)
+    actor, critic = nets["actor"], nets["critic"]
+    encoder, _, encoder_adam = optim.start_encoder(nets)
+    *adams, zeros = optim.start(actor, critic)
     log_std = zeros[:, None].repeat(1, cfg.spaces.actions if cfg.spaces.continuous else 0) + torch.tensor(cfg.std).log()
-    adams = None if encoder is None else Adam.start(encoder), Adam.start(actor), Adam.start(critic)
-    return State(encoder, actor, critic, *adams, log_std, optim.ScalarAdam.start(log_std), zeros, zeros.clone())
+    rows: tuple[Tensor, ...] = log_std, optim.ScalarAdam.start(log_std), zeros, zeros.clone()
+    return State(encoder, actor, critic, encoder_adam, *adams, *rows)
 
 
 def schedule(cfg: Config, step: int) -> dict[str, float]:
@@ -141,20 +115,18 @@ def schedule(cfg: Config, step: int) -> dict[str, float]:
     return {"lr": 1.0 + done * (cfg.lr_end - 1.0), "clip": 1.0 + done * (cfg.clip_end - 1.0)}
 
 
-def policy(cfg: Config, outputs: torch.Tensor, log_std: torch.Tensor, legal: torch.Tensor | None) -> Distribution:
+def policy(cfg: Config, outputs: Tensor, log_std: Tensor, legal: Tensor | None) -> Distribution:
     """Return the distribution of actions: outputs `[P, B, A]`, log_std `[P, A]`."""
     return distribution(cfg.spaces, outputs, log_std[:, None], legal, cfg.squash)
 
 
-def memories(state: State, memory: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def memories(state: State, memory: Tensor) -> tuple[Tensor, ...]:
     """Divide a memory `[…, M]` into a shared encoder's, the actor's and the critic's; those without have width 0."""
     sizes = [0 if net is None else net.structure.memory for net in (state.encoder, state.actor, state.critic)]
     return tuple(memory.split(sizes, dim=-1))
 
 
-def step(
-    cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None, memory: torch.Tensor, draw: Stream | None
-) -> Chosen:
+def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None) -> Chosen:
     """Draw actions, or take the likeliest where `draw` is None: obs `[P, E, O]`, memory `[P, E, M]` before it."""
     with torch.no_grad():
         of_encoder, of_actor, of_critic = memories(state, memory)
@@ -163,13 +135,11 @@ def step(
         values, of_critic = remember(state.critic, x, of_critic)
         v, memory = values[..., 0], torch.cat((of_encoder, of_actor, of_critic), dim=-1)
         chances = policy(cfg, torch.nan_to_num(outputs), state.log_std, legal)
-        if draw is None:
-            return Chosen(chances.mode(), torch.zeros_like(v), v, memory)
-        action, log_prob = chances.sample_with_log_prob(draw)
+        action, log_prob = (chances.mode(), torch.zeros_like(v)) if draw is None else chances.sample_with_log_prob(draw)
         return Chosen(action, log_prob, v, memory)
 
 
-def value(cfg: Config, state: State, obs: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+def value(cfg: Config, state: State, obs: Tensor, memory: Tensor) -> Tensor:
     """Return V(s) `[P, B]`: obs `[P, B, O]`, memory `[P, B, M]` before it."""
     with torch.no_grad():
         of_encoder, _, of_critic = memories(state, memory)
@@ -177,26 +147,24 @@ def value(cfg: Config, state: State, obs: torch.Tensor, memory: torch.Tensor) ->
         return remember(state.critic, x, of_critic)[0][..., 0]
 
 
-def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
+def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the likeliest legal actions, from an empty memory: obs `[P, E, O]`."""
     with torch.no_grad():
         outputs = forward(state.actor, encode(state.encoder, obs))
         return policy(cfg, torch.nan_to_num(outputs), state.log_std, legal).mode()
 
 
-def evaluate(cfg: Config, state: State, batch: Sequences, log_std: torch.Tensor) -> tuple[Distribution, torch.Tensor]:
+def evaluate(cfg: Config, state: State, batch: Sequences, log_std: Tensor) -> tuple[Distribution, Tensor]:
     """Return the policy and the values `[P, B·L]` in the states of a minibatch."""
-    legal = None if batch.legal is None else batch.legal.flatten(1, 2)
     of_encoder, of_actor, of_critic = memories(state, batch.memory)
     x = unroll(state.encoder, batch.obs, of_encoder, batch.begins)
     outputs = unroll(state.actor, x, of_actor, batch.begins).flatten(1, 2)
     values = unroll(state.critic, x, of_critic, batch.begins).flatten(1, 2)
+    legal = None if batch.legal is None else batch.legal.flatten(1, 2)
     return policy(cfg, outputs, log_std, legal), values[..., 0]
 
 
-def loss(
-    cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Sequences, log_std: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor) -> tuple[Tensor, Tensor]:
     """Return each member's loss, and how far its policy has gone from the old one, both `[P]`; hp values are `[P]`."""
     weight, old_value, target = (x.flatten(1, 2) for x in (batch.weight, batch.value, batch.target))  # [P, B·L]
     advantage, clip = batch.advantage.flatten(1, 2), hp["clip"][:, None]
@@ -210,38 +178,32 @@ def loss(
     gain = torch.minimum(ratio * advantage, torch.clamp(ratio, 1.0 - clip, 1.0 + clip) * advantage)
     error = (value - target).square()
     if cfg.clip_value:
-        near = old_value + torch.clamp(value - old_value, -clip, clip)
-        error = torch.maximum(error, (near - target).square())
+        error = torch.maximum(error, (old_value + torch.clamp(value - old_value, -clip, clip) - target).square())
     each = -gain + 0.5 * hp["vf_coef"][:, None] * error - hp["ent_coef"][:, None] * chances.entropy()
     return (weight * each).sum(dim=1), (weight * (ratio - 1.0 - log_ratio)).sum(dim=1).detach()
 
 
 def update(
-    cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Sequences, healthy: torch.Tensor, draw: Stream,
-    turn: int = 0,
-) -> Learned:  # fmt: skip
+    cfg: Config, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, draw: Stream, turn: int = 0
+) -> Learned:
     """Learn from one minibatch, the rollout's first where `turn` is 0, else 1; hp values and healthy are `[P]`."""
     log_std = state.log_std.detach().requires_grad_(True)
     log_std.grad = torch.zeros_like(log_std)
-    nets, adams = [state.actor, state.critic], [state.actor_adam, state.critic_adam]
+    learners = [(state.actor, state.actor_adam), (state.critic, state.critic_adam)]
     if state.encoder is not None and state.encoder_adam is not None:
-        nets, adams = [state.encoder, *nets], [state.encoder_adam, *adams]
+        learners = [(state.encoder, state.encoder_adam), *learners]
     losses, distance = loss(cfg, state, hp, batch, log_std)
-    optim.backward(losses, *nets)
-    norms = optim.clip_together([*(net.grad for net in nets), log_std.grad], hp["grad_clip"])
+    optim.backward(losses, *(net for net, _ in learners))
+    norms = optim.clip_together([*(net.grad for net, _ in learners), log_std.grad], hp["grad_clip"])
     given = batch.weight.flatten(1, 2).sum(dim=1) > 0
     far = given & (hp["target_kl"] > 0) & (distance > hp["target_kl"])
-    resting = far.float() if turn == 0 else torch.maximum(state.resting, far.float())
-    learning = given & (resting == 0)
+    state.resting.copy_(far if turn == 0 else torch.maximum(state.resting, far.float()))
+    learning = given & (state.resting == 0)
     healthy = torch.where(learning, health.after_backward(healthy, losses, norms), healthy)
     learning = learning & healthy
-    for net, adam in zip(nets, adams, strict=True):
+    for net, adam in learners:
         optim.step(net, adam, hp["lr"], learning)
-    state = replace(state, resting=resting, updates=state.updates + learning)
-    if each := log_std.shape[1]:  # of continuous actions
-        moved, of_log_std = optim.ScalarAdam.step(
-            state.log_std.flatten(), state.log_std_adam.flatten(0, 1), log_std.grad.flatten(),
-            hp["lr"].repeat_interleave(each), learning.repeat_interleave(each),
-        )  # fmt: skip
-        state = replace(state, log_std=moved.view_as(log_std), log_std_adam=of_log_std.view_as(state.log_std_adam))
-    return Learned(state, losses.detach(), healthy)
+    if cfg.spaces.continuous:
+        optim.ScalarAdam.step(state.log_std, state.log_std_adam, log_std.grad, hp["lr"][:, None], learning[:, None])
+    state.updates.add_(learning)
+    return Learned(losses.detach(), healthy)

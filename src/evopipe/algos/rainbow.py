@@ -13,22 +13,21 @@ be switched off; without all of them it is DQN.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
+from torch import Tensor
 
-from evopipe.core import health, optim
-from evopipe.core.networks import Net, Views, forward, noise_scale, noisy
-from evopipe.core.optim import Adam
+from evopipe.algos import _hyper
+from evopipe.core import optim
+from evopipe.core.networks import Net, Nets, NetworkConfig, Views, forward, noise_scale, noisy
 from evopipe.core.population import Widths, moments, parameters, row, scales
-from evopipe.ops.policy import epsilon_greedy
+from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import masked_argmax, project, regression_loss, support
 from evopipe.rng import Stream
-from evopipe.schema.blocks import NetworkConfig
-from evopipe.schema.declare import AlgoConfig, Evolve, hyper
-from evopipe.types import Batch, Learned, Spaces
+from evopipe.types import AlgoConfig, Batch, Hyper, Learned, Spaces, hyper
 
 PAPER = "https://arxiv.org/abs/1710.02298"
 REGIME = "off_policy"
@@ -39,20 +38,12 @@ ACTIONS = ("discrete",)
 class Config(AlgoConfig):
     """Hyper-parameters of Rainbow."""
 
-    lr: float = hyper(5e-4, doc="learning rate of Adam", raising="faster, less stable", evolvable=True, gt=0, le=1)
-    batch_size: int = hyper(
-        128, doc="transitions an update", raising="steadier gradients, slower updates", evolvable=True, ge=1, le=65536
-    )
-    learn_step: int = hyper(
-        1, doc="steps of the member between two updates", unit="environment steps", raising="fewer updates, faster",
-        evolvable=True, ge=1, le=65536,
-    )  # fmt: skip
-    gamma: float = hyper(0.99, doc="discount", raising="looks further ahead", evolvable=True, ge=0, le=1)
-    tau: float = hyper(1e-2, doc="share of the online network mixed into the target at each update", evolvable=True,
-        raising="targets follow faster, less stable", ge=0, le=1)  # fmt: skip
-    grad_clip: float = hyper(
-        10.0, doc="largest gradient norm", raising="larger steps let through", evolvable=True, gt=0
-    )
+    lr: _hyper.Rate = 5e-4
+    batch_size: _hyper.BatchSize = 128
+    learn_step: _hyper.LearnStep = 1
+    gamma: _hyper.Discount = 0.99
+    tau: _hyper.TargetShare = 1e-2
+    grad_clip: _hyper.GradientClip = 10.0
     distributional: bool = hyper(True, doc="learn the distribution of the return (C51), not its mean alone")
     atoms: int = hyper(51, doc="values that the distribution has", raising="finer, slower", ge=2, le=1001)
     v_min: float = hyper(-200.0, doc="smallest return that the distribution knows", unit="return",
@@ -62,24 +53,12 @@ class Config(AlgoConfig):
     dueling: bool = hyper(True, doc="advantages around a value (Wang et al., 2016)")
     noisy: bool = hyper(True, doc="learned noise on the weights explores, instead of ε (Fortunato et al., 2018)")
     noisy_sigma: float = hyper(0.5, doc="that noise at the start", raising="explores more", ge=0, le=10)
-    double: bool = hyper(True, doc="double Q-learning: the online network chooses the bootstrap action")
-    eps_start: float = hyper(1.0, doc="exploration at the start, without noise", raising="more random actions early",
-        ge=0, le=1)  # fmt: skip
-    eps_end: float = hyper(0.05, doc="exploration at the end, without noise", raising="more random actions later",
-        ge=0, le=1)  # fmt: skip
-    eps_steps: int = hyper(
-        10_000, doc="steps of the member until ε reaches its end", unit="environment steps", raising="explores longer",
-        ge=1, le=10**12,
-    )  # fmt: skip
-    network: NetworkConfig = Field(default_factory=NetworkConfig, description="architecture that members start from")
-    evolve: dict[str, Evolve] = Field(
-        default_factory=lambda: {
-            "lr": Evolve(min=6.25e-5, max=1e-2),
-            "batch_size": Evolve(min=32, max=512),
-            "learn_step": Evolve(min=1, max=8),
-        },
-        description="which hyper-parameters the `rl_hp` mutation may change, and how far",
-    )
+    double: _hyper.DoubleQ = True
+    eps_start: _hyper.EpsilonStart = 1.0
+    eps_end: _hyper.EpsilonEnd = 0.05
+    eps_steps: _hyper.EpsilonSteps = 10_000
+    network: _hyper.Network = NetworkConfig()
+    evolve: _hyper.Evolving = _hyper.ranges(lr=(6.25e-5, 1e-2), batch_size=(32, 512), learn_step=(1, 8))
 
     @model_validator(mode="after")
     def _ordered(self) -> Config:
@@ -96,9 +75,9 @@ class State:
     target: Net = parameters("q")
     noise: Net = scales("q", trainable=True)  # σ of every weight; those up to the latent are not used
     noise_target: Net = scales("q")
-    adam: Adam = moments("q")
-    noise_adam: Adam = moments("q")
-    updates: torch.Tensor = row()  # [P] float32
+    adam: optim.Adam = moments("q")
+    noise_adam: optim.Adam = moments("q")
+    updates: Tensor = row()  # [P] float32
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
@@ -107,12 +86,11 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     return {"q": Widths(spaces.observations, outputs)}
 
 
-def init(cfg: Config, nets: Mapping[str, Net]) -> State:
+def init(cfg: Config, nets: Nets) -> State:
     """Start from fresh networks; the targets are copies."""
     q = nets["q"]
     noise = replace(q, values=noise_scale(q.structure, cfg.noisy_sigma if cfg.noisy else 0.0))
-    updates = torch.zeros(len(q.values), device=q.values.device)
-    return State(q, q.copy(), noise, noise.copy(), Adam.start(q), Adam.start(noise), updates)
+    return State(q, q.copy(), noise, noise.copy(), *optim.start(q, noise))
 
 
 def explore(cfg: Config, step: int) -> float:
@@ -122,7 +100,7 @@ def explore(cfg: Config, step: int) -> float:
     return cfg.eps_start + min(1.0, step / cfg.eps_steps) * (cfg.eps_end - cfg.eps_start)
 
 
-def logits(cfg: Config, net: Net, obs: torch.Tensor, views: Sequence[Views] | None) -> torch.Tensor:
+def logits(cfg: Config, net: Net, obs: Tensor, views: Sequence[Views] | None) -> Tensor:
     """Return the network's output for every action: obs `[P, B, O]` → `[P, B, A, K]`, K = 1 without a distribution."""
     out = forward(net, obs, views)
     out = out.view(*out.shape[:-1], -1, cfg.atoms if cfg.distributional else 1)
@@ -132,7 +110,7 @@ def logits(cfg: Config, net: Net, obs: torch.Tensor, views: Sequence[Views] | No
     return value + advantage - advantage.mean(dim=-2, keepdim=True)
 
 
-def mean(cfg: Config, out: torch.Tensor) -> torch.Tensor:
+def mean(cfg: Config, out: Tensor) -> Tensor:
     """Return action values `[P, B, A]` from outputs `[P, B, A, K]`."""
     if not cfg.distributional:
         return out[..., 0]
@@ -140,31 +118,26 @@ def mean(cfg: Config, out: torch.Tensor) -> torch.Tensor:
     return (out.softmax(dim=-1) * support(cfg.v_min, cfg.v_max, cfg.atoms, out.device)).sum(dim=-1)
 
 
-def values(cfg: Config, state: State, obs: torch.Tensor) -> torch.Tensor:
+def values(cfg: Config, state: State, obs: Tensor) -> Tensor:
     """Return Q(s, ·) without noise: obs `[P, E, O]` → `[P, E, A]`."""
     with torch.no_grad():
         return mean(cfg, logits(cfg, state.q, obs, None))
 
 
-def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
+def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Choose the best legal actions: obs `[P, E, O]`, legal `[P, E, A]` or None where all are → `[P, E]` int64."""
-    return masked_argmax(torch.nan_to_num(values(cfg, state, obs)), legal)
+    return best_legal(values(cfg, state, obs), legal)
 
 
-def act(
-    cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, draw: Stream
-) -> torch.Tensor:
+def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Choose actions: obs `[P, E, O]`, legal `[P, E, A]`, epsilon `[P]` → `[P, E]` int64."""
     with torch.no_grad():
         views = noisy(state.q, state.noise, draw.part(1)) if cfg.noisy else None
-        q = torch.nan_to_num(mean(cfg, logits(cfg, state.q, obs, views)))
-    u = draw.uniform(2 * obs.shape[1]).view(-1, 2, obs.shape[1])
-    return epsilon_greedy(q, legal, epsilon, u[:, 0], u[:, 1])
+        q = mean(cfg, logits(cfg, state.q, obs, views))
+    return epsilon_greedy(q, legal, epsilon, draw)
 
 
-def loss(
-    cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch, draw: Stream
-) -> tuple[torch.Tensor, torch.Tensor]:
+def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
     """Return each member's loss `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     online = noisy(state.q, state.noise, draw.part(1)) if cfg.noisy else None
     with torch.no_grad():
@@ -184,24 +157,18 @@ def loss(
     return (batch.weight * losses).sum(dim=1), divergence
 
 
-def of_action(out: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+def of_action(out: Tensor, action: Tensor) -> Tensor:
     """Return the outputs of the action taken: `[P, B, A, K]`, int64 `[P, B]` → `[P, B, K]`."""
     return out.gather(-2, action[..., None, None].expand(*action.shape, 1, out.shape[-1])).squeeze(-2)
 
 
-def update(
-    cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch, healthy: torch.Tensor, draw: Stream,
-    turn: int = 0,
-) -> Learned:  # fmt: skip
+def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int = 0) -> Learned:
     """Learn from one batch; hp values and healthy are `[P]`."""
     losses, errors = loss(cfg, state, hp, batch, draw)
-    nets = [(state.q, state.target, state.adam)]
+    learners = [(state.q, state.adam, hp["lr"]), (state.noise, state.noise_adam, hp["lr"])]
+    healthy = optim.descend(losses, healthy, hp["grad_clip"], *learners[: 1 + cfg.noisy])
+    optim.polyak(state.target, state.q, hp["tau"] * healthy)
     if cfg.noisy:
-        nets.append((state.noise, state.noise_target, state.noise_adam))
-    optim.backward(losses, *(net for net, _, _ in nets))
-    norms = torch.stack([optim.clip_gradients(net, hp["grad_clip"]) for net, _, _ in nets]).sum(dim=0)
-    healthy = health.after_backward(healthy, losses, norms)
-    for net, target, adam in nets:
-        optim.step(net, adam, hp["lr"], healthy)
-        optim.polyak(target, net, hp["tau"] * healthy)
-    return Learned(replace(state, updates=state.updates + healthy), losses.detach(), healthy, errors)
+        optim.polyak(state.noise_target, state.noise, hp["tau"] * healthy)
+    state.updates.add_(healthy)
+    return Learned(losses.detach(), healthy, errors)

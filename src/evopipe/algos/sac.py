@@ -12,24 +12,22 @@ discrete.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from torch import Tensor
 
+from evopipe.algos import _actor_critic, _hyper
+from evopipe.algos._actor_critic import of_taken
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, action_values, encode, forward, forward_each, interleave
-from evopipe.core.optim import Adam, ScalarAdam
+from evopipe.core.networks import Net, Nets, NetworkConfig, action_values, encode, forward, forward_each, interleave
 from evopipe.core.population import Widths, moments, parameters, row, share_encoder
 from evopipe.ops.distributions import LOG_STD_MAX, LOG_STD_MIN, masked_log_softmax, squashed_gaussian
-from evopipe.ops.policy import or_random, random_legal
-from evopipe.ops.value import masked_argmax, pick
+from evopipe.ops.policy import likeliest, or_random, random_legal
+from evopipe.ops.value import masked_argmax, twin_loss
 from evopipe.rng import Stream
-from evopipe.schema.blocks import NetworkConfig
-from evopipe.schema.declare import AlgoConfig, Evolve, hyper
-from evopipe.types import Batch, Learned, Spaces
+from evopipe.types import AlgoConfig, Batch, Hyper, Learned, Spaces, hyper
 
 PAPER = "https://arxiv.org/abs/1812.05905"
 REGIME = "off_policy"
@@ -41,51 +39,24 @@ MASKED_LOSS = True
 class Config(AlgoConfig):
     """Hyper-parameters of SAC."""
 
-    lr_actor: float = hyper(
-        3e-4, doc="learning rate of the actor's Adam", raising="faster, less stable", evolvable=True, gt=0, le=1
-    )
-    lr_critic: float = hyper(
-        1e-3, doc="learning rate of the critics' Adam", raising="faster, less stable", evolvable=True, gt=0, le=1
-    )
-    lr_alpha: float = hyper(
-        1e-3, doc="learning rate of the temperature's Adam", raising="entropy reaches its target sooner",
-        evolvable=True, gt=0, le=1,
-    )  # fmt: skip
-    batch_size: int = hyper(
-        128, doc="transitions an update", raising="steadier gradients, slower updates", evolvable=True, ge=1, le=65536
-    )
-    learn_step: int = hyper(
-        1, doc="steps of the member between two updates", unit="environment steps", raising="fewer updates, faster",
-        evolvable=True, ge=1, le=65536,
-    )  # fmt: skip
-    gamma: float = hyper(0.99, doc="discount", raising="looks further ahead", evolvable=True, ge=0, le=1)
-    tau: float = hyper(5e-3, doc="share of the online critics mixed into the targets", evolvable=True,
-        raising="targets follow faster, less stable", ge=0, le=1)  # fmt: skip
-    grad_clip: float = hyper(
-        10.0, doc="largest gradient norm", raising="larger steps let through", evolvable=True, gt=0
-    )
+    lr_actor: _hyper.ActorRate = 3e-4
+    lr_critic: _hyper.CriticRate = 1e-3
+    lr_alpha: Annotated[float, _hyper.rate("the temperature's Adam", "entropy reaches its target sooner")] = 1e-3
+    batch_size: _hyper.BatchSize = 128
+    learn_step: _hyper.LearnStep = 1
+    gamma: _hyper.Discount = 0.99
+    tau: _hyper.TargetShare = 5e-3
+    grad_clip: _hyper.GradientClip = 10.0
     alpha: float = hyper(0.2, doc="temperature at the start", raising="explores more", gt=0, le=100)
     learn_alpha: bool = hyper(True, doc="whether the temperature is learned")
-    target_entropy: float | Literal["auto"] = hyper(
-        "auto", unit="nats", raising="explores more",
+    target_entropy: float | Literal["auto"] = hyper("auto",
         doc="entropy that the temperature aims at; `auto`: −A, or 0.6 log of how many discrete actions are legal",
-    )  # fmt: skip
-    random_steps: int = hyper(
-        1_000, doc="first steps of the member, with uniform actions", unit="environment steps",
-        raising="explores longer at first", ge=0, le=10**12,
-    )  # fmt: skip
-    share_encoder: bool = hyper(
-        False, doc="one encoder, trained by the critics' loss alone, under heads of one hidden layer at least"
-    )
-    network: NetworkConfig = Field(default_factory=NetworkConfig, description="architecture that members start from")
-    evolve: dict[str, Evolve] = Field(
-        default_factory=lambda: {
-            "lr_actor": Evolve(min=1e-4, max=1e-2),
-            "lr_critic": Evolve(min=1e-4, max=1e-2),
-            "batch_size": Evolve(min=32, max=512),
-            "learn_step": Evolve(min=1, max=8),
-        },
-        description="which hyper-parameters the `rl_hp` mutation may change, and how far",
+        unit="nats", raising="explores more")  # fmt: skip
+    random_steps: _hyper.RandomSteps = 1_000
+    share_encoder: _hyper.SharedEncoder = False
+    network: _hyper.Network = NetworkConfig()
+    evolve: _hyper.Evolving = _hyper.ranges(
+        lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size=(32, 512), learn_step=(1, 8)
     )
 
 
@@ -95,15 +66,15 @@ class State:
 
     encoder: Net | None = parameters("encoder", trainable=True)  # None where every network has its own
     encoder_target: Net | None = parameters("encoder")
-    encoder_adam: Adam | None = moments("encoder")
+    encoder_adam: optim.Adam | None = moments("encoder")
     actor: Net = parameters("actor", trainable=True)
     critics: Net = parameters("critic_1", "critic_2", trainable=True)
     critics_target: Net = parameters("critic_1", "critic_2")
-    actor_adam: Adam = moments("actor")
-    critics_adam: Adam = moments("critic_1", "critic_2")
-    log_alpha: torch.Tensor = row()  # [P]
-    log_alpha_adam: torch.Tensor = row()  # [P, 3], see ScalarAdam
-    updates: torch.Tensor = row()  # [P] float32
+    actor_adam: optim.Adam = moments("actor")
+    critics_adam: optim.Adam = moments("critic_1", "critic_2")
+    log_alpha: Tensor = row()  # [P]
+    log_alpha_adam: Tensor = row()  # [P, 3], see ScalarAdam
+    updates: Tensor = row()  # [P] float32
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
@@ -111,99 +82,83 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     o, a = spaces.observations, spaces.actions
     critic = Widths(o + a, 1) if spaces.continuous else Widths(o, a)
     found = {"actor": Widths(o, 2 * a if spaces.continuous else a), "critic_1": critic, "critic_2": critic}
-    return share_encoder(found, o) if cfg.share_encoder else found
+    return share_encoder(found, o, cfg.share_encoder)
 
 
-def init(cfg: Config, nets: Mapping[str, Net]) -> State:
+def init(cfg: Config, nets: Nets) -> State:
     """Start from fresh networks; the targets are copies."""
     actor, critics = nets["actor"], interleave(nets["critic_1"], nets["critic_2"])
-    zeros = torch.zeros(len(actor.values), device=actor.values.device)
-    return State(
-        *optim.start_encoder(nets), actor, critics, critics.copy(), Adam.start(actor), Adam.start(critics),
-        zeros + math.log(cfg.alpha), ScalarAdam.start(zeros), zeros.clone(),
-    )  # fmt: skip
+    *adams, updates = optim.start(actor, critics)
+    log_alpha = updates + math.log(cfg.alpha)
+    rows: tuple[Tensor, ...] = log_alpha, optim.ScalarAdam.start(log_alpha), updates
+    return State(*optim.start_encoder(nets), actor, critics, critics.copy(), *adams, *rows)
 
 
-def explore(cfg: Config, step: int) -> float:
-    """Return the chance of a uniform action after `step` environment steps of a member."""
-    return float(step < cfg.random_steps)
+explore = _actor_critic.explore
 
 
-def gaussian(state: State, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and log standard deviation before squashing: x `[P, B, …]`, see `encode` → `[P, B, A]` each."""
+def drawn(state: State, x: Tensor, draw: Stream) -> tuple[Tensor, Tensor]:
+    """Draw squashed Gaussian actions: x `[P, B, …]`, see `encode` → `[P, B, A]` and their log-densities `[P, B]`."""
     mean, log_std = forward(state.actor, x).chunk(2, dim=-1)
-    return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+    noise = draw.normal(mean[0].numel()).view(mean.shape)
+    return squashed_gaussian(mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX), noise)
 
 
-def greedy(cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
+def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the mode: obs `[P, E, O]` → `[P, E, A]` in [−1, 1], or `[P, E]` int64, the likeliest legal action."""
     with torch.no_grad():
-        x = encode(state.encoder, obs)
-        if cfg.spaces.continuous:
-            return torch.tanh(gaussian(state, x)[0])
-        return masked_argmax(torch.nan_to_num(forward(state.actor, x)), legal)
+        out = forward(state.actor, encode(state.encoder, obs))
+    return likeliest(out[..., : cfg.spaces.actions], legal, cfg.spaces.continuous)
 
 
-def act(
-    cfg: Config, state: State, obs: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, draw: Stream
-) -> torch.Tensor:
+def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Draw from the policy, with chance epsilon `[P]` uniformly: obs `[P, E, O]` → `[P, E, A]`, or `[P, E]` int64."""
     with torch.no_grad():
         x = encode(state.encoder, obs)
         if cfg.spaces.continuous:
-            mean, log_std = gaussian(state, x)
-            action, _ = squashed_gaussian(mean, log_std, draw.normal(mean[0].numel()).view(mean.shape))
-            return or_random(action, epsilon, draw.part(1))
+            return or_random(drawn(state, x, draw)[0], epsilon, draw.part(1))
         log_pi = masked_log_softmax(torch.nan_to_num(forward(state.actor, x)), legal)
         u = draw.uniform(log_pi[0].numel() + 2 * obs.shape[1]).float()
         pick_u, choose_u, gumbel_u = u.split([obs.shape[1], obs.shape[1], log_pi[0].numel()], dim=1)
-        drawn = masked_argmax(log_pi - torch.log(-torch.log(gumbel_u.view(log_pi.shape).clamp(1e-20, 1 - 1e-7))), legal)
-        return torch.where(pick_u < epsilon[:, None], random_legal(choose_u, legal), drawn)
+        gumbel = -torch.log(-torch.log(gumbel_u.view(log_pi.shape).clamp(1e-20, 1 - 1e-7)))
+        chosen = masked_argmax(log_pi + gumbel, legal)
+        return torch.where(pick_u < epsilon[:, None], random_legal(choose_u, legal), chosen)
 
 
-def loss(
-    cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch, draw: Stream
-) -> tuple[torch.Tensor, torch.Tensor]:
+def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
     """Return each member's loss of both critics `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     with torch.no_grad():
         y = torch.addcmul(batch.reward, batch.discount, soft_value(cfg, state, batch, draw))
     x = encode(state.encoder, batch.obs)
-    if cfg.spaces.continuous:
-        values = action_values(state.critics, x, batch.action)  # [P, 2, B]
-    else:
-        values = pick(forward_each(state.critics, x), batch.action[:, None].expand(-1, 2, -1))
-    errors = values - y[:, None]
-    losses = 0.5 * (batch.weight[:, None] * errors.square()).sum(dim=(1, 2))
-    return losses, errors.detach().abs().mean(dim=1)
+    losses, errors = twin_loss(of_taken(cfg, state.critics, x, batch.action) - y[:, None], batch.weight)
+    return 0.5 * losses, errors
 
 
-def soft_value(cfg: Config, state: State, batch: Batch, draw: Stream) -> torch.Tensor:
+def soft_value(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor:
     """Return V⁻(s′) `[P, B]`."""
     alpha = state.log_alpha.exp()[:, None]
     x, x_t = encode(state.encoder, batch.next_obs), encode(state.encoder_target, batch.next_obs)
     if cfg.spaces.continuous:
-        mean, log_std = gaussian(state, x)
-        action, log_pi = squashed_gaussian(mean, log_std, draw.normal(mean[0].numel()).view(mean.shape))
+        action, log_pi = drawn(state, x, draw)
         return action_values(state.critics_target, x_t, action).amin(dim=1) - alpha * log_pi
     log_pi = masked_log_softmax(forward(state.actor, x), batch.next_legal)
     least = forward_each(state.critics_target, x_t).amin(dim=1)
     return expected(log_pi, least - alpha[..., None] * log_pi)
 
 
-def expected(log_pi: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def expected(log_pi: Tensor, values: Tensor) -> Tensor:
     """Return Σ π(a) values(a), `[…, A]` → `[…]`; an action of probability 0 counts nothing whatever its value."""
     pi = log_pi.exp()
     return (pi * torch.where(pi > 0, values, 0.0)).sum(dim=-1)  # so: the gradient of 0 · ∞ is no number
 
 
-def actor_loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[torch.Tensor, torch.Tensor]:
+def actor_loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
     """Return E[α log π − min Q], weighted, of each member `[P]`, and the entropy of each state `[P, B]`."""
     alpha = state.log_alpha.exp()[:, None]
     with torch.no_grad():
         x = encode(state.encoder, batch.obs)
     if cfg.spaces.continuous:
-        mean, log_std = gaussian(state, x)
-        action, log_pi = squashed_gaussian(mean, log_std, draw.normal(mean[0].numel()).view(mean.shape))
+        action, log_pi = drawn(state, x, draw)
         least = torch.minimum(*action_values(state.critics.frozen, x, action).unbind(dim=1))
         return (batch.weight * (alpha * log_pi - least)).sum(dim=1), -log_pi.detach()
     log_pi = masked_log_softmax(forward(state.actor, x), batch.legal)
@@ -213,7 +168,7 @@ def actor_loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[t
     return losses, -expected(log_pi, log_pi).detach()
 
 
-def aim(cfg: Config, legal: torch.Tensor | None = None) -> float | torch.Tensor:
+def aim(cfg: Config, legal: Tensor | None = None) -> float | Tensor:
     """Return the entropy that the temperature aims at, of each state `[P, B]` where actions are masked."""
     if cfg.target_entropy != "auto":
         return cfg.target_entropy
@@ -223,10 +178,7 @@ def aim(cfg: Config, legal: torch.Tensor | None = None) -> float | torch.Tensor:
     return 0.6 * math.log(actions) if legal is None else 0.6 * legal.sum(dim=-1).clamp(min=1).log()
 
 
-def update(
-    cfg: Config, state: State, hp: Mapping[str, torch.Tensor], batch: Batch, healthy: torch.Tensor, draw: Stream,
-    turn: int = 0,
-) -> Learned:  # fmt: skip
+def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int = 0) -> Learned:
     """Learn from one batch; hp values and healthy are `[P]`."""
     critics = (state.critics, state.critics_adam, hp["lr_critic"])
     encoder = (state.encoder, state.encoder_adam, hp["lr_critic"])
@@ -238,12 +190,10 @@ def update(
     actor = (state.actor, state.actor_adam, hp["lr_actor"])
     healthy = optim.descend(climb, healthy, hp["grad_clip"], actor)
 
-    log_alpha, alpha_adam = state.log_alpha, state.log_alpha_adam
     if cfg.learn_alpha:
-        # The gradient of the temperature's loss.
-        surplus = (batch.weight * (entropy - aim(cfg, batch.legal))).sum(dim=1)
-        log_alpha, alpha_adam = ScalarAdam.step(log_alpha, alpha_adam, surplus, hp["lr_alpha"], healthy)
+        surplus = (batch.weight * (entropy - aim(cfg, batch.legal))).sum(dim=1)  # the gradient of log α's loss
+        optim.ScalarAdam.step(state.log_alpha, state.log_alpha_adam, surplus, hp["lr_alpha"], healthy)
     optim.polyak(state.encoder_target, state.encoder, hp["tau"] * healthy)
     optim.polyak(state.critics_target, state.critics, hp["tau"] * healthy)
-    state = replace(state, log_alpha=log_alpha, log_alpha_adam=alpha_adam, updates=state.updates + healthy)
-    return Learned(state, losses.detach(), healthy, errors)
+    state.updates.add_(healthy)
+    return Learned(losses.detach(), healthy, errors)

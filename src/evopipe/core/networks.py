@@ -10,11 +10,11 @@ zero and stay so.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
@@ -31,6 +31,7 @@ RESIDUAL = frozenset({"simba", "resnet"})
 LINE = 16  # float32 numbers in a cache line
 WIDTH_MULTIPLE = 16  # hidden widths are padded to a multiple of this
 NO_STEM = Stem()
+Nets: TypeAlias = "Mapping[str, Net]"
 
 
 class Widths(NamedTuple):
@@ -704,6 +705,11 @@ def noise_scale(structure: Structure, sigma: float) -> torch.Tensor:
                 row[part.start : part.start + part.rows * part.columns] = sigma * layer.weight.rows**-0.5
         rows.append(row)
     return structure.pack(rows)
+
+
+def mu(net: Net, x: torch.Tensor) -> torch.Tensor:
+    """Return a deterministic actor's action, tanh(·): `[P, B, …]`, see `encode` → `[P, B, A]` in [−1, 1]."""
+    return torch.tanh(forward(net, x))
 
 
 def action_value(net: Net, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:

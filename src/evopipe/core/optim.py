@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -37,6 +38,12 @@ class Adam:
         """Return zero moments for a network."""
         zeros = torch.zeros_like(net.values)
         return cls(net.structure, zeros, zeros.clone(), torch.zeros(len(zeros), device=zeros.device))
+
+
+def start(*nets: Net) -> tuple[Any, ...]:
+    """Return zero moments for networks, then the updates that their members took: 0 each, `[P]`."""
+    values = nets[0].values
+    return *map(Adam.start, nets), torch.zeros(len(values), device=values.device)
 
 
 def start_encoder(nets: Mapping[str, Net]) -> tuple[Net | None, Net | None, Adam | None]:
@@ -201,24 +208,24 @@ def fused_is_sound() -> bool:
 
 
 class ScalarAdam:
-    """Adam for one number a member, out of place: its state is `[P, 3]`, first and second moment and steps."""
+    """Adam for single numbers of a member, `[P]` or `[P, n]`: each has a state of 3, two moments and the steps."""
 
     @staticmethod
     def start(value: torch.Tensor) -> torch.Tensor:
-        """Return the state before the first step, for values `[P]`."""
+        """Return the state before the first step, `[…, 3]`, for values `[…]`."""
         return torch.zeros(*value.shape, 3, device=value.device)
 
     @staticmethod
     def step(
         value: torch.Tensor, state: torch.Tensor, grad: torch.Tensor, lr: torch.Tensor, active: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return values `[P]` and state after one step of the active members `[P]`; grad and lr are `[P]`."""
+    ) -> None:
+        """Take one step in place where `active`; values and grad are `[…]`, lr and active expand to that."""
         mean, square, steps = state.unbind(dim=-1)
         mean, square, steps = torch.lerp(mean, grad, 1 - BETA1), torch.lerp(square, grad * grad, 1 - BETA2), steps + 1
         unbias1, unbias2 = (-torch.expm1(steps * math.log(beta)) for beta in (BETA1, BETA2))
         moved = value - lr * (mean / unbias1) / ((square / unbias2).sqrt() + EPS)
-        new = torch.stack((mean, square, steps), dim=-1)
-        return torch.where(active, moved, value), torch.where(active[:, None], new, state)
+        value.copy_(torch.where(active, moved, value))
+        state.copy_(torch.where(active[..., None], torch.stack((mean, square, steps), dim=-1), state))
 
 
 def polyak(target: Net | None, online: Net | None, weight: torch.Tensor) -> None:

@@ -24,8 +24,11 @@ from evopipe.core.optim import Adam
 from evopipe.core.stem import Stem
 
 
-def share_encoder(networks: Mapping[str, Widths], observations: int) -> dict[str, Widths]:
-    """Return the heads of networks that read observations first, behind one `encoder` of the observations."""
+def share_encoder(networks: Mapping[str, Widths], observations: int, share: bool = True) -> dict[str, Widths]:
+    """Return the heads of networks that read observations first, behind one `encoder` of the observations; where they
+    do not share, the networks as they are."""
+    if not share:
+        return dict(networks)
     heads = {name: Widths(inputs - observations, outputs, "head") for name, (inputs, outputs, _) in networks.items()}
     return {"encoder": Widths(observations, 0, "encoder"), **heads}
 

@@ -13,17 +13,17 @@ REMEMBERED = 1e-4  # share of a shock below which an Ornstein-Uhlenbeck process 
 Noise = Literal["gaussian", "ou"]
 
 
-def exploration(kind: Noise, draw: Stream, shape: tuple[int, int], sd: float, theta: float) -> torch.Tensor:
+def exploration(kind: Noise, draw: Stream, shape: tuple[int, ...], sd: float, theta: float) -> torch.Tensor:
     """Noise `[P, E, A]` of one kind; shape is (E, A), `theta` is Ornstein-Uhlenbeck's."""
     return gaussian(draw, shape, sd) if kind == "gaussian" else ornstein_uhlenbeck(draw, shape, sd, theta)
 
 
-def gaussian(draw: Stream, shape: tuple[int, int], sd: float) -> torch.Tensor:
+def gaussian(draw: Stream, shape: tuple[int, ...], sd: float) -> torch.Tensor:
     """Independent normal noise `[P, E, A]` of standard deviation `sd`; shape is (E, A)."""
     return sd * draw.normal(shape[0] * shape[1]).view(-1, *shape)
 
 
-def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, int], sd: float, theta: float) -> torch.Tensor:
+def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: float) -> torch.Tensor:
     """Correlated noise `[P, E, A]` (Uhlenbeck & Ornstein, 1930; Lillicrap et al., 2016): x ← (1 − θ) x + sd · N(0, 1).
 
     The process is the sum of its past shocks, Σ (1 − θ)ᵏ sd · N_{t−k}, and those can be drawn again: so nothing has to
@@ -40,3 +40,16 @@ def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, int], sd: float, theta: f
     shocks = draw.normal_window(steps, shape[0] * shape[1])  # [P, K, E · A]
     weights = sd * (1.0 - theta) ** torch.arange(steps, dtype=torch.float32, device=shocks.device)
     return (weights[:, None] * shocks).sum(dim=1).view(-1, *shape)
+
+
+def smoothed(action: torch.Tensor, draw: Stream, sd: float, limit: float) -> torch.Tensor:
+    """Return target actions with clipped noise (Fujimoto, van Hoof & Meger, 2018, eq. 14).
+
+    Args:
+        action: `[P, B, A]` in [−1, 1], and so is the result.
+        draw: of this update.
+        sd: standard deviation of the noise.
+        limit: its largest size.
+    """
+    noise = sd * draw.normal(action[0].numel()).view(action.shape)
+    return (action + noise.clamp(-limit, limit)).clamp(-1.0, 1.0)

@@ -15,22 +15,31 @@ def random_legal(u: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
     return (rank > chosen).int().argmax(dim=-1)
 
 
-def epsilon_greedy(
-    q: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, u_explore: torch.Tensor, u_action: torch.Tensor
-) -> torch.Tensor:
+def best_legal(q: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
+    """Choose the best legal action `[…]`, legal also where values are not finite: q `[…, A]`, legal `[…, A]` or None
+    where all are."""
+    return masked_argmax(torch.nan_to_num(q), legal)
+
+
+def likeliest(out: torch.Tensor, legal: torch.Tensor | None, continuous: bool) -> torch.Tensor:
+    """Return what a policy with outputs `[…, A]` does at best: tanh of them, or the legal action with the largest."""
+    return torch.tanh(out) if continuous else best_legal(out, legal)
+
+
+def epsilon_greedy(q: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, draw: Stream) -> torch.Tensor:
     """Act greedily, with probability ε uniformly among legal actions (Sutton & Barto, 2018, § 2.2).
 
     Args:
         q: `[P, E, A]` values.
         legal: `[P, E, A]` bool.
         epsilon: `[P]`.
-        u_explore: `[P, E]` in [0, 1): explore where below ε.
-        u_action: `[P, E]` in [0, 1): which action then.
+        draw: of this step.
 
     Returns:
         `[P, E]` int64.
     """
-    return torch.where(u_explore < epsilon[:, None], random_legal(u_action, legal), masked_argmax(q, legal))
+    u_explore, u_action = draw.uniform(2 * q.shape[1]).view(-1, 2, q.shape[1]).unbind(dim=1)
+    return torch.where(u_explore < epsilon[:, None], random_legal(u_action, legal), best_legal(q, legal))
 
 
 def or_random(action: torch.Tensor, epsilon: torch.Tensor, draw: Stream) -> torch.Tensor:

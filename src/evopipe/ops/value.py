@@ -61,6 +61,16 @@ def clipped_double_target(
     return torch.addcmul(r_t, discount_t, torch.minimum(q1_t, q2_t))
 
 
+def twin_loss(errors: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss of two critics, Σ w (e₁² + e₂²) `[P]`, and each transition's mean |e| `[P, B]`, without gradient.
+
+    Args:
+        errors: of both, `[P, 2, B]`.
+        weight: `[P, B]`.
+    """
+    return (weight[:, None] * errors.square()).sum(dim=(1, 2)), errors.detach().abs().mean(dim=1)
+
+
 def support(low: float, high: float, atoms: int, device: torch.device) -> torch.Tensor:
     """Return the values `[K]` that the atoms of a categorical return distribution stand for."""
     return torch.linspace(low, high, atoms, device=device)

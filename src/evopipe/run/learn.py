@@ -145,8 +145,7 @@ def _updates(
     u = rng.uniform(cohort.keys, Purpose.REPLAY, when, cohort.batch)
     if replay.priorities is None:
         rows = replay.draw(first, now[1:], u)  # [P, U, B, size]
-    state, healthy = cohort.state, cohort.healthy
-    gamma = discount_rate(cohort)
+    healthy, gamma = cohort.healthy, discount_rate(cohort)
     for i in range(updates):
         if replay.priorities is None:
             drawn, weight = rows[:, i], cohort.weight
@@ -154,15 +153,16 @@ def _updates(
             drawn, index, weight = replay.draw_by_priority(slots, first, now[1:], u[:, i], cohort.weight, beta)
         batch = _shown(cohort, replay.layout.unpack(drawn, weight, gamma))
         draw = Stream(cohort.keys, Purpose.UPDATE, when[i : i + 1])
-        state, losses, healthy, errors = update(
-            spec.algo_config, state, cohort.hyper, batch, healthy, draw, (turn + i) % spec.period
+        losses, healthy, errors = update(
+            spec.algo_config, cohort.state, cohort.hyper, batch, healthy, draw, (turn + i) % spec.period
         )
         if replay.priorities is not None and errors is not None:
             errors = torch.where(healthy[:, None], errors, torch.nan)  # a diverged member's tell nothing
             # A member's batch may be smaller than the padded one: where it saw nothing, its first row stands again.
             index, errors = (torch.where(cohort.weight > 0, x, x[:, :1]) for x in (index, errors))
             replay.priorities.update(slots, index, errors)
-    keep(cohort, state, healthy, losses)
+    cohort.healthy.copy_(healthy)
+    cohort.losses.copy_(losses)
     return ()
 
 
@@ -171,11 +171,3 @@ def _shown(cohort: Cohort, batch: Batch) -> Batch:
     if cohort.normaliser is None:
         return batch
     return replace(batch, obs=cohort.shown(batch.obs), next_obs=cohort.shown(batch.next_obs))
-
-
-def keep(cohort: Cohort, state: Any, healthy: torch.Tensor, losses: torch.Tensor) -> None:
-    """Leave what updates gave in a cohort's own tensors, where helpers and recordings look for it."""
-    kept, new = [*tensors_of(cohort.state), cohort.healthy, cohort.losses], [*tensors_of(state), healthy, losses]
-    for old, tensor in zip(kept, new, strict=True):
-        if old is not tensor:
-            old.copy_(tensor)

@@ -17,7 +17,7 @@ from evopipe.core.graphs import Body, upload
 from evopipe.core.networks import round_up
 from evopipe.core.population import BATCH_MULTIPLE, Cohort, tensors_of
 from evopipe.rng import Purpose, Stream
-from evopipe.run.learn import UPDATES_PER_TICK, keep
+from evopipe.run.learn import UPDATES_PER_TICK
 from evopipe.run.learners import Share
 from evopipe.run.spec import Spec
 
@@ -147,8 +147,8 @@ def _epochs(
 ) -> tuple[()]:
     """Estimate advantages, then go through all minibatches, on the device, in place."""
     hyper = {**cohort.hyper, **{n: cohort.hyper[n] * f for n, f in zip(names, factors.unbind(), strict=True)}}
-    state, healthy, ticks = cohort.state, cohort.healthy, plan.stretches[-1][1]
-    next_value = spec.algo.value(spec.algo_config, state, *rollout.following(ticks))
+    healthy, ticks = cohort.healthy, plan.stretches[-1][1]
+    next_value = spec.algo.value(spec.algo_config, cohort.state, *rollout.following(ticks))
     rollout.estimate(ticks, next_value, hyper["gamma"], hyper["gae_lambda"])
     losses = torch.full_like(healthy, torch.nan, dtype=torch.float32)
     (place, given), (tick, within) = plan.places, plan.ticks
@@ -163,9 +163,10 @@ def _epochs(
             batch = rollout.sequences(tick[stretch[:, i]], env[:, i], weight)
             draw = Stream(cohort.keys, Purpose.UPDATE, now)
             turn = int(epoch > 0 or i > 0)  # a compiler makes code for each number that it sees
-            state, last, healthy, _ = update(spec.algo_config, state, hyper, batch, healthy, draw, turn)
+            last, healthy, _ = update(spec.algo_config, cohort.state, hyper, batch, healthy, draw, turn)
             losses = torch.where(taken[:, i, 0], last, losses)
-    keep(cohort, state, healthy, losses)
+    cohort.healthy.copy_(healthy)
+    cohort.losses.copy_(losses)
     return ()
 
 
