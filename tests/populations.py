@@ -25,7 +25,7 @@ from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig, TrainConfig
 from evopipe.schema.declare import evolvable
 from evopipe.stages.setup import spaces_of
-from evopipe.types import Batch, Learned, evolvable
+from evopipe.types import Batch, Learned
 
 CPU = torch.device("cpu")
 ALIKE = {

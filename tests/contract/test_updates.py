@@ -22,7 +22,8 @@ from evopipe.core.networks import Arch, Block, Net, initialise, named, noisy
 from evopipe.core.population import Cohort, Member
 from evopipe.rng import Purpose, Stream, host, member_keys
 from evopipe.run.spec import first_members
-from evopipe.types import Batch, Learned, Sequences, Spaces, evolvable
+from evopipe.schema.declare import evolvable
+from evopipe.types import Batch, Learned, Sequences, Spaces
 from populations import problem, same
 from reference import function, network
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from evopipe.algos import names
-from evopipe.runtime import NEUTRAL as NEUTRAL_RUNTIME
-from evopipe.storage.yamlio import dump_yaml, parse_yaml, read_yaml
+from evopipe.schema.blocks import NEUTRAL as NEUTRAL_RUNTIME
+from evopipe.schema.read import parse_yaml, read_yaml
+from evopipe.schema.write import dump_yaml
 
 ROOT = Path(__file__).parents[2]
 PARAMS = read_yaml(ROOT / "params.yaml").data

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from evopipe.core.networks import NetworkConfig
 from evopipe.ops import noise
-from evopipe.types import Evolve, hyper
+from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.declare import Evolve, hyper
 
 _FASTER = "faster, less stable"
 

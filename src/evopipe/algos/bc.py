@@ -17,12 +17,14 @@ from torch import Tensor
 
 from evopipe.algos import _hyper
 from evopipe.core import optim
-from evopipe.core.networks import Net, Nets, NetworkConfig, forward
+from evopipe.core.networks import Net, Nets, forward
 from evopipe.core.population import Widths, moments, parameters, row
 from evopipe.ops.policy import epsilon_greedy, likeliest, or_random
 from evopipe.ops.value import pick
 from evopipe.rng import Stream
-from evopipe.types import AlgoConfig, Batch, Hyper, Learned, Spaces
+from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.declare import AlgoConfig
+from evopipe.types import Batch, Hyper, Learned, Spaces
 
 PAPER = "https://proceedings.neurips.cc/paper/1988/hash/812b4ba287f5ee0bc9d43bbf5bbe87fb-Abstract.html"
 REGIME = "off_policy"

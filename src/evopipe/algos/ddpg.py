@@ -16,10 +16,12 @@ from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, Nets, NetworkConfig, action_value, encode, mu
+from evopipe.core.networks import Net, Nets, action_value, encode, mu
 from evopipe.core.population import Widths, moments, parameters, row, share_encoder
 from evopipe.rng import Stream
-from evopipe.types import AlgoConfig, Batch, Hyper, Learned, Spaces
+from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.declare import AlgoConfig
+from evopipe.types import Batch, Hyper, Learned, Spaces
 
 PAPER = "https://arxiv.org/abs/1509.02971"
 REGIME = "off_policy"

@@ -17,12 +17,14 @@ from torch import Tensor
 
 from evopipe.algos import _hyper
 from evopipe.core import optim
-from evopipe.core.networks import Net, Nets, NetworkConfig, forward
+from evopipe.core.networks import Net, Nets, forward
 from evopipe.core.population import Widths, moments, parameters, row
 from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import pick, q_target, regression_loss
 from evopipe.rng import Stream
-from evopipe.types import AlgoConfig, Batch, Hyper, Learned, Spaces, hyper
+from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.declare import AlgoConfig, hyper
+from evopipe.types import Batch, Hyper, Learned, Spaces
 
 PAPER = "https://doi.org/10.1038/nature14236"
 REGIME = "off_policy"

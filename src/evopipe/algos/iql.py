@@ -21,14 +21,16 @@ from torch import Tensor
 from evopipe.algos import _hyper
 from evopipe.algos._actor_critic import of_taken
 from evopipe.core import optim
-from evopipe.core.networks import Net, Nets, NetworkConfig, forward, interleave
+from evopipe.core.networks import Net, Nets, forward, interleave
 from evopipe.core.population import Widths, moments, parameters, row
 from evopipe.ops.distributions import masked_log_softmax
 from evopipe.ops.noise import gaussian
 from evopipe.ops.policy import epsilon_greedy, likeliest, or_random
 from evopipe.ops.value import expectile_loss, pick
 from evopipe.rng import Stream
-from evopipe.types import AlgoConfig, Batch, Hyper, Learned, Spaces, hyper
+from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.declare import AlgoConfig, hyper
+from evopipe.types import Batch, Hyper, Learned, Spaces
 
 PAPER = "https://arxiv.org/abs/2110.06169"
 REGIME = "off_policy"

@@ -22,11 +22,13 @@ from torch import Tensor
 
 from evopipe.algos import _hyper
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, Nets, NetworkConfig, encode, forward, remember, unroll
+from evopipe.core.networks import Net, Nets, encode, forward, remember, unroll
 from evopipe.core.population import Widths, moments, parameters, row, share_encoder
 from evopipe.ops.distributions import Distribution, distribution
 from evopipe.rng import Stream
-from evopipe.types import AlgoConfig, Chosen, Hyper, Learned, Sequences, Spaces, hyper
+from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.declare import AlgoConfig, hyper
+from evopipe.types import Chosen, Hyper, Learned, Sequences, Spaces
 
 PAPER = "https://arxiv.org/abs/1707.06347"
 REGIME = "on_policy"

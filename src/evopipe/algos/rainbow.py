@@ -22,12 +22,14 @@ from torch import Tensor
 
 from evopipe.algos import _hyper
 from evopipe.core import optim
-from evopipe.core.networks import Net, Nets, NetworkConfig, Views, forward, noise_scale, noisy
+from evopipe.core.networks import Net, Nets, Views, forward, noise_scale, noisy
 from evopipe.core.population import Widths, moments, parameters, row, scales
 from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import masked_argmax, project, regression_loss, support
 from evopipe.rng import Stream
-from evopipe.types import AlgoConfig, Batch, Hyper, Learned, Spaces, hyper
+from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.declare import AlgoConfig, hyper
+from evopipe.types import Batch, Hyper, Learned, Spaces
 
 PAPER = "https://arxiv.org/abs/1710.02298"
 REGIME = "off_policy"

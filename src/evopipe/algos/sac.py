@@ -21,13 +21,15 @@ from torch import Tensor
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.algos._actor_critic import of_taken
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, Nets, NetworkConfig, action_values, encode, forward, forward_each, interleave
+from evopipe.core.networks import Net, Nets, action_values, encode, forward, forward_each, interleave
 from evopipe.core.population import Widths, moments, parameters, row, share_encoder
 from evopipe.ops.distributions import LOG_STD_MAX, LOG_STD_MIN, masked_log_softmax, squashed_gaussian
 from evopipe.ops.policy import likeliest, or_random, random_legal
 from evopipe.ops.value import masked_argmax, twin_loss
 from evopipe.rng import Stream
-from evopipe.types import AlgoConfig, Batch, Hyper, Learned, Spaces, hyper
+from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.declare import AlgoConfig, hyper
+from evopipe.types import Batch, Hyper, Learned, Spaces
 
 PAPER = "https://arxiv.org/abs/1812.05905"
 REGIME = "off_policy"

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, Nets, NetworkConfig, action_value, action_values, encode, interleave, mu
+from evopipe.core.networks import Net, Nets, action_value, action_values, encode, interleave, mu
 from evopipe.core.population import Widths, moments, parameters, row, share_encoder
 from evopipe.ops.noise import smoothed
 from evopipe.ops.value import clipped_double_target, twin_loss
 from evopipe.rng import Stream
-from evopipe.types import AlgoConfig, Batch, Hyper, Learned, Spaces
+from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.declare import AlgoConfig
+from evopipe.types import Batch, Hyper, Learned, Spaces
 
 PAPER = "https://arxiv.org/abs/1802.09477"
 REGIME = "off_policy"

@@ -18,13 +18,15 @@ from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, Nets, NetworkConfig, action_value, action_values, interleave, mu
+from evopipe.core.networks import Net, Nets, action_value, action_values, interleave, mu
 from evopipe.core.population import Widths, moments, parameters, row
 from evopipe.ops.noise import gaussian, smoothed
 from evopipe.ops.policy import or_random
 from evopipe.ops.value import clipped_double_target, twin_loss
 from evopipe.rng import Stream
-from evopipe.types import AlgoConfig, Batch, Hyper, Learned, Spaces, hyper
+from evopipe.schema.blocks import NetworkConfig
+from evopipe.schema.declare import AlgoConfig, hyper
+from evopipe.types import Batch, Hyper, Learned, Spaces
 
 PAPER = "https://arxiv.org/abs/2106.06860"
 REGIME = "off_policy"

@@ -57,11 +57,13 @@ class Evolve(Schema):
         return self
 
 
-def hyper(default: Any, *, doc: str, unit: str = "", raising: str = "", evolvable: bool = False, **bounds: Any) -> Any:
+def hyper(
+    default: Any = ..., *, doc: str, unit: str = "", raising: str = "", evolvable: bool = False, **bounds: Any
+) -> Any:
     """Declare one hyper-parameter of an algorithm.
 
     Args:
-        default: value where a caller gives none (`params.yaml` gives all).
+        default: value where a caller gives none (`params.yaml` gives all); without it for a type, `Annotated`.
         doc: what it does.
         unit: its unit, empty where it has none.
         raising: what raising it does.
