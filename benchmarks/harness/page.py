@@ -608,7 +608,7 @@ def _threads(results: Results) -> list[str]:
 
 
 def _loop(results: Results) -> list[str]:
-    lines = ["## Run, checkpoint", ""]
+    lines = ["## Loop, checkpoint", ""]
     rows, used = [], []
     for name in ("efficiency_lander", "efficiency_cartpole"):
         if name in results:
@@ -626,7 +626,7 @@ def _loop(results: Results) -> list[str]:
     if not rows:
         return [*lines, MISSING]
     lines += [
-        "Run efficiency is environment, acting and learning, each timed alone on the same work, over the whole loop's "
+        "Loop efficiency is environment, acting and learning, each timed alone on the same work, over the whole loop's "
         "time, all in one process: what the loop itself adds is the rest.", "",
         *table(("", "measured", "aim"), rows), *made_by(*used),
     ]  # fmt: skip

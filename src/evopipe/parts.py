@@ -16,7 +16,9 @@ from evopipe.run.drive import begin
 from evopipe.run.evaluate import Episodes, evaluate
 from evopipe.run.learn import learn, updates_due
 from evopipe.run.off_policy import OffPolicy
+from evopipe.run.offline import Offline
 from evopipe.run.on_policy import OnPolicy
+from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig
 from evopipe.stages.setup import make_spec
@@ -32,9 +34,11 @@ __all__ = [
     "Mutation",
     "MutationConfig",
     "OffPolicy",
+    "Offline",
     "OnPolicy",
     "Replay",
     "RowLayout",
+    "Run",
     "Selection",
     "Spec",
     "Step",

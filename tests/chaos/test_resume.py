@@ -16,10 +16,10 @@ import torch
 
 import populations
 import tiny
-from evopipe import algos, config
+from evopipe import algos
 from evopipe.run.drive import begin
-from evopipe.run.off_policy import OffPolicy
-from evopipe.schema.params import Params
+from evopipe.run import run as training
+from evopipe.schema.params import Params, load_params
 from evopipe.stages.setup import make_spec, read_members
 from evopipe.storage.checkpoint import CheckpointStore
 from tiny import TRAINED, Run, Starter, call, checkpoints, digests, evopipe, starter, wait_for, write_params
@@ -109,11 +109,11 @@ def test_killed_fifty_times(start: Starter, tmp_path: Path, expected: dict[str, 
 def test_every_bit_of_the_state_comes_back(tmp_path: Path, sharing: str) -> None:
     """Replay, moments, environments, counters: the whole state, saved and loaded at random ticks."""
     folder = prepared(tmp_path, {"train.replay.sharing": sharing, "train.max_steps": 1000})
-    params = config.load_params(folder / "params.yaml")
+    params = load_params(folder / "params.yaml")
     problem = make_spec(params)
     members, _ = read_members(folder / "models/population", problem, "population")
 
-    def step(loop: OffPolicy) -> None:
+    def step(loop: training.Run) -> None:
         if loop.clock.generation_over:
             loop.close_generation(lambda: False)
         else:
@@ -158,7 +158,7 @@ def on_policy(kind: str) -> dict[str, Any]:
 def test_every_bit_of_an_on_policy_state_comes_back(tmp_path: Path, kind: str) -> None:
     """Half-full rollouts, what networks remember, actions that are chosen: saved and loaded at random ticks."""
     folder = prepared(tmp_path, {**on_policy(kind), "train.max_steps": 1000})
-    problem = make_spec(config.load_params(folder / "params.yaml"))
+    problem = make_spec(load_params(folder / "params.yaml"))
     members, _ = read_members(folder / "models/population", problem, "population")
 
     def step(loop: Any, choose: bool = False) -> None:
@@ -349,7 +349,7 @@ def test_saving_takes_little_of_the_time(tmp_path: Path) -> None:
         tmp_path,
         {"train.max_steps": 40_000, "train.evo_steps": 10_000, "train.replay.capacity": 100_000, "train.warm_start": 0},
     )
-    params = config.load_params(folder / "params.yaml")
+    params = load_params(folder / "params.yaml")
     problem = make_spec(params)
     members, _ = read_members(folder / "models/population", problem, "population")
     loop = begin(problem, members)

@@ -18,6 +18,7 @@ import populations
 from evopipe import algos
 from evopipe.core import population
 from evopipe.errors import ParamsError
+from evopipe.evolve.lineage import Record
 from evopipe.evolve.step import evolve
 from evopipe.run.drive import begin
 from evopipe.run.spec import first_members
@@ -54,7 +55,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(algo: str, ru
         states.append(loop.state())
     assert equal_states(states[0], states[1]) == []
     assert "pool.obs" in equal_states(states[0], states[2])
-    assert states[0][1]["generation"] == 3
+    assert states[0][1]["clock"]["generation"] == 3
     assert states[0][1]["reason"] == "max_steps"
 
 
@@ -143,7 +144,7 @@ def test_a_nan_leaves_the_other_members_bit_identical(
     assert ill.clock.env_steps == clean.clock.env_steps, "its environments go on"
 
     close_generation(ill)
-    record = ill.lineage[-1]
+    record = ill.lineage[-1].to_json()
     assert record["members"][2]["fitness"] is None
     assert not record["members"][2]["healthy"]
     assert ill.champion is not None
@@ -159,8 +160,8 @@ def test_a_nan_that_no_update_saw_is_found_by_the_evaluation(algo: str, run: Cal
         loop.advance()
     plant_weight(loop, 0)
     close_generation(loop)
-    assert [m["healthy"] for m in loop.lineage[-1]["members"]] == [False, True, True, True]
-    assert all(child["parent_slot"] != 0 for child in loop.lineage[-1]["children"])
+    assert [m.healthy for m in loop.lineage[-1].members] == [False, True, True, True]
+    assert all(child.parent_slot != 0 for child in loop.lineage[-1].children)
 
 
 def test_where_all_diverge_the_last_good_generation_returns(algo: str, run: Callable[..., Any]) -> None:
@@ -171,7 +172,7 @@ def test_where_all_diverge_the_last_good_generation_returns(algo: str, run: Call
     for slot in range(3):
         plant_weight(loop, slot)
     close_generation(loop)
-    assert loop.lineage[-1]["restored"]
+    assert loop.lineage[-1].restored
     assert all(same(a, b) for a, b in zip(loop.members, good, strict=True))
     assert all(m.healthy for m in loop.members)
 
@@ -179,11 +180,12 @@ def test_where_all_diverge_the_last_good_generation_returns(algo: str, run: Call
 def test_the_lineage_says_who_came_from_whom_and_what_changed(algo: str, run: Callable[..., Any]) -> None:
     loop = run(unlike(algo), 4)
     finish(loop)
-    assert [record["generation"] for record in loop.lineage] == [0, 1, 2, 3]
-    assert [record["step"] for record in loop.lineage] == [0, 200, 400, 600]
-    assert [(child["id"], child["parent"]) for child in loop.lineage[0]["children"]] == [(i, None) for i in range(4)]
-    del loop.lineage[0]  # whom nobody evaluated
-    for record, after in zip(loop.lineage, [*loop.lineage[1:], None], strict=True):
+    lineage = [record.to_json() for record in loop.lineage]
+    assert [record["generation"] for record in lineage] == [0, 1, 2, 3]
+    assert [record["step"] for record in lineage] == [0, 200, 400, 600]
+    assert [(child["id"], child["parent"]) for child in lineage[0]["children"]] == [(i, None) for i in range(4)]
+    del lineage[0]  # whom nobody evaluated
+    for record, after in zip(lineage, [*lineage[1:], None], strict=True):
         ids = {m["id"]: m["slot"] for m in record["members"]}
         assert all(isinstance(m["fitness"], float) for m in record["members"])
         assert record["champion"]["id"] >= 0
@@ -199,7 +201,7 @@ def test_the_lineage_says_who_came_from_whom_and_what_changed(algo: str, run: Ca
             survived = child["id"] in ids
             assert ids[child["id"] if survived else child["parent"]] == child["parent_slot"]
             assert child["mutation"]["kind"] == "none" if survived else True
-    assert json.loads(json.dumps(loop.lineage)) == loop.lineage
+    assert [Record.from_json(json.loads(json.dumps(record))) for record in lineage] == loop.lineage[1:]
 
 
 # ----------------------------------------------------------------------------------------------- save and load
@@ -294,9 +296,11 @@ def test_an_algorithm_defines_what_it_must(algo: str) -> None:
 def test_an_algorithm_that_lacks_a_name_is_refused_with_a_sentence(
     algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, lacks = (algos.ON_POLICY, "schedule") if is_on_policy(algo) else (algos.OFF_POLICY, "act")
-    kept = "\n".join(f"{name} = None" for name in algos.REQUIRED | own if name != lacks)
-    (tmp_path / "lacking.py").write_text(kept)
+    own, lacks = (
+        (algos.REGIMES["on_policy"], "schedule") if is_on_policy(algo) else (algos.REGIMES["off_policy"], "act")
+    )
+    kept = "\n".join(f"{name} = None" for name in algos.REQUIRED | own if name not in (lacks, "REGIME"))
+    (tmp_path / "lacking.py").write_text(f"{kept}\nREGIME = {algos.get(algo.partition(':')[0]).REGIME!r}")
     monkeypatch.setattr(algos, "__path__", [*algos.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, "evopipe.algos.lacking", raising=False)  # another case's
     algos.names.cache_clear()
@@ -304,7 +308,9 @@ def test_an_algorithm_that_lacks_a_name_is_refused_with_a_sentence(
         assert "lacking" in algos.names()
         with pytest.raises(ImportError) as raised:
             algos.get("lacking")
-        assert str(raised.value) == (f"algos/lacking.py does not define {lacks!r} ({own[lacks]}): every algorithm must")
+        assert str(raised.value) == (
+            f"algos/lacking.py does not define {lacks!r} ({own[lacks]}): every such algorithm must"
+        )
         with pytest.raises(ParamsError, match="did you mean 'lacking'"):
             algos.get("laking")
     finally:
@@ -329,5 +335,5 @@ def test_mutations_before_training_are_in_the_lineage(algo: str) -> None:
     p = populations.problem(algo=algo, mutation={"before_training": True, "probabilities": ALWAYS_HYPER})
     members, births = first_members(p, 2)
     loop = begin(p, members, None, births)
-    assert [child["mutation"]["kind"] for child in loop.lineage[0]["children"]] == ["rl_hp", "rl_hp"]
+    assert [child.mutation.kind for child in loop.lineage[0].children] == ["rl_hp", "rl_hp"]
     loop.close()

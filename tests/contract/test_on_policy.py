@@ -189,7 +189,7 @@ def test_every_kind_of_mutation_learns_on(name: str, kind: str, run: Callable[..
     chances = dict.fromkeys(("none", "architecture", "parameters", "activation", "rl_hp"), 0.0) | {kind: 1.0}
     loop = run(variant(name, mutation={**UNLIKE, "before_training": False, "probabilities": chances}), 3)
     finish(loop)
-    done = [child["mutation"]["kind"] for record in loop.lineage[1:] for child in record["children"]]
+    done = [child.mutation.kind for record in loop.lineage[1:] for child in record.children]
     assert {kind} <= {*done} <= {kind, "none"}
     assert all(m.healthy for m in loop.members)
     assert all(float(m.tensors["updates"]) > 10 for m in loop.members)
@@ -273,12 +273,12 @@ def test_an_episode_that_cannot_be_brought_back_is_cut(chosen: bool, run: Callab
     whole, resumed = run(p, 2), run(p, 2)
     advance(whole, 5)
     if chosen:
-        whole.choose()
+        whole.regime.choose()
     whole.regime.returns.fill_(3.0)  # of the rewards so far
     lost = resumed.restore(*copied(whole))
     assert not resumed.regime.returns.any()
-    assert lost == whole.pool.rows, "noise that no seed governs"
-    rollout = resumed.lessons.rollouts[0]
+    assert lost == whole.regime.world.pool.rows, "noise that no seed governs"
+    rollout = resumed.regime.lessons.rollouts[0]
     assert (rollout.after[:, 4, :, -2] == 1).all(), "cut"
     advance(resumed, 1)
     at = rollout.layout.log_prob
@@ -322,7 +322,7 @@ def test_frozen_and_diverged_members_act_legally(
         loop.advance()
     assert loop.regime.world.pool.masked == (not loop.spec.spaces.continuous)
     close_generation(loop)
-    assert [m["healthy"] for m in loop.lineage[-1]["members"]] == [True, False, False, True]
+    assert [m.healthy for m in loop.lineage[-1].members] == [True, False, False, True]
 
 
 def test_a_diverged_spread_of_continuous_actions_stays_with_its_member(run: Callable[..., Any]) -> None:
@@ -710,7 +710,7 @@ def test_a_function_that_records_too_little_too_much_or_without_choosing_is_told
         loop.advance()
     loop.close()
     loop = collecting(lambda loop, ticks: loop.record(loop.pool.step(np.zeros(8, np.int64))))
-    with pytest.raises(UsageError, match=r"no action was chosen: call loop\.choose\(\) before loop\.record\(step\)"):
+    with pytest.raises(UsageError, match=r"no action was chosen: call choose\(\) before record\(step\)"):
         loop.advance()
     loop.close()
 

@@ -155,7 +155,7 @@ def test_a_child_draws_by_its_parents_priorities_or_by_none(
     populations.plant_weight(loop, 1)  # no parent
     before, largest = trees.levels[0].clone(), trees.largest.clone()
     close_generation(loop)
-    parents = [child["parent_slot"] for child in loop.lineage[-1]["children"]]
+    parents = [child.parent_slot for child in loop.lineage[-1].children]
     assert 1 not in parents
     assert any(parent == slot for slot, parent in enumerate(parents)), "some stay"
     for slot, parent in enumerate(parents):
@@ -184,7 +184,7 @@ def test_where_all_diverge_their_priorities_go_with_them(
     trees = loop.regime.replay.priorities
     assert trees is not None
     close_generation(loop)
-    assert loop.lineage[-1]["restored"]
+    assert loop.lineage[-1].restored
     assert torch.equal(trees.levels[0].sum(dim=1).long(), torch.from_numpy(loop.regime.replay.filled([0, 1, 2])))
     assert trees.levels[0].unique().tolist() in ([1.0], [0.0, 1.0])
     assert trees.largest.tolist() == [1.0] * 3

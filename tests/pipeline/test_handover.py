@@ -17,7 +17,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from evopipe.run.base import Champion
 
 import evopipe
 import populations
@@ -31,6 +30,7 @@ from evopipe.keys import content_key, state_folder
 from evopipe.machine import fingerprint
 from evopipe.rng import Purpose
 from evopipe.run.drive import begin
+from evopipe.run.run import Champion
 from evopipe.run.spec import first_members
 from evopipe.schema.params import Params, parse_params
 from evopipe.signals import StopSignal
@@ -311,7 +311,7 @@ def test_training_writes_what_the_loop_ended_with(tmp_path: Path, mode: str) -> 
     assert [replace(m, tensors={}) for m in trained] == [replace(m, tensors={}) for m in expected]
     assert all(populations.same(a, b) for a, b in zip(trained, expected, strict=True))
     lineage = [json.loads(line) for line in (tmp_path / "reports/lineage.jsonl").read_text().splitlines()]
-    assert lineage == json.loads(json.dumps(loop.lineage))
+    assert lineage == json.loads(json.dumps([record.to_json() for record in loop.lineage]))
     assert [record["generation"] for record in lineage] == [0, 1, 2]
     assert any(child["mutation"]["kind"] != "none" for child in lineage[0]["children"])
 
@@ -319,7 +319,7 @@ def test_training_writes_what_the_loop_ended_with(tmp_path: Path, mode: str) -> 
     summary = read(tmp_path / "reports/train.json")
     assert (summary["best_fitness"], summary["mean_fitness"]) == pytest.approx((max(last), sum(last) / 3))
     assert summary["steps"] == {
-        "each_member": 120, "training": 360, "evaluation": loop.eval_steps, "all": 360 + loop.eval_steps,
+        "each_member": 120, "training": 360, "evaluation": loop.clock.eval_steps, "all": 360 + loop.clock.eval_steps,
     }  # fmt: skip
     assert (summary["warm_start"], summary["generations"], summary["target"]) == (len(warm.action), 2, None)
     assert summary["elite"] == about["elite"]
@@ -335,7 +335,7 @@ def test_training_writes_what_the_loop_ended_with(tmp_path: Path, mode: str) -> 
     assert said[0] == Start("train", "handover_envs:Drift-v0", "dqn", 3, 120, None)
     assert [(event.generation, event.step) for event in said if isinstance(event, Generation)] == [(1, 60), (2, 120)]
     assert isinstance(said[-1], End)
-    assert (said[-1].reason, said[-1].env_steps, said[-1].eval_steps) == ("all steps taken", 360, loop.eval_steps)
+    assert (said[-1].reason, said[-1].env_steps, said[-1].eval_steps) == ("all steps taken", 360, loop.clock.eval_steps)
     timed = table(tmp_path / "reports/timing.csv")
     assert [[row[0], *row[2:]] for row in timed[1:]] == [
         ["1", "180", rows[0][3]], ["2", "180", str(int(rows[1][3]) - int(rows[0][3]))],
@@ -371,8 +371,9 @@ def test_what_training_writes_by_hand(tmp_path: Path) -> None:
     champion = replace(before, id=77, parent=70, slot=1, fitness=(1.0, 12.5))
     loop.champion = Champion(champion, 12.25, 0.75, True, 4)
     loop.curve = [[1, 60, 180, 45, None, None, None], [2, 120, 360, 93, 0.0, -2.25, 12.25]]
-    loop.tick, loop.generation, loop.env_steps, loop.eval_steps = 40, 2, 360, 93
-    loop.warm, loop.broken_rows, loop.broken_here = 17, 5, 1
+    clock = loop.clock
+    clock.tick, clock.generation, clock.env_steps, clock.eval_steps = 40, 2, 360, 93
+    loop.regime.warm, clock.broken, clock.broken_here = 17, 5, 1
     train._write_outputs(loop, loop.champion, params, tmp_path)
     loop.close()
     members, about = read_members(tmp_path / "models/trained", problem, "train")
@@ -481,7 +482,7 @@ def test_a_run_that_broke_off_goes_on_with_its_own_dataset(
     monkeypatch.setattr(Drift, "fuse", None)
     (before,) = states(tmp_path)
     (saved,) = tmp_path.glob(".evopipe/train/*/checkpoints/step-*/meta.json")
-    ticks = read(saved)["meta"]["tick"]
+    ticks = read(saved)["meta"]["clock"]["tick"]
     assert 0 < ticks < 40
     shutil.copytree(tmp_path, tmp_path / "whole", ignore=shutil.ignore_patterns(".evopipe"))
     train.run(params, quiet=True, folder=tmp_path / "whole")
@@ -509,7 +510,7 @@ def test_a_signal_saves_a_run_that_has_not_ended(tmp_path: Path) -> None:
         train._train(loop, params, store, stop, *others)
     saved = store.load()
     assert saved is not None
-    assert saved.meta["tick"] == 1
+    assert saved.meta["clock"]["tick"] == 1
     populations.finish(loop)
     assert train._train(loop, params, CheckpointStore(tmp_path / "none"), stop, *others) is loop.champion
     loop.close()
@@ -556,7 +557,7 @@ def test_saving_waits_its_seconds_and_a_hundred_times_what_it_costs(tmp_path: Pa
     saver.save()
     loop.advance()
     saver.save()
-    loop.generation += 1  # closing one takes no step
+    loop.clock.generation += 1  # closing one takes no step
     saver.save()
     assert sorted(path.name for path in store.folder.iterdir()) == ["step-000000000001", "step-000000000002"]
     loop.close()

@@ -299,12 +299,12 @@ def test_fitness_of_selection_is_the_mean_of_the_configured_window() -> None:
         p = populations.problem("CartPole-v1", tournament={"window": window, "size": 1})
         members = first_members(p, 4)[0]
         run = begin(p, [replace(m, fitness=histories.get(m.slot, (0.0, 0.0, 0.0))) for m in members])
-        while not run.generation_over:
+        while not run.clock.generation_over:
             run.advance()
         populations.close_generation(run)
         last = [m.fitness[-1] for c in run.cohorts for m in c.members if m.slot == 0]
         assert len(last) == 1
-        elites[window] = run.lineage[-1]["children"][0]["id"]
+        elites[window] = run.lineage[-1].children[0].id
     assert elites[1] != 3
     assert elites[3] == 3
     assert elites[4] != 3

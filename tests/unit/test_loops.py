@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from evopipe.run.base import Champion
-from evopipe.run.on_device import OnDevice
 
 import populations
 from envs_for_tests import Diary, Lottery
@@ -26,12 +24,12 @@ from evopipe.envs.pool import EnvPool
 from evopipe.errors import DivergedError, EnvironmentFailed
 from evopipe.evolve.mutate import NONE
 from evopipe.rng import Purpose, Stream
-from evopipe.run.drive import begin, describe_generation
+from evopipe.run.drive import begin, describe_generation, drive
 from evopipe.run.evaluate import seen
-from evopipe.run.on_policy import OnPolicy
 from evopipe.run.rollouts import learn_from_rollout
-from evopipe.run.run import run as drive
+from evopipe.run.run import Champion
 from evopipe.run.spec import Spec, first_members, go_on
+from evopipe.run.world import TensorWorld, World
 from evopipe.storage.dataset import Transitions
 from evopipe.track.events import Generation, Message, Progress, Tracker
 from populations import LONG, advance, close_generation, equal_states, finish, plant_weight, same
@@ -96,14 +94,18 @@ def test_the_memory_holds_each_usable_step_of_each_member_s_own_episodes(
     train = {**LONG, "replay": {"capacity": 1000, "sharing": sharing}}
     loop = run(populations.problem("envs_for_tests:Diary-v0", algo, train=train, num_envs=3), 2)
     advance(loop, TICKS)
-    books = [[pages(int(key), env, TICKS) for env in range(3)] for key in loop.keys]
+    books = [[pages(int(key), env, TICKS) for env in range(3)] for key in loop.regime.keys]
     ended = {name for member in books for env in member for name in ("terminated", "truncated") for x in env if x[name]}
     assert ended == {"terminated", "truncated"}
-    assert loop.broken_rows == loop.broken_here == sum(x["broken"] for member in books for env in member for x in env)
-    assert loop.broken_rows > 10
+    assert (
+        loop.clock.broken
+        == loop.clock.broken_here
+        == sum(x["broken"] for member in books for env in member for x in env)
+    )
+    assert loop.clock.broken > 10
     groups = [[0], [1]] if sharing == "own" else [[0, 1]]
     for memory, slots in enumerate(groups):
-        rows = iter(loop.replay.rows[memory, : loop.replay.size[memory]].tolist())
+        rows = iter(loop.regime.replay.rows[memory, : loop.regime.replay.size[memory]].tolist())
         last = dict.fromkeys(((slot, env) for slot in slots for env in range(3)), 0.0)
         for tick in range(TICKS):
             for slot, env in last:
@@ -130,14 +132,14 @@ def test_a_transition_over_several_steps_ends_where_its_episode_does(run: Callab
     replay = {"capacity": 1000, "sharing": "own", "n_step": 3}
     loop = run(populations.problem("envs_for_tests:Diary-v0", train={**LONG, "replay": replay}, num_envs=3), 2)
     advance(loop, TICKS)
-    for slot, key in enumerate(loop.keys):
+    for slot, key in enumerate(loop.regime.keys):
         last = {}  # step at which each episode that is over was last usable, and whether it terminated there
         for env in range(3):
             book = pages(int(key), env, TICKS)
             for page, then in itertools.pairwise([*book, {"broken": False}]):
                 if page["terminated"] or page["truncated"] or (then["broken"] and not page["broken"]):
                     last[page["after"][0]] = page["after"][1], page["terminated"]
-        rows = loop.replay.rows[slot, : loop.replay.size[slot]].tolist()
+        rows = loop.regime.replay.rows[slot, : loop.regime.replay.size[slot]].tolist()
         chosen = {(row[0], row[1]): row[6] for row in rows}
         assert len(chosen) == len(rows) > 20
         assert {*chosen} >= {(begun, step) for begun, (end, _) in last.items() for step in range(end)}
@@ -163,12 +165,12 @@ def test_a_rollout_holds_each_step_of_each_member_s_own_episodes(run: Callable[.
     assert len(loop.cohorts) > 1
     advance(loop, TICKS)
     broken = 0
-    for cohort, rollout in zip(loop.cohorts, loop.lessons.rollouts, strict=True):
+    for cohort, rollout in zip(loop.cohorts, loop.regime.lessons.rollouts, strict=True):
         at = rollout.layout.log_prob
         for i, slot in enumerate(cohort.slots):
             for env in range(3):
                 last = 0.0
-                for tick, page in enumerate(pages(int(loop.keys[slot]), env, TICKS)):
+                for tick, page in enumerate(pages(int(loop.regime.keys[slot]), env, TICKS)):
                     row, after = rollout.rows[i, tick, env].tolist(), rollout.after[i, tick, env].tolist()
                     last = 0.0 if page["first"] else last
                     assert row[:3] == [*page["before"], last]
@@ -181,7 +183,7 @@ def test_a_rollout_holds_each_step_of_each_member_s_own_episodes(run: Callable[.
                         broken += 1
                     else:
                         assert after == [*page["after"], action, page["reward"] + action, *map(float, ends), 1.0]
-    assert loop.broken_rows == loop.broken_here == broken > 10
+    assert loop.clock.broken == loop.clock.broken_here == broken > 10
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -199,14 +201,14 @@ def test_tensors_begin_each_episode_from_its_own_seed(resumed: bool, run: Callab
         loop = other
     advance(loop, 30)
     pool = EnvPool(p.env, 1)
-    for cohort, rollout in zip(loop.cohorts, loop.lessons.rollouts, strict=True):
+    for cohort, rollout in zip(loop.cohorts, loop.regime.lessons.rollouts, strict=True):
         begins = rollout.rows[..., rollout.layout.log_prob + 2] > 0
         for i, slot in enumerate(cohort.slots):
             for env in range(3):
                 starts = rollout.rows[i, :60, env][begins[i, :60, env]][:, :4]
                 assert len(starts) >= 5
                 for number, start in enumerate(starts):
-                    pool.reset([0], [seed_of(int(loop.keys[slot]), env, number)])
+                    pool.reset([0], [seed_of(int(loop.regime.keys[slot]), env, number)])
                     assert start.tolist() == pool.obs[0].tolist(), (slot, env, number)
                 # In between each step follows from the one before, under the action that was chosen for this row.
                 after, row = rollout.after[i, :60, env], rollout.rows[i, :60, env]
@@ -227,14 +229,14 @@ def test_a_run_on_tensors_is_the_same_through_a_pool(run: Callable[..., Any]) ->
         config={"learn_step": 24}, train={"evo_steps": 64, "normalise": {"observations": True, "rewards": True}},
     )  # fmt: skip
     p = replace(p, env=p.env.model_copy(update={"backend": "torch"}))
-    device, pooled = run(p, 4), OnPolicy(p, first_members(p, 4)[0])
+    device, pooled = run(p, 4), run(p, 4)
+    assert isinstance(device.regime.world, TensorWorld)
+    pooled.regime.world = World(p, pooled.regime.keys, pooled.clock, EnvPool(p.env, 16))
     for loop in (device, pooled):
         advance(loop, 24)
-    assert isinstance(device, OnDevice)
-    assert device.generation == 1
+    assert device.clock.generation == 1
     assert all(same(a, b) for a, b in zip(device.members, pooled.members, strict=True))
     assert device.curve == pooled.curve
-    pooled.close()
 
 
 # ------------------------------------------------------------------------------------------------- which draws decide
@@ -261,36 +263,35 @@ def test_each_tick_acts_and_learns_by_draws_of_its_own(algo: str, run: Callable[
     )  # fmt: skip
     loop = run(p, 3)
     loop._form([replace(m, hyper={**m.hyper, "gamma": 0.9 + 0.03 * m.slot}) for m in loop.members])
-    layout = loop.replay.layout
+    layout = loop.regime.replay.layout
     for tick, (epsilon, (due, turn)) in enumerate(zip(EPSILON[algo], DUE, strict=True)):
-        if loop.generation_over:
+        if loop.clock.generation_over:
             assert tick == 5
             close_generation(loop)
         (cohort,) = p.form(loop.members)
-        obs = torch.from_numpy(loop.pool.obs.copy()).view(3, 4, 4)
+        obs = torch.from_numpy(loop.regime.world.pool.obs.copy()).view(3, 4, 4)
         legal = torch.ones(3, 4, p.actions, dtype=torch.bool)
         cohort.normaliser.see(obs, cohort.healthy)
         rate, draws = torch.full((3,), epsilon), Stream(cohort.keys, Purpose.ACT, torch.tensor([tick]))
         actions = p.algo.act(p.algo_config, cohort.state, cohort.shown(obs), legal, rate, draws)
-        state, healthy = cohort.state, cohort.healthy
+        healthy = cohort.healthy
         for i in range(due):
             when = torch.tensor([tick * 8192 + i])
             index = (rng.uniform(cohort.keys, Purpose.REPLAY, when, cohort.batch)[:, 0] * 4 * tick).long()
-            rows = torch.stack([loop.replay.rows[slot, index[slot]] for slot in range(3)])
+            rows = torch.stack([loop.regime.replay.rows[slot, index[slot]] for slot in range(3)])
             batch = layout.unpack(rows, cohort.weight, cohort.hyper["gamma"])
             batch = replace(batch, obs=cohort.shown(batch.obs), next_obs=cohort.shown(batch.next_obs))
             draw = Stream(cohort.keys, Purpose.UPDATE, when)
-            state, _, healthy, _ = p.algo.update(
-                p.algo_config, state, cohort.hyper, batch, healthy, draw, (turn + i) % p.period
-            )
+            turned = (turn + i) % p.period
+            _, healthy, _ = p.algo.update(p.algo_config, cohort.state, cohort.hyper, batch, healthy, draw, turned)
         before = [member.tensors["updates"].item() for member in loop.members]
         loop.advance()
-        taken = loop.replay.rows[:, 4 * tick : 4 * tick + 4, 8 : 8 + (p.actions if p.spaces.continuous else 1)]
+        taken = loop.regime.replay.rows[:, 4 * tick : 4 * tick + 4, 8 : 8 + (p.actions if p.spaces.continuous else 1)]
         assert torch.equal(taken, actions.view(3, 4, -1).float()), tick
         assert [member.tensors["updates"].item() - n for member, n in zip(loop.members, before, strict=True)] == [
             due
         ] * 3
-        for member, expected in zip(loop.members, population.dissolve([replace(cohort, state=state)]), strict=True):
+        for member, expected in zip(loop.members, population.dissolve([cohort]), strict=True):
             assert same(member, expected), tick
 
 
@@ -304,41 +305,41 @@ def test_each_tick_of_members_that_remember(run: Callable[..., Any]) -> None:
     )  # fmt: skip
     loop = run(p, 3)
     assert len(loop.cohorts) > 1
-    memories = [memory.clone() for memory in loop.memories]
+    memories = [memory.clone() for memory in loop.regime.memories]
     # A generation of 5 ticks is two rollouts of 2, and one of what is left.
     for tick, (place, length) in enumerate([(0, 0), (1, 2), (0, 0), (1, 2), (0, 1), (0, 0), (1, 2)]):
         if tick == 5:
             close_generation(loop)
-            memories = [memory.clone() for memory in loop.memories]
-        obs, legal, begins = (torch.from_numpy(x.copy()) for x in seen(loop.pool))
+            memories = [memory.clone() for memory in loop.regime.memories]
+        obs, legal, begins = (torch.from_numpy(x.copy()) for x in seen(loop.regime.world.pool))
         before = loop.members
-        loop.choose()
+        loop.regime.choose()
         fresh = [p.form([member])[0] for member in before]
         for i, cohort in enumerate(loop.cohorts):
             for row, slot in enumerate(cohort.slots):
                 mine = slice(3 * slot, 3 * slot + 3)
                 memory = memories[i][row].masked_fill(begins[mine, None], 0.0)
-                draws = Stream(torch.from_numpy(loop.keys[slot : slot + 1]), Purpose.ACT, torch.tensor([tick]))
+                draws = Stream(torch.from_numpy(loop.regime.keys[slot : slot + 1]), Purpose.ACT, torch.tensor([tick]))
                 width = fresh[slot].memory
                 took = p.algo.step(
                     p.algo_config, fresh[slot].state, obs[mine][None], legal[mine][None], memory[None, :, :width], draws
                 )
-                assert loop.pending[mine].tolist() == took.action[0].tolist(), (tick, slot)
-                torch.testing.assert_close(loop.memories[i][row, :, :width], took.memory[0], rtol=1e-4, atol=1e-5)
-        held, memories = memories, [memory.clone() for memory in loop.memories]
-        rollouts = copy.deepcopy(loop.lessons.rollouts)
+                assert loop.regime.world.pending[mine].tolist() == took.action[0].tolist(), (tick, slot)
+                torch.testing.assert_close(
+                    loop.regime.memories[i][row, :, :width], took.memory[0], rtol=1e-4, atol=1e-5
+                )
+        held, memories = memories, [memory.clone() for memory in loop.regime.memories]
+        rollouts = copy.deepcopy(loop.regime.lessons.rollouts)
         for rollout, old, new in zip(rollouts, held, memories, strict=True):
             assert torch.equal(rollout.memory[:, place], old)
             assert torch.equal(rollout.memory[:, place + 1], new)
         cohorts = [p.form([m for m in before if m.slot in c.slots])[0] for c in loop.cohorts]
         loop.advance()
-        for cohort, rollout, now in zip(cohorts, rollouts, loop.lessons.rollouts, strict=True):
-            if not length:
-                expected = cohort
-            else:
+        for cohort, rollout, now in zip(cohorts, rollouts, loop.regime.lessons.rollouts, strict=True):
+            if length:
                 rollout.after.copy_(now.after)
-                expected, _ = learn_from_rollout(p, cohort, rollout, length, tick + 1)
-            for member in population.dissolve([expected]):
+                learn_from_rollout(p, cohort, rollout, length, tick + 1)
+            for member in population.dissolve([cohort]):
                 assert same(member, loop.members[member.slot]), (tick, member.slot)
 
 
@@ -361,7 +362,7 @@ def lottery(seed: int = 3, kwargs: Mapping[str, Any] | None = None, mutation: An
 
 def ready(loop: Any) -> Any:
     """A run at the end of its generation."""
-    while not loop.generation_over:
+    while not loop.clock.generation_over:
         loop.advance()
     return loop
 
@@ -407,14 +408,14 @@ def test_a_generation_by_hand(run: Callable[..., Any]) -> None:
                 best_so_far = (members[best].id, confirmed[best].mean(), error, generation)
         close_generation(loop)
         record = loop.lineage[-1]
-        assert [m["fitness"] for m in record["members"]] == pytest.approx(means.tolist())
-        assert [m["id"] for m in record["members"]] == [m.id for m in members]
+        assert [m.fitness for m in record.members] == pytest.approx(means.tolist())
+        assert [m.id for m in record.members] == [m.id for m in members]
         assert best != 4 != int(means.argmin()) or generation > 1
         crowned = loop.champion
         assert (crowned.member.id, crowned.generation) == (best_so_far[0], best_so_far[3])
         assert (crowned.score, crowned.error) == pytest.approx(best_so_far[1:3])
         assert crowned.confirmed
-        assert (loop.eval_steps, loop.env_steps) == (counted, generation * 2 * 20)
+        assert (loop.clock.eval_steps, loop.clock.env_steps) == (counted, generation * 2 * 20)
         row = [generation, generation * 8, generation * 40, counted, means.max(), means.mean(), best_so_far[1]]
         assert loop.curve[-1] == pytest.approx(row)
         told = describe_generation(loop, 1.0, births)
@@ -452,7 +453,7 @@ def test_who_is_the_champion_after_a_generation(
     before = loop.champion
     loop._form([replace(m, fitness=(float(m.slot),)) for m in loop.members])  # in generations before, the last was best
     close_generation(ready(loop))
-    assert loop.eval_steps == 3 * 6 + 8 * again
+    assert loop.clock.eval_steps == 3 * 6 + 8 * again
     if kept:
         assert loop.champion is before
         return
@@ -487,7 +488,7 @@ def test_the_target_is_cleared_by_so_many_standard_errors(run: Callable[..., Any
 def test_the_cap_of_evaluation_holds_for_the_confirmation_too(run: Callable[..., Any]) -> None:
     loop = run(lottery(kwargs={"steps": 9}, eval_steps=4), 2)
     close_generation(ready(loop))
-    assert loop.eval_steps == 4 * (2 * 6 + 8)
+    assert loop.clock.eval_steps == 4 * (2 * 6 + 8)
     assert loop.champion.score > 4 * tickets(loop.spec, Purpose.CONFIRM, 8).mean() - 1e-6
 
 
@@ -502,14 +503,14 @@ def test_few_broken_episodes_are_left_out_and_many_condemn(many: bool, run: Call
     close_generation(ready(loop))
     record = loop.lineage[-1]
     if not many:
-        assert [m["fitness"] for m in record["members"]] == pytest.approx([drawn[2:].mean()] * 3)
+        assert [m.fitness for m in record.members] == pytest.approx([drawn[2:].mean()] * 3)
         assert loop.champion.score == pytest.approx(drawn[2:].mean())
         assert loop.champion.error == pytest.approx(drawn[2:].std(ddof=1) / math.sqrt(18))
         assert loop.diverged == 0
         return
-    assert [(m["fitness"], m["healthy"]) for m in record["members"]] == [(None, False)] * 3
+    assert [(m["fitness"], m["healthy"]) for m in record.to_json()["members"]] == [(None, False)] * 3
     assert loop.champion is None
-    assert record["restored"]
+    assert record.restored
     assert [m.id for m in loop.members] == [m.id for m in first]
     assert all(same(a, b) and a.healthy for a, b in zip(loop.members, first, strict=True))
     close_generation(ready(loop))
@@ -528,10 +529,7 @@ def test_a_healthy_generation_forgives_those_that_diverged_before(run: Callable[
     assert loop.diverged == 0
 
 
-COUNTED = (
-    "tick", "generation", "ticks_here", "env_steps", "eval_steps", "broken_rows", "broken_here", "diverged", "next_id",
-    "reason", "births", "losses", "curve", "lineage",
-)  # fmt: skip
+COUNTED = ("clock", "diverged", "next_id", "reason", "births", "losses", "curve", "lineage")
 
 
 def test_the_last_good_generation_is_the_last(run: Callable[..., Any]) -> None:
@@ -539,8 +537,7 @@ def test_the_last_good_generation_is_the_last(run: Callable[..., Any]) -> None:
     p = populations.problem(mutation=populations.UNLIKE, train={"learning_delay": 0, "evo_steps": 40})
     loop = run(p, 3)
     ready(loop)
-    losses = {slot: float(x) for c, own in zip(loop.cohorts, loop.cohort_losses, strict=True)
-              for slot, x in zip(c.slots, own, strict=True)}  # fmt: skip
+    losses = {slot: float(x) for c in loop.cohorts for slot, x in zip(c.slots, c.losses, strict=True)}
     assert len(set(losses.values())) == 3
     assert len(loop.cohorts) > 1
     close_generation(loop)
@@ -577,7 +574,7 @@ def test_a_saved_run_knows_who_is_frozen_and_who_failed(algo: str, run: Callable
     plant_weight(loop, 2)
     advance(loop, 10)
     assert [m.healthy for m in loop.members] == [True, True, False, True]
-    assert 0 < loop.broken_here == loop.broken_rows
+    assert 0 < loop.clock.broken_here == loop.clock.broken
     other.restore(*stored(loop))
     for name in COUNTED:
         assert repr(getattr(other, name)) == repr(getattr(loop, name))
@@ -613,8 +610,8 @@ def test_steps_are_rounded_up_to_whole_ticks(run: Callable[..., Any]) -> None:
     """Of four environments: ten steps are three ticks, and 22 are six."""
     loop = run(lottery(evo_steps=10, max_steps=22), 2)
     finish(loop)
-    assert [record["step"] for record in loop.lineage] == [0, 12, 24]
-    assert (loop.reason, loop.tick, loop.env_steps) == ("max_steps", 6, 2 * 24)
+    assert [record.step for record in loop.lineage] == [0, 12, 24]
+    assert (loop.reason, loop.clock.tick, loop.clock.env_steps) == ("max_steps", 6, 2 * 24)
 
 
 @pytest.mark.parametrize("algo", ["dqn", "ppo"])
@@ -627,26 +624,26 @@ def test_an_environment_that_hardly_ever_works_is_refused(algo: str, run: Callab
         loop.advance()
     seldom = run(populations.problem("envs_for_tests:Lottery-v0", algo, train={"evo_steps": 32, "max_steps": 10**4}), 2)
     for generation in range(3):
-        while not seldom.generation_over:
-            seldom._count_tick(8)
-            seldom._refuse_broken_environment()
+        while not seldom.clock.generation_over:
+            seldom.clock.count(8)
+            seldom.regime.world.refuse_broken()
         close_generation(seldom)
-        assert (seldom.broken_here, seldom.broken_rows) == (0, 64 * (generation + 1))
-    seldom.ticks_here, seldom.broken_here = 200, 160
-    seldom._refuse_broken_environment()
-    seldom.broken_here = 161
+        assert (seldom.clock.broken_here, seldom.clock.broken) == (0, 64 * (generation + 1))
+    seldom.clock.here, seldom.clock.broken_here = 200, 160
+    seldom.regime.world.refuse_broken()
+    seldom.clock.broken_here = 161
     with pytest.raises(EnvironmentFailed, match="in 161 of its last 1600 steps"):
-        seldom._refuse_broken_environment()
+        seldom.regime.world.refuse_broken()
 
 
 def test_a_step_that_its_recorder_calls_broken_is_broken(run: Callable[..., Any]) -> None:
     """Though its numbers are finite: nothing is learned from it, and its environment begins anew."""
     loop = run(populations.problem("envs_for_tests:Endless-v0", "ppo", train=LONG))
-    taken = loop.pool.step(loop.choose())
-    loop.record(replace(taken, broken=np.arange(8) == 5))
-    assert loop.broken_rows == 1
-    assert loop.pool.episode_length.tolist() == [1, 1, 1, 1, 1, 0, 1, 1]
-    assert loop.lessons.rollouts[0].after[:, 0, :, -1].tolist() == [[1.0] * 4, [1.0, 0.0, 1.0, 1.0]]
+    taken = loop.regime.world.pool.step(loop.regime.choose())
+    loop.regime.record(replace(taken, broken=np.arange(8) == 5))
+    assert loop.clock.broken == 1
+    assert loop.regime.world.pool.episode_length.tolist() == [1, 1, 1, 1, 1, 0, 1, 1]
+    assert loop.regime.lessons.rollouts[0].after[:, 0, :, -1].tolist() == [[1.0] * 4, [1.0, 0.0, 1.0, 1.0]]
 
 
 @pytest.mark.parametrize("algo", ["dqn", "ppo"])
@@ -663,11 +660,11 @@ def test_a_step_that_an_environment_refused_is_taken_once(algo: str, run: Callab
     trigger.touch()
     with pytest.raises(EnvironmentFailed, match="the motor broke"):
         advance(failing, 24)
-    assert failing.tick == 14
+    assert failing.clock.tick == 14
     trigger.unlink()
     resumed = run(p)
     assert resumed.restore(*stored(failing)) == 0
-    assert resumed.pending.tolist() == failing.pending.tolist()
+    assert resumed.regime.world.pending.tolist() == failing.regime.world.pending.tolist()
     advance(resumed, 10)
     assert equal_states(whole.state(), resumed.state()) == []
 
@@ -677,14 +674,14 @@ def test_windows_of_episodes_that_cannot_be_brought_back_are_forgotten(run: Call
     p = populations.problem("envs_for_tests:Random-v0", train={**LONG, "replay": {"capacity": 99, "n_step": 2}})
     whole, resumed = run(p), run(p)
     advance(whole, 1)
-    assert whole.pool.episode_length.tolist() == [1] * 8
+    assert whole.regime.world.pool.episode_length.tolist() == [1] * 8
     assert resumed.restore(*stored(whole)) == 8
-    assert resumed.pool.episode_length.tolist() == [0] * 8
-    assert resumed.episodes.tolist() == [2] * 8
+    assert resumed.regime.world.pool.episode_length.tolist() == [0] * 8
+    assert resumed.regime.world.episodes.begun.tolist() == [2] * 8
     for each in (whole, resumed):
         each.advance()
-    assert whole.replay.size.sum() >= 8
-    assert resumed.replay.size.sum() == 0
+    assert whole.regime.replay.size.sum() >= 8
+    assert resumed.regime.replay.size.sum() == 0
 
 
 def test_transitions_to_begin_with_are_in_every_memory(run: Callable[..., Any]) -> None:
@@ -696,8 +693,8 @@ def test_transitions_to_begin_with_are_in_every_memory(run: Callable[..., Any]) 
     ends = np.array([False, True, False, False, True]), np.array([False, False, False, True, False])
     warm = Transitions(obs, np.array([0, 1, 1, 0, 1]), np.arange(5, dtype=np.float32), *ends, obs + 100, np.arange(5))
     loop = begin(p, first_members(p, 2)[0], warm)
-    assert loop.warm == 4
-    batch = loop.replay.layout.unpack(loop.replay.rows, torch.ones(2, 4), torch.tensor([0.5, 0.5]))
+    assert loop.regime.warm == 4
+    batch = loop.regime.replay.layout.unpack(loop.regime.replay.rows, torch.ones(2, 4), torch.tensor([0.5, 0.5]))
     for slot in range(2):
         order = batch.reward[slot].argsort()
         assert batch.reward[slot][order].tolist() == [1, 2, 3, 4]
@@ -759,15 +756,15 @@ def test_what_a_run_tells_and_when_it_saves(run: Callable[..., Any]) -> None:
     loop, heard, saved, counted = begin(p, members, births=births), Heard(), [], []
 
     def save() -> None:
-        saved.append((loop.tick, loop.generation))
-        counted.append(loop.broken_rows)
+        saved.append((loop.clock.tick, loop.clock.generation))
+        counted.append(loop.clock.broken)
 
     drive(loop, Tracker([heard]), lambda: False, save)
     assert saved == [*((t, 0) for t in range(1, 7)), (6, 1), *((t, 1) for t in range(7, 13)), (12, 2)]
     made = [event.members for event in heard.events if isinstance(event, Generation)]
-    children = [record["children"] for record in loop.lineage]
+    children = [record.children for record in loop.lineage]
     assert [[m.mutation for m in generation] for generation in made] == [
-        [child["mutation"]["kind"] for child in generation] for generation in children[:2]
+        [child.mutation.kind for child in generation] for generation in children[:2]
     ]
     assert made[0] != made[1]
     warned = [event.text for event in heard.events if isinstance(event, Message)]

@@ -290,7 +290,7 @@ def test_a_clone_has_seen_what_its_parent_has(algo: str, run: Callable[..., Any]
     parents = loop.members
     assert len({float(m.tensors["normaliser.mean"][0]) for m in parents}) == 4
     close_generation(loop)
-    births = loop.lineage[-1]["children"]
+    births = loop.lineage[-1].to_json()["children"]
     assert any(birth["mutation"]["kind"] == "architecture" for birth in births)
     names = [name for name in parents[0].tensors if name.startswith("normaliser.")]
     assert len(names) == (8 if algo == "ppo" else 5)

@@ -97,9 +97,7 @@ class OnPolicy:
     def _make_world(self, crew: Crew | None) -> Playable:
         if self.spec.env.backend == "torch":
             if self._collect_rollouts is not None:
-                raise UsageError(
-                    "collect_rollouts: no caller steps environments that are tensors; set env.backend: sync"
-                )
+                raise UsageError("collect_rollouts: environments as tensors step by themselves; set env.backend: sync")
             return TensorWorld(self.spec, self.keys, self.clock)
         pool = EnvPool(self.spec.env, len(self.keys) * self.clock.envs, crew=crew)
         return World(self.spec, self.keys, self.clock, pool)
@@ -203,7 +201,7 @@ class OnPolicy:
         if self.clock.here != self._until or self.world.pending is not None:
             raise UsageError(
                 f"collect_rollouts recorded {self.clock.here - before} steps of every environment where it was asked "
-                f"for {ticks}: call loop.choose() and then loop.record(step) so many times"
+                f"for {ticks}: call choose() and then record(step) so many times"
             )
 
     def choose(self) -> Any:
@@ -225,7 +223,7 @@ class OnPolicy:
             UsageError: no action was chosen, or an array is of a wrong shape, or none.
         """
         if self.world.pending is None:
-            raise UsageError("no action was chosen: call loop.choose() before loop.record(step)")
+            raise UsageError("no action was chosen: call choose() before record(step)")
         if self.clock.here == self._until:
             raise UsageError("collect_rollouts recorded more steps of every environment than it was asked for")
         self._enter(self._read(taken))
