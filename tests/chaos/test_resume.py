@@ -18,7 +18,7 @@ import populations
 import tiny
 from evopipe import algos
 from evopipe.run.drive import begin
-from evopipe.run import run as training
+from evopipe.run.run import Run as Training
 from evopipe.schema.params import Params, load_params
 from evopipe.stages.setup import make_spec, read_members
 from evopipe.storage.checkpoint import CheckpointStore
@@ -113,7 +113,7 @@ def test_every_bit_of_the_state_comes_back(tmp_path: Path, sharing: str) -> None
     problem = make_spec(params)
     members, _ = read_members(folder / "models/population", problem, "population")
 
-    def step(loop: training.Run) -> None:
+    def step(loop: Training) -> None:
         if loop.clock.generation_over:
             loop.close_generation(lambda: False)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -127,6 +127,41 @@ def test_learning_from_a_rollout_never_waits(algo: str, device: Device) -> None:
         assert not device.waits
 
 
+def moved(p: Spec) -> set[str]:
+    """What of the members' states an update replaced by other tensors instead of writing to it."""
+    names: set[str] = set()
+    there = replace(p, device=DEVICE)
+    for cohort in there.form(first_members(p, 4)[0]):
+        before = parts(cohort.state)
+        if is_on_policy(p.train.algo):
+            learn_from_rollout(there, cohort, populations.rollout_for(there, cohort), populations.TICKS, 5)
+        else:
+            learn(there, cohort, filled(there), 5, p.period)
+        after = parts(cohort.state)
+        assert before.keys() == after.keys()
+        names |= {name for name, tensor in after.items() if before[name] is not tensor}
+    return names
+
+
+def parts(state: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a state by name."""
+    found: dict[str, torch.Tensor] = {}
+    for field in fields(state):
+        value = getattr(state, field.name)
+        if field.metadata["kind"] == "row":
+            found[field.name] = value
+        else:
+            names = [name for name in ("values", "mean", "square", "steps") if hasattr(value, name)]
+            found |= {f"{field.name}.{name}": getattr(value, name) for name in names}
+    return found
+
+
+@each_algorithm
+def test_networks_and_moments_are_updated_where_they_are(algo: str, device: Device) -> None:
+    """Nothing copies what an update left elsewhere: graphs, and the other processes that learn, would not see it."""
+    assert moved(small(algo)) == set()
+
+
 @each_algorithm
 @pytest.mark.parametrize("capture", [pytest.param("none", marks=pytest.mark.slow), "buffers"])
 def test_a_run_on_another_device_is_the_run_on_the_host(algo: str, capture: Capture, device: Device) -> None:
@@ -181,7 +216,7 @@ def test_learning_never_waits(algo: str, device: Device) -> None:
 
 def bad(p: Spec, name: str, change: Callable[..., Any]) -> Spec:
     """The problem with an algorithm of which one function is wrapped."""
-    names = {key: getattr(p.algo, key) for key in algos.REQUIRED | algos.OFF_POLICY}
+    names = {key: getattr(p.algo, key) for key in algos.REQUIRED | algos.REGIMES["off_policy"] | algos.OPTIONAL}
     original = names[name]
     return replace(p, algo=types.SimpleNamespace(**{**names, name: lambda *a: change(original, *a)}))  # type: ignore[arg-type]
 
@@ -190,14 +225,12 @@ KEPT: list[Any] = []
 
 
 def reads_a_value(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, *rest: Any) -> Any:
-    state, losses, healthy, _ = update(cfg, state, hp, batch, healthy, *rest)
-    return Learned(state, losses * losses.max().item(), healthy)
+    losses, healthy, _ = update(cfg, state, hp, batch, healthy, *rest)
+    return Learned(losses * losses.max().item(), healthy)
 
 
 def decides_on_a_value(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, *rest: Any) -> Any:
-    return (
-        update(cfg, state, hp, batch, healthy, *rest) if healthy.all() else Learned(state, batch.reward[:, 0], healthy)
-    )
+    return update(cfg, state, hp, batch, healthy, *rest) if healthy.all() else Learned(batch.reward[:, 0], healthy)
 
 
 def picks_by_a_mask(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, *rest: Any) -> Any:
@@ -235,6 +268,12 @@ def keeps(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, 
     return update(cfg, state, hp, batch, healthy, *rest)
 
 
+def moves_its_weights(update: Any, cfg: Any, state: Any, *rest: Any) -> Any:
+    learned = update(cfg, state, *rest)
+    object.__setattr__(state, "target", state.q.copy())
+    return learned
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -247,6 +286,7 @@ def keeps(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, 
         (makes_a_tensor_on_the_host, "tensors of two devices"),
         (draws, "a random number generator"),
         (keeps, "outlive it"),
+        (moves_its_weights, "outlive it"),
     ],
 )
 def test_a_bad_update_is_found(change: Callable[..., Any], sentence: str, device: Device) -> None:
@@ -265,6 +305,10 @@ def test_a_bad_act_is_found(device: Device) -> None:
 
     with pytest.raises(CaptureError, match="a value is read on the host"):
         try_graph(bad(small("dqn"), "act", act), device)
+
+
+def test_an_update_that_moves_its_weights_is_found(device: Device) -> None:
+    assert moved(bad(small("dqn"), "update", moves_its_weights)) == {"target.values"}
 
 
 # ------------------------------------------------------------------- fixed buffers, forced on where the host computes

@@ -720,3 +720,22 @@ def test_a_loop_on_the_device_refuses_a_function_that_it_would_not_call() -> Non
     p = replace(p, env=p.env.model_copy(update={"backend": "torch"}))
     with pytest.raises(UsageError, match="collect_rollouts: environments as tensors step by themselves"):
         begin(p, first_members(p, 2)[0], collect_rollouts=collect)
+
+
+def test_a_regime_without_rollouts_refuses_a_function_that_it_would_not_call() -> None:
+    p = populations.problem(algo="dqn")
+    with pytest.raises(UsageError, match="collect_rollouts: dqn collects no rollouts"):
+        begin(p, first_members(p, 2)[0], collect_rollouts=collect)
+
+
+def test_a_run_on_tensors_that_has_chosen_goes_on_with_its_choice(run: Callable[..., Any]) -> None:
+    """Saved between choosing and stepping, it does not choose a second time."""
+    p = populations.problem("CartPole-v1", "ppo", train=LONG)
+    p = replace(p, env=p.env.model_copy(update={"backend": "torch"}))
+    whole, resumed = run(p, 2), run(p, 2)
+    advance(whole, 5)
+    whole.regime.choose()
+    resumed.restore(*copied(whole))
+    for loop in (whole, resumed):
+        advance(loop, 5)
+    assert equal_states(whole.state(), resumed.state()) == []

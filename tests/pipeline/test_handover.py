@@ -730,7 +730,8 @@ def write_lineage(folder: Path) -> None:
 
 
 def test_what_is_exported_is_the_elite(tmp_path: Path) -> None:
-    (tmp_path / ".git").mkdir()
+    for part in ("objects", "refs"):  # by which git knows a repository
+        (tmp_path / ".git" / part).mkdir(parents=True)
     (tmp_path / ".git/HEAD").write_text("0123456789abcdef" * 2 + "01234567\n")
     params = small({"env.kwargs": {"first": 5}, "export.program": True})
     *_, elite = trained(tmp_path, params)

@@ -263,14 +263,16 @@ def test_two_marks_are_found_and_valued(algo: str) -> None:
 def test_an_exported_policy_acts_within_the_bounds_and_so_does_its_program(algo: str, env: str, tmp_path: Path) -> None:
     p, _, members = formed(algo, env)
     space = actions_of(env)
+    assert space.bounds is not None
+    low, high = space.bounds
     about = {"observations": p.observations, "env": {"id": env, "kwargs": {}}, **space.to_json()}
     policy.save(tmp_path / "elite", algo, members[0], about, program=True, card="")
     loaded = policy.load(tmp_path / "elite")
     obs = 3 * np.random.default_rng(0).normal(size=(200, p.observations)).astype(np.float32)
     actions = loaded.act(obs)
     assert (actions.shape, actions.dtype) == ((200, *space.shape), np.float32)
-    assert (actions >= space.low).all()
-    assert (actions <= space.high).all()
+    assert (actions >= low).all()
+    assert (actions <= high).all()
     assert np.ptp(actions) > 0.1
     relative = p.algo.greedy(p.algo_config, p.form_alone(members[0])[0].state, torch.from_numpy(obs)[None], None)[0]
     np.testing.assert_array_equal(actions, space.own(relative.numpy()))
@@ -284,10 +286,10 @@ def test_an_exported_policy_acts_within_the_bounds_and_so_does_its_program(algo:
     assert isinstance(tensor, torch.Tensor)
     np.testing.assert_array_equal(tensor, actions)
     explored = loaded.act(obs, epsilon=1.0, seed=4)
-    assert (explored >= space.low).all()
-    assert (explored <= space.high).all()
+    assert (explored >= low).all()
+    assert (explored <= high).all()
     assert (explored != actions).any()
-    assert (loaded.act(np.full(p.observations, 1e30, np.float32)) <= space.high).all()
+    assert (loaded.act(np.full(p.observations, 1e30, np.float32)) <= high).all()
 
 
 def test_an_exported_continuous_policy_plays(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from evopipe.core.population import Widths, group
 from evopipe.core.stem import Conv, Stem, convolve, grouped, row_by_row
 from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import _layer_changes, _node_changes, _stem_changes, mutate
+from evopipe.run.drive import begin
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig, NetworkConfig
 from evopipe.types import Image
@@ -259,7 +260,7 @@ def test_a_member_with_images_trains_alike_alone_and_in_a_crowd() -> None:
     crowd = started(p, 4)
     one = started(p, 1)
     one.close()
-    alone = type(crowd)(p, [populations.alone(p, 2)])
+    alone = begin(p, [populations.alone(p, 2)])
     advance(crowd, 60)
     advance(alone, 60)
     assert same(alone.members[0], crowd.members[2])

@@ -23,8 +23,9 @@ from evopipe.envs.pool import EnvPool
 from evopipe.run import learners
 from evopipe.run.drive import begin
 from evopipe.run.learn import ReplayLessons, learn
-from evopipe.run.off_policy import OffPolicy, byte_images
-from evopipe.run.offline import Offline, pack
+from evopipe.run.off_policy import byte_images
+from evopipe.run.offline import pack
+from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.dataset import Transitions
@@ -363,14 +364,14 @@ def memory_of(sharing: str = "shared", **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def runs() -> Iterator[list[OffPolicy]]:
-    made: list[OffPolicy] = []
+def runs() -> Iterator[list[Run]]:
+    made: list[Run] = []
     yield made
     for run in made:
         run.close()
 
 
-def begun(p: Spec, warm: Transitions | None = None, processes: int = 1, framed: bool = True) -> OffPolicy:
+def begun(p: Spec, warm: Transitions | None = None, processes: int = 1, framed: bool = True) -> Run:
     run = begin(p, first_members(p, 3)[0], warm, learners=processes)
     if not framed:
         old = run.regime.replay
@@ -380,7 +381,7 @@ def begun(p: Spec, warm: Transitions | None = None, processes: int = 1, framed: 
     return run
 
 
-def trained(run: OffPolicy) -> list[torch.Tensor]:
+def trained(run: Run) -> list[torch.Tensor]:
     """Go through a generation and into the next."""
     advance(run, 15)
     close_generation(run)
@@ -398,7 +399,7 @@ def test_which_images_are_bytes() -> None:
 
 @pytest.mark.parametrize("sharing", ["shared", "own"])
 @pytest.mark.parametrize("more", [{}, {"n_step": 3}, {"prioritised": True}, {"n_step": 3, "prioritised": True}])
-def test_a_run_is_that_of_a_memory_of_plain_numbers(sharing: str, more: dict[str, Any], runs: list[OffPolicy]) -> None:
+def test_a_run_is_that_of_a_memory_of_plain_numbers(sharing: str, more: dict[str, Any], runs: list[Run]) -> None:
     p = pictures(**memory_of(sharing, **more))
     runs += [begun(p), begun(p, framed=False)]
     (a, b), ran = map(trained, runs), runs[0]
@@ -411,7 +412,7 @@ def test_a_run_is_that_of_a_memory_of_plain_numbers(sharing: str, more: dict[str
 
 
 @pytest.mark.parametrize("more", [{}, {"n_step": 3, "prioritised": True}])
-def test_a_run_goes_on_bit_for_bit(more: dict[str, Any], runs: list[OffPolicy]) -> None:
+def test_a_run_goes_on_bit_for_bit(more: dict[str, Any], runs: list[Run]) -> None:
     p = pictures(**memory_of(**more))
     runs += [begun(p), begun(p)]
     unbroken, resumed = runs
@@ -422,7 +423,7 @@ def test_a_run_goes_on_bit_for_bit(more: dict[str, Any], runs: list[OffPolicy]) 
     assert equal_states(unbroken.state(), resumed.state()) == []
 
 
-def test_no_bit_depends_on_how_many_processes_learn(runs: list[OffPolicy], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bit_depends_on_how_many_processes_learn(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learners, "LEAST_WORK", 0.0)
     p = pictures(**memory_of())
     runs += [begun(p), begun(p, processes=3)]
@@ -435,7 +436,7 @@ def test_no_bit_depends_on_how_many_processes_learn(runs: list[OffPolicy], monke
     assert equal_states(runs[0].state(), runs[1].state()) == []
 
 
-def test_fixed_tensors_change_nothing(runs: list[OffPolicy]) -> None:
+def test_fixed_tensors_change_nothing(runs: list[Run]) -> None:
     p, paths = pictures(**memory_of()), Paths("buffers")
     runs += [begun(p), begun(replace(p, paths=paths))]
     for run in runs:
@@ -472,7 +473,7 @@ def test_a_graph_sees_frames_that_come_later(device: Device) -> None:
         obs = after
 
 
-def test_a_warm_start_is_kept_as_frames(runs: list[OffPolicy]) -> None:
+def test_a_warm_start_is_kept_as_frames(runs: list[Run]) -> None:
     p = pictures(**memory_of("own"))
     pool = EnvPool(p.env, 1)
     pool.reset(np.arange(1), np.zeros(1, np.int64))
@@ -509,7 +510,7 @@ def recorded(p: Spec, n: int = 90, seed: int = 0) -> Transitions:
     return Transitions(shown[at], action, reward, terminated, ends & ~terminated, shown[at + 1], episode)
 
 
-def studied(p: Spec, data: Transitions, framed: bool = True, processes: int = 1) -> Offline:
+def studied(p: Spec, data: Transitions, framed: bool = True, processes: int = 1) -> Run:
     run = begin(p, first_members(p, 3)[0], data, learners=processes)
     if not framed:
         trees = run.regime.replay.priorities
@@ -523,7 +524,7 @@ def studied(p: Spec, data: Transitions, framed: bool = True, processes: int = 1)
 @pytest.mark.parametrize("steps", [1, 3, 5])
 @pytest.mark.parametrize("rows", [1, 7, 100])
 def test_a_dataset_is_kept_as_frames_each_once(
-    steps: int, rows: int, runs: list[OffPolicy], monkeypatch: pytest.MonkeyPatch
+    steps: int, rows: int, runs: list[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = pictures(mode="offline", **memory_of(n_step=steps))
     monkeypatch.setattr("evopipe.run.offline._PART", 4 * RowLayout.of(p.spaces, False, steps).size * rows)
@@ -537,7 +538,7 @@ def test_a_dataset_is_kept_as_frames_each_once(
 
 
 @pytest.mark.parametrize("more", [{}, {"n_step": 3}, {"prioritised": True}, {"n_step": 3, "prioritised": True}])
-def test_offline_training_is_that_on_plain_numbers(more: dict[str, Any], runs: list[OffPolicy]) -> None:
+def test_offline_training_is_that_on_plain_numbers(more: dict[str, Any], runs: list[Run]) -> None:
     p = pictures(mode="offline", **memory_of(**more))
     data = recorded(p)
     runs += [studied(p, data), studied(p, data, framed=False)]
@@ -548,7 +549,7 @@ def test_offline_training_is_that_on_plain_numbers(more: dict[str, Any], runs: l
 
 
 @pytest.mark.parametrize("prioritised", [False, True])
-def test_a_checkpoint_of_offline_training_holds_no_dataset(prioritised: bool, runs: list[OffPolicy]) -> None:
+def test_a_checkpoint_of_offline_training_holds_no_dataset(prioritised: bool, runs: list[Run]) -> None:
     p = pictures(mode="offline", **memory_of(n_step=3, prioritised=prioritised))
     runs += [studied(p, recorded(p)) for _ in range(2)]
     unbroken, resumed = runs
@@ -563,9 +564,7 @@ def test_a_checkpoint_of_offline_training_holds_no_dataset(prioritised: bool, ru
     assert equal_states(unbroken.state(), resumed.state()) == []
 
 
-def test_several_processes_learn_the_same_from_a_dataset(
-    runs: list[OffPolicy], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_processes_learn_the_same_from_a_dataset(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learners, "LEAST_WORK", 0.0)
     p = pictures(mode="offline", **memory_of())
     runs += [studied(p, recorded(p), processes=n) for n in (1, 2)]
@@ -577,7 +576,7 @@ def test_several_processes_learn_the_same_from_a_dataset(
 
 @pytest.mark.parametrize("where", ["obs", "next_obs"])
 @pytest.mark.parametrize("value", [0.5, -1 / 255, 256 / 255, -0.0])
-def test_a_dataset_whose_images_are_no_bytes_stays_as_it_is(where: str, value: float, runs: list[OffPolicy]) -> None:
+def test_a_dataset_whose_images_are_no_bytes_stays_as_it_is(where: str, value: float, runs: list[Run]) -> None:
     p = pictures(mode="offline", **memory_of())
     data = recorded(p)
     getattr(data, where)[80, 120] = value  # the flags

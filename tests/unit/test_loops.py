@@ -97,11 +97,8 @@ def test_the_memory_holds_each_usable_step_of_each_member_s_own_episodes(
     books = [[pages(int(key), env, TICKS) for env in range(3)] for key in loop.regime.keys]
     ended = {name for member in books for env in member for name in ("terminated", "truncated") for x in env if x[name]}
     assert ended == {"terminated", "truncated"}
-    assert (
-        loop.clock.broken
-        == loop.clock.broken_here
-        == sum(x["broken"] for member in books for env in member for x in env)
-    )
+    broken = sum(x["broken"] for member in books for env in member for x in env)
+    assert loop.clock.broken == loop.clock.broken_here == broken
     assert loop.clock.broken > 10
     groups = [[0], [1]] if sharing == "own" else [[0, 1]]
     for memory, slots in enumerate(groups):

@@ -12,6 +12,7 @@ import numpy as np
 from evopipe.algos import on_policy
 from evopipe.core.population import Member
 from evopipe.envs.workers import Crew
+from evopipe.errors import UsageError
 from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Stopped
@@ -46,7 +47,12 @@ def begin(
         crew: worker processes for the environments; None steps them in this process.
         learners: processes that may learn, this one included. No result depends on these two.
         collect_rollouts: see `OnPolicy`.
+
+    Raises:
+        UsageError: `collect_rollouts` is given and the algorithm collects none.
     """
+    if collect_rollouts is not None and not on_policy(spec.algo):
+        raise UsageError(f"collect_rollouts: {spec.train.algo} collects no rollouts; take an on-policy algorithm")
     clock, keys = Clock.of(spec, len(members)), np.array([member.key for member in members])
     own = (spec, clock, keys, warm, crew, learners)
     regime: Regime

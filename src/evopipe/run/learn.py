@@ -162,7 +162,7 @@ def _updates(
             index, errors = (torch.where(cohort.weight > 0, x, x[:, :1]) for x in (index, errors))
             replay.priorities.update(slots, index, errors)
     cohort.healthy.copy_(healthy)
-    cohort.losses.copy_(losses)
+    cohort.losses.copy_(losses.detach())
     return ()
 
 

@@ -166,7 +166,7 @@ def _epochs(
             last, healthy, _ = update(spec.algo_config, cohort.state, hyper, batch, healthy, draw, turn)
             losses = torch.where(taken[:, i, 0], last, losses)
     cohort.healthy.copy_(healthy)
-    cohort.losses.copy_(losses)
+    cohort.losses.copy_(losses.detach())
     return ()
 
 

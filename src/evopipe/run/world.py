@@ -138,7 +138,8 @@ class TensorWorld:
 
     def __init__(self, spec: Spec, keys: npt.NDArray[np.int64], clock: Clock) -> None:
         envs, device = spec.env.num_envs, spec.device
-        self._clock, self.pending = clock, None
+        self._clock = clock
+        self.pending: torch.Tensor | None = None
         self.pool = TensorPool(spec.env, len(keys) * envs, device)
         self._keys = torch.from_numpy(np.repeat(keys, envs)).to(device)
         self._envs = torch.arange(self.pool.rows, device=device) % envs
@@ -192,11 +193,13 @@ class TensorWorld:
     def state(self) -> dict[str, torch.Tensor]:
         """See `World.state`."""
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
-        return {**kept, "episodes": self._begun.to("cpu", copy=True)}
+        chosen = {} if self.pending is None else {"pending": self.pending.to("cpu", copy=True)}
+        return {**kept, **chosen, "episodes": self._begun.to("cpu", copy=True)}
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> npt.NDArray[np.int64]:
         """Take over what `state` returned; no episode is lost, for tensors come back to where they were."""
         self._begun = tensors["episodes"].to(self.pool.device, copy=True)
+        self.pending = tensors["pending"].to(self.pool.device) if "pending" in tensors else None
         self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()})
         return np.empty(0, np.int64)
 

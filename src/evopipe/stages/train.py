@@ -166,7 +166,8 @@ def _train(
     if stop.signum is not None and not run.reason:
         saver.save()
         raise Interrupted(
-            stop.signum, f"stopped at step {run.clock.step} of each member; saved, the same command goes on from there"
+            stop.signum,
+            f"stopped at step {run.clock.step} of each member; saved, the same command continues from there",
         )
     if run.champion is None:
         raise DivergedError("no generation had a healthy member, so there is no elite: lower the learning rate")
