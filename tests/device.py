@@ -160,26 +160,24 @@ class Recorder(Runner):
         super().__init__()
         self.device = device
 
-    @property
-    def eager(self) -> bool:
-        return False
-
     def run(
         self,
         name: Hashable,
         make: Callable[[Callable[..., Any]], Body],
         inputs: Sequence[torch.Tensor],
-        bound: Sequence[torch.Tensor],
-        written: Sequence[torch.Tensor] = (),
+        device: torch.device,
+        bound: Callable[[], Sequence[torch.Tensor]],
+        written: Callable[[], Sequence[torch.Tensor]] = lambda: (),
     ) -> tuple[torch.Tensor, ...]:
+        assert device == DEVICE
         buffers, body = [x.to(DEVICE) for x in inputs], make(lambda function: function)
-        before = [tensor.clone() for tensor in written]
+        before = [tensor.clone() for tensor in written()]
         body(*buffers)  # what is made once is made now
-        for tensor, old in zip(written, before, strict=True):
+        for tensor, old in zip(written(), before, strict=True):
             tensor.copy_(old)
         with self.device.recording():
             outputs = body(*buffers)
-        left = self.device.kept((*outputs, *bound))
+        left = self.device.kept((*outputs, *bound(), *written()))
         if left:
             raise CaptureError(f"{name}: {left} tensors made while recording outlive it; a replay overwrites them")
         return outputs

@@ -181,7 +181,7 @@ def test_learning_never_waits(algo: str, device: Device) -> None:
 
 def bad(p: Spec, name: str, change: Callable[..., Any]) -> Spec:
     """The problem with an algorithm of which one function is wrapped."""
-    names = {key: getattr(p.algo, key) for key in algos.REQUIRED | algos.OFF_POLICY}
+    names = {key: getattr(p.algo, key) for key in algos.REQUIRED | algos.REGIMES["off_policy"] | algos.OPTIONAL}
     original = names[name]
     return replace(p, algo=types.SimpleNamespace(**{**names, name: lambda *a: change(original, *a)}))  # type: ignore[arg-type]
 
@@ -190,14 +190,12 @@ KEPT: list[Any] = []
 
 
 def reads_a_value(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, *rest: Any) -> Any:
-    state, losses, healthy, _ = update(cfg, state, hp, batch, healthy, *rest)
-    return Learned(state, losses * losses.max().item(), healthy)
+    losses, healthy, _ = update(cfg, state, hp, batch, healthy, *rest)
+    return Learned(losses * losses.max().item(), healthy)
 
 
 def decides_on_a_value(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, *rest: Any) -> Any:
-    return (
-        update(cfg, state, hp, batch, healthy, *rest) if healthy.all() else Learned(state, batch.reward[:, 0], healthy)
-    )
+    return update(cfg, state, hp, batch, healthy, *rest) if healthy.all() else Learned(batch.reward[:, 0], healthy)
 
 
 def picks_by_a_mask(update: Any, cfg: Any, state: Any, hp: Any, batch: Any, healthy: Any, *rest: Any) -> Any:

@@ -13,7 +13,7 @@ import populations
 from evopipe import algos
 from populations import advance, finish, started
 
-valued = pytest.mark.parametrize("algo", [name for name in algos.names() if hasattr(algos.get(name), "values")])
+valued = pytest.mark.parametrize("algo", [name for name in algos.names() if algos.get(name).values is not None])
 each_algorithm = pytest.mark.parametrize("algo", populations.cases())
 on_policy = pytest.mark.parametrize("algo", populations.cases(on_policy=True))
 

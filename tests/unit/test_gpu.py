@@ -104,8 +104,9 @@ def test_an_algorithm_with_state_outside_its_state_is_found() -> None:
     def update(cfg: Any, state: Any, hp: Any, batch: Any, *rest: Any) -> Any:
         return algo.update(cfg, state, hp, replace(batch, reward=batch.reward + next(ticks)), *rest)
 
-    names = {**{name: getattr(algo, name) for name in algos.REQUIRED | algos.OFF_POLICY}, "update": update}
-    hidden = replace(bench, problem=replace(bench.spec, algo=types.SimpleNamespace(**names)))  # type: ignore[arg-type]
+    own = algos.REQUIRED | algos.REGIMES["off_policy"] | algos.OPTIONAL
+    names = {**{name: getattr(algo, name) for name in own}, "update": update}
+    hidden = replace(bench, spec=replace(bench.spec, algo=types.SimpleNamespace(**names)))  # type: ignore[arg-type]
     seen = list(gpu._check(hidden, 1))
     assert "fixed buffers compute what eager code does" in [f.what for f in seen if f.good is False]
 
