@@ -249,8 +249,8 @@ def test_adam_of_one_number_a_member() -> None:
     optimisers = [torch.optim.Adam([twin], lr=float(rate)) for twin, rate in zip(twins, rates, strict=True)]
     for i in range(6):
         grad, active = torch.tensor([1.0, -2.0 + i, 0.5 * i]), torch.arange(3) != i % 3
-        before = value, state
-        value, state = ScalarAdam.step(value, state, grad, rates, active)
+        before = value.clone(), state.clone()
+        ScalarAdam.step(value, state, grad, rates, active)
         for row, (twin, optimiser) in enumerate(zip(twins, optimisers, strict=True)):
             if active[row]:
                 twin.grad = grad[row].clone()

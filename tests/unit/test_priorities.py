@@ -317,7 +317,7 @@ def test_an_update_sets_the_priorities_of_what_it_saw() -> None:
         populations.advance(each, 60)
         small = zip(each.members, sizes, strict=True)
         each._form([replace(member, hyper={**member.hyper, "batch_size": size}) for member, size in small])
-    (cohort,), trees = run.cohorts, run.replay.priorities
+    (cohort,), trees = run.cohorts, run.regime.replay.priorities
     assert trees is not None
     before = trees.levels[0].clone()
     index, _, errors = errors_of(again, again.cohorts[0], 60)
