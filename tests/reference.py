@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from evopipe.core.networks import Arch, Block, Widths, initialise, layer_names, named
+from evopipe.core.arch import Arch, Block, Widths, initialise, layer_names, named
 
 ACTIVATIONS = {
     "ReLU": torch.relu,

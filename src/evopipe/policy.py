@@ -11,7 +11,7 @@ from typing import Any, overload
 import torch
 
 from evopipe.algos import Algorithm, get, on_policy
-from evopipe.core.networks import Arch, named, own_layout
+from evopipe.core.arch import Arch, named, own_layout
 from evopipe.core.normalise import SHOWN
 from evopipe.core.population import Cohort, Member, Widths, acting_networks, form, tensor_kinds
 from evopipe.envs.make import ActionSpace

@@ -18,7 +18,9 @@ from torch.nn.functional import huber_loss
 
 from evopipe import algos
 from evopipe.core import population
-from evopipe.core.networks import Arch, Block, Net, initialise, named, noisy
+from evopipe.core.arch import Arch, Block, initialise, named
+from evopipe.core.forward import noisy
+from evopipe.core.net import Net
 from evopipe.core.population import Cohort, Member
 from evopipe.rng import Purpose, Stream, host, member_keys
 from evopipe.run.spec import first_members

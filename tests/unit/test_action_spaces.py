@@ -16,7 +16,7 @@ import action_envs
 import populations
 from evopipe import play as playing
 from evopipe.algos import bc
-from evopipe.core.networks import forward
+from evopipe.core.forward import forward
 from evopipe.envs.check import check, random_action
 from evopipe.envs.make import ActionSpace
 from evopipe.envs.observations import ObservationSpace

@@ -7,7 +7,7 @@ import torch
 
 import populations
 from evopipe.core import population
-from evopipe.core.networks import Arch, Block
+from evopipe.core.arch import Arch, Block
 from evopipe.core.population import Costs, Member, cost, group
 from evopipe.run.spec import first_members
 

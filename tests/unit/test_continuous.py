@@ -16,7 +16,7 @@ import populations
 from evopipe import policy
 from evopipe.algos import sac, td3
 from evopipe.core import population
-from evopipe.core.networks import named
+from evopipe.core.arch import named
 from evopipe.core.optim import ScalarAdam
 from evopipe.core.population import Cohort, Member
 from evopipe.envs.make import ActionSpace

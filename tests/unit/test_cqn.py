@@ -12,7 +12,7 @@ import torch
 
 import populations
 from evopipe.algos import cqn, dqn
-from evopipe.core.networks import Net
+from evopipe.core.net import Net
 from evopipe.core.population import Cohort
 from evopipe.ops.value import conservative_gap
 from evopipe.run.drive import begin

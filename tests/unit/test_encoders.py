@@ -13,13 +13,16 @@ from torch.nn import functional as F
 
 import populations
 import reference
+from evopipe.core.arch import Arch, Block, named, own_layout
+from evopipe.core.forward import forward
 from evopipe.core.graphs import Paths
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.core.morph import Change, resize_moments, resize_parameters, resize_scales
-from evopipe.core.networks import Arch, Block, Net, Structure, forward, named, own_layout
+from evopipe.core.net import Net
 from evopipe.core.optim import backward
 from evopipe.core.population import Widths, group
 from evopipe.core.stem import Conv, Stem, convolve, grouped, row_by_row
+from evopipe.core.structure import Structure
 from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import _layer_changes, _node_changes, _stem_changes, mutate
 from evopipe.run.drive import begin

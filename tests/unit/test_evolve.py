@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import populations
-from evopipe.core.networks import Arch, Block, Widths, own_layout
+from evopipe.core.arch import Arch, Block, Widths, own_layout
 from evopipe.core.population import Member
 from evopipe.core.stem import Conv, Stem
 from evopipe.evolve.mutate import (

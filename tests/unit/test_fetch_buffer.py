@@ -14,7 +14,7 @@ import pytest
 from minari import MinariDataset
 
 from evopipe import policy
-from evopipe.core.networks import named
+from evopipe.core.arch import named
 from evopipe.envs.heuristics import heuristic
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, ParamsError
 from evopipe.rng import Purpose, host

@@ -15,10 +15,13 @@ from torch.nn import functional as F
 import populations
 import reference
 from evopipe.core import lstm, optim
+from evopipe.core.arch import Arch, Block, initialise, named, own_layout
+from evopipe.core.forward import forward, remember, unroll
 from evopipe.core.morph import Change, resize_moments, resize_parameters
-from evopipe.core.networks import Arch, Block, Net, Structure, forward, initialise, named, own_layout, remember, unroll
+from evopipe.core.net import Net
 from evopipe.core.population import COSTS, Member, Widths, cost
 from evopipe.core.stem import Conv, Stem
+from evopipe.core.structure import Structure
 from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import Traits, _layer_changes, _node_changes, mutate
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig, NetworkConfig

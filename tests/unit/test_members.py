@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import populations
-from evopipe.core.networks import Arch, Block
+from evopipe.core.arch import Arch, Block
 from evopipe.core.population import Member
 from evopipe.errors import DataError
 from evopipe.storage import members as stored

@@ -10,10 +10,13 @@ import pytest
 import torch
 
 import reference
+from evopipe.core.arch import Arch, Block, named, own_layout
+from evopipe.core.forward import forward
 from evopipe.core.layers import ACTIVATIONS, NOT_ZERO_AT_ZERO
 from evopipe.core.morph import Change, preserves_function, resize_moments, resize_parameters
-from evopipe.core.networks import Arch, Block, Net, Structure, forward, named, own_layout
+from evopipe.core.net import Net
 from evopipe.core.population import Widths
+from evopipe.core.structure import Structure
 from evopipe.evolve.mutate import _layer_changes, _node_changes
 from evopipe.schema.blocks import ArchitectureBounds
 

@@ -16,7 +16,7 @@ import torch
 
 import populations
 import tiny
-from evopipe.core.networks import Arch, Block, named
+from evopipe.core.arch import Arch, Block, named
 from evopipe.core.population import Member
 from evopipe.evolve.clone import clone
 from evopipe.evolve.mutate import (

@@ -10,8 +10,11 @@ import torch
 
 import reference
 from evopipe.core import optim
+from evopipe.core.arch import Arch, Block, Widths, initialise, named, own_layout
+from evopipe.core.forward import forward
 from evopipe.core.layers import ACTIVATIONS
-from evopipe.core.networks import Arch, Block, Net, Structure, Widths, forward, initialise, named, own_layout
+from evopipe.core.net import Net
+from evopipe.core.structure import Structure
 
 pytestmark = pytest.mark.numerical
 

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from evopipe.core import health, optim
-from evopipe.core.networks import Arch, Net, Structure, Widths, interleave
+from evopipe.core.arch import Arch, Widths
+from evopipe.core.forward import interleave
+from evopipe.core.net import Net
 from evopipe.core.optim import Adam, ScalarAdam
+from evopipe.core.structure import Structure
 
 pytestmark = pytest.mark.numerical
 

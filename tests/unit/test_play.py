@@ -19,7 +19,7 @@ from PIL import Image
 from evopipe import play, policy, rng
 from evopipe.algos import get
 from evopipe.core import population
-from evopipe.core.networks import Arch, Block, initialise
+from evopipe.core.arch import Arch, Block, initialise
 from evopipe.core.population import Member
 from evopipe.errors import DataError, DiskError, EnvironmentFailed, ParamsError, UsageError
 from evopipe.film import gif, mp4

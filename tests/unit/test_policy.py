@@ -19,7 +19,7 @@ import populations
 from evopipe import policy, rng
 from evopipe.algos import get
 from evopipe.core import population
-from evopipe.core.networks import Arch, Block, initialise
+from evopipe.core.arch import Arch, Block, initialise
 from evopipe.core.population import Member
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DataError, MissingInputError, UsageError

@@ -15,7 +15,7 @@ import populations
 import reference
 from evopipe import algos
 from evopipe.core import optim
-from evopipe.core.networks import Net
+from evopipe.core.net import Net
 from evopipe.core.population import Cohort
 from evopipe.errors import EvopipeError
 from evopipe.rng import Purpose, Stream

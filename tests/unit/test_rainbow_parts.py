@@ -13,8 +13,11 @@ from pydantic import ValidationError
 
 import populations
 from evopipe import algos
-from evopipe.core.networks import Arch, Block, Net, Structure, Widths, forward, initialise, named, noise_scale, noisy
+from evopipe.core.arch import Arch, Block, Widths, initialise, named
+from evopipe.core.forward import forward, noise_scale, noisy
+from evopipe.core.net import Net
 from evopipe.core.population import Cohort, Member
+from evopipe.core.structure import Structure
 from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import mutate_architecture, mutate_parameters
 from evopipe.ops.value import project, support

@@ -17,22 +17,14 @@ import populations
 import reference
 from evopipe import policy
 from evopipe.core import health, optim, population
+from evopipe.core.arch import Arch, Block, Widths, initialise, named, own_layout
+from evopipe.core.forward import action_value, forward
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.core.morph import Change, resize_moments, resize_parameters
-from evopipe.core.networks import (
-    Arch,
-    Block,
-    Net,
-    Structure,
-    Widths,
-    action_value,
-    forward,
-    initialise,
-    named,
-    own_layout,
-)
+from evopipe.core.net import Net
 from evopipe.core.population import Cohort, Member, share_encoder
 from evopipe.core.stem import Conv, Stem
+from evopipe.core.structure import Structure
 from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import _layer_changes, _node_changes, _stem_changes, mutate_architecture, mutate_parameters
 from evopipe.run.spec import Spec, first_members

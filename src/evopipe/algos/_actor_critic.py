@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evopipe.core.networks import Net, action_values, encode, forward_each, mu
+from evopipe.core.forward import action_values, encode, forward_each, mu
+from evopipe.core.net import Net
 from evopipe.ops.noise import exploration
 from evopipe.ops.policy import or_random
 from evopipe.ops.value import pick

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from evopipe.algos import _hyper
 from evopipe.core import optim
-from evopipe.core.networks import Net, Nets, forward
+from evopipe.core.forward import forward
+from evopipe.core.net import Net, Nets
 from evopipe.core.population import Widths, moments, parameters, row
 from evopipe.ops.policy import epsilon_greedy, likeliest, or_random
 from evopipe.ops.value import pick

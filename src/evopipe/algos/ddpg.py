@@ -16,7 +16,8 @@ from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, Nets, action_value, encode, mu
+from evopipe.core.forward import action_value, encode, mu
+from evopipe.core.net import Net, Nets
 from evopipe.core.population import Widths, moments, parameters, row, share_encoder
 from evopipe.rng import Stream
 from evopipe.schema.blocks import NetworkConfig

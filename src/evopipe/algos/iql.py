@@ -21,7 +21,8 @@ from torch import Tensor
 from evopipe.algos import _hyper
 from evopipe.algos._actor_critic import of_taken
 from evopipe.core import optim
-from evopipe.core.networks import Net, Nets, forward, interleave
+from evopipe.core.forward import forward, interleave
+from evopipe.core.net import Net, Nets
 from evopipe.core.population import Widths, moments, parameters, row
 from evopipe.ops.distributions import masked_log_softmax
 from evopipe.ops.noise import gaussian

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from evopipe.algos import _hyper
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, Nets, encode, forward, remember, unroll
+from evopipe.core.forward import encode, forward, remember, unroll
+from evopipe.core.net import Net, Nets
 from evopipe.core.population import Widths, moments, parameters, row, share_encoder
 from evopipe.ops.distributions import Distribution, distribution
 from evopipe.rng import Stream

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from evopipe.algos import _hyper
 from evopipe.core import optim
-from evopipe.core.networks import Net, Nets, Views, forward, noise_scale, noisy
+from evopipe.core.forward import forward, noise_scale, noisy
+from evopipe.core.net import Net, Nets, Views
 from evopipe.core.population import Widths, moments, parameters, row, scales
 from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import masked_argmax, project, regression_loss, support

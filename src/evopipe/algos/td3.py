@@ -16,7 +16,8 @@ from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, Nets, action_value, action_values, encode, interleave, mu
+from evopipe.core.forward import action_value, action_values, encode, interleave, mu
+from evopipe.core.net import Net, Nets
 from evopipe.core.population import Widths, moments, parameters, row, share_encoder
 from evopipe.ops.noise import smoothed
 from evopipe.ops.value import clipped_double_target, twin_loss

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
-from evopipe.core.networks import Net, Nets, action_value, action_values, interleave, mu
+from evopipe.core.forward import action_value, action_values, interleave, mu
+from evopipe.core.net import Net, Nets
 from evopipe.core.population import Widths, moments, parameters, row
 from evopipe.ops.noise import gaussian, smoothed
 from evopipe.ops.policy import or_random

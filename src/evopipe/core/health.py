@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from evopipe.core.networks import Net
+from evopipe.core.net import Net
 
 
 def after_backward(healthy: torch.Tensor, losses: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from evopipe.core import lstm
+from evopipe.core.arch import Arch, LayerLayout, Part, Role, Widths, initialise, of_role, own_layout
 from evopipe.core.layers import NOT_ZERO_AT_ZERO
-from evopipe.core.networks import Arch, LayerLayout, Part, Role, Widths, initialise, of_role, own_layout
 
 
 @dataclass(frozen=True)

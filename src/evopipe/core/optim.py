@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from evopipe.core import health
-from evopipe.core.networks import Net, Structure
+from evopipe.core.net import Net
+from evopipe.core.structure import Structure
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 

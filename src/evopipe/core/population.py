@@ -16,12 +16,14 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from evopipe.core.arch import WIDTH_MULTIPLE, Arch, Block, round_up
+from evopipe.core.arch import Widths as Widths
 from evopipe.core.graphs import Paths, Runner
-from evopipe.core.networks import WIDTH_MULTIPLE, Arch, Block, Net, Structure, round_up
-from evopipe.core.networks import Widths as Widths
+from evopipe.core.net import Net
 from evopipe.core.normalise import Normaliser
 from evopipe.core.optim import Adam
 from evopipe.core.stem import Stem
+from evopipe.core.structure import Structure
 
 
 def share_encoder(networks: Mapping[str, Widths], observations: int, share: bool = True) -> dict[str, Widths]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from evopipe.core.networks import Arch
+from evopipe.core.arch import Arch
 from evopipe.core.population import Member
 from evopipe.evolve.mutate import Mutation
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from evopipe.core.arch import Arch, Block, named
 from evopipe.core.morph import Change, preserves_function, resize_moments, resize_parameters, resize_scales
-from evopipe.core.networks import Arch, Block, named
 from evopipe.core.population import Member, Widths, least_head
 from evopipe.core.stem import Conv
 from evopipe.schema.blocks import ArchitectureBounds, MutationConfig

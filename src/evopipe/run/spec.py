@@ -13,8 +13,8 @@ import torch
 from evopipe import rng
 from evopipe.algos import Algorithm, misfit
 from evopipe.core import normalise, population
+from evopipe.core.arch import Arch, initialise
 from evopipe.core.graphs import Paths
-from evopipe.core.networks import Arch, initialise
 from evopipe.core.population import Cohort, Member, Widths
 from evopipe.errors import DataError, ParamsError
 from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from evopipe.core.networks import Arch
+from evopipe.core.arch import Arch
 from evopipe.core.population import Member
 from evopipe.errors import DataError
 

@@ -238,7 +238,7 @@ def _generation(record: Any, births: list[Any], row: Mapping[str, Any], seconds:
 
 
 def _member(member: Any, births: list[Any]) -> MemberRow:
-    from evopipe.core.networks import Arch
+    from evopipe.core.arch import Arch
     from evopipe.evolve.mutate import NONE, Mutation
 
     mutation = next((Mutation(**born["mutation"]) for born in births if born["slot"] == member["slot"]), NONE)
