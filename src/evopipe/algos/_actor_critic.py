@@ -5,10 +5,9 @@ Of a configuration and a state each function reads what it says, by the names th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from evopipe.core.forward import action_values, encode, forward_each, mu
 from evopipe.core.net import Net
@@ -16,6 +15,9 @@ from evopipe.ops.noise import exploration
 from evopipe.ops.policy import or_random
 from evopipe.ops.value import pick
 from evopipe.rng import Stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def period(cfg: Any) -> int:

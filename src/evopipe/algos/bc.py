@@ -11,9 +11,9 @@ environment stretches to its bounds. Rewards, next observations and discounts ar
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from evopipe.algos import _hyper
 from evopipe.core import optim
@@ -26,6 +26,9 @@ from evopipe.rng import Stream
 from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import AlgoConfig
 from evopipe.types import Batch, Hyper, Learned, Spaces
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PAPER = "https://proceedings.neurips.cc/paper/1988/hash/812b4ba287f5ee0bc9d43bbf5bbe87fb-Abstract.html"
 REGIME = "off_policy"

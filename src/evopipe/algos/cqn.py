@@ -11,9 +11,9 @@ know is not believed to be good. α = 0 is deep Q-learning.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from evopipe.algos import _hyper
 from evopipe.core import optim
@@ -26,6 +26,9 @@ from evopipe.rng import Stream
 from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PAPER = "https://arxiv.org/abs/2006.04779"
 REGIME = "off_policy"

@@ -10,9 +10,9 @@ once in `policy_delay` updates; 1 is the paper's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
@@ -23,6 +23,9 @@ from evopipe.rng import Stream
 from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import AlgoConfig
 from evopipe.types import Batch, Hyper, Learned, Spaces
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PAPER = "https://arxiv.org/abs/1509.02971"
 REGIME = "off_policy"

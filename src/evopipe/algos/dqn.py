@@ -10,10 +10,9 @@ weighted mean over its batch of ℓ(Q(s, a) − y), ℓ Huber or ½ e².
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from evopipe.algos import _hyper
 from evopipe.core import optim
@@ -26,6 +25,9 @@ from evopipe.rng import Stream
 from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PAPER = "https://doi.org/10.1038/nature14236"
 REGIME = "off_policy"

@@ -13,10 +13,9 @@ bounds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
-from torch import Tensor
 
 from evopipe.algos import _hyper
 from evopipe.algos._actor_critic import of_taken
@@ -32,6 +31,9 @@ from evopipe.rng import Stream
 from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PAPER = "https://arxiv.org/abs/2110.06169"
 REGIME = "off_policy"

@@ -15,10 +15,9 @@ memory that was there when it was played.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from evopipe.algos import _hyper
 from evopipe.core import health, optim
@@ -30,6 +29,9 @@ from evopipe.rng import Stream
 from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Chosen, Hyper, Learned, Sequences, Spaces
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PAPER = "https://arxiv.org/abs/1707.06347"
 REGIME = "on_policy"

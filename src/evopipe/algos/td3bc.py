@@ -12,9 +12,9 @@ stretches to its bounds. (The paper normalises observations by the dataset's mea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
@@ -28,6 +28,9 @@ from evopipe.rng import Stream
 from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PAPER = "https://arxiv.org/abs/2106.06860"
 REGIME = "off_policy"
