@@ -108,7 +108,15 @@ def test_outs_do_not_fit(tmp_path: Path, expected: dict[str, str]) -> None:
     assert digests(tmp_path) == expected
 
 
-@pytest.mark.parametrize("stage", ["population", "train", "evaluate", "export"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        pytest.param("population", marks=pytest.mark.slow),
+        "train",
+        pytest.param("evaluate", marks=pytest.mark.slow),
+        "export",
+    ],
+)
 def test_the_folder_is_read_only(tmp_path: Path, stage: str) -> None:
     folder = prepared(tmp_path / "home", {"train.max_steps": 400})
     (tmp_path / "disk").mkdir()

@@ -117,6 +117,7 @@ sys.meta_path[:] = [Finder if one is importlib.machinery.PathFinder else one for
 """
 
 
+@pytest.mark.slow
 def test_the_package_is_missing(tmp_path: Path, off: tuple[dict[str, str], float]) -> None:
     """A Python that does not find mlflow, as where it was never installed."""
     (tmp_path / "without").mkdir()

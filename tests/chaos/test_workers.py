@@ -128,6 +128,7 @@ def test_ctrl_c_saves_before_anything_else(tmp_path: Path, expected: dict[str, s
     assert trained(folder) == expected
 
 
+@pytest.mark.slow
 def test_training_with_envpool_goes_on_bit_for_bit(tmp_path: Path, start: Starter, expected: dict[str, str]) -> None:
     pool = FAST | {"env.backend": "envpool"}
     straight = trained(prepared(tmp_path / "straight", pool))

@@ -213,7 +213,8 @@ def test_a_run_on_fixed_buffers_is_the_eager_run(algo: str, run: Callable[..., O
     assert not paths.given_up
 
 
-@pytest.mark.parametrize("capture", [pytest.param("none", marks=pytest.mark.slow), "buffers"])
+@pytest.mark.slow
+@pytest.mark.parametrize("capture", ["none", "buffers"])
 def test_a_run_on_another_device_is_the_run_on_the_host(
     algo: str, capture: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

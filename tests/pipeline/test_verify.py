@@ -133,6 +133,7 @@ def test_an_out_that_depends_on_its_folder_is_found(tmp_path: Path) -> None:
     assert not list((kept / "A/.dvc").glob("cache/files/*"))
 
 
+@pytest.mark.slow
 def test_committed_content_comes_from_git_and_the_cache(tmp_path: Path) -> None:
     """Below an out that differs stands where; below one whose committed content neither has, nothing."""
     folder = drawing(tmp_path / "project", "os.urandom(8).hex()")
@@ -162,6 +163,7 @@ def test_a_stage_that_fails_says_so(tmp_path: Path) -> None:
     assert "exited with 7" in answer.err
 
 
+@pytest.mark.slow
 def test_data_that_dvc_tracks_comes_from_the_cache(tmp_path: Path) -> None:
     folder = drawing(tmp_path / "project", "open('input.txt').read()")
     (folder / "input.txt").write_text("given")

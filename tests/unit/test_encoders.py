@@ -244,7 +244,7 @@ MUTATION = {
 }
 
 
-@pytest.mark.parametrize("algo", ["dqn", "rainbow"])
+@pytest.mark.parametrize("algo", ["dqn", pytest.param("rainbow", marks=pytest.mark.slow)])
 def test_a_population_with_images_trains_mutates_and_resumes_alike(algo: str) -> None:
     p = populations.problem("envs_for_tests:Pixels-v0", algo, config=SMALL, mutation=MUTATION, cohorts="merged")
     runs = [started(p, 4) for _ in range(2)]

@@ -31,6 +31,7 @@ def grouped_like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(population.COSTS, DEVICE.type, population.COSTS["cuda"])
 
 
+@pytest.mark.slow
 def test_the_command_checks_every_algorithm_and_prints_a_line_for_each_thing(tmp_path: Path) -> None:
     answer = call(tmp_path, "gpu", "check", "--device", "cpu", "--members", "3", "--repeats", "1")
     assert answer.code == 0, answer.err

@@ -246,6 +246,7 @@ def test_compiled_updates_agree_with_eager_ones_and_resume_to_the_bit(tmp_path: 
     assert compared.startswith("True False True [] "), "close, but not to the bit: it was compiled"
 
 
+@pytest.mark.slow
 def test_without_a_cpp_compiler_training_is_eager(tmp_path: Path) -> None:
     said = compiled_run(tmp_path, "fails", CXX="/nowhere/c++")
     resumed, first, *rest = said.splitlines()
