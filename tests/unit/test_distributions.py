@@ -397,3 +397,9 @@ def test_choices_lie_side_by_side() -> None:
     assert side_by_side(x, (2, 1, 3)).tolist() == [[0, 1, 0], [2, 0, 0], [3, 4, 5]]
     assert side_by_side(x, (2, 2, 2)).tolist() == [[0, 1], [2, 3], [4, 5]]
     assert side_by_side(x > 2, (2, 4)).tolist() == [[False, False, False, False], [False, True, True, True]]
+
+
+def test_a_squashed_gaussian_acts_greedily_by_the_tangent_of_its_mean() -> None:
+    mean = torch.tensor([[[-3.0, 0.0, 0.5]]])
+    mode = SquashedGaussian(mean, torch.zeros_like(mean)).mode()
+    assert mode[0, 0].tolist() == pytest.approx([math.tanh(-3.0), 0.0, math.tanh(0.5)])

@@ -12,6 +12,7 @@ import torch
 
 from evopipe.buffers.nstep import NStep
 from evopipe.buffers.replay import RowLayout
+from evopipe.types import Spaces
 
 pytestmark = pytest.mark.numerical
 
@@ -238,3 +239,22 @@ def test_forgotten_rows_begin_anew() -> None:
 def test_no_transition_leads_past_an_observation_that_is_no_number() -> None:
     given = begun([[0, 0], [1, np.nan], [2, 2], [3, 3]], 2)
     assert given == [[[], []], [[0.0], []], [[1.0], []], [[2.0], [2.0]]]
+
+
+def test_a_saved_state_does_not_change_with_what_it_was_taken_of() -> None:
+    layout = RowLayout.of(Spaces(OBS, A), False, 3)
+    before, after = NStep(layout, ROWS), NStep(layout, ROWS)
+    ticks = play(0, 4, 0.0)
+
+    def add(nstep: NStep, t: Tick) -> None:
+        nstep.add(t.obs, t.action, t.reward, t.terminated, t.truncated, t.next_obs, None, t.broken, None)
+
+    for t in ticks[:2]:
+        add(before, t)
+    state = before.state()
+    kept = {name: value.copy() for name, value in state.items()}
+    after.restore(state)
+    for t in ticks[2:]:
+        add(before, t)
+        add(after, t)
+    assert all(np.array_equal(state[name], kept[name]) for name in kept)

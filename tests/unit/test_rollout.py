@@ -363,3 +363,38 @@ def test_learning_from_a_rollout_changes_its_estimates_alone() -> None:
     assert not torch.equal(rows[..., -3:], kept[0][..., -3:])
     assert torch.equal(after, kept[1])
     assert torch.equal(memory, kept[2])
+
+
+def test_a_minibatch_weighs_each_members_own_valid_steps() -> None:
+    """A neighbour with more of them changes no weight."""
+    rollout = Rollout(StepLayout(Spaces(2, 3), False), members=2, ticks=1, envs=4, memory=0, device=torch.device("cpu"))
+    valid = rollout.layout.log_prob + 5
+    rollout.rows[0, 0, :, valid] = torch.tensor([1.0, 1, 1, 1])
+    rollout.rows[1, 0, :, valid] = torch.tensor([1.0, 0, 0, 0])
+    env = torch.arange(4).expand(2, 4)
+    batch = rollout.sequences(torch.zeros(2, 4, 1, dtype=torch.int64), env, torch.ones(2, 4, 1))
+    assert batch.weight[..., 0].tolist() == [[0.25] * 4, [1.0, 0, 0, 0]]
+
+
+def test_a_part_of_a_rollout_lies_in_the_same_memory() -> None:
+    rollout = Rollout(StepLayout(Spaces(2, 3), False), members=3, ticks=2, envs=4, memory=5, device=torch.device("cpu"))
+    part = rollout.part(1, 3)
+    for tensor in part.tensors():
+        tensor.fill_(7.0)
+    assert all((whole[1:] == 7.0).all() and (whole[:1] == 0.0).all() for whole in rollout.tensors())
+
+
+def test_every_sequence_of_a_rollout_is_in_one_minibatch_of_each_member() -> None:
+    """Of members with unlike batch sizes, the one with fewer minibatches has nothing in the others' last ones."""
+    p = populations.problem(algo="ppo", cohorts="merged")
+    members = [
+        replace(m, hyper={**m.hyper, "batch_size": size})
+        for m, size in zip(first_members(p, 2)[0], (8, 32), strict=True)
+    ]
+    (cohort,) = p.form(members)
+    plan = Plan.of(p, cohort, rollout_for(p, cohort), TICKS)
+    place, given = plan.places
+    assert plan.batches == [8, 2], "64 steps"
+    for member, (batches, size) in enumerate(zip(plan.batches, plan.sizes, strict=True)):
+        assert sorted(place[member][given[member]].tolist()) == list(range(plan.count))
+        assert given[member].sum(dim=-1).tolist() == [size] * batches + [0] * (given.shape[1] - batches)
