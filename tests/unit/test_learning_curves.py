@@ -69,7 +69,7 @@ def test_the_folders_own_name_is_the_pipelines(scripts: Any) -> None:
 
 
 def test_a_run_of_other_settings_is_no_run_of_the_pipeline(scripts: Any) -> None:
-    folder = run(scripts.folder / "run", **{"tau: 5.0e-3": "tau: 6.0e-3"})
+    folder = run(scripts.folder / "run", **{"tau: 0.005": "tau: 6.0e-3"})
     with pytest.raises(ValueError, match="differs from pipelines/ddpg-pendulum"):
         scripts.add.main([str(folder), "--pipeline", "ddpg-pendulum"])
     assert not (scripts.folder / "curves").exists()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evopipe.algos import names
+from evopipe.algos import get, names
 from evopipe.schema.blocks import NEUTRAL as NEUTRAL_RUNTIME
 from evopipe.schema.read import parse_yaml, read_yaml
 from evopipe.schema.write import dump_yaml
@@ -143,3 +145,101 @@ def test_every_pipeline_folder_can_be_run_as_it_is() -> None:
     for params in (ROOT / "pipelines").glob("*/params.yaml"):
         load_params(params)
         assert parse_yaml((params.parent / "dvc.yaml").read_text(), "dvc.yaml").data["stages"]
+
+
+# --- Files that pipelines/make.py writes ------------------------------------------------------------------------------
+
+WORKLOADS = sorted(path.parent.name for path in (ROOT / "pipelines").glob("*/changes.yaml"))
+
+
+@pytest.fixture
+def make() -> Any:
+    """`pipelines/make.py`, as a module."""
+    spec = importlib.util.spec_from_file_location("make_pipelines", ROOT / "pipelines/make.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def leaves(values: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Every value that is not a block, by its dotted key; `env.kwargs` is one value."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        here = f"{path}.{key}".lstrip(".")
+        blocks = isinstance(value, dict) and value and here != "env.kwargs"
+        found |= leaves(value, here) if blocks else {here: value}
+    return found
+
+
+def test_every_pipelines_files_are_made_and_fresh(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sorted(path.parent.name for path in (ROOT / "pipelines").glob("*/dvc.yaml")) == WORKLOADS
+    assert make.main(["--check"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_pipeline_is_the_root_and_the_blocks_defaults_with_its_changes(name: str) -> None:
+    made = read_yaml(ROOT / "pipelines" / name / "params.yaml").data
+    changes = read_yaml(ROOT / "pipelines" / name / "changes.yaml").data
+    root = {key: value for key, value in PARAMS.items() if key != "algos"}
+    blocks = made.pop("algos")
+    assert leaves(made) == leaves(root) | leaves(changes["params"])
+    assert list(blocks) == list(changes["algos"])
+    for algo, block in blocks.items():
+        defaults = get(algo).Config().model_dump(mode="json")
+        assert leaves(block) == leaves(defaults) | leaves(changes["algos"][algo])
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_pipelines_stages_are_its_shapes_and_depend_on_its_own_files(name: str) -> None:
+    data = read_yaml(ROOT / "pipelines" / name / "dvc.yaml").data
+    offline = read_yaml(ROOT / "pipelines" / name / "params.yaml").data["train"]["mode"] == "offline"
+    own = sorted(path.name for path in (ROOT / "pipelines" / name).glob("*.py"))
+    assert list(data["stages"]) == list(STAGES)[0 if offline else 2 :]
+    for stage in data["stages"].values():
+        assert [dep for dep in stage["deps"] if dep.endswith(".py")] == own
+    assert {dep for stage in data["stages"].values() for dep in stage["deps"]} >= {"../../src/evopipe", "models/elite"}
+    assert ("data/transitions.h5" in data["stages"]["train"]["deps"]) == offline
+
+
+def one_pipeline(make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, old: str, new: str) -> Path:
+    """A copy of pipelines/dqn-cartpole alone, with `new` for `old` in its changes."""
+    folder = tmp_path / "pipelines"
+    shutil.copytree(ROOT / "pipelines/dqn-cartpole", folder / "dqn-cartpole")
+    shutil.copy(ROOT / "pipelines/shapes.yaml", folder)
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    changes = folder / "dqn-cartpole/changes.yaml"
+    text = changes.read_text()
+    assert text.count(old) == 1
+    changes.write_text(text.replace(old, new))
+    monkeypatch.setattr(make, "FOLDER", folder)
+    return folder / "dqn-cartpole"
+
+
+def test_a_stale_file_is_named_with_the_command_and_made_anew(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = one_pipeline(make, monkeypatch, tmp_path, "num_envs: 8", "num_envs: 6  # a few")
+    before = (folder / "dvc.yaml").read_text()
+    assert make.main(["--check"]) == 1
+    assert capsys.readouterr().err == ("pipelines/dqn-cartpole/params.yaml: stale, run `python pipelines/make.py`\n")
+    assert make.main([]) == 0
+    assert "  num_envs: 6  # a few\n  backend: sync  # sync |" in (folder / "params.yaml").read_text()
+    assert (folder / "dvc.yaml").read_text() == before
+    assert make.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("num_envs: 8", "num_envs: 16", "num_envs: 16 is what it is"),
+        ("params:\n", "file: []\nparams:\n", "called file"),
+    ],
+)
+def test_changes_that_change_nothing_or_are_unknown_are_refused(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    one_pipeline(make, monkeypatch, tmp_path, old, new)
+    with pytest.raises(SystemExit, match=said):
+        make.main(["--check"])
