@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
 import pytest
 import torch
 
@@ -12,10 +16,15 @@ from evopipe.core.population import Costs, Member, cost, group
 from evopipe.run.spec import first_members
 
 
-def member(slot: int, *widths: int, batch: int = 128) -> Member:
+def member(slot: int, *widths: int, batch: int = 128, activation: str = "ReLU", learn_step: int = 1) -> Member:
     """One with hidden layers of these widths, the last its latent."""
-    arch = Arch(tuple(map(Block, widths[:-1])), widths[-1], (), "ReLU", False)
-    return Member(slot, slot, None, slot, arch, {"batch_size": batch}, {})
+    arch = Arch(tuple(map(Block, widths[:-1])), widths[-1], (), activation, False)
+    return Member(slot, slot, None, slot, arch, {"batch_size": batch, "learn_step": learn_step}, {})
+
+
+def slots(members: Sequence[Member], mode: Literal["merged", "exact"] = "merged") -> list[list[int]]:
+    """Which slots the cost model of the CPU puts together."""
+    return [[m.slot for m in found] for found in group(members, mode, "cpu")]
 
 
 def test_costs_are_dispatch_and_the_products_of_padded_widths() -> None:
@@ -26,9 +35,60 @@ def test_costs_are_dispatch_and_the_products_of_padded_widths() -> None:
 
 def test_small_networks_share_a_batch_and_large_ones_do_not() -> None:
     small = [member(0, 64, 64, 64), member(1, 64, 80, 64), member(2, 64, 64)]
-    assert [[m.slot for m in found] for found in group(small, "merged", "cpu")] == [[0, 1, 2]]
+    assert slots(small) == [[0, 1, 2]]
     large = [member(0, 256, 256, 256), member(1, 512, 512, 512)]
-    assert [[m.slot for m in found] for found in group(large, "merged", "cpu")] == [[0], [1]]
+    assert slots(large) == [[0], [1]]
+
+
+def test_members_that_learn_at_unlike_times_are_never_together() -> None:
+    alike = [member(slot, 64, 64, learn_step=1 + slot % 2) for slot in range(4)]
+    assert slots(alike, "exact") == slots(alike, "merged") == [[0, 2], [1, 3]]
+
+
+def test_groups_merge_up_to_the_most_rows_and_not_beyond() -> None:
+    """16 rows: two groups of 8 save a dispatch, two of 9 would be cut up again as 16 and 2."""
+    assert population.COSTS["cpu"].max_rows == 16
+    for each, expected in ((8, [[*range(16)]]), (9, [[*range(9)], [*range(9, 18)]])):
+        members = [member(slot, 64, 64 if slot < each else 80, 64) for slot in range(2 * each)]
+        assert slots(members) == expected
+    assert slots([member(slot, 64, 64) for slot in range(18)]) == [[*range(16)], [16, 17]]
+
+
+def test_rows_of_a_cohort_are_ordered_by_activation_then_by_slot() -> None:
+    """A slice an activation serves them all then."""
+    mixed = [member(slot, 32, 32, activation="ReLU" if slot % 2 else "Tanh") for slot in (3, 0, 2, 1)]
+    assert slots(mixed) == [[1, 3, 0, 2]]
+
+
+def test_a_part_of_a_cohort_has_the_numbers_of_its_own_members() -> None:
+    p = populations.problem("CartPole-v1", "dqn")
+    born = first_members(p, 4)[0]
+    members = [replace(m, hyper={**m.hyper, "lr": 2.0**-m.slot, "batch_size": 20 + m.slot}) for m in born]
+    (cohort,) = p.form(members)
+    for first, end in ((0, 2), (1, 2), (2, 4)):
+        part = population.part(cohort, first, end)
+        assert part.members == tuple(members[first:end])
+        assert part.keys.tolist() == [m.key for m in members[first:end]]
+        assert part.hyper.keys() == cohort.hyper.keys()
+        for name, values in part.hyper.items():
+            assert torch.equal(values, torch.tensor([float(m.hyper[name]) for m in members[first:end]])), name
+        sizes = [20 + m.slot for m in members[first:end]]
+        expected = [[1 / n if j < n else 0.0 for j in range(32)] for n in sizes]
+        torch.testing.assert_close(part.weight, torch.tensor(expected))
+
+
+def test_what_was_taken_apart_stays_when_its_cohort_goes_on() -> None:
+    """A checkpoint, a champion or a child must not learn along."""
+    p = populations.problem("Pendulum-v1", "ppo", train={"normalise": {"observations": True, "rewards": True}})
+    (cohort,) = p.form(first_members(p, 2)[0])
+    found = population.dissolve([cohort])
+    before = [{name: tensor.clone() for name, tensor in m.tensors.items()} for m in found]
+    for tensor in (*population.tensors_of(cohort.state), *population.seen_by(cohort)):
+        tensor.add_(1)
+    for m, tensors in zip(found, before, strict=True):
+        assert [name for name in tensors if not torch.equal(m.tensors[name], tensors[name])] == []
+    for m, tensors in zip(population.dissolve([cohort]), before, strict=True):
+        assert [name for name in tensors if torch.equal(m.tensors[name], tensors[name])] == []
 
 
 def test_both_critics_of_a_member_keep_their_names_and_their_numbers() -> None:

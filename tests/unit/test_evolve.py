@@ -109,6 +109,26 @@ def test_who_is_called_a_survivor(elitism: bool) -> None:
     assert names_of(found.members[0]) == ((0, 22, 72, 500) if elitism else (0, 100, 20 + found.parents[0], 500))
 
 
+@pytest.mark.parametrize("elitism", [False, True])
+def test_slot_0_is_spared_mutation_only_where_it_holds_the_elite(elitism: bool) -> None:
+    _, found = born(only("rl_hp"), elitism=elitism)
+    assert [change.kind for change in found.mutations] == ["none" if elitism else "rl_hp", "rl_hp", "rl_hp", "rl_hp"]
+
+
+def test_every_generation_and_every_seed_draws_parents_anew() -> None:
+    """Of equal fitness, so that nothing but the draw tells; equal ones are one in 8⁷."""
+    kept, fitness = [member(slot) for slot in range(8)], np.zeros(8)
+
+    def parents(seed: int, generation: int) -> tuple[int, ...]:
+        cfg = TournamentConfig(size=1)
+        return evolve(cfg, only("none"), traits(), kept, fitness, seed, generation, 100).parents
+
+    when = [(3, 1), (3, 2), (3, 3), (4, 1)]
+    drawn = [parents(*each) for each in when]
+    assert len(set(drawn)) == len(drawn)
+    assert drawn == [parents(*each) for each in when]
+
+
 def slot_grew(found: Evolved, slot: int) -> bool:
     return bool(found.mutations[slot].after > found.mutations[slot].before)
 
@@ -190,6 +210,15 @@ def test_all_changes_to_their_bounds_are_offered_and_none_beyond() -> None:
     }  # fmt: skip
     assert ("latent.remove_node", "latent width", 39, 31) in offered(BOUNDS, beyond)
     assert not {each for each in offered(BOUNDS, beyond) if each[0] == "latent.add_node"}
+
+
+def test_a_normalised_stream_neither_grows_nor_shrinks() -> None:
+    """Its mean is over all of its units, so that none comes or goes unnoticed; a plain stream does both."""
+    streams = {kind: offered(BOUNDS, replace(ARCH, kind=kind)) for kind in ("simba", "resnet")}
+    latent = {kind: {each for each in found if each[1] == "latent width"} for kind, found in streams.items()}
+    both_ways = {("latent.add_node", "latent width", 32, 40), ("latent.remove_node", "latent width", 32, 24)}
+    assert latent == {"simba": set(), "resnet": both_ways}
+    assert streams["simba"] == streams["resnet"] - both_ways
 
 
 def test_channels_and_kernels_reach_their_bounds_and_pass_none() -> None:

@@ -301,6 +301,16 @@ def test_growing_and_shrinking_by_hand(old: float, up: bool, whole: bool, expect
     assert _scaled(old, Evolve(min=0.1 if not whole else 1, max=10), up, whole) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("low", "high", "after"), [(0.1, 0.5, 0.4), (0.5, 10.0, 0.6)])
+def test_at_a_bound_the_only_hyper_parameter_goes_the_other_way(low: float, high: float, after: float) -> None:
+    """Whichever way was drawn: both are, over so many draws."""
+    (member,), traits = world()
+    alone = replace(traits, evolve={"lr": Evolve(min=low, max=high)})
+    at_bound = replace(member, hyper={**member.hyper, "lr": 0.5})
+    found = [mutate_hyper(config(), alone, at_bound, generator(seed)) for seed in range(20)]
+    assert [each and each[1].after for each in found] == [pytest.approx(after)] * 20
+
+
 def test_whole_numbers_stay_inside_bounds_that_are_none() -> None:
     between = Evolve(min=1.5, max=3.5)
     assert [_scaled(value, between, up, True) for value, up in ((3, True), (2, False), (2, True), (3, False))] == [

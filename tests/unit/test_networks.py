@@ -189,6 +189,21 @@ def test_blends_of_0_and_1_are_exact_to_the_bit(norm: bool, activation: str) -> 
     assert torch.equal(y[3], y[1])
 
 
+def test_a_part_of_a_structure_computes_what_the_whole_computes() -> None:
+    """To the bit, where rows with a plain, a blended and a missing layer lie in any order."""
+    second = {"plain": (Block(24),), "blended": (Block(40, True),), "missing": ()}
+    order = ["plain", "missing", "blended", "plain", "blended", "missing"]
+    archs = [Arch((Block(24), *second[name]), 16, (), "Tanh", False) for name in order]
+    net = net_of(archs, [reference.random_row(arch, WIDTHS, np.random.default_rng(i)) for i, arch in enumerate(archs)])
+    x = torch.randn(len(archs), BATCH, WIDTHS[0], generator=torch.Generator().manual_seed(0))
+    whole = forward(net, x)
+    cuts: list[tuple[int, int | None, int]] = [(0, 2, 1), (1, 3, 1), (2, 5, 1), (5, 6, 1), (0, None, 2), (1, None, 2)]
+    for first, end, every in cuts:
+        rows = slice(first, end, every)
+        part = Net(net.structure.part(first, end, every), net.values[rows])
+        assert torch.equal(forward(part, x[rows]), whole[rows]), (first, end, every)
+
+
 def test_a_neighbours_nan_stays_with_the_neighbour() -> None:
     archs, rows = unlike(True, 3)
     x = torch.randn(len(archs), BATCH, WIDTHS[0], generator=torch.Generator().manual_seed(0))
@@ -214,6 +229,19 @@ def test_initial_weights_are_orthogonal(rows: int, columns: int) -> None:
     assert parts["latent.gain"].eq(1).all()
     for name in ("latent.bias", "latent.shift", "output.bias"):
         assert not parts[name].any()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(12, 5), (5, 12)])
+def test_initial_weights_are_the_orthogonalised_gaussian_numbers(rows: int, columns: int) -> None:
+    """By Gram and Schmidt, whose signs no library chooses: a QR's alone are not the same in each."""
+    arch, widths = Arch((), columns, (), "ReLU", False), Widths(rows, 2)
+    weight = named(arch, widths, initialise(arch, widths, np.random.default_rng(0)))["latent.weight"]
+    tall = np.random.default_rng(0).standard_normal((12, 5))
+    expected = np.zeros((12, 5))
+    for j in range(5):
+        rest = tall[:, j] - sum((expected[:, i] @ tall[:, j]) * expected[:, i] for i in range(j))
+        expected[:, j] = rest / np.linalg.norm(rest)
+    np.testing.assert_allclose(weight, 2**0.5 * (expected if rows > columns else expected.T), atol=1e-5)
 
 
 def test_an_architecture_survives_json() -> None:

@@ -152,6 +152,20 @@ def test_images_and_one_hot_columns_are_left_alone() -> None:
     assert found.observations.mean.shape == (2, 5)
 
 
+def test_every_column_by_its_own_numbers_and_every_member_by_its_own_limit() -> None:
+    """Means 1, 20, 200 and deviations 1, 10, 100 of the columns 0, 2, 3; column 1 is one-hot."""
+    spaces, clips = Spaces(4, 2, one_hot=((1, 2),)), (2.0, 3.5)
+    configs = [NormaliseConfig(observations=True, rewards=True, clip=clip) for clip in clips]
+    found = Normaliser.stack([normalise.start(cfg, spaces) for cfg in configs], torch.device("cpu"))
+    assert found is not None
+    found.see(torch.tensor([[0.0, 0, 10, 100], [2, 1, 30, 300]]).expand(2, -1, -1), torch.ones(2, dtype=torch.bool))
+    shown = found.shown(torch.tensor([4.0, 1, 60, 50]).expand(2, 1, -1))
+    torch.testing.assert_close(shown[:, 0], torch.tensor([[2.0, 1, 2, -1.5], [3, 1, 3.5, -1.5]]))
+    reward, none = torch.full((2, 1), 10.0), torch.zeros(2, 1, dtype=torch.float64)
+    earned, _ = found.earn(none, reward, torch.ones(2), torch.ones(2, 1, dtype=torch.bool))  # no deviation yet
+    assert earned.tolist() == [[2.0], [3.5]]
+
+
 def test_one_hot_columns_are_known_by_the_environment_s_space() -> None:
     assert spaces_of(EnvConfig(id="Taxi-v4"), "dqn").one_hot == ((0, 500),)
     assert spaces_of(EnvConfig(id="CartPole-v1"), "dqn").one_hot == ()

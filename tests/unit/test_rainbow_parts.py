@@ -149,6 +149,8 @@ def test_noise_is_factorised_and_as_large_as_the_paper_says() -> None:
         mean_square = math.sqrt(2 / math.pi)  # of f(x) = sign(x) √|x|
         assert float(biases.square().mean()) == pytest.approx(mean_square, rel=0.05)
         assert float(weights.square().mean()) == pytest.approx(mean_square**2, rel=0.1)
+        # f(a) and f(b) are two draws: were they one, the diagonal would be f(b)² and this 0.8.
+        assert abs(float(weights.diagonal(dim1=-2, dim2=-1).mean())) < 0.1
         # The bias's noise is f(b): what is left of the weights' is one number a row.
         into = weights / biases
         torch.testing.assert_close(into, into[..., :1].expand_as(into), rtol=2e-3, atol=2e-3)

@@ -463,6 +463,21 @@ def test_mutation_leaves_a_critic_its_layer() -> None:
     assert depths == {1, 2}
 
 
+def test_the_encoders_target_starts_as_a_copy_that_does_not_learn() -> None:
+    arch = Arch((), 16, (), "ReLU", False)
+    net = net_of([arch], [initialise(arch, ENCODER, generators(0))], ENCODER)
+    before = net.values.clone()
+    encoder, target, adam = optim.start_encoder({"encoder": net})
+    assert encoder is net
+    assert target is not None
+    assert not target.trainable
+    net.values.zero_()
+    assert torch.equal(target.values, before)
+    assert adam is not None
+    assert not any(tensor.any() for tensor in (adam.mean, adam.square, adam.steps))
+    assert optim.start_encoder({"actor": net}) == (None, None, None)
+
+
 def test_who_acts() -> None:
     whole = {"actor": Widths(4, 2), "critic_1": Widths(6, 1), "critic_2": Widths(6, 1)}
     assert population.acting_networks("actor", whole) == ["actor"]
