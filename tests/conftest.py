@@ -7,8 +7,10 @@ import signal
 import pytest
 import torch
 
-# A shell starts background jobs with SIGINT ignored, and their children inherit that: the tests interrupt some.
+# A shell starts background jobs with SIGINT ignored, `nohup` any with SIGHUP, and their children inherit that: the tests
+# send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Under load, several threads on nets this small are slower by orders of magnitude; and bits depend on the number.
 torch.set_num_threads(1)
 
