@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 
-# A shell starts background jobs with SIGINT ignored, `nohup` any with SIGHUP, and their children inherit that: the tests
+# A shell starts background jobs with SIGINT ignored, `nohup` any job with SIGHUP, and children inherit that: the tests
 # send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
