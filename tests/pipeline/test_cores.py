@@ -69,5 +69,5 @@ def test_outs_are_the_same_however_many_processes_learn_on_however_many_cpus(job
     assert len(alone) > 4
     for learners in (2, 3, 4):
         assert train(folder, learners, set(cpus)) == alone, learners
-    for few in (2, 4):
+    for few in sorted({min(count, len(cpus)) for count in (2, 4)}):  # a machine may have two
         assert train(folder, "auto", set(cpus[:few])) == alone, f"{few} CPUs"
