@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from evopipe import algos, rng
-from evopipe.buffers.rollout import Rollout, StepLayout
 from evopipe.core import population
 from evopipe.core.population import Cohort, Member
+from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.rng import Purpose, Stream
 from evopipe.run import act as acting
 from evopipe.run.drive import begin

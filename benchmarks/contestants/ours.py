@@ -316,7 +316,7 @@ def _products(s: Settings, cohort: Cohort, spec: Spec) -> Callable[[], None]:
 
 def filled_replay(spec: Spec, capacity: int) -> Any:
     """Return a replay memory full of standard-normal transitions."""
-    from evopipe.buffers.replay import Replay, RowLayout
+    from evopipe.memory.replay import Replay, RowLayout
 
     layout = RowLayout.of(spec.spaces, masked=False)
     draw = np.random.default_rng(1)
@@ -491,7 +491,7 @@ def priorities(s: Settings) -> dict[str, Any]:
 
     Also the bytes of a memory's rows, and of its priorities with their sums.
     """
-    from evopipe.buffers.priorities import Priorities
+    from evopipe.memory.priorities import Priorities
 
     spec = spec_of(s, s["population"])
     replay = filled_replay(spec, s["capacity"])

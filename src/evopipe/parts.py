@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core.population import Cohort, Member, dissolve, form
 from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool, Step
@@ -11,6 +10,7 @@ from evopipe.evolve.mutate import Mutation, mutate
 from evopipe.evolve.select import Selection, tournament
 from evopipe.evolve.step import Evolved, evolve
 from evopipe.machine import configure
+from evopipe.memory.replay import Replay, RowLayout
 from evopipe.run.act import act, take_note
 from evopipe.run.drive import begin
 from evopipe.run.evaluate import Episodes, evaluate

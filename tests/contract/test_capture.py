@@ -15,10 +15,10 @@ import torch
 import populations
 from device import DEVICE, CaptureError, Device, Recorder, Remote
 from evopipe import algos
-from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core import optim, population
 from evopipe.core.graphs import Capture, Paths
 from evopipe.core.population import Cohort, tensors_of
+from evopipe.memory.replay import Replay, RowLayout
 from evopipe.run import act as acting
 from evopipe.run.act import choose
 from evopipe.run.drive import begin

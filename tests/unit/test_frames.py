@@ -14,12 +14,12 @@ import torch
 from gymnasium import spaces
 
 from device import DEVICE, Device, Recorder
-from evopipe.buffers.nstep import NStep
-from evopipe.buffers.priorities import Priorities
-from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core import optim, population
 from evopipe.core.graphs import Paths
 from evopipe.envs.pool import EnvPool
+from evopipe.memory.nstep import NStep
+from evopipe.memory.priorities import Priorities
+from evopipe.memory.replay import Replay, RowLayout
 from evopipe.run import learners
 from evopipe.run.drive import begin
 from evopipe.run.learn import ReplayLessons, learn

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from evopipe.buffers.nstep import NStep
-from evopipe.buffers.replay import RowLayout
+from evopipe.memory.nstep import NStep
+from evopipe.memory.replay import RowLayout
 from evopipe.types import Spaces
 
 pytestmark = pytest.mark.numerical

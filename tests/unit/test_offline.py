@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import populations
-from evopipe.buffers.replay import RowLayout
 from evopipe.errors import DataError, EvopipeError, ParamsError
+from evopipe.memory.replay import RowLayout
 from evopipe.run.drive import begin
 from evopipe.run.offline import pack
 from evopipe.run.run import Run

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import populations
-from evopipe.buffers.priorities import FAN_OUT, LEAST, MOST, TOP, Priorities
-from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core.population import Cohort
+from evopipe.memory.priorities import FAN_OUT, LEAST, MOST, TOP, Priorities
+from evopipe.memory.replay import Replay, RowLayout
 from evopipe.rng import Purpose, Stream, uniform
 from evopipe.run import learn as steps
 from evopipe.run.drive import begin

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from evopipe.buffers.replay import Replay, RowLayout
+from evopipe.memory.replay import Replay, RowLayout
 from evopipe.types import Spaces
 
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import populations
-from evopipe.buffers.rollout import Rollout, StepLayout, windows
 from evopipe.envs.pool import Step
+from evopipe.memory.rollout import Rollout, StepLayout, windows
 from evopipe.run.rollouts import Plan, learn_from_rollout
 from evopipe.run.spec import Spec, first_members
 from evopipe.types import Chosen, Spaces

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from evopipe.buffers.nstep import NStep
-from evopipe.buffers.priorities import Priorities
-from evopipe.buffers.replay import Replay, RowLayout
 from evopipe.core import normalise, pixels
 from evopipe.core.graphs import upload
 from evopipe.core.population import Cohort, Member
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.envs.workers import Crew
 from evopipe.errors import ParamsError
+from evopipe.memory.nstep import NStep
+from evopipe.memory.priorities import Priorities
+from evopipe.memory.replay import Replay, RowLayout
 from evopipe.run.act import act, take_note
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Evaluator

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from evopipe.buffers.replay import RowLayout
 from evopipe.core.population import Cohort, Member
 from evopipe.envs.workers import Crew
 from evopipe.errors import DataError, ParamsError
+from evopipe.memory.replay import RowLayout
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Evaluator

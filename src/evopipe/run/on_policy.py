@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
-from evopipe.buffers.rollout import StepLayout
 from evopipe.core.graphs import upload
 from evopipe.core.population import Cohort, Member
 from evopipe.envs.pool import EnvPool, Step
 from evopipe.envs.rows import broken
 from evopipe.envs.workers import Crew
 from evopipe.errors import ParamsError, UsageError
+from evopipe.memory.rollout import StepLayout
 from evopipe.run.act import see, step
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Evaluator

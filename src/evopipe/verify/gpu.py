@@ -24,13 +24,13 @@ import numpy as np
 import torch
 
 from evopipe import algos, rng
-from evopipe.buffers.replay import Replay, RowLayout
-from evopipe.buffers.rollout import StepLayout
 from evopipe.core import population
 from evopipe.core.graphs import Capture, Paths
 from evopipe.core.population import Cohort, Member
 from evopipe.errors import EvopipeError, ResourceError, UsageError, did_you_mean
 from evopipe.machine import configure
+from evopipe.memory.replay import Replay, RowLayout
+from evopipe.memory.rollout import StepLayout
 from evopipe.rng import Purpose
 from evopipe.run.act import act, gather, step
 from evopipe.run.learn import learn

@@ -3,7 +3,7 @@
 A transition is one float32 row: observation, next observation, action, reward (of each step, where it spans several,
 and how many they are), terminated, and where the environment masks any the legal next actions, and the legal ones in
 the observation where the algorithm's loss reads them. Rows packed in one tensor sample 5 to 28 times faster than five
-fancy-indexed ones. Images of bytes may lie beside the rows, as bytes (`evopipe.buffers.frames`): rows go in and come
+fancy-indexed ones. Images of bytes may lie beside the rows, as bytes (`evopipe.memory.frames`): rows go in and come
 out whole all the same.
 """
 
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from evopipe.buffers.frames import Frames
-from evopipe.buffers.priorities import Priorities
 from evopipe.core.graphs import upload
+from evopipe.memory.frames import Frames
+from evopipe.memory.priorities import Priorities
 from evopipe.types import Batch, Image, Spaces
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evopipe.buffers.replay import RowLayout
+from evopipe.memory.replay import RowLayout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
