@@ -1,8 +1,9 @@
-"""What every test shares: one torch thread, and slow tests only where they are asked for."""
+"""What every test shares: one torch thread, and slow tests and whole products only where they are asked for."""
 
 from __future__ import annotations
 
 import signal
+from collections import Counter
 
 import pytest
 import torch
@@ -20,9 +21,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slow") or "slow" in config.getoption("-m"):
+    asked = config.getoption("-m")
+    if config.getoption("--slow") or "slow" in asked:
         return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in slow]
+    left_out = {item for item in items if item.get_closest_marker("slow")}
+    if "product" not in asked:
+        products: dict[str, list[pytest.Function]] = {}
+        for item in items:
+            if item not in left_out and item.get_closest_marker("product") and isinstance(item, pytest.Function):
+                products.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        for cases in products.values():
+            left_out.update(set(cases) - cover(cases))
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def cover(cases: list[pytest.Function]) -> set[pytest.Function]:
+    """Few cases of one test's product in which each value of each parameter occurs, all about equally often."""
+    values = {case: {(name, repr(value)) for name, value in case.callspec.params.items()} for case in cases}
+    missing = {value for found in values.values() for value in found}
+    taken: Counter[tuple[str, str]] = Counter()
+    chosen: set[pytest.Function] = set()
+    while missing:
+        best = max(cases, key=lambda case: (len(values[case] & missing), -sum(taken[value] for value in values[case])))
+        chosen.add(best)
+        taken.update(values[best])
+        missing -= values[best]
+    return chosen

@@ -59,6 +59,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(algo: str, ru
     assert states[0][1]["reason"] == "max_steps"
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("norm", [False, True])
 def test_a_member_trains_alike_in_populations_of_1_2_and_8(algo: str, norm: bool, run: Callable[..., Any]) -> None:
     """With exact cohorts and its own memory, to the bit."""
@@ -115,6 +116,7 @@ def plant_loss(loop: Any, slot: int) -> None:
         loop.regime.replay.rows[slot, :, loop.regime.replay.layout.obs : 2 * loop.regime.replay.layout.obs] = 3e38
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("cohorts", ["exact", "merged"])
 @pytest.mark.parametrize("plant", [plant_weight, plant_reward, pytest.param(plant_loss, marks=pytest.mark.slow)])
 def test_a_nan_leaves_the_other_members_bit_identical(
@@ -207,6 +209,7 @@ def test_the_lineage_says_who_came_from_whom_and_what_changed(algo: str, run: Ca
 # ----------------------------------------------------------------------------------------------- save and load
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("ticks", [7, 30, 75, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 50, 110))])
 def test_a_restored_run_continues_bit_for_bit(algo: str, ticks: int, run: Callable[..., Any]) -> None:
     """In the middle of a generation and at its boundary (every 50 ticks)."""
@@ -231,6 +234,7 @@ def test_a_restored_run_continues_bit_for_bit(algo: str, ticks: int, run: Callab
     assert equal_states(whole.state(), resumed.state()) == []
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("cohorts", ["exact", "merged"])
 def test_forming_and_dissolving_cohorts_is_the_identity(
     algo: str, cohorts: Literal["exact", "merged"], run: Callable[..., Any]

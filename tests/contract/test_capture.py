@@ -87,6 +87,7 @@ def try_graph(p: Spec, device: Device) -> None:
 # ---------------------------------------------------------------------------------------------- the registry
 
 
+@pytest.mark.product
 @off_policy
 @pytest.mark.parametrize("norm", [False, True])
 def test_act_and_update_fit_a_graph(algo: str, norm: bool, device: Device) -> None:
@@ -162,6 +163,7 @@ def test_networks_and_moments_are_updated_where_they_are(algo: str, device: Devi
     assert moved(small(algo)) == set()
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("algo", populations.cases(["dqn", "td3", "ppo"]))
 @pytest.mark.parametrize("capture", [pytest.param("none", marks=pytest.mark.slow), "buffers"])
 def test_a_run_on_another_device_is_the_run_on_the_host(algo: str, capture: Capture, device: Device) -> None:

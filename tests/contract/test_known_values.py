@@ -46,6 +46,7 @@ def learned(algo: str, env: str, ticks: int = 450, **config: Any) -> np.ndarray:
     return found
 
 
+@pytest.mark.product
 @valued
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("target", ["soft", "hard"])

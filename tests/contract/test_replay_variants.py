@@ -78,6 +78,7 @@ def test_a_restored_run_continues_bit_for_bit(algo: str, sharing: Sharing, run: 
         assert "replay.priorities" in whole.state()[0]
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("sharing", ["own", "shared"])
 @pytest.mark.parametrize("cohorts", ["exact", "merged"])
 def test_no_bit_depends_on_how_many_processes_learn(
@@ -139,6 +140,7 @@ def test_a_diverged_member_spoils_nobodys_priorities(algo: str, run: Callable[..
     assert all(m.healthy for m in ill.members)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("sharing", ["own", "shared"])
 def test_a_child_draws_by_its_parents_priorities_or_by_none(

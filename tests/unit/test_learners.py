@@ -49,6 +49,7 @@ def runs() -> Iterator[list[Run]]:
         run.close()
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("cohorts", ["merged", "exact"])
 @pytest.mark.parametrize("processes", [2, 3, 9])
 def test_no_bit_depends_on_how_many_processes_learn(

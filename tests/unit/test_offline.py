@@ -169,6 +169,7 @@ def test_episodes_end_where_their_number_changes() -> None:
     assert not flags.any(), "the dataset is not written to"
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("algo", ["cqn", "bc", "td3bc"])
 @pytest.mark.parametrize("prioritised", [False, True])
 @pytest.mark.parametrize("ticks", [0, 7, 50, 75])
