@@ -55,27 +55,30 @@ def run() -> Iterator[Callable[..., OffPolicy]]:
         each.close()
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("sharing", ["own", "shared"])
-def test_a_restored_run_continues_bit_for_bit(algo: str, sharing: Sharing, run: Callable[..., OffPolicy]) -> None:
-    """In the middle of the windows, after the ring went round, and at a generation's end."""
+@pytest.mark.parametrize("ticks", [1, 50, 93])
+def test_a_restored_run_continues_bit_for_bit(
+    algo: str, sharing: Sharing, ticks: int, run: Callable[..., OffPolicy]
+) -> None:
+    """In the middle of the windows, at a generation's end, and after the ring went round."""
     p = variant(algo, sharing)
-    for ticks in (1, 50, 93):
-        whole = run(p, 3)
-        advance(whole, ticks)
-        if ticks == 50:
-            close_generation(whole)
-        assert whole.regime.nstep is not None
-        assert ((whole.regime.nstep._next - whole.regime.nstep._first) > 0).any(), "some window is half full"
-        tensors, meta = whole.state()
-        tensors, meta = {n: t.clone() for n, t in tensors.items()}, json.loads(json.dumps(meta))
-        resumed = run(p, 3)
-        advance(resumed, 5)  # whatever it held before is gone
-        assert resumed.restore(tensors, meta) == 0
-        assert equal_states(whole.state(), resumed.state()) == []
-        for loop in (whole, resumed):
-            finish(loop)
-        assert equal_states(whole.state(), resumed.state()) == []
-        assert "replay.priorities" in whole.state()[0]
+    whole = run(p, 3)
+    advance(whole, ticks)
+    if ticks == 50:
+        close_generation(whole)
+    assert whole.regime.nstep is not None
+    assert ((whole.regime.nstep._next - whole.regime.nstep._first) > 0).any(), "some window is half full"
+    tensors, meta = whole.state()
+    tensors, meta = {n: t.clone() for n, t in tensors.items()}, json.loads(json.dumps(meta))
+    resumed = run(p, 3)
+    advance(resumed, 5)  # whatever it held before is gone
+    assert resumed.restore(tensors, meta) == 0
+    assert equal_states(whole.state(), resumed.state()) == []
+    for loop in (whole, resumed):
+        finish(loop)
+    assert equal_states(whole.state(), resumed.state()) == []
+    assert "replay.priorities" in whole.state()[0]
 
 
 @pytest.mark.product
