@@ -159,10 +159,10 @@ def test_all_colours_are_the_pages_own(plain: str) -> None:
 
 def test_a_colour_of_no_palette_is_refused() -> None:
     with draw.style():
-        figure, axes = draw.canvas(100, 100, (10, 10, 10, 10))
-        axes.plot([0, 1], [0, 1], color="#123456")
+        plot = draw.Plot("odd", 100, 100, (10, 10, 10, 10))
+        plot.axes.plot([0, 1], [0, 1], color="#123456")
         with pytest.raises(KeyError):
-            draw.svg(figure, "odd", Markup("odd"))
+            plot.svg(Markup("odd"))
 
 
 def test_the_headline_is_the_evaluation(folder: Path, plain: str) -> None:
@@ -382,7 +382,7 @@ def test_what_mutations_paid(folder: Path) -> None:
             node((2, 5), 6, (1, 0), 10.0),  # +0 is no improvement
         ],
     )
-    plain, hyper = figures.payoffs(run)
+    plain, hyper = run.payoffs
     assert (plain.kind, plain.children, plain.gains, plain.diverged, plain.improved) == ("none", 1, (0.0,), 0, 0.0)
     assert (hyper.kind, hyper.children, hyper.diverged) == ("rl_hp", 4, 1)
     assert hyper.gains == (-6.0, 6.0, 30.0)
@@ -409,7 +409,7 @@ def test_the_elites_line(folder: Path) -> None:
 
 
 def test_what_varies_is_plotted_and_the_rest_is_listed(folder: Path) -> None:
-    varying, constant = figures.traits(read.read(folder))
+    varying, constant = read.read(folder).traits
     assert not varying.keys() & constant.keys()
     assert all(len(set(column.values())) > 1 for column in varying.values())
     assert {"gamma", "tau", "layer norm"} <= constant.keys()

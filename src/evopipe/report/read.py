@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from evopipe.errors import DataError, MissingInputError
+from evopipe.report import words
 from evopipe.report.lineage import Key, Node, read_nodes
 from evopipe.storage import safeio
 
@@ -110,6 +112,37 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Payoff:
+    """What one kind of mutation brought.
+
+    Attributes:
+        kind: its name.
+        children: how many members it made; `diverged`: how many of them did.
+        gains: fitness of the others minus their parents', ascending.
+    """
+
+    kind: str
+    children: int
+    gains: tuple[float, ...]
+    diverged: int
+
+    @property
+    def improved(self) -> float:
+        """Share of the children that beat their parents."""
+        return sum(gain > 0 for gain in self.gains) / self.children
+
+    @property
+    def share(self) -> str:
+        """The same in per cent."""
+        return f"{100 * self.improved:.0f} %"
+
+    @property
+    def median(self) -> float:
+        """Median gain; NaN where there is none."""
+        return median(self.gains) if self.gains else math.nan
+
+
+@dataclass(frozen=True)
 class Run:
     """One finished run.
 
@@ -157,6 +190,38 @@ class Run:
         at = self.generations[place].generation
         scores = [node.fitness for node in self.nodes.values() if node.key[0] == at and not node.diverged]
         return sum(scores) / len(scores) if scores else math.nan
+
+    @cached_property
+    def payoffs(self) -> list[Payoff]:
+        """What each kind of mutation brought, in the order of the kinds; survivors are no children."""
+        children: dict[str, list[Node]] = {}
+        for node in self.nodes.values():
+            if node.parent is not None and not node.survived:
+                children.setdefault(node.kind, []).append(node)
+        found = []
+        for kind in [
+            *(kind for kind in words.KINDS if kind in children),
+            *sorted(children.keys() - words.KINDS.keys()),
+        ]:
+            nodes = children[kind]
+            gains = tuple(sorted(node.gain for node in nodes if math.isfinite(node.gain)))
+            found.append(Payoff(kind, len(nodes), gains, sum(node.diverged for node in nodes)))
+        return found
+
+    @cached_property
+    def traits(self) -> tuple[dict[str, dict[Key, float | str]], dict[str, float | str]]:
+        """The hyper-parameters and traits that vary between members or over time, by member, and those that do not."""
+        columns: dict[str, dict[Key, float | str]] = {}
+        for node in self.nodes.values():
+            for name, value in node.traits.items():
+                columns.setdefault(name.replace("_", " "), {})[node.key] = value
+        varying = {name: column for name, column in columns.items() if len(set(column.values())) > 1}
+        return varying, {name: next(iter(columns[name].values())) for name in columns if name not in varying}
+
+    def course(self, column: Mapping[Key, float | str]) -> str:
+        """Say with which value of a trait the elite's line began and ended."""
+        shown = [words.value(column[node.key]) for node in self.descent if node.key in column]
+        return f"elite {' → '.join(dict.fromkeys((shown[0], shown[-1])))}" if shown else ""
 
 
 def read(folder: Path) -> Run:
