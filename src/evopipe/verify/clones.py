@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -19,10 +20,8 @@ from typing import Any
 
 import evopipe
 from evopipe.errors import DataError, EvopipeError, Interrupted, MissingInputError, UsageError
-from evopipe.machine import fingerprint
 from evopipe.signals import StopSignal
 from evopipe.stages import paths
-from evopipe.storage import safeio
 from evopipe.verify import Differs, compare
 
 _Tell = Callable[[str], None]
@@ -90,7 +89,6 @@ class Clone:
         """Clone HEAD, with a DVC cache of its own whatever the configuration says, and bring what `.dvc` files name.
 
         Raises:
-            UsageError: git cannot clone it.
             MissingInputError: data that a `.dvc` file names is not in the cache, or no .dvc folder is committed.
         """
         _git(self.origin.root, "clone", "--quiet", "--no-checkout", "--", str(self.origin.root), str(self.root))
@@ -102,30 +100,29 @@ class Clone:
             raise MissingInputError(
                 "verify: no committed .dvc folder at or above the pipeline; run `dvc init` and commit it"
             )
-        cache = subprocess.run((*_DVC, "cache", "dir"), cwd=self.origin.root / self.origin.project,
-                               capture_output=True, text=True, check=False)  # fmt: skip
-        if cache.returncode:
-            raise UsageError(f"verify: `dvc cache dir` failed: {cache.stderr.strip()}")
-        safeio.write_text(
-            settings / "config.local",
-            f"[cache]\n    dir = {self.beside('cache')}\n"
-            "[core]\n    autostage = false\n    analytics = false\n    check_update = false\n    remote = origin\n"
-            f"['remote \"origin\"']\n"
-            f"    url = {Path(self.origin.root, self.origin.project, cache.stdout.strip())}\n",
-        )
+        cache = f"[cache]\n    dir = {self.beside('cache')}\n"
+        core = "[core]\n    autostage = false\n    analytics = false\n    check_update = false\n"
+        (settings / "config.local").write_text(cache + core, encoding="utf-8")
         files = _git(self.project, "ls-files", "-z", "--", ":/*.dvc").split("\0")[:-1]
-        if files and (pulled := self.dvc("pull", "--quiet", *files)).returncode:
+        if files and (pulled := self.pull(*files)).returncode:
             raise MissingInputError(
                 f"verify: data that {', '.join(files)} name is not in the cache: `dvc fetch` it "
                 f"({' '.join(pulled.stderr.split())})"
             )
         return self
 
+    def pull(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Bring outs from the origin's cache."""
+        there = self.origin.root / self.origin.project
+        cache = _run((*_DVC, "cache", "dir"), there, dict(os.environ))
+        if cache.returncode:
+            raise UsageError(f"verify: `dvc cache dir` failed: {cache.stderr.strip()}")
+        self.dvc("remote", "add", "--local", "--default", "--force", "origin", str(there / cache.stdout.strip()))
+        return self.dvc("pull", "--quiet", *words)
+
     def dvc(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command of DVC in the pipeline's folder."""
-        return subprocess.run(
-            (*_DVC, *words), cwd=self.project, env=self.environment, capture_output=True, text=True, check=False
-        )
+        return _run((*_DVC, *words), self.project, self.environment)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -154,15 +151,17 @@ def _git(folder: Path, *words: str) -> str:
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     try:
-        run = subprocess.run(["git", *words], cwd=folder, env=env, capture_output=True, text=True, check=False)
+        run = _run(("git", *words), folder, env)
     except FileNotFoundError:
         raise UsageError("verify: git was not found; install it") from None
     if run.returncode:
         said = run.stderr.strip().replace("fatal: ", "").partition("\n")[0]
-        raise UsageError(
-            f"verify: `git {words[0]}` failed in {folder}: {said}; verify needs a git repository with HEAD"
-        )
+        raise UsageError(f"verify: `git {words[0]}` failed in {folder}: {said}; verify needs a repository with HEAD")
     return run.stdout
+
+
+def _run(words: Sequence[str], folder: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
 def verify(
@@ -196,7 +195,7 @@ def verify(
             title, names, between = "dvc.lock of", ("lock", "here"), "dvc.lock and this machine"
             _refuse_stale(one)
             two, one = one, Clone(origin, home / "committed").make()
-            one.dvc("pull", "--allow-missing", "--quiet")  # as far as git and the cache have it
+            one.pull("--allow-missing")  # as far as git and the cache have it
             _reproduce([two], 1, tell)
         else:
             title, names, between = "two clean clones of", ("A", "B"), "the clones"
@@ -206,7 +205,7 @@ def verify(
         rows = compare.compare(one.project, two.project, tolerance if lock else None)
         lines = [f"{title} {origin.revision[:12]}", "", *compare.table(rows, names), "", _count(rows)]
         if lock:
-            lines += ["", *_machines(_machine_of(one), _machine_of(two) or fingerprint())]
+            lines += ["", *_machines(_machine_of(one), _machine_of(two))]
     show("\n".join(lines))
     wrong = [row.path for row in rows if row.fails]
     if wrong:
@@ -243,12 +242,7 @@ def _refuse_stale(clone: Clone) -> None:
 
 
 def _reproduce(clones: Sequence[Clone], jobs: int, tell: _Tell) -> None:
-    """Run every stage of each clone, `jobs` clones at a time, and tell each stage that begins.
-
-    Raises:
-        PipelineFailed: a stage failed; its last lines are in the message.
-        Interrupted: a signal asked to stop.
-    """
+    """Run every stage of each clone, `jobs` clones at a time, and tell each stage that begins."""
     waiting, running, told = list(clones), dict[Clone, subprocess.Popen[bytes]](), set[str]()
     with StopSignal() as stop:
         try:
@@ -309,14 +303,18 @@ def _count(rows: Sequence[compare.Row]) -> str:
     return f"{len(rows)} outs: " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in order if counts[verdict])
 
 
-def _machine_of(clone: Clone) -> Mapping[str, Any]:
+def _machine_of(clone: Clone) -> dict[str, Any]:
     """Return the machine that a clone's elite was made on; nothing where there is no elite."""
     file = clone.project / paths.ELITE / "policy.json"
-    return safeio.read_json(file)["provenance"]["fingerprint"] if file.is_file() else {}
+    return dict(json.loads(file.read_bytes())["provenance"]["fingerprint"]) if file.is_file() else {}
 
 
 def _machines(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Return the two machines side by side."""
+    """Return the lock's machine and this one side by side."""
+    if not here:
+        from evopipe.machine import fingerprint  # with torch, which nothing else here needs
+
+        here = fingerprint()
     if not there:
         return ["the lock's machine is not known: `dvc pull` brings the elite that names it; this one:"] + [
             f"  {name}: {value}" for name, value in here.items()

@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evopipe.errors import DataError, EvopipeError, MissingInputError
-from evopipe.report.page import without_measured
 from evopipe.schema.read import read_yaml
 from evopipe.stages import paths
-from evopipe.storage import safeio
 
 _Verdict = Literal["same", "DIFFERENT", "missing", "measured", "close", "learned anew"]
 _MEASURED = paths.TIMING.as_posix()  # it differs from run to run, and nothing is computed from it
 # Outs that depend on the last bits of training; so does all that depends on them.
 _LEARNED = frozenset(path.as_posix() for path in (paths.TRAINED, paths.LINEAGE, paths.FITNESS, paths.TRAIN))
 _EVALUATION, _REPORT = paths.EVALUATION.as_posix(), paths.REPORT.as_posix()
-_NUMBERS = (".csv", ".json", ".jsonl", ".safetensors")
+_NUMBERS, _MANIFEST = (".csv", ".json", ".jsonl", ".safetensors"), "manifest.json"
 _NAMED, _SHOWN = 8, 60  # differing files of a folder, characters of a line
 
 
@@ -105,6 +103,8 @@ def compare(one: Path, two: Path, tolerance: float | None = None) -> list[Row]:
         elif verdict == "DIFFERENT" and path in learned:
             verdict = "close" if _close(there, here) else "learned anew"
         elif verdict == "DIFFERENT" and path == _REPORT:
+            from evopipe.report.page import without_measured  # with torch, see `_content`
+
             pages = [without_measured(page.read_text(encoding="utf-8")).encode() for page in (there, here)]
             a, b = (hashlib.md5(page, usedforsecurity=False).hexdigest() for page in pages)
             verdict = "same" if a == b else "DIFFERENT"
@@ -134,7 +134,7 @@ def _judge_score(there: Path, here: Path, tolerance: float) -> tuple[_Verdict, l
     scores = []
     for path in (there, here):
         try:
-            elite = safeio.read_json(path)["elite"]
+            elite = json.loads(path.read_bytes())["elite"]
             scores.append((float(elite["mean"]), float(elite["interval"][0]), float(elite["interval"][1])))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise DataError(f"{path}: has no score of the elite ({error!r})") from error
@@ -181,7 +181,7 @@ def _close(one: Path, two: Path) -> bool:
     """
     pairs = [(one, two)]
     if one.is_dir() and two.is_dir():
-        names = [name for name in _files(one, two) if name.endswith(_NUMBERS) and name != safeio.MANIFEST]
+        names = [name for name in _files(one, two) if name.endswith(_NUMBERS) and name != _MANIFEST]
         pairs = [(one / name, two / name) for name in names]
     try:
         return bool(pairs) and all(_alike(_content(a), _content(b)) for a, b in pairs)
@@ -192,6 +192,8 @@ def _close(one: Path, two: Path) -> bool:
 def _content(path: Path) -> Any:
     data = path.read_bytes()
     if path.suffix == ".safetensors":
+        from evopipe.storage import safeio  # with torch: a pipeline of small files is compared before that is loaded
+
         return {name: tensor.flatten().tolist() for name, tensor in safeio.load_tensors(data).items()}
     if path.suffix == ".csv":
         return [[_number(cell) for cell in row] for row in csv.reader(data.decode().splitlines())]
