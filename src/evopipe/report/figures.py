@@ -234,7 +234,7 @@ def _gain_row(plot: Plot, place: int, payoff: Payoff, limits: tuple[float, float
         "weight": "bold",
     }
     count = f"{payoff.children} {'child' if payoff.children == 1 else 'children'}"
-    improved = f"{payoff.share} improved"
+    improved = f"{100 * payoff.improved:.0f} % improved"
     if wide:
         plot.beside(place, 0, (-14, 7), **name, ha="right")
         plot.beside(place, 0, (-14, -8), count, "muted", ha="right")

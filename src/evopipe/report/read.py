@@ -79,16 +79,16 @@ class _Score:
 
 
 @dataclass(frozen=True)
+class _Evaluation:
+    elite: _Score
+
+
+@dataclass(frozen=True)
 class _Episode:
     member: str
     seed: int
     total: Annotated[float, Field(alias="return")]
     length: int
-
-
-@dataclass(frozen=True)
-class _Evaluation:
-    elite: _Score
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,8 @@ class Held:
 
 @dataclass(frozen=True)
 class Payoff:
-    """What one kind of mutation brought.
-
-    Attributes:
-        kind: its name.
-        children: how many members it made; `diverged`: how many of them did.
-        gains: fitness of the others minus their parents', ascending.
-    """
+    """What a kind of mutation brought: how many children, how many of them diverged, and the fitness of the others
+    minus their parents', ascending."""
 
     kind: str
     children: int
@@ -130,11 +125,6 @@ class Payoff:
     def improved(self) -> float:
         """Share of the children that beat their parents."""
         return sum(gain > 0 for gain in self.gains) / self.children
-
-    @property
-    def share(self) -> str:
-        """The same in per cent."""
-        return f"{100 * self.improved:.0f} %"
 
     @property
     def median(self) -> float:
