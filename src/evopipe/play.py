@@ -38,8 +38,7 @@ class Playback:
     """One episode, drawn.
 
     Attributes:
-        frames: `[H, W, 3]` uint8 each: the first state, then one a step.
-        rewards: one a step.
+        frames: `[H, W, 3]` uint8 each: the first state, then one a step; `rewards`: one a step.
         fps: frames a second at the environment's own speed.
         terminated: whether the episode reached an end state; False where a time limit or `max_steps` cut it.
     """
@@ -223,9 +222,9 @@ def _make(cfg: EnvConfig, mode: str) -> gymnasium.Env[Any, Any]:
         return make_env(cfg, mode)
     if "rgb_array" not in modes:
         raise CannotRender(
-            f"environment {cfg.id!r} cannot draw itself (its metadata lists the render modes {list(modes)}); "
-            "give it the mode 'rgb_array': take `render_mode` in the constructor, and let render() return an "
-            "array [H, W, 3] of uint8"
+            f"environment {cfg.id!r} cannot draw itself (its metadata lists the render modes {list(modes)}); give it "
+            "the mode 'rgb_array': take `render_mode` in the constructor, and let render() return an array [H, W, 3] "
+            "of uint8"
         )
     from gymnasium.wrappers import HumanRendering
 

@@ -532,12 +532,13 @@ def test_the_film_is_of_a_held_out_episode(folder: Path) -> None:
     one, two = (film(folder / "models/elite", run.elite, 60) for _ in range(2))
     assert isinstance(one, Movie)
     assert one == two
-    assert one.seed in {episode.seed for episode in run.elite.episodes}
-    assert one.steps == 60
+    assert one.score.seed in {episode.seed for episode in run.elite.episodes}
+    assert one.score.steps == 60
     assert one.cut
     text = compose(run, {}, one)
     assert (
-        f"The first 60 steps of a held-out episode of the elite (seed {one.seed}): return −60.0." in Document(text).text
+        f"The first 60 steps of a held-out episode of the elite (seed {one.score.seed}): return −60.0."
+        in Document(text).text
     )
     (picture,) = list(Document(text).all("img"))
     assert (picture["alt"] or "").startswith("Animation of the elite at play. The first 60 steps of a held-out episode")

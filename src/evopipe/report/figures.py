@@ -156,10 +156,8 @@ def _edges(plot: Plot, nodes: Iterable[Node], colour: str, **look: Any) -> None:
             middle = (parent[0] + x1) / 2
             points += [parent, (middle, parent[1]), (middle, y1), (x1, y1)]
     if points:
-        codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4] * (len(points) // 4)
-        plot.axes.add_patch(
-            PathPatch(Path(points, codes), fill=False, clip_on=False, edgecolor=PALETTE[colour], **look)
-        )
+        path = Path(points, [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4] * (len(points) // 4))
+        plot.axes.add_patch(PathPatch(path, fill=False, clip_on=False, edgecolor=PALETTE[colour], **look))
 
 
 def _tree_marks(plot: Plot, run: Run, path: set[Key], few: bool) -> None:
@@ -228,11 +226,8 @@ def _gain_row(plot: Plot, place: int, payoff: Payoff, limits: tuple[float, float
         plot.axes.add_patch(bar)
     if seen:
         plot.line([(median(seen), place - 0.3), (median(seen), place + 0.3)], hue, 2.6)
-    name = {
-        "text": words.KINDS.get(payoff.kind, payoff.kind),
-        "colour": "muted" if hue == "none" else hue,
-        "weight": "bold",
-    }
+    kind = words.KINDS.get(payoff.kind, payoff.kind)
+    name = {"text": kind, "colour": "muted" if hue == "none" else hue, "weight": "bold"}
     count = f"{payoff.children} {'child' if payoff.children == 1 else 'children'}"
     improved = f"{100 * payoff.improved:.0f} % improved"
     if wide:
@@ -285,9 +280,8 @@ def _trajectory_axes(plot: Plot, run: Run, categories: Sequence[str], values: Se
     plot.ticks("x", words.value, 6, whole=True)
     if categories:
         plot.axes.set_ylim(-0.5, len(categories) - 0.5)
-        plot.axes.set_yticks(
-            range(len(categories)), [name if len(name) < 10 else f"{name[:8]}…" for name in categories]
-        )
+        names = [name if len(name) < 10 else f"{name[:8]}…" for name in categories]
+        plot.axes.set_yticks(range(len(names)), names)
         return
     low, high = min(values), max(values)
     if low > 0 and high / low >= 8:

@@ -23,7 +23,7 @@ _SAMPLE = 16  # frames to judge by: encoding all of them may take seconds
 
 @dataclass(frozen=True)
 class Movie:
-    """One episode with that seed, return and number of steps, as a WebP of so many pixels.
+    """One episode as a WebP of so many pixels.
 
     Attributes:
         still: the middle frame.
@@ -35,9 +35,7 @@ class Movie:
     still: bytes
     width: int
     height: int
-    seed: int
-    total: float
-    steps: int
+    score: play.Score
     cut: bool
     seconds: float
     speed: float
@@ -75,9 +73,7 @@ def develop(frames: Frames, score: play.Score, cut: bool = False) -> Movie:
         still=webp(images[len(images) // 2 :][:1], gap=gap, quality=_PLANS[0][0]),
         width=images[0].width,
         height=images[0].height,
-        seed=score.seed,
-        total=score.total,
-        steps=score.steps,
+        score=score,
         cut=cut,
         seconds=seconds,
         speed=frames.shown / frames.fps / seconds,

@@ -134,12 +134,8 @@ class Payoff:
 
 @dataclass(frozen=True)
 class Run:
-    """One finished run.
-
-    Attributes:
-        policy: `policy.json` of the elite.
-        elite: its held-out episodes; `members`: those of the last population.
-    """
+    """One finished run: among other things `policy.json` of the elite, and the held-out episodes of the elite and of the
+    last population's members."""
 
     generations: tuple[_Generation, ...]
     nodes: Mapping[Key, Node]
@@ -189,13 +185,10 @@ class Run:
             if node.parent is not None and not node.survived:
                 children.setdefault(node.kind, []).append(node)
         found = []
-        for kind in [
-            *(kind for kind in words.KINDS if kind in children),
-            *sorted(children.keys() - words.KINDS.keys()),
-        ]:
-            nodes = children[kind]
-            gains = tuple(sorted(node.gain for node in nodes if math.isfinite(node.gain)))
-            found.append(Payoff(kind, len(nodes), gains, sum(node.diverged for node in nodes)))
+        for kind in dict.fromkeys((*words.KINDS, *sorted(children))):
+            if nodes := children.get(kind):
+                gains = tuple(sorted(node.gain for node in nodes if math.isfinite(node.gain)))
+                found.append(Payoff(kind, len(nodes), gains, sum(node.diverged for node in nodes)))
         return found
 
     @cached_property
@@ -215,10 +208,7 @@ class Run:
 
 
 def read(folder: Path) -> Run:
-    """Read a finished run.
-
-    Args:
-        folder: the folder that the pipeline ran in: it has `reports/` and `models/elite/`.
+    """Read a finished run from the folder that holds its `reports/` and `models/elite/`.
 
     Raises:
         MissingInputError: a file is not there.
