@@ -134,8 +134,7 @@ class Payoff:
 
 @dataclass(frozen=True)
 class Run:
-    """One finished run: among other things `policy.json` of the elite, and the held-out episodes of the elite and of the
-    last population's members."""
+    """One finished run; `policy` is the elite's `policy.json`, `members` are those of the last population."""
 
     generations: tuple[_Generation, ...]
     nodes: Mapping[Key, Node]

@@ -30,10 +30,6 @@ _DVC = (sys.executable, "-m", "dvc")
 _POLL, _GRACE, _TAIL = 0.2, 15.0, 20  # seconds between looks, seconds to end in, last lines to show
 
 
-class PipelineFailed(EvopipeError):
-    """A stage failed in a clone; the exit code is the stage's where DVC tells it."""
-
-
 @dataclass(frozen=True)
 class Origin:
     """What is to be cloned.
@@ -182,7 +178,7 @@ def verify(
         UsageError: no git repository, or nothing committed.
         MissingInputError: dvc.yaml, dvc.lock, the committed score, or data that a `.dvc` file names is not there.
         DataError: dvc.lock was made from other code or parameters than HEAD's.
-        PipelineFailed: a stage failed.
+        EvopipeError: a stage failed; the exit code is the stage's where DVC tells it.
         Interrupted: a signal asked to stop.
     """
     origin = Origin.of(pipeline)
@@ -233,7 +229,7 @@ def _refuse_stale(clone: Clone) -> None:
     said = plan.stdout + plan.stderr
     stale = list(dict.fromkeys(_STAGE.findall(said)))  # a stale stage whose inputs are missing ends DVC's plan
     if plan.returncode and not stale:
-        raise PipelineFailed(f"verify: `dvc repro --dry` failed: {' '.join(said.split())}")
+        raise EvopipeError(f"verify: `dvc repro --dry` failed: {' '.join(said.split())}")
     if stale:
         raise DataError(
             f"dvc.lock was made from other code, data or parameters than HEAD's (stale: {', '.join(stale)}); "
@@ -278,11 +274,11 @@ def _start(clone: Clone) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
-def _failure(clone: Clone, said: str) -> PipelineFailed:
+def _failure(clone: Clone, said: str) -> EvopipeError:
     begin = f"verify: the pipeline failed in clone {clone.root.name}; it said last:"
-    error = PipelineFailed("\n".join([begin, *said.splitlines()[-_TAIL:]]))
-    exited = re.findall(r"exited with (\d+)", said)
-    error.exit_code = int(exited[-1]) if exited else PipelineFailed.exit_code
+    error = EvopipeError("\n".join([begin, *said.splitlines()[-_TAIL:]]))
+    for code in re.findall(r"exited with (\d+)", said):
+        error.exit_code = int(code)
     return error
 
 

@@ -26,7 +26,7 @@ _NAMED, _SHOWN = 8, 60  # differing files of a folder, characters of a line
 
 
 @dataclass(frozen=True)
-class Out:
+class _Out:
     """One out of one run: the stage that made it, the paths that this stage depends on, and DVC's hash."""
 
     stage: str
@@ -53,7 +53,7 @@ class Row:
         return self.verdict in ("DIFFERENT", "missing")
 
 
-def read_lock(project: Path) -> dict[str, Out]:
+def read_lock(project: Path) -> dict[str, _Out]:
     """Read a pipeline's dvc.lock: its outs by path.
 
     Raises:
@@ -61,14 +61,14 @@ def read_lock(project: Path) -> dict[str, Out]:
         DataError: it cannot be understood.
     """
     path = project / "dvc.lock"
-    outs: dict[str, Out] = {}
+    outs: dict[str, _Out] = {}
     if not path.is_file():
         raise MissingInputError(f"{path}: not there; run `dvc repro` and commit dvc.lock")
     stages: Any = read_yaml(path).data.get("stages")
     try:
         for name, stage in stages.items():
             deps = frozenset(dep["path"] for dep in stage.get("deps", ()))
-            outs |= {out["path"]: Out(name, deps, str(out["md5"])) for out in stage.get("outs", ())}
+            outs |= {out["path"]: _Out(name, deps, str(out["md5"])) for out in stage.get("outs", ())}
     except (AttributeError, KeyError, TypeError) as error:
         raise DataError(f"{path}: is not a lock that DVC 3 wrote ({error!r}); run `dvc repro` again") from error
     return outs
@@ -117,7 +117,7 @@ def compare(one: Path, two: Path, tolerance: float | None = None) -> list[Row]:
     return rows
 
 
-def _learned(outs: Mapping[str, Out]) -> set[str]:
+def _learned(outs: Mapping[str, _Out]) -> set[str]:
     """Return the outs that depend on the last bits of training."""
     found = set(_LEARNED & outs.keys())
     while more := {path for path, out in outs.items() if found & out.deps} - found:
