@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,12 @@ def verify(
     if origin.changed:
         files = "1 file is" if origin.changed == 1 else f"{origin.changed} files are"
         warn(f"{files} not as committed: verify looks at HEAD ({origin.revision[:12]}) alone")
-    with _home(keep, warn) as home:
+    with contextlib.ExitStack() as ending:
+        home = Path(tempfile.mkdtemp(prefix="evopipe-verify-")).resolve()
+        if keep:
+            ending.callback(warn, f"the clones are kept in {home}")
+        else:
+            ending.callback(shutil.rmtree, home, ignore_errors=True)
         one = Clone(origin, home / "A").make()
         if lock:
             title, names, between = "dvc.lock of", ("lock", "here"), "dvc.lock and this machine"
@@ -210,21 +215,9 @@ def verify(
         raise Differs(f"not reproduced: {', '.join(wrong)} differ{'s' * (len(wrong) == 1)} between {between}{begin}")
 
 
-@contextlib.contextmanager
-def _home(keep: bool, warn: _Tell) -> Iterator[Path]:
-    home = Path(tempfile.mkdtemp(prefix="evopipe-verify-")).resolve()
-    try:
-        yield home
-    finally:
-        if keep:
-            warn(f"the clones are kept in {home}")
-        else:
-            shutil.rmtree(home, ignore_errors=True)
-
-
 def _refuse_stale(clone: Clone) -> None:
     """Refuse a dvc.lock that does not fit the clone's code, parameters or commands."""
-    compare.read_lock(clone.project)
+    compare.read_lock(clone.project)  # or there is none
     plan = clone.dvc("repro", "--allow-missing", "--dry")
     said = plan.stdout + plan.stderr
     stale = list(dict.fromkeys(_STAGE.findall(said)))  # a stale stage whose inputs are missing ends DVC's plan
@@ -240,28 +233,31 @@ def _refuse_stale(clone: Clone) -> None:
 def _reproduce(clones: Sequence[Clone], jobs: int, tell: _Tell) -> None:
     """Run every stage of each clone, `jobs` clones at a time, and tell each stage that begins."""
     waiting, running, told = list(clones), dict[Clone, subprocess.Popen[bytes]](), set[str]()
-    with StopSignal() as stop:
-        try:
-            while waiting or running:
-                while waiting and len(running) < jobs:
-                    clone = waiting.pop(0)
-                    running[clone] = _start(clone)
-                time.sleep(_POLL)
-                if stop.signum is not None:
-                    raise Interrupted(stop.signum, "verify: stopped; nothing was compared")
-                for clone, process in list(running.items()):
-                    code = process.poll()
-                    said = clone.beside("log").read_text(encoding="utf-8", errors="replace")
-                    for line in (f"clone {clone.root.name}: {stage}" for stage in _STAGE.findall(said)):
-                        if line not in told:
-                            tell(line)
-                            told.add(line)
-                    if code is not None:
-                        del running[clone]
-                    if code:
-                        raise _failure(clone, said)
-        finally:
-            _end(list(running.values()))
+    with StopSignal() as stop, contextlib.ExitStack() as ending:
+        ending.callback(lambda: _end(list(running.values())))
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                clone = waiting.pop(0)
+                running[clone] = _start(clone)
+            time.sleep(_POLL)
+            if stop.signum is not None:
+                raise Interrupted(stop.signum, "verify: stopped; nothing was compared")
+            for clone, process in list(running.items()):
+                code = process.poll()
+                said = clone.beside("log").read_text(encoding="utf-8", errors="replace")
+                for line in (f"clone {clone.root.name}: {stage}" for stage in _STAGE.findall(said)):
+                    if line not in told:
+                        tell(line)
+                        told.add(line)
+                if code is not None:
+                    del running[clone]
+                if code:
+                    last = "\n".join(said.splitlines()[-_TAIL:])
+                    error = EvopipeError(
+                        f"verify: the pipeline failed in clone {clone.root.name}; it said last:\n{last}"
+                    )
+                    error.exit_code = int([1, *re.findall(r"exited with (\d+)", said)][-1])
+                    raise error
 
 
 def _start(clone: Clone) -> subprocess.Popen[bytes]:
@@ -272,14 +268,6 @@ def _start(clone: Clone) -> subprocess.Popen[bytes]:
             words, cwd=clone.project, env=clone.environment, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
-
-
-def _failure(clone: Clone, said: str) -> EvopipeError:
-    begin = f"verify: the pipeline failed in clone {clone.root.name}; it said last:"
-    error = EvopipeError("\n".join([begin, *said.splitlines()[-_TAIL:]]))
-    for code in re.findall(r"exited with (\d+)", said):
-        error.exit_code = int(code)
-    return error
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:

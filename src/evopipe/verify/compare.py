@@ -146,20 +146,22 @@ def _judge_score(there: Path, here: Path, tolerance: float) -> tuple[_Verdict, l
 
 def _differences(one: Path, two: Path) -> list[str]:
     """Say in which files, and where in them, two outs differ."""
-    if one.is_file() and two.is_file():
-        return [_where(one.read_bytes(), two.read_bytes())]
     notes = []
-    for name in _files(one, two):
-        a, b = one / name, two / name
+    for name, a, b in _files(one, two):
+        begin = f"{name}: " if name else ""
         if not (a.is_file() and b.is_file()):
-            notes.append(f"{name}: only in {'A' if a.is_file() else 'B'}")
+            notes.append(f"{begin}only in {'A' if a.is_file() else 'B'}")
         elif a.read_bytes() != b.read_bytes():
-            notes.append(f"{name}: {_where(a.read_bytes(), b.read_bytes())}")
+            notes.append(begin + _where(a.read_bytes(), b.read_bytes()))
     return notes if len(notes) <= _NAMED else [*notes[:_NAMED], f"and {len(notes) - _NAMED} more files"]
 
 
-def _files(*folders: Path) -> list[str]:
-    return sorted({file.relative_to(top).as_posix() for top in folders for file in top.rglob("*") if file.is_file()})
+def _files(one: Path, two: Path) -> list[tuple[str, Path, Path]]:
+    """Return the files of two outs: the name in a folder (none where the out is a file), and both places."""
+    if not (one.is_dir() and two.is_dir()):
+        return [("", one, two)]
+    names = {file.relative_to(top).as_posix() for top in (one, two) for file in top.rglob("*") if file.is_file()}
+    return [(name, one / name, two / name) for name in sorted(names)]
 
 
 def _where(left: bytes, right: bytes) -> str:
@@ -179,12 +181,9 @@ def _close(one: Path, two: Path) -> bool:
 
     Of a folder, files of tensors and of tables count: checksums, programs and model cards follow from them.
     """
-    pairs = [(one, two)]
-    if one.is_dir() and two.is_dir():
-        names = [name for name in _files(one, two) if name.endswith(_NUMBERS) and name != _MANIFEST]
-        pairs = [(one / name, two / name) for name in names]
+    numbers = [(a, b) for n, a, b in _files(one, two) if not n or (n.endswith(_NUMBERS) and n != _MANIFEST)]
     try:
-        return bool(pairs) and all(_alike(_content(a), _content(b)) for a, b in pairs)
+        return bool(numbers) and all(_alike(_content(a), _content(b)) for a, b in numbers)
     except (OSError, EvopipeError, ValueError):
         return False
 
