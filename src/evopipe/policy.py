@@ -166,7 +166,7 @@ class Policy:
     def module(self) -> torch.nn.Module:
         """Return the greedy policy as a plain module: obs `[B, O]` → (actions `[B]`, values `[B, A]`).
 
-        Where the algorithm has no action values, they are left out; actions of more than one number are `[B, *shape]`.
+        Without action values, actions alone; of more than one number they are `[B, *shape]`.
         A policy that keeps a memory takes it too: (obs `[B, O]`, memory `[B, M]`) → (actions, memory), zeros at first.
         """
         return _Greedy(self._algo, self._cfg, self._cohort, self.action_space)
@@ -199,7 +199,7 @@ class _Greedy(torch.nn.Module):
             self.register_buffer("starts", torch.tensor(space.starts))
 
     def forward(self, obs: torch.Tensor, memory: torch.Tensor | None = None) -> Any:
-        """obs `[B, O]` → (actions `[B]`, values `[B, A]`), or actions alone; with a memory, see `Policy.module`."""
+        """See `Policy.module`."""
         shown = self._shown(obs[None])
         if memory is not None:
             actions, _, _, after = self._algo.step(self._cfg, self._state, shown, None, memory[None], None)
@@ -232,7 +232,8 @@ def save(folder: Path, algo_name: str, member: Member, about: Mapping[str, Any],
         card: the model card's text.
     """
     algo = get(algo_name)
-    policy, tensors = Policy(algo, _config(algo, about), member, about), _beside(algo, member.tensors)
+    cfg = algo.Config.model_validate(about.get("config", {}))
+    policy, tensors = Policy(algo, cfg, member, about), _beside(algo, member.tensors)
     for network in acting_networks(algo.POLICY, policy.widths):  # parts of one architecture share no name
         tensors |= named(member.arch, policy.widths[network], member.tensors[network])
     content = {**about, "format": FORMAT, "algo": algo_name, "network": algo.POLICY, "arch": member.arch.to_json()}
@@ -272,17 +273,13 @@ def load(path: str | Path) -> Policy:
         raise DataError(f"{folder / POLICY}: format {about.get('format')!r} is not known to this version of evopipe")
     try:
         algo, arch = get(about["algo"]), Arch.from_json(about["arch"])
-        cfg, space = _config(algo, about), ActionSpace.from_json(about)
+        cfg, space = algo.Config.model_validate(about.get("config", {})), ActionSpace.from_json(about)
         widths = algo.networks(cfg, space.spaces(ObservationSpace.from_json(about)))
         rows = {name: _flat(arch, widths[name], tensors) for name in acting_networks(algo.POLICY, widths)}
         member = Member(0, 0, None, 0, arch, {}, rows | _beside(algo, tensors))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{folder}: tensors and description do not fit: {error}; export it again") from error
     return Policy(algo, cfg, member, about)
-
-
-def _config(algo: Algorithm, about: Mapping[str, Any]) -> Any:
-    return algo.Config.model_validate(about.get("config", {}))
 
 
 def _flat(arch: Arch, widths: Widths, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -256,7 +256,8 @@ def _reproduce(clones: Sequence[Clone], jobs: int, tell: _Tell) -> None:
                     error = EvopipeError(
                         f"verify: the pipeline failed in clone {clone.root.name}; it said last:\n{last}"
                     )
-                    error.exit_code = int([1, *re.findall(r"exited with (\d+)", said)][-1])
+                    for number in re.findall(r"exited with (\d+)", said):  # the last is the failed stage's
+                        error.exit_code = int(number)
                     raise error
 
 
