@@ -28,7 +28,7 @@ from evopipe.film import Frames
 from evopipe.play import Score
 from evopipe.report import draw, figures, read, words
 from evopipe.report.lineage import Node
-from evopipe.report.movie import BUDGET, FRAMES, WIDTH, Movie, develop, film
+from evopipe.report.movie import BUDGET, FRAMES, WIDTH, Movie, film
 from evopipe.report.page import compose, page, without_measured
 from evopipe.report.read import Run
 from evopipe.stages import paths, report
@@ -497,7 +497,7 @@ def shot(frames: int, size: tuple[int, int] = (60, 40), fps: int = 50, noise: bo
         for number in range(frames):
             picture = np.full((size[1], size[0], 3), 37 * number % 250, np.uint8)
             show(chance.integers(0, 255, picture.shape, np.uint8) if noise else picture)
-    return develop(kept, Score(3, 1.5, frames - 1))
+    return Movie.of(kept, Score(3, 1.5, frames - 1))
 
 
 def test_a_short_film_runs_at_the_environments_pace() -> None:

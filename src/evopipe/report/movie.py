@@ -40,6 +40,31 @@ class Movie:
     seconds: float
     speed: float
 
+    @classmethod
+    def of(cls, frames: Frames, score: play.Score, cut: bool = False) -> Movie:
+        """Return what was filmed, within the budget."""
+        images, gap = frames.images, min(_SLOWEST, frames.gap)
+        webp = partial(animate, kind="WEBP", unit=1, rest=_REST, method=1)  # little effort: 100 frames take a second
+        middle = max(0, len(images) // 2 - _SAMPLE // 2)
+        sample = images[middle : middle + _SAMPLE]
+        for quality, stride in _PLANS:
+            expected = len(webp(sample, gap=gap, quality=quality)) * len(images) / len(sample) / stride
+            if expected <= BUDGET:
+                data = webp(images[::stride], gap=gap * stride, quality=quality)
+                if len(data) <= BUDGET:
+                    break
+        seconds = len(images) * gap / 1000
+        return cls(
+            animation=data,
+            still=webp(images[len(images) // 2 :][:1], gap=gap, quality=_PLANS[0][0]),
+            width=images[0].width,
+            height=images[0].height,
+            score=score,
+            cut=cut,
+            seconds=seconds,
+            speed=frames.shown / frames.fps / seconds,
+        )
+
 
 def film(elite: Path, played: Held, max_steps: int | None) -> Movie | str:
     """Film the policy in the folder `elite` in that of its held-out episodes whose return is nearest the mean, for at
@@ -52,29 +77,4 @@ def film(elite: Path, played: Held, max_steps: int | None) -> Movie | str:
         (score,) = play.watch(actor, cfg, [frames.begin], seed=typical.seed, max_steps=limit)
     except EvopipeError as error:
         return f"There is no picture of the elite at play: {error}."
-    return develop(frames, score, cut=score.steps < typical.length)
-
-
-def develop(frames: Frames, score: play.Score, cut: bool = False) -> Movie:
-    """Return what was filmed, within the budget."""
-    images, gap = frames.images, min(_SLOWEST, frames.gap)
-    webp = partial(animate, kind="WEBP", unit=1, rest=_REST, method=1)  # little effort: 100 frames take a second
-    middle = max(0, len(images) // 2 - _SAMPLE // 2)
-    sample = images[middle : middle + _SAMPLE]
-    for quality, stride in _PLANS:
-        expected = len(webp(sample, gap=gap, quality=quality)) * len(images) / len(sample) / stride
-        if expected <= BUDGET:
-            data = webp(images[::stride], gap=gap * stride, quality=quality)
-            if len(data) <= BUDGET:
-                break
-    seconds = len(images) * gap / 1000
-    return Movie(
-        animation=data,
-        still=webp(images[len(images) // 2 :][:1], gap=gap, quality=_PLANS[0][0]),
-        width=images[0].width,
-        height=images[0].height,
-        score=score,
-        cut=cut,
-        seconds=seconds,
-        speed=frames.shown / frames.fps / seconds,
-    )
+    return Movie.of(frames, score, cut=score.steps < typical.length)
