@@ -218,13 +218,13 @@ def verify(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the clones there.")] = False,
 ) -> None:
     """Run HEAD anew in two clean clones and compare every out."""
-    from evopipe.verify import run
+    from evopipe.verify.clones import verify as run_verify
 
     def tell(sentence: str) -> None:
         if not context.obj.quiet:
             typer.echo(sentence, err=True)
 
-    run.verify(pipeline, lock, jobs, tolerance, keep, context.obj.tell, tell, _warn)
+    run_verify(pipeline, lock, jobs, tolerance, keep, context.obj.tell, tell, _warn)
 
 
 @app.command()
@@ -358,7 +358,7 @@ def gpu_check(
         verdict = {True: "ok", False: "BAD", None: ""}[finding.good]
         context.obj.tell(f"{finding.algo:8} {finding.what:44} {verdict:4} {finding.result}".rstrip())
 
-    gpu.check(algo or (), gpu.find_device(device), gpu.Size(members=members), repeats, tell)
+    gpu.check(algo or (), gpu.find_device(device), members, repeats, tell, envs=16)
 
 
 @_track.command("sync")

@@ -34,13 +34,10 @@ _RATE = 30  # frames a second; viewers slow down what is too fast for them
 
 @dataclass
 class Frames:
-    """Frames for an animation: what is wider than `width` pixels is made smaller; frames beyond 30 a second are left
-    out, and evenly so many that there are at most `most`.
+    """Frames for an animation, at most `width` pixels wide, at most 30 a second, and evenly at most `most` in all.
 
     Attributes:
-        images: what was kept.
-        fps: frames a second as they were shown; `shown`: how many.
-        every: the images are every how many-th of these.
+        images: every `every`-th of the `shown` frames, which came `fps` a second.
     """
 
     width: int
@@ -86,14 +83,13 @@ def animate(images: Sequence[Image.Image], kind: str, gap: float, unit: int, res
         images: at least one.
         kind: GIF or WEBP.
         gap: milliseconds from image to image.
-        unit: milliseconds that the format counts in. Times are rounded, not gaps: errors do not add up.
+        unit: milliseconds that the format counts in.
         rest: milliseconds that the last one stays longer.
         options: Pillow's for the format.
     """
-    times = [unit * round(gap * number / unit) for number in range(len(images) + 1)]
-    times[-1] += rest
+    times = [unit * round(gap * number / unit) for number in range(len(images) + 1)]  # rounded, so no error adds up
+    gaps = [b - a for a, b in itertools.pairwise((*times[:-1], times[-1] + rest))]
     stream = io.BytesIO()
-    gaps = [b - a for a, b in itertools.pairwise(times)]
     images[0].save(stream, kind, save_all=True, append_images=images[1:], duration=gaps, loop=0, **options)
     return stream.getvalue()
 
@@ -123,28 +119,24 @@ def mp4(path: Path, fps: int) -> Iterator[Show]:
         import imageio_ffmpeg
     except ImportError:
         raise UsageError('MP4 needs the extra `video`: pip install "evopipe[video]"; GIF needs none') from None
-    encoders: list[Any] = []
-    with tempfile.TemporaryDirectory(prefix="evopipe-film-") as folder, contextlib.ExitStack() as ending:
+    encoder: Any = None
+    with tempfile.TemporaryDirectory(prefix="evopipe-film-") as folder:
         part = Path(folder, "film.mp4")
 
         def show(frame: npt.NDArray[np.uint8]) -> None:
+            nonlocal encoder
             height, width = frame.shape[:2]
             even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")  # the codec halves both
-            if not encoders:
-                encoders.append(
-                    imageio_ffmpeg.write_frames(
-                        str(part),
-                        (even.shape[1], even.shape[0]),
-                        fps=fps,
-                        macro_block_size=1,
-                        ffmpeg_log_level="error",
-                        output_params=["-movflags", "+faststart"],
-                    )
-                )
-                ending.callback(encoders[0].close)
-                encoders[0].send(None)
-            encoders[0].send(np.ascontiguousarray(even))
+            if encoder is None:
+                size, flags = (even.shape[1], even.shape[0]), ["-movflags", "+faststart"]
+                options = {"macro_block_size": 1, "ffmpeg_log_level": "error", "output_params": flags}
+                encoder = imageio_ffmpeg.write_frames(str(part), size, fps=fps, **options)
+                encoder.send(None)
+            encoder.send(np.ascontiguousarray(even))
 
-        yield show
-        ending.close()
+        try:
+            yield show
+        finally:
+            if encoder is not None:
+                encoder.close()
         safeio.write_bytes(path, part.read_bytes())

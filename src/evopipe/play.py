@@ -23,13 +23,9 @@ if TYPE_CHECKING:
 
     from evopipe.film import Film
 
-FPS = 30
-"""Frames a second where the environment's metadata names no `render_fps`."""
-
-LIMIT = 10_000
-"""Steps of an episode where neither the environment nor the caller sets a limit."""
-
-_UNSEEN = ("dummy", "offscreen", "evdev")
+FPS = 30  # frames a second where the environment's metadata names no `render_fps`
+LIMIT = 10_000  # steps of an episode where neither the environment nor the caller sets a limit
+_UNSEEN = ("dummy", "offscreen", "evdev")  # video drivers of SDL without a window
 _SILENT = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
 
 
@@ -42,8 +38,7 @@ class Playback:
     """One episode, drawn.
 
     Attributes:
-        frames: `[H, W, 3]` uint8 each: the first state, then one a step.
-        rewards: one a step.
+        frames: `[H, W, 3]` uint8 each: the first state, then one a step; `rewards`: one a step.
         fps: frames a second at the environment's own speed.
         terminated: whether the episode reached an end state; False where a time limit or `max_steps` cut it.
     """
@@ -69,10 +64,10 @@ class Score:
 
 
 def play(policy: Policy, seed: int = 0, max_steps: int | None = None) -> Playback:
-    """Play one greedy episode and draw every state, without a display.
+    """Play one greedy episode in the policy's own environment and draw every state, without a display.
 
     Args:
-        policy: an exported policy; its `policy.json` names the environment.
+        policy: an exported policy.
         seed: of the episode.
         max_steps: step cap; None: the environment's own, or `LIMIT`.
 
@@ -85,8 +80,8 @@ def play(policy: Policy, seed: int = 0, max_steps: int | None = None) -> Playbac
     cfg = environment_of(policy)
     with _without_display(), _opened(cfg, policy, "rgb_array") as env:
         played = [(_draw(env, cfg), *moment) for moment in _episode(env, cfg, policy, seed, max_steps)]
-        frames, rewards, ended = zip(*played, strict=True)
-        return Playback(list(frames), list(rewards[1:]), _fps(env), ended[-1])
+        frames, rewards, ended = map(list, zip(*played, strict=True))
+        return Playback(frames, rewards[1:], _fps(env), ended[-1])
 
 
 def watch(
@@ -98,7 +93,7 @@ def watch(
     max_steps: int | None = None,
     tell: Callable[[Score], None] | None = None,
 ) -> list[Score]:
-    """Play greedy episodes in a window or onto films.
+    """Play greedy episodes in a window or onto films; return one score an episode, fewer where the window was closed.
 
     Args:
         policy: who plays.
@@ -108,9 +103,6 @@ def watch(
         seed: of the first.
         max_steps: step cap of an episode; None: the environment's own, or `LIMIT`.
         tell: called with each score as soon as it is known.
-
-    Returns:
-        one score an episode; fewer where the window was closed.
 
     Raises:
         UsageError: there is no display to open a window on, or a film needs what is not installed.
@@ -140,12 +132,7 @@ def watch(
 
 
 def environment_of(policy: Policy, env_id: str | None = None, kwargs: Mapping[str, Any] | None = None) -> EnvConfig:
-    """Return the environment that a policy was trained in, or another one.
-
-    Args:
-        policy: its `policy.json` names its own environment.
-        env_id: another environment.
-        kwargs: other arguments; None: the policy's own, or none where `env_id` is another environment.
+    """Return the environment that a policy was trained in, or another one, or with other arguments.
 
     Raises:
         DataError: the policy does not name its environment.
@@ -169,9 +156,6 @@ def has_display() -> bool:
     if os.environ.get("SDL_VIDEODRIVER") in _UNSEEN:
         return False
     return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
-
-
-# --- the episode ------------------------------------------------------------------------------------------------------
 
 
 def _episode(
@@ -215,7 +199,14 @@ def _opened(cfg: EnvConfig, policy: Policy, mode: str) -> Iterator[gymnasium.Env
     """The environment in a render mode, closed at the end."""
     env = _make(cfg, mode)
     try:
-        _check_fit(env, policy, cfg)
+        found, own = ActionSpace.of(env.action_space), policy.action_space
+        has = f"{ObservationSpace.of(env.observation_space).size} observations and {found.size} {found.kind} actions"
+        wanted = f"{policy.observations} observations and {policy.actions} {own.kind} actions"
+        if has != wanted:
+            raise DataError(
+                f"environment {cfg.id!r} has {has}, the policy {wanted}; play it in the environment that it was "
+                "trained in"
+            )
         yield env
     finally:
         with contextlib.suppress(Exception):  # a failure to close a window loses nothing
@@ -231,26 +222,15 @@ def _make(cfg: EnvConfig, mode: str) -> gymnasium.Env[Any, Any]:
         return make_env(cfg, mode)
     if "rgb_array" not in modes:
         raise CannotRender(
-            f"environment {cfg.id!r} cannot draw itself (its metadata lists the render modes {list(modes)}); "
-            "give it the mode 'rgb_array': take `render_mode` in the constructor, and let render() return an "
-            "array [H, W, 3] of uint8"
+            f"environment {cfg.id!r} cannot draw itself (its metadata lists the render modes {list(modes)}); give it "
+            "the mode 'rgb_array': take `render_mode` in the constructor, and let render() return an array [H, W, 3] "
+            "of uint8"
         )
     from gymnasium.wrappers import HumanRendering
 
     env = make_env(cfg, "rgb_array")
     env.metadata = {**env.metadata, "render_modes": [*modes], "render_fps": _fps(env)}  # what the window needs
     return HumanRendering(env)
-
-
-def _check_fit(env: gymnasium.Env[Any, Any], policy: Policy, cfg: EnvConfig) -> None:
-    actions, own = ActionSpace.of(env.action_space), policy.action_space
-    found = f"{ObservationSpace.of(env.observation_space).size} observations and {actions.size} {actions.kind} actions"
-    wanted = f"{policy.observations} observations and {policy.actions} {own.kind} actions"
-    if found != wanted:
-        raise DataError(
-            f"environment {cfg.id!r} has {found}, the policy {wanted}; play it in the environment that it was trained "
-            "in"
-        )
 
 
 def _fps(env: gymnasium.Env[Any, Any]) -> int:
@@ -284,14 +264,10 @@ def _without_display() -> Iterator[None]:
 
 
 def _window_closed() -> bool:
-    """Whether someone closed pygame's window. Environments only pump its events; the wish stays in the queue.
-
-    Raises:
-        UsageError: there is no window: SDL draws into memory where it finds no display, and says nothing.
-    """
+    """Whether someone closed pygame's window. Environments only pump its events; the wish stays in the queue."""
     pygame = sys.modules.get("pygame")
     if pygame is None or not pygame.display.get_init():  # the environment draws by other means
         return False
-    if pygame.display.get_driver() in _UNSEEN:
+    if pygame.display.get_driver() in _UNSEEN:  # SDL draws into memory where it finds no display, and says nothing
         raise UsageError("play: no window can be opened on the display named here; write a file with --gif or --mp4")
     return bool(pygame.event.peek(pygame.QUIT))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
 
@@ -47,17 +48,10 @@ class Policy:
         self._cfg = cfg.at(spaces)
         self.observations, self.actions = spaces.observations, spaces.actions
         self.widths: Mapping[str, Widths] = algo.networks(cfg, spaces)
-        self._cohort = form([_bare(algo, member, self.widths)], algo.State, self.widths, torch.device("cpu"), "exact")[
-            0
-        ]
+        bare = [_bare(algo, member, self.widths)]
+        (self._cohort,) = form(bare, algo.State, self.widths, torch.device("cpu"), "exact")
         self.memory = self._cohort.memory
 
-    @overload
-    def act(
-        self, obs: torch.Tensor, mask: torch.Tensor | None = None, epsilon: float = 0.0, seed: int = 0
-    ) -> torch.Tensor: ...
-    @overload
-    def act(self, obs: Any, mask: Any = None, epsilon: float = 0.0, seed: int = 0) -> Any: ...
     def act(self, obs: Any, mask: Any = None, epsilon: float = 0.0, seed: int = 0) -> Any:
         """Choose actions: deterministic unless `epsilon` is above 0.
 
@@ -88,11 +82,9 @@ class Policy:
         """Choose actions as `act` does, of a policy that may keep a memory.
 
         Args:
-            obs: as in `act`.
+            obs, mask, epsilon: as in `act`.
             memory: what the last step of these episodes returned, `[B, memory]`; None where they begin. (Zeros in a
                 row begin that one anew.) NumPy or torch.
-            mask: as in `act`.
-            epsilon: as in `act`.
             seed: as in `act`; give each step another.
 
         Returns:
@@ -102,23 +94,21 @@ class Policy:
             UsageError: as in `act`, or the memory is of another shape.
         """
         batch, single = self._batch(obs)
-        batch, legal = self._cohort.shown(batch), self._legal(mask, batch.shape[1])
-        before = batch.new_zeros(1, batch.shape[1], self.memory)
-        if memory is not None:
-            before = _tensor(memory, "memory").float()[None]
-        if before.shape != (1, batch.shape[1], self.memory):
-            raise UsageError(f"memory has shape {tuple(before.shape[1:])}; expected [{batch.shape[1]}, {self.memory}]")
+        batch, legal, count = self._cohort.shown(batch), self._legal(mask, batch.shape[1]), batch.shape[1]
+        before = torch.zeros(count, self.memory) if memory is None else _tensor(memory, "memory").float()
+        if before.shape != (count, self.memory):
+            raise UsageError(f"memory has shape {tuple(before.shape)}; expected [{count}, {self.memory}]")
         state, draw = self._cohort.state, None
         if epsilon > 0.0:
             draw = Stream(torch.tensor([seed]), Purpose.ACT, torch.zeros(1, dtype=torch.int64))
         if on_policy(self._algo):
-            actions, _, _, before = self._algo.step(self._cfg, state, batch, legal, before, draw)
+            actions, _, _, (before,) = self._algo.step(self._cfg, state, batch, legal, before[None], draw)
         elif draw is None:
             actions = self._algo.greedy(self._cfg, state, batch, legal)
         else:
             actions = self._algo.act(self._cfg, state, batch, legal, torch.tensor([epsilon]), draw)
         own = torch.from_numpy(self.action_space.own(actions[0].numpy()))
-        return self._like(obs, single, own), self._like(obs, False, before[0])
+        return self._like(obs, single, own), self._like(obs, False, before)
 
     def q_values(self, obs: Any) -> Any:
         """Return action values `[A]` or `[B, A]`, of the kind that `obs` was.
@@ -142,9 +132,8 @@ class Policy:
             return torch.from_numpy(rows)[None], single
         x = _tensor(obs, "obs").float()
         if x.ndim not in (1, 2) or x.shape[-1] != self.observations:
-            raise UsageError(
-                f"obs has shape {tuple(x.shape)}; expected [{self.observations}] or [B, {self.observations}]"
-            )
+            found, expected = tuple(x.shape), f"[{self.observations}] or [B, {self.observations}]"
+            raise UsageError(f"obs has shape {found}; expected {expected}")
         return x.reshape(1, -1, self.observations), x.ndim == 1
 
     def _legal(self, mask: Any, batch: int) -> torch.Tensor:
@@ -155,9 +144,8 @@ class Policy:
         except ValueError as error:
             raise UsageError(f"mask is {error}") from error
         if legal.shape not in ((self.actions,), (batch, self.actions)):
-            raise UsageError(
-                f"mask has shape {tuple(legal.shape)}; expected [{self.actions}] or [{batch}, {self.actions}]"
-            )
+            found, expected = tuple(legal.shape), f"[{self.actions}] or [{batch}, {self.actions}]"
+            raise UsageError(f"mask has shape {found}; expected {expected}")
         if not self.action_space.possible(legal.view(-1, self.actions).numpy()).all():
             raise UsageError("mask leaves no legal action: allow at least one for every observation")
         return legal.expand(1, batch, self.actions)
@@ -178,7 +166,7 @@ class Policy:
     def module(self) -> torch.nn.Module:
         """Return the greedy policy as a plain module: obs `[B, O]` → (actions `[B]`, values `[B, A]`).
 
-        Where the algorithm has no action values, they are left out; actions of more than one number are `[B, *shape]`.
+        Without action values, actions alone; of more than one number they are `[B, *shape]`.
         A policy that keeps a memory takes it too: (obs `[B, O]`, memory `[B, M]`) → (actions, memory), zeros at first.
         """
         return _Greedy(self._algo, self._cfg, self._cohort, self.action_space)
@@ -211,7 +199,7 @@ class _Greedy(torch.nn.Module):
             self.register_buffer("starts", torch.tensor(space.starts))
 
     def forward(self, obs: torch.Tensor, memory: torch.Tensor | None = None) -> Any:
-        """obs `[B, O]` → (actions `[B]`, values `[B, A]`), or actions alone; with a memory, see `Policy.module`."""
+        """See `Policy.module`."""
         shown = self._shown(obs[None])
         if memory is not None:
             actions, _, _, after = self._algo.step(self._cfg, self._state, shown, None, memory[None], None)
@@ -232,20 +220,20 @@ class _Greedy(torch.nn.Module):
 
 
 def save(folder: Path, algo_name: str, member: Member, about: Mapping[str, Any], program: bool, card: str) -> None:
-    """Write a policy folder.
+    """Write a policy folder; it is replaced as a whole.
 
     Args:
-        folder: where; replaced as a whole.
+        folder: where.
         algo_name: the algorithm.
         member: the member.
-        about: `observations`, `actions` and whatever else of the spaces `ObservationSpace.to_json` and
-            `ActionSpace.to_json` say, the algorithm's `config` where it is not the default one, and whatever else the
-            reader should know.
+        about: the spaces as `ObservationSpace.to_json` and `ActionSpace.to_json` have them, the algorithm's `config`
+            where it is not the default one, and whatever else the reader should know.
         program: whether to write a `torch.export` program too.
         card: the model card's text.
     """
     algo = get(algo_name)
-    policy, tensors = Policy(algo, _config(algo, about), member, about), _beside(algo, member.tensors)
+    cfg = algo.Config.model_validate(about.get("config", {}))
+    policy, tensors = Policy(algo, cfg, member, about), _beside(algo, member.tensors)
     for network in acting_networks(algo.POLICY, policy.widths):  # parts of one architecture share no name
         tensors |= named(member.arch, policy.widths[network], member.tensors[network])
     content = {**about, "format": FORMAT, "algo": algo_name, "network": algo.POLICY, "arch": member.arch.to_json()}
@@ -254,15 +242,11 @@ def save(folder: Path, algo_name: str, member: Member, about: Mapping[str, Any],
         TENSORS: safeio.dump_tensors(tensors),
         CARD: card.encode(),
     }
-    if program:
-        files[PROGRAM] = _export(policy)
-    safeio.write_folder(folder, files)
+    safeio.write_folder(folder, files | ({PROGRAM: _export(policy)} if program else {}))
 
 
 def _export(policy: Policy) -> bytes:
     """Return the bytes of a `torch.export` program."""
-    import io
-
     inputs = [torch.zeros(2, policy.observations), *([torch.zeros(2, policy.memory)] if policy.memory else [])]
     batch = {0: torch.export.Dim("batch")}
     program = torch.export.export(policy.module(), tuple(inputs), dynamic_shapes=(*[batch] * len(inputs),))
@@ -289,17 +273,13 @@ def load(path: str | Path) -> Policy:
         raise DataError(f"{folder / POLICY}: format {about.get('format')!r} is not known to this version of evopipe")
     try:
         algo, arch = get(about["algo"]), Arch.from_json(about["arch"])
-        cfg, space = _config(algo, about), ActionSpace.from_json(about)
+        cfg, space = algo.Config.model_validate(about.get("config", {})), ActionSpace.from_json(about)
         widths = algo.networks(cfg, space.spaces(ObservationSpace.from_json(about)))
         rows = {name: _flat(arch, widths[name], tensors) for name in acting_networks(algo.POLICY, widths)}
         member = Member(0, 0, None, 0, arch, {}, rows | _beside(algo, tensors))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{folder}: tensors and description do not fit: {error}; export it again") from error
     return Policy(algo, cfg, member, about)
-
-
-def _config(algo: Algorithm, about: Mapping[str, Any]) -> Any:
-    return algo.Config.model_validate(about.get("config", {}))
 
 
 def _flat(arch: Arch, widths: Widths, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -311,8 +291,7 @@ def _flat(arch: Arch, widths: Widths, tensors: Mapping[str, torch.Tensor]) -> to
 
 
 def _beside(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return those of a member's tensors that acting reads beside the network: what normalises what it is shown (none
-    where it sees all as it is), and the rows that the algorithm names."""
+    """Return what acting reads beside the network: the normaliser's rows, if any, and the rows the algorithm names."""
     seen = SHOWN if set(SHOWN) <= set(tensors) else ()
     return {name: tensors[name] for name in (*seen, *algo.ACTS_WITH)}
 

@@ -39,7 +39,7 @@ import os, pathlib
 folder = pathlib.Path("data/drawn")
 folder.mkdir(parents=True, exist_ok=True)
 (folder / "a.txt").write_text({value})
-(folder / "b.txt").write_text("same")
+(folder / "b.txt").write_text({other})
 """
 
 
@@ -81,11 +81,11 @@ def verify(folder: Path, *words: str, **more: str) -> Answer:
     return Answer(run.returncode, run.stdout, run.stderr)
 
 
-def drawing(folder: Path, value: str) -> Path:
-    """A repository whose first stage writes a value."""
+def drawing(folder: Path, value: str, other: str = "'same'") -> Path:
+    """A repository whose first stage writes two values."""
     folder.mkdir()
     (folder / "dvc.yaml").write_text(PIPELINE)
-    (folder / "draw.py").write_text(DRAW.format(value=value))
+    (folder / "draw.py").write_text(DRAW.format(value=value, other=other))
     (folder / ".gitignore").write_text("/data/drawn\n/sum.txt\n")
     return commit(folder)
 
@@ -114,22 +114,18 @@ def test_the_same_twice(tmp_path: Path) -> None:
     assert not (folder / "data").exists()
 
 
-def test_chance_is_found_and_named(tmp_path: Path) -> None:
-    folder = drawing(tmp_path / "project", "os.urandom(8).hex()")
-    answer = verify(folder, "--jobs", "2")
+def test_chance_and_dependence_on_the_folder_are_found_and_named(tmp_path: Path) -> None:
+    answer = verify(drawing(tmp_path / "project", "os.urandom(8).hex()", "os.getcwd()"), "--jobs", "2", "--keep")
     assert answer.code == 65
     assert rows(answer) == {"data/drawn": "DIFFERENT", "sum.txt": "same"}
-    assert any(line.startswith("    a.txt: line 1: ") for line in answer.out.splitlines())
+    where = [line.split(": ")[:2] for line in answer.out.splitlines() if line.startswith("    ")]
+    assert where == [["    a.txt", "line 1"], ["    b.txt", "line 1"]]
     assert answer.err.splitlines()[-1] == (
         "error: not reproduced: data/drawn differs between the clones; begin with draw, whose inputs are the same"
     )
-
-
-def test_an_out_that_depends_on_its_folder_is_found(tmp_path: Path) -> None:
-    answer = verify(drawing(tmp_path / "project", "os.getcwd()"), "--jobs", "2", "--keep")
-    assert answer.code == 65
     kept = Path(answer.err.partition("warning: the clones are kept in ")[2].splitlines()[0])
-    assert (kept / "A/data/drawn/a.txt").read_text() != (kept / "deeper/B/data/drawn/a.txt").read_text()
+    for clone in (kept / "A", kept / "deeper/B"):
+        assert (clone / "data/drawn/b.txt").read_text() == str(clone)
     assert not list((kept / "A/.dvc").glob("cache/files/*"))
 
 
@@ -145,7 +141,7 @@ def test_committed_content_comes_from_git_and_the_cache(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-m", "dvc", "repro", "-q"], cwd=folder, env=environ(), check=True, timeout=300)
     commit(folder)
-    lost = compare.read_lock(folder).outs["lost"].md5
+    lost = compare.read_lock(folder)["lost"].md5
     (folder / ".dvc/cache/files/md5" / lost[:2] / lost[2:]).unlink()
     answer = verify(folder, "--lock")
     assert answer.code == 65, answer
@@ -271,7 +267,7 @@ def test_the_whole_pipeline_twice_and_against_its_lock(tmp_path: Path) -> None:
     assert any(line.split()[:3] == ["machine", "lock", "here"] for line in answer.out.splitlines())
 
     # Another machine's lock: its weights are others, and so is the elite's score, a little.
-    outs = compare.read_lock(folder).outs
+    outs = compare.read_lock(folder)
     evaluation = folder / "reports/evaluation.json"
     told = json.loads(evaluation.read_text())
     told["elite"]["mean"] *= 1.0001

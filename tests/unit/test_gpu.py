@@ -15,15 +15,14 @@ from device import DEVICE, Device, Remote
 from evopipe import algos
 from evopipe.core import population
 from evopipe.errors import ResourceError, UsageError
-from evopipe.verify import gpu
+from evopipe.verify import Differs, gpu
 from tiny import call
 
-SMALL = gpu.Size(members=3, envs=2, updates=2)
 CPU = torch.device("cpu")
 
 
 def check(device: torch.device, found: list[gpu.Finding]) -> None:
-    gpu.check(["dqn"], device, SMALL, repeats=1, tell=found.append)
+    gpu.check(["dqn"], device, members=3, repeats=1, tell=found.append, envs=2)
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ def test_wrong_words_are_refused_with_a_sentence(tmp_path: Path) -> None:
     answer = call(tmp_path, "gpu", "check", "--device", "tpu")
     assert (answer.code, answer.err) == (64, "error: gpu check: --device must be cuda or cpu, got 'tpu'\n")
     with pytest.raises(UsageError, match="no algorithm 'dqm', did you mean 'dqn'"):
-        gpu.check(["dqm"], CPU, SMALL, 1, lambda _: None)
+        gpu.check(["dqm"], CPU, 3, 1, lambda _: None, envs=2)
 
 
 def test_another_device_that_computes_the_same_is_good(grouped_like_a_gpu: None) -> None:
@@ -71,8 +70,9 @@ def test_another_device_that_computes_the_same_is_good(grouped_like_a_gpu: None)
         check(DEVICE, seen)
     assert [f.good for f in seen] == [True] * 6 + [None] * 2
     apart = [f.result for f in seen if "apart" in f.result]
-    assert len(apart) == 3
-    assert apart[2] != "0.0e+00 of the largest apart, 1e-03 allowed" or torch.cuda.is_available()
+    assert len(apart) == 4
+    assert apart[0] == "0.0e+00 of the largest apart, 0e+00 allowed"
+    assert apart[3] != "0.0e+00 of the largest apart, 1e-03 allowed" or torch.cuda.is_available()
 
 
 class Faulty(Device):
@@ -87,7 +87,7 @@ class Faulty(Device):
 
 def test_a_device_that_computes_something_else_is_refused(grouped_like_a_gpu: None) -> None:
     seen: list[gpu.Finding] = []
-    with Faulty(), pytest.raises(gpu.DeviceDisagrees) as raised:
+    with Faulty(), pytest.raises(Differs) as raised:
         check(DEVICE, seen)
     bad = [f.what for f in seen if f.good is False]
     assert "values are the CPU's" in bad
@@ -99,16 +99,16 @@ def test_a_device_that_computes_something_else_is_refused(grouped_like_a_gpu: No
 
 def test_an_algorithm_with_state_outside_its_state_is_found() -> None:
     """What happens in Python happens once while recording, and never in a replay."""
-    bench, ticks = gpu._Bench.of("dqn", CPU, SMALL), count()
-    algo = bench.spec.algo
+    spec, ticks = gpu._spec("dqn", CPU, envs=2), count()
+    algo = spec.algo
 
     def update(cfg: Any, state: Any, hp: Any, batch: Any, *rest: Any) -> Any:
         return algo.update(cfg, state, hp, replace(batch, reward=batch.reward + next(ticks)), *rest)
 
     needed = algos.REQUIRED | algos.REGIMES["off_policy"] | algos.OPTIONAL
     names = {**{name: getattr(algo, name) for name in needed}, "update": update}
-    hidden = replace(bench, spec=replace(bench.spec, algo=types.SimpleNamespace(**names)))  # type: ignore[arg-type]
-    seen = list(gpu._check(hidden, 1))
+    hidden = replace(spec, algo=types.SimpleNamespace(**names))  # type: ignore[arg-type]
+    seen = list(gpu._check(hidden, 3, 1))
     assert "fixed buffers compute what eager code does" in [f.what for f in seen if f.good is False]
 
 

@@ -28,7 +28,7 @@ from evopipe.film import Frames
 from evopipe.play import Score
 from evopipe.report import draw, figures, read, words
 from evopipe.report.lineage import Node
-from evopipe.report.movie import BUDGET, FRAMES, WIDTH, Movie, develop, film
+from evopipe.report.movie import BUDGET, FRAMES, WIDTH, Movie, film
 from evopipe.report.page import compose, page, without_measured
 from evopipe.report.read import Run
 from evopipe.stages import paths, report
@@ -159,10 +159,10 @@ def test_all_colours_are_the_pages_own(plain: str) -> None:
 
 def test_a_colour_of_no_palette_is_refused() -> None:
     with draw.style():
-        figure, axes = draw.canvas(100, 100, (10, 10, 10, 10))
-        axes.plot([0, 1], [0, 1], color="#123456")
+        plot = draw.Plot("odd", 100, 100, (10, 10, 10, 10))
+        plot.axes.plot([0, 1], [0, 1], color="#123456")
         with pytest.raises(KeyError):
-            draw.svg(figure, "odd", Markup("odd"))
+            plot.svg(Markup("odd"))
 
 
 def test_the_headline_is_the_evaluation(folder: Path, plain: str) -> None:
@@ -382,7 +382,7 @@ def test_what_mutations_paid(folder: Path) -> None:
             node((2, 5), 6, (1, 0), 10.0),  # +0 is no improvement
         ],
     )
-    plain, hyper = figures.payoffs(run)
+    plain, hyper = run.payoffs
     assert (plain.kind, plain.children, plain.gains, plain.diverged, plain.improved) == ("none", 1, (0.0,), 0, 0.0)
     assert (hyper.kind, hyper.children, hyper.diverged) == ("rl_hp", 4, 1)
     assert hyper.gains == (-6.0, 6.0, 30.0)
@@ -409,7 +409,7 @@ def test_the_elites_line(folder: Path) -> None:
 
 
 def test_what_varies_is_plotted_and_the_rest_is_listed(folder: Path) -> None:
-    varying, constant = figures.traits(read.read(folder))
+    varying, constant = read.read(folder).traits
     assert not varying.keys() & constant.keys()
     assert all(len(set(column.values())) > 1 for column in varying.values())
     assert {"gamma", "tau", "layer norm"} <= constant.keys()
@@ -497,7 +497,7 @@ def shot(frames: int, size: tuple[int, int] = (60, 40), fps: int = 50, noise: bo
         for number in range(frames):
             picture = np.full((size[1], size[0], 3), 37 * number % 250, np.uint8)
             show(chance.integers(0, 255, picture.shape, np.uint8) if noise else picture)
-    return develop(kept, Score(3, 1.5, frames - 1))
+    return Movie.of(kept, Score(3, 1.5, frames - 1))
 
 
 def test_a_short_film_runs_at_the_environments_pace() -> None:
@@ -532,12 +532,13 @@ def test_the_film_is_of_a_held_out_episode(folder: Path) -> None:
     one, two = (film(folder / "models/elite", run.elite, 60) for _ in range(2))
     assert isinstance(one, Movie)
     assert one == two
-    assert one.seed in {episode.seed for episode in run.elite.episodes}
-    assert one.steps == 60
+    assert one.score.seed in {episode.seed for episode in run.elite.episodes}
+    assert one.score.steps == 60
     assert one.cut
     text = compose(run, {}, one)
     assert (
-        f"The first 60 steps of a held-out episode of the elite (seed {one.seed}): return −60.0." in Document(text).text
+        f"The first 60 steps of a held-out episode of the elite (seed {one.score.seed}): return −60.0."
+        in Document(text).text
     )
     (picture,) = list(Document(text).all("img"))
     assert (picture["alt"] or "").startswith("Animation of the elite at play. The first 60 steps of a held-out episode")

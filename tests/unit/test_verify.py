@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from evopipe.errors import DataError, MissingInputError, UsageError
 from evopipe.report.page import without_measured
 from evopipe.schema.write import dump_yaml
 from evopipe.storage import safeio
-from evopipe.verify import clones, compare
+from evopipe.verify import compare
 from evopipe.verify.clones import Clone, Origin
 from evopipe.verify.compare import Row
 from tiny import ROOT, call
@@ -91,7 +90,6 @@ def test_a_difference_is_named_and_traced_to_its_stage(tmp_path: Path) -> None:
     )
     rows = compare.compare(one, two)
     assert verdicts(rows) == {"models/trained": "DIFFERENT", "reports/evaluation.json": "DIFFERENT"}
-    assert compare.origins(rows, compare.read_lock(one)) == ["train"]
     (row,) = (row for row in rows if row.path == "models/trained")
     assert row.notes == ("members.json: line 1: [1.0] | [2.0]",)
     lines = compare.table(rows)
@@ -105,14 +103,14 @@ def test_files_that_only_one_has_and_bytes(tmp_path: Path) -> None:
     two = run_of(tmp_path / "b")
     (one / "data/set/0.bin").write_bytes(b"\xff\0\0")
     (two / "data/set/0.bin").write_bytes(b"\xff\0\1\2")
-    assert compare.differences(one / "data/set", two / "data/set") == [
+    assert compare._differences(one / "data/set", two / "data/set") == [
         "0.bin: differs from byte 2 on (3 and 4 bytes)",
         "more.bin: only in A",
     ]
     for number in range(20):
         (one / f"data/set/{number}.txt").write_text("a\n")
         (two / f"data/set/{number}.txt").write_text("a\nb\n")
-    told = compare.differences(one / "data/set", two / "data/set")
+    told = compare._differences(one / "data/set", two / "data/set")
     assert told[-1] == "and 14 more files"
     assert told[1] == "0.txt: line 2:  | b"
 
@@ -155,7 +153,7 @@ def against(tmp_path: Path, there: Mapping[str, str], here: Mapping[str, str], t
 
 
 def test_what_depends_on_training_is_learned(tmp_path: Path) -> None:
-    learned = compare.read_lock(run_of(tmp_path)).learned()
+    learned = compare._learned(compare.read_lock(run_of(tmp_path)))
     outs = {path for stage, (_, outs) in STAGES.items() if stage != "fetch" for path in outs}
     assert learned == outs - {"reports/timing.csv"}
 
@@ -215,26 +213,30 @@ def test_a_committed_score_that_is_not_to_be_had(tmp_path: Path) -> None:
         compare.compare(committed, fresh, 0.1)
 
 
-def test_distances_of_numbers(tmp_path: Path) -> None:
-    def distance(name: str, one: bytes, two: bytes) -> float:
+def test_numbers_are_close_within_a_thousandth(tmp_path: Path) -> None:
+    def close(name: str, one: bytes, two: bytes) -> bool:
         paths = [tmp_path / side / name for side in ("a", "b")]
         for path, data in zip(paths, (one, two), strict=True):
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(data)
-        return compare.distance(*paths)
+        return compare._close(*paths)
 
-    assert distance("x.json", b'{"a": [1.0, true]}', b'{"a": [1.01, true]}') == pytest.approx(0.01 / 1.01)
-    assert distance("x.json", b'{"a": 1e-9}', b'{"a": 2e-9}') == pytest.approx(1e-6)  # next to nothing
-    assert distance("x.json", b'{"a": 1}', b'{"b": 1}') == math.inf
-    assert distance("x.json", b'{"a": "x"}', b'{"a": "y"}') == math.inf
-    assert distance("x.json", b'{"provenance": "x"}', b'{"provenance": "y"}') == 0.0
-    assert distance("x.csv", b"a,b\n1,2\n", b"a,b\n1,2.002\n") == pytest.approx(0.001, rel=0.01)
-    assert distance("x.jsonl", b'{"a": 1}\n', b'{"a": 1}\n{"a": 1}\n') == math.inf
-    tensors = [safeio.dump_tensors({"w": torch.tensor([1.0, value])}) for value in (2.0, 2.1)]
-    assert distance("x.safetensors", *tensors) == pytest.approx(0.1 / 2.1)
-    assert distance("x.safetensors", tensors[0], b"damaged") == math.inf
-    assert distance("x.bin", b"a", b"b") == math.inf
-    assert distance("x.bin", b"a", b"a") == 0.0
+    assert close("x.json", b'{"a": [1.0, true, NaN]}', b'{"a": [1.0009, true, NaN]}')
+    assert not close("x.json", b'{"a": [1.0, true]}', b'{"a": [1.0011, true]}')
+    assert not close("x.json", b'{"a": 1.0}', b'{"a": NaN}')
+    assert close("x.json", b'{"a": 1e-9}', b'{"a": 2e-9}')  # next to nothing
+    assert not close("x.json", b'{"a": 1}', b'{"b": 1}')
+    assert not close("x.json", b'{"a": "x"}', b'{"a": "y"}')
+    assert close("x.json", b'{"provenance": "x"}', b'{"provenance": "y"}')
+    assert close("x.csv", b"a,b\n1,2\n", b"a,b\n1,2.001\n")
+    assert not close("x.csv", b"a,b\n1,2\n", b"a,b\n1,2.01\n")
+    assert not close("x.jsonl", b'{"a": 1}\n', b'{"a": 1}\n{"a": 1}\n')
+    tensors = [safeio.dump_tensors({"w": torch.tensor([1.0, value])}) for value in (2.0, 2.0001, 2.1)]
+    assert close("x.safetensors", tensors[0], tensors[1])
+    assert not close("x.safetensors", tensors[0], tensors[2])
+    assert not close("x.safetensors", tensors[0], b"damaged")
+    assert not close("x.bin", b"a", b"b")
+    assert close("x.bin", b"a", b"a")
 
 
 # --- what is cloned ---------------------------------------------------------------------------------------------------
@@ -260,15 +262,15 @@ def test_the_origin_is_the_repository_at_head(tmp_path: Path) -> None:
     below.mkdir(parents=True)
     (below / "dvc.yaml").write_text("stages: {}\n")
     with pytest.raises(MissingInputError, match="not committed; verify looks at HEAD"):
-        clones.find_origin(below)
+        Origin.of(below)
     git(top, "add", "-A")
     git(top, "commit", "-q", "-m", "second")
-    found = clones.find_origin(below)
+    found = Origin.of(below)
     assert (found.root, found.project, found.changed) == (top.resolve(), Path("pipelines/small"), 0)
     assert found.revision == git(top, "rev-parse", "HEAD").strip()
     (top / "new file").write_text("")
     (top / "dvc.yaml").write_text("stages: {a: {cmd: b}}\n")
-    assert clones.find_origin(top).changed == 2
+    assert Origin.of(top).changed == 2
 
 
 def test_what_cannot_be_cloned(tmp_path: Path) -> None:
@@ -279,7 +281,7 @@ def test_what_cannot_be_cloned(tmp_path: Path) -> None:
     assert "not a git repository" in answer.err
     git(tmp_path, "init", "-q")
     with pytest.raises(UsageError, match="rev-parse"):
-        clones.find_origin(tmp_path)
+        Origin.of(tmp_path)
     top = repository(tmp_path / "no dvc")
     assert call(top, "verify") == (
         66,
@@ -298,7 +300,7 @@ def test_a_clone_runs_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tmp_path / "top/lib", tmp_path / "elsewhere", "src"))))
     monkeypatch.setenv("DVC_ROOT", "/x")
     monkeypatch.chdir(tmp_path / "top")
-    env = clones.environment(Clone("A", root, root), origin)
+    env = Clone(origin, root).environment
     assert env["PYTHONPATH"].split(os.pathsep) == [
         str(path) for path in (root / "src", root / "lib", tmp_path / "elsewhere", ROOT / "src")
     ]

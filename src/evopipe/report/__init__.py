@@ -1,1 +1,1 @@
-"""The report of a run: one HTML file that opens anywhere. `evopipe.report.html.page(folder)` makes it."""
+"""The report of a run: one HTML file that opens anywhere. `evopipe.report.page.page(folder, params)` makes it."""

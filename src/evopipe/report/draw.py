@@ -9,17 +9,14 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, TypeAlias
 from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
+_Points: TypeAlias = Sequence[tuple[float, float]]
 _DAY = Path(__file__).with_name("page.css").read_text(encoding="utf-8").partition("@media")[0]
 PALETTE = dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", _DAY))
 """The page's colours in the light, by name."""
@@ -58,81 +55,96 @@ def style() -> Iterator[None]:
         yield
 
 
-def canvas(width: float, height: float, margins: tuple[float, float, float, float]) -> tuple[Figure, Axes]:
-    """Return a figure and its axes.
+class Plot:
+    """One figure with its axes.
 
     Args:
+        name: its name on the page; it keeps the ids of different figures apart.
         width, height: in pixels.
         margins: left, right, top, bottom of the axes, in pixels.
+        head: what the vertical axis shows, written above it.
     """
-    from matplotlib.figure import Figure
 
-    left, right, top, bottom = margins
-    figure = Figure(figsize=(width / 72, height / 72))
-    figure.patch.set_visible(False)
-    axes = figure.add_axes(
-        (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
-    )
-    return figure, axes
+    def __init__(
+        self, name: str, width: float, height: float, margins: tuple[float, float, float, float], head: str = ""
+    ) -> None:
+        from matplotlib.figure import Figure
 
+        left, right, top, bottom = margins
+        self.name, self.figure = name, Figure(figsize=(width / 72, height / 72))
+        self._titles: dict[str, Sequence[str]] = {}
+        self.figure.patch.set_visible(False)
+        self.axes = self.figure.add_axes(
+            (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
+        )
+        if head:
+            self.note(head, (0, 1), (8 - left, 14), "muted", "axes fraction", fontsize=11.5)
 
-def line(axes: Axes, points: Sequence[tuple[float, float]], colour: str, width: float, **look: Any) -> None:
-    """Draw a line through points; it breaks at a NaN."""
-    axes.plot(*_columns(points), color=PALETTE[colour], linewidth=width, **look)
+    def line(self, points: _Points, colour: str, width: float, **look: Any) -> None:
+        """Draw a line through points; it breaks at a NaN."""
+        self.axes.plot([x for x, _ in points], [y for _, y in points], color=PALETTE[colour], linewidth=width, **look)
 
+    def marks(
+        self, points: _Points, colour: str, marker: str, size: float, titles: Sequence[str] = (), **look: Any
+    ) -> None:
+        """Draw a mark at each point, without an edge, and with a tooltip where there are titles; then give a gid."""
+        if titles:
+            self._titles[look["gid"]] = titles
+        look = {"linestyle": "none", "markeredgewidth": 0, "marker": marker, "markersize": size, **look}
+        self.axes.plot([x for x, _ in points], [y for _, y in points], color=PALETTE[colour], **look)
 
-def marks(
-    axes: Axes, points: Sequence[tuple[float, float]], colour: str, marker: str, size: float, **look: Any
-) -> None:
-    """Draw a mark at each point, without an edge."""
-    look = {"color": PALETTE[colour], "linestyle": "none", "markeredgewidth": 0, **look}
-    axes.plot(*_columns(points), marker=marker, markersize=size, **look)
+    def note(
+        self, text: str, at: tuple[float, float], shift: tuple[float, float], colour: str, where: Any = "data",
+        **look: Any,
+    ) -> None:  # fmt: skip
+        """Write a text at a place of the axes (`where`: in which coordinates), shifted by some pixels."""
+        self.axes.annotate(
+            text, at, xycoords=where, xytext=shift, textcoords="offset points", va="center", color=PALETTE[colour],
+            annotation_clip=False, **look,
+        )  # fmt: skip
 
+    def beside(self, at: float, edge: int, shift: tuple[float, float], text: str, colour: str, **look: Any) -> None:
+        """Write beside a row, at the left (0) or right (1) edge of the axes."""
+        self.note(text, (edge, at), shift, colour, ("axes fraction", "data"), gid="halo-row", **look)
 
-def note(
-    axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], colour: str, where: Any = "data",
-    **look: Any,
-) -> None:  # fmt: skip
-    """Write a text at a place of the axes (`where`: in which coordinates), shifted by some pixels."""
-    axes.annotate(
-        text, at, xycoords=where, xytext=shift, textcoords="offset points", va="center", color=PALETTE[colour],
-        annotation_clip=False, **look,
-    )  # fmt: skip
+    def ticks(self, axis: Literal["x", "y"], write: Callable[[float], str], most: int, whole: bool = False) -> None:
+        """Give an axis at most so many round ticks, if `whole` at whole numbers, written by a function of ours:
+        matplotlib's own differ by scale."""
+        from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+        found = self.axes.xaxis if axis == "x" else self.axes.yaxis
+        if found.get_scale() == "log":
+            low, high = sorted(found.get_view_interval())
+            found.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 30 else (1.0,), numticks=20))
+            found.set_minor_locator(NullLocator())
+        else:
+            steps = [1, 2, 5, 10] if whole else [1, 2, 2.5, 5, 10]
+            found.set_major_locator(MaxNLocator(most, steps=steps, integer=whole))
+        found.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
 
-def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
+    def svg(self, label: Markup) -> Markup:
+        """Return it as an `<svg>` element that says what it shows.
 
+        Raises:
+            KeyError: something has a colour that is not in the palette.
+        """
+        import matplotlib
 
-def svg(figure: Figure, name: str, label: Markup, titles: Mapping[str, Sequence[str]] | None = None) -> Markup:
-    """Return a drawn figure as an `<svg>` element.
-
-    Args:
-        figure: what was drawn, under `style`.
-        name: its name on the page; it keeps the ids of different figures apart.
-        label: what it shows.
-        titles: by the gid of an artist, the tooltips of its markers, in order.
-
-    Raises:
-        KeyError: something has a colour that is not in the palette.
-    """
-    import matplotlib
-
-    stream = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": name}):
-        figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    root = ElementTree.fromstring(stream.getvalue())
-    root.remove(root[0])  # matplotlib's own style, which would hold for the whole page
-    used = set(re.findall(r"#([\w-]+)", stream.getvalue().decode()))
-    for element in root.iter():
-        if texts := (titles or {}).get(element.get("id", "")):
-            for mark, text in zip(element.iter(f"{_SVG}use"), texts, strict=True):
-                ElementTree.SubElement(mark, "title").text = text
-        _make_ours(element, used)
-    width, height = root.attrib["viewBox"].split()[2:]
-    root.attrib = {"viewBox": root.attrib["viewBox"], "width": width, "height": height, "role": "img"}
-    root.attrib |= {"aria-label": label.unescape().strip(), "class": f"plot {name.partition('.')[0]}"}
-    return Markup(ElementTree.tostring(root, encoding="unicode").replace(" />", "/>"))
+        stream = io.BytesIO()
+        with matplotlib.rc_context({"svg.hashsalt": self.name}):
+            self.figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        root = ElementTree.fromstring(stream.getvalue())
+        root.remove(root[0])  # matplotlib's own style, which would hold for the whole page
+        used = set(re.findall(r"#([\w-]+)", stream.getvalue().decode()))
+        for element in root.iter():
+            if texts := self._titles.get(element.get("id", "")):
+                for mark, text in zip(element.iter(f"{_SVG}use"), texts, strict=True):
+                    ElementTree.SubElement(mark, "title").text = text
+            _make_ours(element, used)
+        width, height = root.attrib["viewBox"].split()[2:]
+        root.attrib = {"viewBox": root.attrib["viewBox"], "width": width, "height": height, "role": "img"}
+        root.attrib |= {"aria-label": label.unescape().strip(), "class": f"plot {self.name.partition('.')[0]}"}
+        return Markup(ElementTree.tostring(root, encoding="unicode").replace(" />", "/>"))
 
 
 def _make_ours(element: ElementTree.Element, used: set[str]) -> None:
@@ -154,23 +166,3 @@ def _make_ours(element: ElementTree.Element, used: set[str]) -> None:
 
 def _short(number: re.Match[str]) -> str:
     return f"{float(number[0]):.1f}".removesuffix(".0")
-
-
-def ticks(axis: Any, write: Callable[[float], str], most: int, whole: bool = False) -> None:
-    """Give an axis a few round ticks, written by a function of ours: matplotlib's own differ by scale.
-
-    Args:
-        axis: of `Axes`.
-        write: writes a tick's value.
-        most: how many there are at most.
-        whole: only at whole numbers.
-    """
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
-
-    if axis.get_scale() == "log":
-        low, high = sorted(axis.get_view_interval())
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 30 else (1.0,), numticks=20))
-        axis.set_minor_locator(NullLocator())
-    else:
-        axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10] if whole else [1, 2, 2.5, 5, 10], integer=whole))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median, quantiles
 from typing import Any
@@ -14,11 +13,10 @@ from typing import Any
 from markupsafe import Markup
 
 from evopipe.report import words
-from evopipe.report.draw import PALETTE, canvas, line, marks, note, svg, ticks
+from evopipe.report.draw import PALETTE, Plot
 from evopipe.report.lineage import Key, Node
-from evopipe.report.read import Run
+from evopipe.report.read import Payoff, Run
 
-HUES = ("none", "architecture", "parameters", "activation", "rl_hp")
 MARKERS = {"none": "o", "architecture": "s", "parameters": "D", "activation": "^", "rl_hp": "v"}
 _DESK = 600  # what is wider is for a desk, else for a phone
 _SMALL = 318  # one of three figures in a row
@@ -30,17 +28,7 @@ _TARGET: dict[str, Any] = {"color": PALETTE["ink"], "linewidth": 1, "dashes": (1
 
 def _hue(kind: str) -> str:
     """Return the colour's name of a mutation kind; kinds that are new here look like `none`."""
-    return kind if kind in HUES else "none"
-
-
-def _head(axes: Any, text: str, left: float = 52) -> None:
-    """Write what the vertical axis shows above it, `left` pixels to the left of the axes."""
-    note(axes, text, (0, 1), (8 - left, 14), "muted", "axes fraction", fontsize=11.5)
-
-
-def _beside(axes: Any, at: float, edge: int, shift: tuple[float, float], text: str, colour: str, **look: Any) -> None:
-    """Write beside a row, at the left (0) or right (1) edge of the axes."""
-    note(axes, text, (edge, at), shift, colour, ("axes fraction", "data"), gid="halo-row", **look)
+    return kind if kind in words.KINDS else "none"
 
 
 def _threads(run: Run, at: Callable[[Node], tuple[float, float]]) -> list[tuple[float, float]]:
@@ -63,14 +51,11 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-# --- fitness ----------------------------------------------------------------------------------------------------------
-
-
 def fitness(run: Run, width: int, label: Markup) -> Markup:
     """Draw every member's fitness by descent, the elite's line, the best score so far and the target."""
     wide, few, steps, target = width > _DESK, run.slots <= 8, run.env_steps, run.summary.target
-    figure, axes = canvas(width, 410 if wide else 310, (52, 84 if wide else 16, 28, 44))
-    _head(axes, "mean return")
+    margins = (52, 84 if wide else 16, 28, 44)
+    plot = Plot(f"fitness.{width}", width, 410 if wide else 310, margins, "mean return")
     best = [(row.env_steps, row.elite) for row in run.generations if math.isfinite(row.elite)]
     scores = [n.fitness for n in run.nodes.values() if not n.diverged] + [score for _, score in best]
     low, high = _limits(scores if target is None else [*scores, target])
@@ -78,64 +63,60 @@ def fitness(run: Run, width: int, label: Markup) -> Markup:
     def at(node: Node) -> tuple[float, float]:
         return steps[node.key[0]], max(node.fitness, low)
 
-    line(axes, _threads(run, at), "member", 1.2 if few else 0.9, alpha=0.75 if few else 0.45)
-    titles = _members(axes, run, low)
+    plot.line(_threads(run, at), "member", 1.2 if few else 0.9, alpha=0.75 if few else 0.45)
+    _members(plot, run, low, titled=wide)
     if target is not None:
-        axes.axhline(target, **_TARGET)
-    line(axes, best, "elite", 1.4, drawstyle="steps-post", dashes=(4, 3))
+        plot.axes.axhline(target, **_TARGET)
+    plot.line(best, "elite", 1.4, drawstyle="steps-post", dashes=(4, 3))
     elite = [at(node) for node in run.descent]
-    line(axes, elite, "elite", 2.6, marker="o", markersize=6 if few else 0)
-    marks(axes, elite[-1:], "elite", "o", 9, markeredgewidth=1, clip_on=False)
+    plot.line(elite, "elite", 2.6, marker="o", markersize=6 if few else 0)
+    plot.marks(elite[-1:], "elite", "o", 9, markeredgewidth=1, clip_on=False)
     end = max(steps.values(), default=1)
-    axes.set(xlim=(0, end * 1.01), ylim=(low - 0.04 * (high - low), high + 0.06 * (high - low)))
+    plot.axes.set(xlim=(0, end * 1.01), ylim=(low - 0.04 * (high - low), high + 0.06 * (high - low)))
     if wide:
-        _label_ends(axes, target, best)
+        _label_ends(plot, target, best)
     elif target is not None:
-        axes.text(
-            0.015, target, f"target {words.amount(target)}", transform=axes.get_yaxis_transform(), va="bottom",
+        plot.axes.text(
+            0.015, target, f"target {words.value(target)}", transform=plot.axes.get_yaxis_transform(), va="bottom",
             color=PALETTE["muted"], fontsize=11, gid="halo-target",
         )  # fmt: skip
-    ticks(axes.xaxis, words.thousands, 8 if wide else 4)
-    ticks(axes.yaxis, words.amount, 6)
-    axes.xaxis.grid(False)
-    axes.set_xlabel("environment steps of the population")
-    return svg(figure, f"fitness.{width}", label, titles if wide else None)
+    plot.ticks("x", words.thousands, 8 if wide else 4)
+    plot.ticks("y", words.value, 6)
+    plot.axes.xaxis.grid(False)
+    plot.axes.set_xlabel("environment steps of the population")
+    return plot.svg(label)
 
 
-def _members(axes: Any, run: Run, low: float) -> dict[str, list[str]]:
-    """Mark members: a dot each, an arrow for those below the axis, a cross for those that diverged.
-
-    Returns:
-        the tooltips.
-    """
-    dot = {"marker": "o", "size": 6 if run.slots <= 8 else 3.4, "alpha": 0.8}
-    cross = {"marker": "x", "size": 5, "markeredgewidth": 1.4}
-    groups: dict[str, list[Node]] = {"dots": [], "below": [], "diverged": []}
+def _members(plot: Plot, run: Run, low: float, titled: bool) -> None:
+    """Mark members: a dot each, an arrow for those below the axis, a cross for those that diverged."""
+    looks: dict[str, dict[str, Any]] = {
+        "dots": {"marker": "o", "size": 6 if run.slots <= 8 else 3.4, "alpha": 0.8},
+        "below": {"marker": "v", "size": 5},
+        "diverged": {"marker": "x", "size": 5, "markeredgewidth": 1.4},
+    }
+    groups: dict[str, list[Node]] = {name: [] for name in looks}
     for node in run.nodes.values():
         groups["diverged" if node.diverged else "dots" if node.fitness >= low else "below"].append(node)
-    for (name, nodes), look in zip(groups.items(), (dot, {"marker": "v", "size": 5}, cross), strict=True):
+    for name, nodes in groups.items():
         if nodes:
             points = [(run.env_steps[n.key[0]], n.fitness if name == "dots" else low) for n in nodes]
-            marks(axes, points, "member", **look, gid=name)  # type: ignore[arg-type]
-    return {name: [words.about(node) for node in nodes] for name, nodes in groups.items()}
+            titles = [words.about(node) for node in nodes] if titled else ()
+            plot.marks(points, "member", titles=titles, gid=name, **looks[name])
 
 
-def _label_ends(axes: Any, target: float | None, best: Sequence[tuple[float, float]]) -> None:
+def _label_ends(plot: Plot, target: float | None, best: Sequence[tuple[float, float]]) -> None:
     """Write the names of the target and of the elite's score beside the axes, apart from each other."""
-    ends = [(target, f"target {words.amount(target)}", "muted", "normal")] if target is not None else []
+    ends = [(target, f"target {words.value(target)}", "muted", "normal")] if target is not None else []
     ends += [(score, f"elite {words.figure(score)}", "elite", "bold") for _, score in best[-1:]]
     ends.sort()
     heights = [end[0] for end in ends]
-    low, high = axes.get_ylim()
+    low, high = plot.axes.get_ylim()
     least = 0.055 * (high - low)
     if len(heights) == 2 and heights[1] - heights[0] < least:
         middle = sum(heights) / 2
         heights = [middle - least / 2, middle + least / 2]
     for (_, text, colour, weight), at in zip(ends, heights, strict=True):
-        note(axes, text, (1, at), (6, 0), colour, ("axes fraction", "data"), weight=weight)
-
-
-# --- lineage ----------------------------------------------------------------------------------------------------------
+        plot.note(text, (1, at), (6, 0), colour, ("axes fraction", "data"), weight=weight)
 
 
 def lineage(run: Run, width: int, label: Markup) -> Markup:
@@ -148,24 +129,23 @@ def lineage(run: Run, width: int, label: Markup) -> Markup:
     worded, few = column >= 150 and row >= 46, row > 18
     below = 0.75 if worded else 0.5  # rows under the last one
     size = left + right + round(column * spread), top + bottom + row * (run.slots - 0.5 + below)
-    figure, axes = canvas(*size, (left, right, top, bottom))
+    plot = Plot(f"lineage.{width}", *size, (left, right, top, bottom), "slot")
     others = [node for node in run.nodes.values() if node.key not in path]
-    _edges(axes, others, "member", linewidth=1.2 if few else 1, alpha=0.8 if few else 0.4)
-    _edges(axes, run.descent, "elite", linewidth=2.8, zorder=3)
-    titles = _tree_marks(axes, run, path, few)
+    _edges(plot, others, "member", linewidth=1.2 if few else 1, alpha=0.8 if few else 0.4)
+    _edges(plot, run.descent, "elite", linewidth=2.8, zorder=3)
+    _tree_marks(plot, run, path, few)
     if worded:
-        _tree_words(axes, run, path)
-    axes.set(xlim=(numbers[0] - _ROOM, numbers[0] - _ROOM + spread), ylim=(run.slots - 1 + below, -0.5))
+        _tree_words(plot, run, path)
+    plot.axes.set(xlim=(numbers[0] - _ROOM, numbers[0] - _ROOM + spread), ylim=(run.slots - 1 + below, -0.5))
     every = 1 if column >= 26 else 5
-    axes.set_xticks([n for n in numbers if n % every == 0 or n in (numbers[0], numbers[-1])])
-    axes.set_yticks(range(0, run.slots, 1 if few or run.slots <= 20 else 5))
-    axes.grid(False)
-    axes.set_xlabel("generation")
-    _head(axes, "slot", 34)
-    return svg(figure, f"lineage.{width}", label, titles)
+    plot.axes.set_xticks([n for n in numbers if n % every == 0 or n in (numbers[0], numbers[-1])])
+    plot.axes.set_yticks(range(0, run.slots, 1 if few or run.slots <= 20 else 5))
+    plot.axes.grid(False)
+    plot.axes.set_xlabel("generation")
+    return plot.svg(label)
 
 
-def _edges(axes: Any, nodes: Iterable[Node], colour: str, **look: Any) -> None:
+def _edges(plot: Plot, nodes: Iterable[Node], colour: str, **look: Any) -> None:
     """Draw curves from parents to children, all in one path."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
@@ -176,16 +156,12 @@ def _edges(axes: Any, nodes: Iterable[Node], colour: str, **look: Any) -> None:
             middle = (parent[0] + x1) / 2
             points += [parent, (middle, parent[1]), (middle, y1), (x1, y1)]
     if points:
-        codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4] * (len(points) // 4)
-        axes.add_patch(PathPatch(Path(points, codes), fill=False, clip_on=False, edgecolor=PALETTE[colour], **look))
+        path = Path(points, [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4] * (len(points) // 4))
+        plot.axes.add_patch(PathPatch(path, fill=False, clip_on=False, edgecolor=PALETTE[colour], **look))
 
 
-def _tree_marks(axes: Any, run: Run, path: set[Key], few: bool) -> dict[str, list[str]]:
-    """Mark every member by how it was made: filled where it beat its parent, larger on the elite's line.
-
-    Returns:
-        the tooltips.
-    """
+def _tree_marks(plot: Plot, run: Run, path: set[Key], few: bool) -> None:
+    """Mark every member by how it was made: filled where it beat its parent, larger on the elite's line."""
     groups: dict[tuple[str, bool, bool], list[Node]] = {}
     for node in run.nodes.values():
         look = "diverged" if node.diverged else "survived" if node.survived else _hue(node.kind)
@@ -195,8 +171,8 @@ def _tree_marks(axes: Any, run: Run, path: set[Key], few: bool) -> dict[str, lis
         quiet = look in ("survived", "none")
         colour = "elite" if ancestor and quiet else _hue(look)
         size = (7.5 if few else 5.4) * (1.45 if ancestor else 1.0) * (0.8 if quiet else 1.0)
-        marks(
-            axes, [node.key for node in nodes], colour, "x" if look == "diverged" else MARKERS.get(look, "o"), size,
+        plot.marks([node.key for node in nodes], colour, "x" if look == "diverged" else MARKERS.get(look, "o"), size,
+            [words.about(node) for node in nodes],
             gid=f"{look}-{better}-{ancestor}",
             clip_on=False,
             zorder=4 if ancestor else 2,
@@ -204,110 +180,64 @@ def _tree_marks(axes: Any, run: Run, path: set[Key], few: bool) -> dict[str, lis
             markeredgewidth=1.5 if ancestor or few else 1.1,
             markerfacecolor=PALETTE[colour if better or look == "diverged" else "surface"],
         )  # fmt: skip
-    return {"-".join(map(str, key)): [words.about(node) for node in nodes] for key, nodes in groups.items()}
 
 
-def _tree_words(axes: Any, run: Run, path: set[Key]) -> None:
+def _tree_words(plot: Plot, run: Run, path: set[Key]) -> None:
     """Write below each mark what changed and what that gained, where there is room for it."""
     for node in run.nodes.values():
-        text = "" if node.survived or node.kind == "none" else node.change or words.kind(node.kind)
-        gain = words.signed(node.gain) if math.isfinite(node.gain) else ""
+        text = "" if node.survived or node.kind == "none" else node.change or words.KINDS.get(node.kind, node.kind)
+        gain = words.figure(node.gain, signed=True) if math.isfinite(node.gain) else ""
         look: dict[str, Any] = {"ha": "center", "fontsize": 10.5, "gid": "halo-node"}
         if text:
-            note(axes, text if len(text) <= 24 else f"{text[:23]}…", node.key, (0, -13), _hue(node.kind), **look)
-        note(axes, gain, node.key, (0, -26 if text else -13), "elite" if node.key in path else "muted", **look)
+            plot.note(text if len(text) <= 24 else f"{text[:23]}…", node.key, (0, -13), _hue(node.kind), **look)
+        plot.note(gain, node.key, (0, -26 if text else -13), "elite" if node.key in path else "muted", **look)
 
 
-# --- mutations --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Payoff:
-    """What one kind of mutation brought.
-
-    Attributes:
-        kind: its name.
-        children: how many members it made; `diverged`: how many of them did.
-        gains: fitness of the others minus their parents', ascending.
-    """
-
-    kind: str
-    children: int
-    gains: tuple[float, ...]
-    diverged: int
-
-    @property
-    def improved(self) -> float:
-        """Share of the children that beat their parents."""
-        return sum(gain > 0 for gain in self.gains) / self.children
-
-    @property
-    def median(self) -> float:
-        """Median gain; NaN where there is none."""
-        return median(self.gains) if self.gains else _NAN
-
-
-def payoffs(run: Run) -> list[Payoff]:
-    """Return what each kind of mutation brought, in the order of the kinds; survivors are no children."""
-    children: dict[str, list[Node]] = {}
-    for node in run.nodes.values():
-        if node.parent is not None and not node.survived:
-            children.setdefault(node.kind, []).append(node)
-    order = [*HUES, *sorted(children.keys() - set(HUES))]
-    rows = [(kind, children[kind]) for kind in order if kind in children]
-    return [
-        Payoff(
-            kind, len(nodes), tuple(sorted(n.gain for n in nodes if math.isfinite(n.gain))),
-            sum(node.diverged for node in nodes),
-        )
-        for kind, nodes in rows
-    ]  # fmt: skip
-
-
-def mutations(rows: Sequence[Payoff], width: int, label: Markup) -> Markup:
+def mutations(run: Run, width: int, label: Markup) -> Markup:
     """Draw the gains of each kind: a dot a child, the middle half as a bar, the median as a line."""
-    wide = width > _DESK
+    wide, rows = width > _DESK, run.payoffs
     height = (58 if wide else 74) * len(rows) + 52
-    figure, axes = canvas(width, height, (132 if wide else 10, 150 if wide else 10, 8, 44))
+    plot = Plot(f"mutations.{width}", width, height, (132 if wide else 10, 150 if wide else 10, 8, 44))
     limits = _both_limits([gain for payoff in rows for gain in payoff.gains])
     if wide:
-        axes.axvline(0, color=PALETTE["ink"], linewidth=1)
+        plot.axes.axvline(0, color=PALETTE["ink"], linewidth=1)
     for place, payoff in enumerate(rows):
-        _gain_row(axes, place, payoff, limits, wide)
-    axes.set(xlim=limits, ylim=(len(rows) - 0.4, -0.6 if wide else -0.75))
-    axes.set_yticks([])
-    ticks(axes.xaxis, words.amount, 8 if wide else 4)
-    axes.set_xlabel("fitness of the child minus fitness of its parent")
-    return svg(figure, f"mutations.{width}", label)
+        _gain_row(plot, place, payoff, limits, wide)
+    plot.axes.set(xlim=limits, ylim=(len(rows) - 0.4, -0.6 if wide else -0.75))
+    plot.axes.set_yticks([])
+    plot.ticks("x", words.value, 8 if wide else 4)
+    plot.axes.set_xlabel("fitness of the child minus fitness of its parent")
+    return plot.svg(label)
 
 
-def _gain_row(axes: Any, place: int, payoff: Payoff, limits: tuple[float, float], wide: bool) -> None:
+def _gain_row(plot: Plot, place: int, payoff: Payoff, limits: tuple[float, float], wide: bool) -> None:
     from matplotlib.patches import Rectangle
 
     hue = _hue(payoff.kind)
     if not wide:  # the words above a row stay clear of the line
-        line(axes, [(0, place - 0.34), (0, place + 0.34)], "ink", 1)
+        plot.line([(0, place - 0.34), (0, place + 0.34)], "ink", 1)
     seen = [min(max(gain, limits[0]), limits[1]) for gain in payoff.gains]
     size, dim = (4.6, 0.5) if payoff.children > 20 else (7, 0.8)
     points = [(gain, place + 0.2 * _scatter(number)) for number, gain in enumerate(seen)]
-    marks(axes, points, hue, "o", size, alpha=dim, clip_on=False)
+    plot.marks(points, hue, "o", size, alpha=dim, clip_on=False)
     if len(seen) >= 4:
         first, _, third = quantiles(seen, n=4, method="inclusive")
         bar = Rectangle((first, place - 0.3), third - first, 0.6, color=PALETTE[hue], alpha=0.16, linewidth=0)
-        axes.add_patch(bar)
+        plot.axes.add_patch(bar)
     if seen:
-        line(axes, [(median(seen), place - 0.3), (median(seen), place + 0.3)], hue, 2.6)
-    name = {"text": words.kind(payoff.kind), "colour": "muted" if hue == "none" else hue, "weight": "bold"}
+        plot.line([(median(seen), place - 0.3), (median(seen), place + 0.3)], hue, 2.6)
+    kind = words.KINDS.get(payoff.kind, payoff.kind)
+    name = {"text": kind, "colour": "muted" if hue == "none" else hue, "weight": "bold"}
     count = f"{payoff.children} {'child' if payoff.children == 1 else 'children'}"
-    improved = f"{words.share(payoff.improved)} improved"
+    improved = f"{100 * payoff.improved:.0f} % improved"
     if wide:
-        _beside(axes, place, 0, (-14, 7), **name, ha="right")
-        _beside(axes, place, 0, (-14, -8), count, "muted", ha="right")
-        _beside(axes, place, 1, (14, 7), improved, "ink")
-        _beside(axes, place, 1, (14, -8), f"median {words.signed(payoff.median)}", "muted")
+        plot.beside(place, 0, (-14, 7), **name, ha="right")
+        plot.beside(place, 0, (-14, -8), count, "muted", ha="right")
+        plot.beside(place, 1, (14, 7), improved, "ink")
+        plot.beside(place, 1, (14, -8), f"median {words.figure(payoff.median, signed=True)}", "muted")
     else:
-        _beside(axes, place - 0.52, 0, (0, 0), **name)
-        _beside(axes, place - 0.52, 1, (0, 0), f"{count}, {improved}", "muted", ha="right")
+        plot.beside(place - 0.52, 0, (0, 0), **name)
+        plot.beside(place - 0.52, 1, (0, 0), f"{count}, {improved}", "muted", ha="right")
 
 
 def _both_limits(values: Sequence[float]) -> tuple[float, float]:
@@ -322,67 +252,43 @@ def _scatter(number: int) -> float:
     return 2 * math.modf(number * 0.6180339887498949)[0] - 1
 
 
-# --- trajectories -----------------------------------------------------------------------------------------------------
-
-Column = Mapping[Key, float | str]
-"""One hyper-parameter or trait of every member."""
-
-
-def traits(run: Run) -> tuple[dict[str, Column], dict[str, float | str]]:
-    """Return what varies between members or over time, by member, and what does not."""
-    columns: dict[str, dict[Key, float | str]] = {}
-    for node in run.nodes.values():
-        for name, value in node.traits.items():
-            columns.setdefault(name.replace("_", " "), {})[node.key] = value
-    varying: dict[str, Column] = {name: column for name, column in columns.items() if len(set(column.values())) > 1}
-    return varying, {name: next(iter(columns[name].values())) for name in columns if name not in varying}
-
-
-def course(run: Run, column: Column) -> str:
-    """Say where the elite's line began and ended."""
-    shown = [words.value(column[node.key]) for node in run.descent if node.key in column]
-    return f"elite {' → '.join(dict.fromkeys((shown[0], shown[-1])))}" if shown else ""
-
-
-def trajectory(run: Run, column: Column, number: int, label: Markup) -> Markup:
+def trajectory(run: Run, column: Mapping[Key, float | str], number: int, label: Markup) -> Markup:
     """Draw one hyper-parameter or trait over generations; a dot's area says how many members have that value."""
     categories = sorted({value for value in column.values() if isinstance(value, str)})
     place: dict[float | str, float] = {category: float(i) for i, category in enumerate(categories)}
     height = {key: place.get(value, value if isinstance(value, float) else _NAN) for key, value in column.items()}
-    figure, axes = canvas(_SMALL, 200, (74 if categories else 48, 12, 12, 40))
-    line(axes, _threads(run, lambda node: (node.key[0], height.get(node.key, _NAN))), "member", 0.9, alpha=0.4)
+    plot = Plot(f"trajectory.{number}", _SMALL, 200, (74 if categories else 48, 12, 12, 40))
+    plot.line(_threads(run, lambda node: (node.key[0], height.get(node.key, _NAN))), "member", 0.9, alpha=0.4)
     largest = 8 if len(run.generations) <= 20 else 5
     groups: dict[float, list[tuple[float, float]]] = {}  # by few shares, so that few sizes of dots are needed
     for point, count in sorted(Counter((key[0], value) for key, value in height.items()).items()):
         share = math.ceil(8 * count / run.slots) / 8 if run.slots > 8 else count / run.slots
         groups.setdefault(share, []).append(point)
     for share, points in sorted(groups.items()):
-        marks(axes, points, "member", "o", 2 + largest * math.sqrt(share), alpha=0.6, clip_on=False)
+        plot.marks(points, "member", "o", 2 + largest * math.sqrt(share), alpha=0.6, clip_on=False)
     elite = [(float(node.key[0]), height[node.key]) for node in run.descent if node.key in height]
-    line(axes, elite, "elite", 2.4, clip_on=False, zorder=3)
-    marks(axes, elite[-1:], "elite", "o", 7, markeredgewidth=1, clip_on=False, zorder=3)
-    _trajectory_axes(axes, run, categories, [value for value in height.values() if math.isfinite(value)])
-    return svg(figure, f"trajectory.{number}", label)
+    plot.line(elite, "elite", 2.4, clip_on=False, zorder=3)
+    plot.marks(elite[-1:], "elite", "o", 7, markeredgewidth=1, clip_on=False, zorder=3)
+    _trajectory_axes(plot, run, categories, [value for value in height.values() if math.isfinite(value)])
+    return plot.svg(label)
 
 
-def _trajectory_axes(axes: Any, run: Run, categories: Sequence[str], values: Sequence[float]) -> None:
+def _trajectory_axes(plot: Plot, run: Run, categories: Sequence[str], values: Sequence[float]) -> None:
     numbers = [row.generation for row in run.generations] or [1]
-    axes.set(xlim=(numbers[0] - 0.4, numbers[-1] + 0.4), xlabel="generation")
-    axes.xaxis.grid(False)
-    ticks(axes.xaxis, words.amount, 6, whole=True)
+    plot.axes.set(xlim=(numbers[0] - 0.4, numbers[-1] + 0.4), xlabel="generation")
+    plot.axes.xaxis.grid(False)
+    plot.ticks("x", words.value, 6, whole=True)
     if categories:
-        axes.set_ylim(-0.5, len(categories) - 0.5)
-        axes.set_yticks(range(len(categories)), [name if len(name) < 10 else f"{name[:8]}…" for name in categories])
+        plot.axes.set_ylim(-0.5, len(categories) - 0.5)
+        names = [name if len(name) < 10 else f"{name[:8]}…" for name in categories]
+        plot.axes.set_yticks(range(len(names)), names)
         return
     low, high = min(values), max(values)
     if low > 0 and high / low >= 8:
-        axes.set(yscale="log", ylim=(low / 1.25, high * 1.25))
+        plot.axes.set(yscale="log", ylim=(low / 1.25, high * 1.25))
     else:
-        axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
-    ticks(axes.yaxis, words.amount, 5, whole=all(value == int(value) for value in values))
-
-
-# --- held-out evaluation ----------------------------------------------------------------------------------------------
+        plot.axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
+    plot.ticks("y", words.value, 5, whole=all(value == int(value) for value in values))
 
 
 def evaluation(run: Run, width: int, label: Markup) -> Markup:
@@ -390,51 +296,47 @@ def evaluation(run: Run, width: int, label: Markup) -> Markup:
     wide, target = width > _DESK, run.summary.target
     ranked = [run.elite, *sorted(run.members, key=lambda member: (-member.mean, member.name))]
     row = 30 if len(ranked) <= 12 else 22
-    figure, axes = canvas(width, row * len(ranked) + 60, (64 if wide else 56, 190 if wide else 56, 12, 44))
+    margins = (64 if wide else 56, 190 if wide else 56, 12, 44)
+    plot = Plot(f"evaluation.{width}", width, row * len(ranked) + 60, margins)
     low, high = _limits([value for member in ranked for value in member.returns])
     if target is not None and low <= target <= high + 0.3 * (high - low):
         high = max(high, target)
-        axes.axvline(target, **_TARGET)
+        plot.axes.axvline(target, **_TARGET)
     for place, member in enumerate(ranked):
         first = place == 0
         colour, look = ("elite", {"weight": "bold"}) if first else ("member", {})
         seen = [(max(value, low), place) for value in member.returns]
-        marks(axes, seen, colour, "|", row * 0.5, markeredgewidth=1.1, alpha=0.4)
-        line(axes, [(max(end, low), place) for end in member.interval], "ink", 3.5 if first else 2.2)
-        marks(
-            axes, [(max(member.mean, low), place)], colour, "o" if member.mean >= low else "<", 10 if first else 8,
+        plot.marks(seen, colour, "|", row * 0.5, markeredgewidth=1.1, alpha=0.4)
+        plot.line([(max(end, low), place) for end in member.interval], "ink", 3.5 if first else 2.2)
+        plot.marks([(max(member.mean, low), place)], colour, "o" if member.mean >= low else "<", 10 if first else 8,
             markeredgecolor=PALETTE["surface"], markeredgewidth=1.5, clip_on=False,
         )  # fmt: skip
-        _beside(axes, place, 0, (-12, 0), member.name, "elite" if first else "muted", ha="right", **look)
+        plot.beside(place, 0, (-12, 0), member.name, "elite" if first else "muted", ha="right", **look)
         ends = f"   [{' to '.join(map(words.figure, member.interval))}]" if wide else ""
-        _beside(axes, place, 1, (12, 0), words.figure(member.mean) + ends, "elite" if first else "muted", **look)
+        plot.beside(place, 1, (12, 0), words.figure(member.mean) + ends, "elite" if first else "muted", **look)
     room = 0.02 * (high - low)
-    axes.set(xlim=(low - room, high + room), ylim=(len(ranked) - 0.4, -0.6), xlabel="return of a held-out episode")
-    axes.set_yticks([])
-    ticks(axes.xaxis, words.amount, 8 if wide else 4)
-    return svg(figure, f"evaluation.{width}", label)
-
-
-# --- throughput -------------------------------------------------------------------------------------------------------
+    plot.axes.set(xlim=(low - room, high + room), ylim=(len(ranked) - 0.4, -0.6), xlabel="return of a held-out episode")
+    plot.axes.set_yticks([])
+    plot.ticks("x", words.value, 8 if wide else 4)
+    return plot.svg(label)
 
 
 def throughput(run: Run, width: int, label: Markup) -> Markup:
     """Draw steps per second over wall-clock time: a block a generation, training below, evaluation on top."""
     wide = width > _DESK
-    figure, axes = canvas(width, 250 if wide else 220, (52, 16, 28, 44))
-    _head(axes, "steps per second")
+    plot = Plot(f"throughput.{width}", width, 250 if wide else 220, (52, 16, 28, 44), "steps per second")
     rows = [row for row in run.timing if row.seconds > 0]
     total = sum(row.seconds for row in rows)
     unit, name = (3600.0, "hours") if total > 3 * 3600 else (60.0, "minutes") if total > 180 else (1.0, "seconds")
     edges = [0.0, *accumulate(row.seconds / unit for row in rows)]
     learned = [row.env_steps / row.seconds for row in rows]
     whole = [(row.env_steps + row.eval_steps) / row.seconds for row in rows]
-    axes.stairs(learned, edges, fill=True, color=PALETTE["train"], linewidth=0)
-    axes.stairs(whole, edges, baseline=learned, fill=True, color=PALETTE["evaluate"], linewidth=0)
+    plot.axes.stairs(learned, edges, fill=True, color=PALETTE["train"], linewidth=0)
+    plot.axes.stairs(whole, edges, baseline=learned, fill=True, color=PALETTE["evaluate"], linewidth=0)
     for edge in edges[1:-1] if len(rows) <= 100 else ():
-        axes.axvline(edge, color=PALETTE["surface"], linewidth=1)
-    axes.set(xlim=(0, edges[-1]), ylim=(0, 1.08 * max(whole) or 1.0), xlabel=f"{name} of training")
-    ticks(axes.xaxis, words.amount, 8 if wide else 4)
-    ticks(axes.yaxis, words.thousands, 5)
-    axes.xaxis.grid(False)
-    return svg(figure, f"throughput.{width}", label)
+        plot.axes.axvline(edge, color=PALETTE["surface"], linewidth=1)
+    plot.axes.set(xlim=(0, edges[-1]), ylim=(0, 1.08 * max(whole) or 1.0), xlabel=f"{name} of training")
+    plot.ticks("x", words.value, 8 if wide else 4)
+    plot.ticks("y", words.thousands, 5)
+    plot.axes.xaxis.grid(False)
+    return plot.svg(label)

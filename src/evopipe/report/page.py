@@ -19,14 +19,11 @@ from evopipe.report.read import ELITE, Run, read
 
 
 def page(folder: str | Path, params: Mapping[str, Any]) -> str:
-    """Return the report of a finished run as one HTML file's text.
+    """Return the report of a finished run as one HTML file's text: the same for the same files and parameters.
 
     Args:
         folder: the folder that the pipeline ran in: it has `reports/` and `models/elite/`.
         params: the parameters to show, in the layout of `params.yaml`.
-
-    Returns:
-        Text that is the same for the same files and parameters, and loads nothing from elsewhere.
 
     Raises:
         MissingInputError: a file of the run is not there.

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from evopipe.errors import DataError, MissingInputError
+from evopipe.report import words
 from evopipe.report.lineage import Key, Node, read_nodes
 from evopipe.storage import safeio
 
@@ -77,16 +79,16 @@ class _Score:
 
 
 @dataclass(frozen=True)
+class _Evaluation:
+    elite: _Score
+
+
+@dataclass(frozen=True)
 class _Episode:
     member: str
     seed: int
     total: Annotated[float, Field(alias="return")]
     length: int
-
-
-@dataclass(frozen=True)
-class _Evaluation:
-    elite: _Score
 
 
 @dataclass(frozen=True)
@@ -110,13 +112,29 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One finished run.
+class Payoff:
+    """What a kind of mutation brought: how many children, how many of them diverged, and the fitness of the others
+    minus their parents', ascending."""
 
-    Attributes:
-        policy: `policy.json` of the elite.
-        elite: its held-out episodes; `members`: those of the last population.
-    """
+    kind: str
+    children: int
+    gains: tuple[float, ...]
+    diverged: int
+
+    @property
+    def improved(self) -> float:
+        """Share of the children that beat their parents."""
+        return sum(gain > 0 for gain in self.gains) / self.children
+
+    @property
+    def median(self) -> float:
+        """Median gain; NaN where there is none."""
+        return median(self.gains) if self.gains else math.nan
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run; `policy` is the elite's `policy.json`, `members` are those of the last population."""
 
     generations: tuple[_Generation, ...]
     nodes: Mapping[Key, Node]
@@ -158,12 +176,38 @@ class Run:
         scores = [node.fitness for node in self.nodes.values() if node.key[0] == at and not node.diverged]
         return sum(scores) / len(scores) if scores else math.nan
 
+    @cached_property
+    def payoffs(self) -> list[Payoff]:
+        """What each kind of mutation brought, in the order of the kinds; survivors are no children."""
+        children: dict[str, list[Node]] = {}
+        for node in self.nodes.values():
+            if node.parent is not None and not node.survived:
+                children.setdefault(node.kind, []).append(node)
+        found = []
+        for kind in dict.fromkeys((*words.KINDS, *sorted(children))):
+            if nodes := children.get(kind):
+                gains = tuple(sorted(node.gain for node in nodes if math.isfinite(node.gain)))
+                found.append(Payoff(kind, len(nodes), gains, sum(node.diverged for node in nodes)))
+        return found
+
+    @cached_property
+    def traits(self) -> tuple[dict[str, dict[Key, float | str]], dict[str, float | str]]:
+        """The hyper-parameters and traits that vary between members or over time, by member, and those that do not."""
+        columns: dict[str, dict[Key, float | str]] = {}
+        for node in self.nodes.values():
+            for name, value in node.traits.items():
+                columns.setdefault(name.replace("_", " "), {})[node.key] = value
+        varying = {name: column for name, column in columns.items() if len(set(column.values())) > 1}
+        return varying, {name: next(iter(columns[name].values())) for name in columns if name not in varying}
+
+    def course(self, column: Mapping[Key, float | str]) -> str:
+        """Say with which value of a trait the elite's line began and ended."""
+        shown = [words.value(column[node.key]) for node in self.descent if node.key in column]
+        return f"elite {' → '.join(dict.fromkeys((shown[0], shown[-1])))}" if shown else ""
+
 
 def read(folder: Path) -> Run:
-    """Read a finished run.
-
-    Args:
-        folder: the folder that the pipeline ran in: it has `reports/` and `models/elite/`.
+    """Read a finished run from the folder that holds its `reports/` and `models/elite/`.
 
     Raises:
         MissingInputError: a file is not there.

@@ -1,1 +1,11 @@
-"""Whether a pipeline gives the same outs again: in two clean clones, or against the lock of another machine."""
+"""Whether a computation gives the same again: a pipeline in another clone, an algorithm on another device."""
+
+from __future__ import annotations
+
+from evopipe.errors import EvopipeError
+
+
+class Differs(EvopipeError):
+    """What should be the same twice is not."""
+
+    exit_code = 65

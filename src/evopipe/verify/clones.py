@@ -1,30 +1,33 @@
-"""Clean clones of HEAD, and DVC in them: every stage forced, nothing taken from a cache."""
+"""`evopipe verify`: git clones HEAD, DVC runs every stage in the clones, and their outs are compared."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import evopipe
-from evopipe.errors import EvopipeError, Interrupted, MissingInputError, UsageError
+from evopipe.errors import DataError, EvopipeError, Interrupted, MissingInputError, UsageError
 from evopipe.signals import StopSignal
-from evopipe.storage import safeio
+from evopipe.stages import paths
+from evopipe.verify import Differs, compare
 
+_Tell = Callable[[str], None]
 _STAGE = re.compile(r"(?:Running stage|failed to reproduce) '([^']+)'")
-_POLL, _GRACE, _TAIL = 0.2, 15.0, 20
-
-
-class PipelineFailed(EvopipeError):
-    """A stage failed in a clone; the exit code is the stage's where DVC tells it."""
+_DVC = (sys.executable, "-m", "dvc")
+_POLL, _GRACE, _TAIL = 0.2, 15.0, 20  # seconds between looks, seconds to end in, last lines to show
 
 
 @dataclass(frozen=True)
@@ -43,76 +46,100 @@ class Origin:
     revision: str
     changed: int
 
+    @classmethod
+    def of(cls, pipeline: Path) -> Origin:
+        """Look at the repository that a pipeline's folder belongs to.
+
+        Raises:
+            UsageError: git is missing, there is no repository, or nothing is committed yet.
+            MissingInputError: the folder holds no committed dvc.yaml.
+        """
+        folder, file = pipeline.resolve(), pipeline / "dvc.yaml"
+        if not file.is_file():
+            raise MissingInputError(f"{file}: not there; run where it is, or name its folder: --pipeline")
+        root = Path(_git(folder, "rev-parse", "--show-toplevel").strip()).resolve()
+        revision = _git(root, "rev-parse", "--verify", "HEAD^{commit}").strip()
+        if not _git(folder, "ls-tree", "--name-only", revision, "dvc.yaml"):
+            raise MissingInputError(f"{file}: not committed; verify looks at HEAD: `git add` and commit")
+        changed = _git(root, "status", "--porcelain", "--no-renames").splitlines()
+        return cls(root, folder.relative_to(root), revision, len(changed))
+
 
 @dataclass(frozen=True)
 class Clone:
-    """One clone: its name, its top folder, and its pipeline's folder."""
+    """One clone of an origin, in the folder `root`."""
 
-    name: str
+    origin: Origin
     root: Path
-    project: Path
+
+    @property
+    def project(self) -> Path:
+        """Its pipeline's folder."""
+        return self.root / self.origin.project
 
     def beside(self, what: str) -> Path:
         """Return a place outside of it that goes with it: its cache, its temporary files, its log."""
-        return self.root.parent / f"{self.name}-{what}"
+        return self.root.with_name(f"{self.root.name}-{what}")
 
+    def make(self) -> Clone:
+        """Clone HEAD, with a DVC cache of its own whatever the configuration says, and bring what `.dvc` files name.
 
-def find_origin(pipeline: Path) -> Origin:
-    """Look at the repository that a pipeline's folder belongs to.
-
-    Raises:
-        UsageError: git is missing, there is no repository, or nothing is committed yet.
-        MissingInputError: the folder holds no committed dvc.yaml.
-    """
-    folder = pipeline.resolve()
-    if not (folder / "dvc.yaml").is_file():
-        raise MissingInputError(f"{pipeline / 'dvc.yaml'}: not there; run where it is, or name its folder: --pipeline")
-    root = Path(_git(folder, "rev-parse", "--show-toplevel").strip()).resolve()
-    revision = _git(root, "rev-parse", "--verify", "HEAD^{commit}").strip()
-    if not _git(folder, "ls-tree", "--name-only", revision, "dvc.yaml"):
-        raise MissingInputError(f"{pipeline / 'dvc.yaml'}: not committed; verify looks at HEAD: `git add` and commit")
-    changed = _git(root, "status", "--porcelain", "--no-renames").splitlines()
-    return Origin(root, folder.relative_to(root), revision, len(changed))
-
-
-def make_clone(origin: Origin, name: str, home: Path, cache: Path | None = None) -> Clone:
-    """Clone HEAD into `home/<name>`, and bring the data that `.dvc` files name.
-
-    Args:
-        origin: what to clone.
-        name: of the clone.
-        home: where.
-        cache: of DVC; None: the clone's own, whatever the user's or the repository's configuration says.
-
-    Raises:
-        UsageError: git cannot clone it.
-        MissingInputError: data that a `.dvc` file names is not in the cache here, or no .dvc folder is committed.
-    """
-    clone = Clone(name, home / name, home / name / origin.project)
-    _git(home, "clone", "--quiet", "--no-checkout", "--", str(origin.root), str(clone.root))
-    _git(clone.root, "checkout", "--quiet", "--detach", origin.revision)
-    clone.beside("tmp").mkdir()
-    upwards = [clone.project, *clone.project.parents][: len(origin.project.parts) + 1]
-    settings = next((folder / ".dvc" for folder in upwards if (folder / ".dvc").is_dir()), None)
-    if settings is None:
-        raise MissingInputError(
-            "verify: no committed .dvc folder at or above the pipeline; run `dvc init` and commit it"
-        )
-    safeio.write_text(
-        settings / "config.local",
-        f"[cache]\n    dir = {cache or clone.beside('cache')}\n"
-        "[core]\n    autostage = false\n    analytics = false\n    check_update = false\n    remote = origin\n"
-        f"['remote \"origin\"']\n    url = {cache_of(origin)}\n",
-    )
-    files = _git(clone.project, "ls-files", "-z", "--", ":/*.dvc").split("\0")[:-1]
-    if files:  # input: no stage makes it
-        pulled = dvc(clone, origin, "pull", "--quiet", *files)
-        if pulled.returncode:
+        Raises:
+            MissingInputError: data that a `.dvc` file names is not in the cache, or no .dvc folder is committed.
+        """
+        _git(self.origin.root, "clone", "--quiet", "--no-checkout", "--", str(self.origin.root), str(self.root))
+        _git(self.root, "checkout", "--quiet", "--detach", self.origin.revision)
+        self.beside("tmp").mkdir()
+        upwards = [self.project, *self.project.parents][: len(self.origin.project.parts) + 1]
+        settings = next((folder / ".dvc" for folder in upwards if (folder / ".dvc").is_dir()), None)
+        if settings is None:
+            raise MissingInputError(
+                "verify: no committed .dvc folder at or above the pipeline; run `dvc init` and commit it"
+            )
+        cache = f"[cache]\n    dir = {self.beside('cache')}\n"
+        core = "[core]\n    autostage = false\n    analytics = false\n    check_update = false\n"
+        (settings / "config.local").write_text(cache + core, encoding="utf-8")
+        files = _git(self.project, "ls-files", "-z", "--", ":/*.dvc").split("\0")[:-1]
+        if files and (pulled := self.pull(*files)).returncode:
             raise MissingInputError(
                 f"verify: data that {', '.join(files)} name is not in the cache: `dvc fetch` it "
                 f"({' '.join(pulled.stderr.split())})"
             )
-    return clone
+        return self
+
+    def pull(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Bring outs from the origin's cache."""
+        there = self.origin.root / self.origin.project
+        cache = _run((*_DVC, "cache", "dir"), there, dict(os.environ))
+        if cache.returncode:
+            raise UsageError(f"verify: `dvc cache dir` failed: {cache.stderr.strip()}")
+        self.dvc("remote", "add", "--local", "--default", "--force", "origin", str(there / cache.stdout.strip()))
+        return self.dvc("pull", "--quiet", *words)
+
+    def dvc(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of DVC in the pipeline's folder."""
+        return _run((*_DVC, *words), self.project, self.environment)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of its commands: this Python, the clone's own code, nothing of this run's DVC.
+
+        An entry of PYTHONPATH inside the origin becomes the same folder in the clone; where the clone holds no evopipe,
+        the one that runs now is found last.
+        """
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "EVOPIPE_", "GIT_"))}
+        path = [Path(entry).resolve() for entry in kept.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        path.append(Path(evopipe.__file__).resolve().parents[1])
+        top = self.origin.root
+        path = [self.root / p.relative_to(top) if p.is_relative_to(top) else p for p in path]
+        return kept | {
+            "PATH": os.pathsep.join((str(Path(sys.executable).parent), kept.get("PATH", os.defpath))),
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(map(str, (self.root / "src", *path)))),
+            "DVC_NO_ANALYTICS": "1",
+            "EVOPIPE_TRACKING": "off",  # what is repeated is no run that anybody wants to see
+            "DVC_SITE_CACHE_DIR": str(self.beside("site")),
+            "TMPDIR": str(self.beside("tmp")),
+        }
 
 
 def _git(folder: Path, *words: str) -> str:
@@ -120,121 +147,131 @@ def _git(folder: Path, *words: str) -> str:
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     try:
-        run = subprocess.run(["git", *words], cwd=folder, env=env, capture_output=True, text=True, check=False)
+        run = _run(("git", *words), folder, env)
     except FileNotFoundError:
         raise UsageError("verify: git was not found; install it") from None
     if run.returncode:
         said = run.stderr.strip().replace("fatal: ", "").partition("\n")[0]
-        raise UsageError(
-            f"verify: `git {words[0]}` failed in {folder}: {said}; verify needs a git repository with HEAD"
-        )
+        raise UsageError(f"verify: `git {words[0]}` failed in {folder}: {said}; verify needs a repository with HEAD")
     return run.stdout
 
 
-@functools.cache
-def cache_of(origin: Origin) -> Path:
-    """Return the folder of DVC's cache in the origin."""
-    words = [sys.executable, "-m", "dvc", "cache", "dir"]
-    run = subprocess.run(words, cwd=origin.root / origin.project, capture_output=True, text=True, check=False)
-    if run.returncode:
-        raise UsageError(f"verify: `dvc cache dir` failed: {run.stderr.strip()}")
-    return Path(origin.root, origin.project, run.stdout.strip())
+def _run(words: Sequence[str], folder: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
-def dvc(clone: Clone, origin: Origin, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of DVC in a clone's pipeline folder."""
-    words, env = (sys.executable, "-m", "dvc", *words), environment(clone, origin)
-    return subprocess.run(words, cwd=clone.project, env=env, capture_output=True, text=True, check=False)
+def verify(
+    pipeline: Path, lock: bool, jobs: int, tolerance: float, keep: bool, show: _Tell, tell: _Tell, warn: _Tell
+) -> None:
+    """Run HEAD in two clean clones, or in one against the committed dvc.lock, and compare every out.
 
-
-def environment(clone: Clone, origin: Origin) -> dict[str, str]:
-    """Return the environment of a command in the clone: this Python, the clone's own code, nothing of this run's DVC.
-
-    An entry of PYTHONPATH inside the origin becomes the same folder in the clone; where the clone holds no evopipe, the
-    one that runs now is found last.
-    """
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "EVOPIPE_", "GIT_"))}
-    path = [Path(entry).resolve() for entry in kept.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    path.append(Path(evopipe.__file__).resolve().parents[1])
-    path = [clone.root / p.relative_to(origin.root) if p.is_relative_to(origin.root) else p for p in path]
-    return kept | {
-        "PATH": os.pathsep.join((str(Path(sys.executable).parent), kept.get("PATH", os.defpath))),
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(map(str, (clone.root / "src", *path)))),
-        "DVC_NO_ANALYTICS": "1",
-        "EVOPIPE_TRACKING": "off",  # what is repeated is no run that anybody wants to see
-        "DVC_SITE_CACHE_DIR": str(clone.beside("site")),
-        "TMPDIR": str(clone.beside("tmp")),
-    }
-
-
-def stale(clone: Clone, origin: Origin) -> list[str]:
-    """Return the stages that dvc.lock does not fit: another code, parameter or command than the clone's.
+    Args:
+        pipeline: the folder that holds dvc.yaml.
+        lock: against dvc.lock.
+        jobs: clones that run at the same time.
+        tolerance: with `lock`, by how much the elite's score may differ, as a share of the committed one.
+        keep: leave the clones there, and say where.
+        show: receives the table; `tell` progress, `warn` warnings.
 
     Raises:
-        PipelineFailed: DVC cannot read the pipeline.
-    """
-    run = dvc(clone, origin, "repro", "--allow-missing", "--dry")
-    said = run.stdout + run.stderr
-    found = list(dict.fromkeys(_STAGE.findall(said)))  # a stale stage whose inputs are missing ends DVC's plan
-    if run.returncode and not found:
-        raise PipelineFailed(f"verify: `dvc repro --dry` failed: {' '.join(said.split())}")
-    return found
-
-
-def reproduce(clones: Sequence[Clone], origin: Origin, jobs: int, tell: Callable[[str], None]) -> None:
-    """Run every stage of each clone, `jobs` clones at a time, and tell each stage that begins.
-
-    Raises:
-        PipelineFailed: a stage failed; its last lines are in the message.
+        Differs: outs differ.
+        UsageError: no git repository, or nothing committed.
+        MissingInputError: dvc.yaml, dvc.lock, the committed score, or data that a `.dvc` file names is not there.
+        DataError: dvc.lock was made from other code or parameters than HEAD's.
+        EvopipeError: a stage failed; the exit code is the stage's where DVC tells it.
         Interrupted: a signal asked to stop.
     """
+    origin = Origin.of(pipeline)
+    if origin.changed:
+        files = "1 file is" if origin.changed == 1 else f"{origin.changed} files are"
+        warn(f"{files} not as committed: verify looks at HEAD ({origin.revision[:12]}) alone")
+    with contextlib.ExitStack() as ending:
+        home = Path(tempfile.mkdtemp(prefix="evopipe-verify-")).resolve()
+        if keep:
+            ending.callback(warn, f"the clones are kept in {home}")
+        else:
+            ending.callback(shutil.rmtree, home, ignore_errors=True)
+        one = Clone(origin, home / "A").make()
+        if lock:
+            title, names, between = "dvc.lock of", ("lock", "here"), "dvc.lock and this machine"
+            _refuse_stale(one)
+            two, one = one, Clone(origin, home / "committed").make()
+            one.pull("--allow-missing")  # as far as git and the cache have it
+            _reproduce([two], 1, tell)
+        else:
+            title, names, between = "two clean clones of", ("A", "B"), "the clones"
+            # Folders of different names and depths, so that an out that depends on its place is found out.
+            two = Clone(origin, home / "deeper/B").make()
+            _reproduce([one, two], jobs, tell)
+        rows = compare.compare(one.project, two.project, tolerance if lock else None)
+        lines = [f"{title} {origin.revision[:12]}", "", *compare.table(rows, names), "", _count(rows)]
+        if lock:
+            lines += ["", *_machines(_machine_of(one), _machine_of(two))]
+    show("\n".join(lines))
+    wrong = [row.path for row in rows if row.fails]
+    if wrong:
+        causes = dict.fromkeys(row.stage for row in rows if row.fails and not row.deps & set(wrong))
+        begin = f"; begin with {' and '.join(causes)}, whose inputs are the same" if causes else ""
+        raise Differs(f"not reproduced: {', '.join(wrong)} differ{'s' * (len(wrong) == 1)} between {between}{begin}")
+
+
+def _refuse_stale(clone: Clone) -> None:
+    """Refuse a dvc.lock that does not fit the clone's code, parameters or commands."""
+    compare.read_lock(clone.project)  # or there is none
+    plan = clone.dvc("repro", "--allow-missing", "--dry")
+    said = plan.stdout + plan.stderr
+    stale = list(dict.fromkeys(_STAGE.findall(said)))  # a stale stage whose inputs are missing ends DVC's plan
+    if plan.returncode and not stale:
+        raise EvopipeError(f"verify: `dvc repro --dry` failed: {' '.join(said.split())}")
+    if stale:
+        raise DataError(
+            f"dvc.lock was made from other code, data or parameters than HEAD's (stale: {', '.join(stale)}); "
+            "run `dvc repro`, and commit dvc.lock and reports/"
+        )
+
+
+def _reproduce(clones: Sequence[Clone], jobs: int, tell: _Tell) -> None:
+    """Run every stage of each clone, `jobs` clones at a time, and tell each stage that begins."""
     waiting, running, told = list(clones), dict[Clone, subprocess.Popen[bytes]](), set[str]()
     with StopSignal() as stop, contextlib.ExitStack() as ending:
-        ending.callback(lambda: _end(running.values()))
+        ending.callback(lambda: _end(list(running.values())))
         while waiting or running:
             while waiting and len(running) < jobs:
                 clone = waiting.pop(0)
-                running[clone] = _start(clone, origin)
+                running[clone] = _start(clone)
             time.sleep(_POLL)
             if stop.signum is not None:
                 raise Interrupted(stop.signum, "verify: stopped; nothing was compared")
             for clone, process in list(running.items()):
                 code = process.poll()
                 said = clone.beside("log").read_text(encoding="utf-8", errors="replace")
-                for line in dict.fromkeys(f"clone {clone.name}: {stage}" for stage in _STAGE.findall(said)):
+                for line in (f"clone {clone.root.name}: {stage}" for stage in _STAGE.findall(said)):
                     if line not in told:
                         tell(line)
                         told.add(line)
                 if code is not None:
                     del running[clone]
                 if code:
-                    raise _failure(clone, said)
+                    last = "\n".join(said.splitlines()[-_TAIL:])
+                    error = EvopipeError(
+                        f"verify: the pipeline failed in clone {clone.root.name}; it said last:\n{last}"
+                    )
+                    for number in re.findall(r"exited with (\d+)", said):  # the last is the failed stage's
+                        error.exit_code = int(number)
+                    raise error
 
 
-def _start(clone: Clone, origin: Origin) -> subprocess.Popen[bytes]:
+def _start(clone: Clone) -> subprocess.Popen[bytes]:
     """Start DVC in a process group of its own, so that it can be ended with all that it started."""
-    words = ["-m", "dvc", "repro", "--force", "--no-run-cache", "--no-commit"]
+    words = (*_DVC, "repro", "--force", "--no-run-cache", "--no-commit")
     with clone.beside("log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, *words],
-            cwd=clone.project,
-            env=environment(clone, origin),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+            words, cwd=clone.project, env=clone.environment, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
 
 
-def _failure(clone: Clone, said: str) -> PipelineFailed:
-    last = said.splitlines()[-_TAIL:]
-    error = PipelineFailed("\n".join([f"verify: the pipeline failed in clone {clone.name}; it said last:", *last]))
-    exited = re.findall(r"exited with (\d+)", said)
-    error.exit_code = int(exited[-1]) if exited else PipelineFailed.exit_code
-    return error
-
-
-def _end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """See to it that nothing runs on: ask first, insist after some seconds."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
@@ -243,3 +280,30 @@ def _end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_GRACE)
+
+
+def _count(rows: Sequence[compare.Row]) -> str:
+    counts = Counter[str](row.verdict for row in rows)
+    order = ("same", "close", "learned anew", "measured", "DIFFERENT", "missing")
+    return f"{len(rows)} outs: " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in order if counts[verdict])
+
+
+def _machine_of(clone: Clone) -> dict[str, Any]:
+    """Return the machine that a clone's elite was made on; nothing where there is no elite."""
+    file = clone.project / paths.ELITE / "policy.json"
+    return dict(json.loads(file.read_bytes())["provenance"]["fingerprint"]) if file.is_file() else {}
+
+
+def _machines(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Return the lock's machine and this one side by side."""
+    if not here:
+        from evopipe.machine import fingerprint  # with torch, which nothing else here needs
+
+        here = fingerprint()
+    if not there:
+        return ["the lock's machine is not known: `dvc pull` brings the elite that names it; this one:"] + [
+            f"  {name}: {value}" for name, value in here.items()
+        ]
+    pairs = {name: (str(there.get(name)), str(here.get(name))) for name in dict.fromkeys((*there, *here))}
+    marked = [(name, a, b, "" if a == b else "*") for name, (a, b) in pairs.items()]
+    return compare.columns([("machine", "lock", "here", ""), *marked])

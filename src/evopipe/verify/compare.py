@@ -2,48 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from evopipe.errors import DataError, EvopipeError, MissingInputError
-from evopipe.report.page import without_measured
 from evopipe.schema.read import read_yaml
 from evopipe.stages import paths
-from evopipe.storage import safeio
 
-Verdict = Literal["same", "DIFFERENT", "missing", "measured", "close", "learned anew"]
-
+_Verdict = Literal["same", "DIFFERENT", "missing", "measured", "close", "learned anew"]
 _MEASURED = paths.TIMING.as_posix()  # it differs from run to run, and nothing is computed from it
 # Outs that depend on the last bits of training; so does all that depends on them.
 _LEARNED = frozenset(path.as_posix() for path in (paths.TRAINED, paths.LINEAGE, paths.FITNESS, paths.TRAIN))
 _EVALUATION, _REPORT = paths.EVALUATION.as_posix(), paths.REPORT.as_posix()
-_CLOSE = 1e-3
+_NUMBERS, _MANIFEST = (".csv", ".json", ".jsonl", ".safetensors"), "manifest.json"
 _NAMED, _SHOWN = 8, 60  # differing files of a folder, characters of a line
 
 
 @dataclass(frozen=True)
-class Out:
-    """One out of one run: the stage that made it, and DVC's hash."""
+class _Out:
+    """One out of one run: the stage that made it, the paths that this stage depends on, and DVC's hash."""
 
     stage: str
+    deps: frozenset[str]
     md5: str
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: an out, its two hashes (empty where it is missing), a verdict, and notes."""
+    """One line of the table: an out, its stage and what that depends on, two hashes (empty where the out is missing),
+    a verdict, and notes."""
 
     path: str
     stage: str
+    deps: frozenset[str]
     a: str
     b: str
-    verdict: Verdict
+    verdict: _Verdict
     notes: tuple[str, ...] = ()
 
     @property
@@ -52,41 +53,25 @@ class Row:
         return self.verdict in ("DIFFERENT", "missing")
 
 
-@dataclass(frozen=True)
-class Lock:
-    """A pipeline's dvc.lock: its outs by path, and the paths that each stage depends on."""
-
-    outs: Mapping[str, Out]
-    deps: Mapping[str, frozenset[str]]
-
-    def learned(self) -> frozenset[str]:
-        """Return the outs that depend on the last bits of training."""
-        found = _LEARNED & self.outs.keys()
-        while True:
-            more = {path for path, out in self.outs.items() if found & self.deps[out.stage]} - found
-            if not more:
-                return frozenset(found)
-            found |= more
-
-
-def read_lock(project: Path) -> Lock:
-    """Read a pipeline's dvc.lock.
+def read_lock(project: Path) -> dict[str, _Out]:
+    """Read a pipeline's dvc.lock: its outs by path.
 
     Raises:
         MissingInputError: it is not there.
         DataError: it cannot be understood.
     """
     path = project / "dvc.lock"
+    outs: dict[str, _Out] = {}
     if not path.is_file():
         raise MissingInputError(f"{path}: not there; run `dvc repro` and commit dvc.lock")
     stages: Any = read_yaml(path).data.get("stages")
     try:
-        return Lock(
-            {o["path"]: Out(name, str(o["md5"])) for name, stage in stages.items() for o in stage.get("outs", ())},
-            {name: frozenset(dep["path"] for dep in stage.get("deps", ())) for name, stage in stages.items()},
-        )
+        for name, stage in stages.items():
+            deps = frozenset(dep["path"] for dep in stage.get("deps", ()))
+            outs |= {out["path"]: _Out(name, deps, str(out["md5"])) for out in stage.get("outs", ())}
     except (AttributeError, KeyError, TypeError) as error:
         raise DataError(f"{path}: is not a lock that DVC 3 wrote ({error!r}); run `dvc repro` again") from error
+    return outs
 
 
 def compare(one: Path, two: Path, tolerance: float | None = None) -> list[Row]:
@@ -105,81 +90,81 @@ def compare(one: Path, two: Path, tolerance: float | None = None) -> list[Row]:
         MissingInputError: the elite's committed or fresh score is not there.
     """
     before, after = read_lock(one), read_lock(two)
-    learned = frozenset() if tolerance is None else before.learned() | after.learned()
+    learned = set() if tolerance is None else _learned(before) | _learned(after)
     rows = []
-    for path in dict.fromkeys((*before.outs, *after.outs)):
-        a, b = before.outs.get(path), after.outs.get(path)
-        made = a or b
-        assert made is not None
-        a_sum, b_sum, notes = a.md5 if a else "", b.md5 if b else "", list[str]()
-        verdict: Verdict = "missing"
-        if a and b:
-            verdict = "measured" if path == _MEASURED else "same" if a.md5 == b.md5 else "DIFFERENT"
-        if verdict == "DIFFERENT" and path in learned:
-            verdict, notes = _learned(path, one / path, two / path, tolerance or 0.0)
+    for path, made in (before | after).items():
+        a, b = (lock[path].md5 if path in lock else "" for lock in (before, after))
+        there, here, notes = one / path, two / path, list[str]()
+        verdict: _Verdict = "same" if a == b else "DIFFERENT" if a and b else "missing"
+        if path == _MEASURED and a and b:
+            verdict = "measured"
+        elif verdict == "DIFFERENT" and path == _EVALUATION and path in learned:
+            verdict, notes = _judge_score(there, here, tolerance or 0.0)
+        elif verdict == "DIFFERENT" and path in learned:
+            verdict = "close" if _close(there, here) else "learned anew"
         elif verdict == "DIFFERENT" and path == _REPORT:
-            parts = [without_measured((top / path).read_text(encoding="utf-8")).encode() for top in (one, two)]
-            a_sum, b_sum = (hashlib.md5(part, usedforsecurity=False).hexdigest() for part in parts)
-            if a_sum == b_sum:
-                verdict, notes = "same", ["compared without its measured section"]
-            else:
-                notes = [_first_difference(*parts)]
-        elif verdict == "DIFFERENT" and (one / path).exists():
-            notes = differences(one / path, two / path)
-        rows.append(Row(path, made.stage, a_sum, b_sum, verdict, tuple(notes)))
-    if _EVALUATION not in before.outs and any(row.verdict == "learned anew" for row in rows):
+            from evopipe.report.page import without_measured  # with torch, see `_content`
+
+            pages = [without_measured(page.read_text(encoding="utf-8")).encode() for page in (there, here)]
+            a, b = (hashlib.md5(page, usedforsecurity=False).hexdigest() for page in pages)
+            verdict = "same" if a == b else "DIFFERENT"
+            notes = ["compared without its measured section"] if a == b else [_where(*pages)]
+        elif verdict == "DIFFERENT" and there.exists():
+            notes = _differences(there, here)
+        rows.append(Row(path, made.stage, made.deps, a, b, verdict, tuple(notes)))
+    if _EVALUATION not in before and any(row.verdict == "learned anew" for row in rows):
         raise MissingInputError(f"verify: {paths.EVALUATION} is no out of this pipeline; what was learned has no score")
     return rows
 
 
-def _learned(path: str, there: Path, here: Path, tolerance: float) -> tuple[Verdict, list[str]]:
-    """Judge what was learned: by the elite's score, or by numbers."""
-    if path == _EVALUATION:
-        if not there.exists():
-            raise MissingInputError(f"verify: the committed {path} is neither in git nor in the cache: `dvc fetch` it")
-        (mean_a, low_a, high_a), (mean_b, low_b, high_b) = _score(there), _score(here)
-        meet = low_a <= high_b and low_b <= high_a
-        agrees = meet or abs(mean_a - mean_b) <= tolerance * abs(mean_a)
-        note = (
-            f"elite {mean_a:.1f} [{low_a:.1f}, {high_a:.1f}] in the lock, {mean_b:.1f} [{low_b:.1f}, {high_b:.1f}] here"
+def _learned(outs: Mapping[str, _Out]) -> set[str]:
+    """Return the outs that depend on the last bits of training."""
+    found = set(_LEARNED & outs.keys())
+    while more := {path for path, out in outs.items() if found & out.deps} - found:
+        found |= more
+    return found
+
+
+def _judge_score(there: Path, here: Path, tolerance: float) -> tuple[_Verdict, list[str]]:
+    """Judge what was learned by the elite's score: intervals that meet agree, and so do means within the tolerance."""
+    if not there.exists():
+        raise MissingInputError(
+            f"verify: the committed {_EVALUATION} is neither in git nor in the cache: `dvc fetch` it"
         )
-        return "close" if agrees else "DIFFERENT", [note]
-    worst = distance(there, here) if there.exists() else math.inf
-    if worst > _CLOSE:
-        return "learned anew", []
-    return "close", [f"largest relative difference {worst:.1g}" if worst else "equal but for provenance and checksums"]
+    scores = []
+    for path in (there, here):
+        try:
+            elite = json.loads(path.read_bytes())["elite"]
+            scores.append((float(elite["mean"]), float(elite["interval"][0]), float(elite["interval"][1])))
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise DataError(f"{path}: has no score of the elite ({error!r})") from error
+    (mean_a, low_a, high_a), (mean_b, low_b, high_b) = scores
+    agrees = (low_a <= high_b and low_b <= high_a) or abs(mean_a - mean_b) <= tolerance * abs(mean_a)
+    told = [f"{mean:.1f} [{low:.1f}, {high:.1f}]" for mean, low, high in scores]
+    return "close" if agrees else "DIFFERENT", [f"elite {told[0]} in the lock, {told[1]} here"]
 
 
-def _score(path: Path) -> tuple[float, float, float]:
-    """Return the elite's mean and its 95 % interval."""
-    try:
-        elite = safeio.read_json(path)["elite"]
-        return float(elite["mean"]), float(elite["interval"][0]), float(elite["interval"][1])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise DataError(f"{path}: has no score of the elite ({error!r})") from error
-
-
-def differences(one: Path, two: Path) -> list[str]:
+def _differences(one: Path, two: Path) -> list[str]:
     """Say in which files, and where in them, two outs differ."""
-    if one.is_file() and two.is_file():
-        return [_first_difference(one.read_bytes(), two.read_bytes())]
     notes = []
-    for name in _names(one, two):
-        left, right = one / name, two / name
-        if not (left.is_file() and right.is_file()):
-            notes.append(f"{name}: only in {'A' if left.is_file() else 'B'}")
-        elif left.read_bytes() != right.read_bytes():
-            notes.append(f"{name}: {_first_difference(left.read_bytes(), right.read_bytes())}")
+    for name, a, b in _files(one, two):
+        begin = f"{name}: " if name else ""
+        if not (a.is_file() and b.is_file()):
+            notes.append(f"{begin}only in {'A' if a.is_file() else 'B'}")
+        elif a.read_bytes() != b.read_bytes():
+            notes.append(begin + _where(a.read_bytes(), b.read_bytes()))
     return notes if len(notes) <= _NAMED else [*notes[:_NAMED], f"and {len(notes) - _NAMED} more files"]
 
 
-def _names(one: Path, two: Path) -> list[str]:
-    """Return the files of two folders."""
-    files = ((file, top) for top in (one, two) for file in top.rglob("*") if file.is_file())
-    return sorted({file.relative_to(top).as_posix() for file, top in files})
+def _files(one: Path, two: Path) -> list[tuple[str, Path, Path]]:
+    """Return the files of two outs: the name in a folder (none where the out is a file), and both places."""
+    if not (one.is_dir() and two.is_dir()):
+        return [("", one, two)]
+    names = {file.relative_to(top).as_posix() for top in (one, two) for file in top.rglob("*") if file.is_file()}
+    return [(name, one / name, two / name) for name in sorted(names)]
 
 
-def _first_difference(left: bytes, right: bytes) -> str:
+def _where(left: bytes, right: bytes) -> str:
     """Say where two contents begin to differ: in which line of a text, at which byte of anything else."""
     at = next((i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(len(left), len(right)))
     number, begin = left.count(b"\n", 0, at) + 1, left.rfind(b"\n", 0, at) + 1
@@ -191,67 +176,45 @@ def _first_difference(left: bytes, right: bytes) -> str:
     return f"line {number}: {' | '.join(line[start : start + _SHOWN].strip() for line in lines)}"
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
-
-
-def distance(one: Path, two: Path) -> float:
-    """Return the largest relative difference of the numbers in two outs; infinite where anything else differs.
+def _close(one: Path, two: Path) -> bool:
+    """Whether the numbers of two outs are within a thousandth of each other, and all else is the same.
 
     Of a folder, files of tensors and of tables count: checksums, programs and model cards follow from them.
     """
-    pairs = [(one, two)]
-    if one.is_dir() and two.is_dir():
-        pairs = [(one / n, two / n) for n in _names(one, two) if Path(n).suffix in _READERS and n != safeio.MANIFEST]
+    numbers = [(a, b) for n, a, b in _files(one, two) if not n or (n.endswith(_NUMBERS) and n != _MANIFEST)]
     try:
-        return max((_apart(_content(a), _content(b)) for a, b in pairs), default=math.inf)
+        return bool(numbers) and all(_alike(_content(a), _content(b)) for a, b in numbers)
     except (OSError, EvopipeError, ValueError):
-        return math.inf
+        return False
 
 
 def _content(path: Path) -> Any:
-    return _READERS.get(path.suffix, bytes)(path.read_bytes())
+    data = path.read_bytes()
+    if path.suffix == ".safetensors":
+        from evopipe.storage import safeio  # with torch: a pipeline of small files is compared before that is loaded
 
-
-def _cells(data: bytes) -> list[list[float | str]]:
-    return [[_number(cell) for cell in row] for row in csv.reader(data.decode().splitlines())]
+        return {name: tensor.flatten().tolist() for name, tensor in safeio.load_tensors(data).items()}
+    if path.suffix == ".csv":
+        return [[_number(cell) for cell in row] for row in csv.reader(data.decode().splitlines())]
+    if path.suffix in (".json", ".jsonl"):
+        return [json.loads(text) for text in ([data] if path.suffix == ".json" else data.splitlines())]
+    return data
 
 
 def _number(cell: str) -> float | str:
-    try:
+    with contextlib.suppress(ValueError):
         return float(cell)
-    except ValueError:
-        return cell
+    return cell
 
 
-_READERS: Mapping[str, Callable[[bytes], Any]] = {
-    ".csv": _cells,
-    ".json": json.loads,
-    ".jsonl": lambda data: [json.loads(line) for line in data.splitlines()],
-    ".safetensors": lambda data: {name: rows.flatten().tolist() for name, rows in safeio.load_tensors(data).items()},
-}
-
-
-def _apart(a: Any, b: Any) -> float:
-    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():  # provenance names machine and commit
-        return max((_apart(a[key], b[key]) for key in a if key != "provenance"), default=0.0)
-    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        return max(map(_apart, a, b), default=0.0)
-    if a == b or (a != a and b != b):  # a NaN is no number but itself
-        return 0.0
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in (a, b)):
-        return math.inf
-    gap = abs(a - b) / max(abs(a), abs(b), _CLOSE)  # of numbers near 0 the absolute difference counts
-    return float(gap) if math.isfinite(gap) else math.inf
-
-
-# --- the table --------------------------------------------------------------------------------------------------------
-
-
-def origins(rows: Sequence[Row], lock: Lock) -> list[str]:
-    """Return the stages whose outs differ though all that they depend on is the same: where to look for the cause."""
-    wrong = {row.path for row in rows if row.fails}
-    stages = dict.fromkeys(row.stage for row in rows if row.fails)
-    return [stage for stage in stages if not wrong & lock.deps.get(stage, frozenset())]
+def _alike(a: Any, b: Any) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):  # provenance names machine and commit
+        return a.keys() == b.keys() and all(_alike(a[key], b[key]) for key in a.keys() - {"provenance"})
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in (a, b)):
+        return math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-6) or (math.isnan(a) and math.isnan(b))
+    return bool(a == b)
 
 
 def table(rows: Sequence[Row], names: tuple[str, str] = ("A", "B")) -> list[str]:

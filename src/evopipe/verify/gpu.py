@@ -1,56 +1,41 @@
-"""Whether this machine's GPU computes what it should, by graphs and without, and what the graphs gain.
+"""Whether a GPU computes what the CPU does, whether graphs compute what eager code does, and what graphs gain.
 
-Every algorithm of the registry takes some ticks on made-up transitions, with members of unlike architectures:
-
-* graphs against eager code on the same device: actions, losses and all of the members' numbers, to the bit;
-* the device against the CPU: random draws and sampled rows to the bit, values, losses and gradients by tolerance;
-* that learning makes the host wait for nothing, so that environments step meanwhile;
-* the time of acting and learning, both ways in turn.
-
-On the CPU the same logic runs with fixed buffers in place of graphs.
+Every algorithm trains in its own regime, with members of unlike architectures. On the CPU fixed buffers stand in for
+graphs.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.benchmark import Timer
 
 from evopipe import algos, rng
 from evopipe.core import population
-from evopipe.core.graphs import Capture, Paths
-from evopipe.core.population import Cohort, Member
-from evopipe.errors import EvopipeError, ResourceError, UsageError, did_you_mean
+from evopipe.core.graphs import Paths
+from evopipe.errors import ResourceError, UsageError, did_you_mean
 from evopipe.machine import configure
-from evopipe.memory.replay import Replay, RowLayout
-from evopipe.memory.rollout import StepLayout
 from evopipe.rng import Purpose
-from evopipe.run.act import act, gather, step
-from evopipe.run.learn import learn
-from evopipe.run.rollouts import RolloutLessons, learn_from_rollout
+from evopipe.run.act import Greedy
+from evopipe.run.drive import begin
+from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.params import parse_params
 from evopipe.stages.setup import make_spec
-from evopipe.types import Chosen
+from evopipe.storage.dataset import Transitions
+from evopipe.verify import Differs
 
-_TICKS = 6
-_ROWS = 4096  # transitions that the members share
+_UPDATES, _ROWS = 4, 4096  # updates at a time; transitions that are there before the first step
+_DRAWS = "random draws and sampled rows"
 _CLOSE = 1e-3  # of the largest number: sums in another order, and a unit near 0 that falls on its other side
-_CPU = torch.device("cpu")
-
-
-class DeviceDisagrees(EvopipeError):
-    """The device computed something else than it should."""
-
-    exit_code = 65
 
 
 @dataclass(frozen=True)
@@ -63,266 +48,109 @@ class Finding:
     good: bool | None = None
 
 
-@dataclass(frozen=True)
-class Size:
-    """How much is computed: members, environments of each, updates a tick."""
-
-    members: int = 8
-    envs: int = 16
-    updates: int = 4
-
-
 def find_device(kind: str) -> torch.device:
-    """Return the device to check.
-
-    Raises:
-        ResourceError: it is `cuda`, and torch sees none.
-    """
+    """Return the device to check; raise ResourceError where it is `cuda`, and torch sees none."""
     if kind == "cuda" and not torch.cuda.is_available():
-        build = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is a build without CUDA"
         raise ResourceError(
-            f"gpu check: torch sees no CUDA device here (torch {torch.__version__} {build}); run it on a machine with "
-            "one, or try the check itself with --device cpu"
+            f"gpu check: torch sees no CUDA device here (torch {torch.__version__}, built for CUDA "
+            f"{torch.version.cuda}); run it on a machine with one, or try the check itself with --device cpu"
         )
     return configure(RuntimeConfig.model_validate({"device": kind}))
 
 
 def check(
-    names: Sequence[str], device: torch.device, size: Size, repeats: int, tell: Callable[[Finding], None]
+    names: Sequence[str], device: torch.device, members: int, repeats: int, tell: Callable[[Finding], None], envs: int
 ) -> None:
-    """Check some algorithms on a device.
-
-    Args:
-        names: of the registry; none for all of it.
-        device: what to check.
-        size: how much to compute.
-        repeats: timings of each way.
-        tell: told every finding at once.
+    """Check algorithms, all where none is named, with so many members and environments of each; time so often.
 
     Raises:
         UsageError: there is no algorithm of a name.
-        DeviceDisagrees: a finding is bad; it names them all.
+        Differs: a finding is bad; it names them all.
     """
-    for name in names:
-        if name not in algos.names():
-            guess = did_you_mean(name, algos.names()) or f", known are: {', '.join(algos.names())}"
-            raise UsageError(f"gpu check: --algo: no algorithm {name!r}{guess}")
+    for name in set(names) - set(algos.names()):
+        guess = did_you_mean(name, algos.names()) or f", known are: {', '.join(algos.names())}"
+        raise UsageError(f"gpu check: --algo: no algorithm {name!r}{guess}")
     bad = []
     for name in names or algos.names():
-        for finding in _check(_Bench.of(name, device, size), repeats):
+        for finding in _check(_spec(name, device, envs), members, repeats):
             tell(finding)
             if finding.good is False:
                 bad.append(f"{name}: {finding.what}: {finding.result}")
     if bad:
-        raise DeviceDisagrees(
-            "\n".join([*bad, "train with runtime.compile: off, or runtime.device: cpu, until it agrees"])
-        )
+        raise Differs("\n".join([*bad, "train with runtime.compile: off, or runtime.device: cpu, until it agrees"]))
 
 
-@dataclass(frozen=True)
-class _Bench:
-    """One algorithm's members and made-up transitions, on the host."""
-
-    algo: str
-    spec: Spec
-    members: list[Member]
-    rows: np.ndarray
-    obs: np.ndarray
-    size: Size
-
-    @classmethod
-    def of(cls, algo: str, device: torch.device, size: Size) -> _Bench:
-        found = algos.get(algo)
-        rollout = size.envs * size.updates
-        own = {"learn_step": rollout, "batch_size": max(1, rollout // 2), "epochs": 2, "evolve": {}}
-        params = parse_params(
-            {
-                "algos": {algo: own} if algos.on_policy(found) else {},
-                "env": {"id": "CartPole-v1" if "discrete" in found.ACTIONS else "Pendulum-v1", "num_envs": size.envs},
-                "train": {"algo": algo, "mode": "offline" if getattr(found, "OFFLINE_ONLY", False) else "online"},
-                "evolution": {"mutation": {"before_training": True}},
-            }
-        )
-        spec = make_spec(params, device)
-        draw = np.random.default_rng(0)
-        obs, after = (draw.standard_normal((_ROWS, spec.observations)).astype(np.float32) for _ in range(2))
-        layout = RowLayout.of(spec.spaces, masked=False)
-        continuous, count = spec.spaces.continuous, spec.actions
-        action = draw.uniform(-1.0, 1.0, (_ROWS, count)) if continuous else draw.integers(count, size=_ROWS)
-        over = draw.random(_ROWS) < 0.1
-        rows = layout.pack(obs, action, draw.standard_normal(_ROWS), over, after)
-        seen = draw.standard_normal((_TICKS, size.members * size.envs, spec.observations)).astype(np.float32)
-        return cls(algo, spec, first_members(spec, size.members)[0], rows, seen, size)
-
-    def on(self, device: torch.device, capture: Capture = "none") -> _Live:
-        """Set it up on a device."""
-        spec = dataclasses.replace(self.spec, device=device, paths=Paths(capture))
-        replay = Replay(RowLayout.of(spec.spaces, masked=False), 1, _ROWS, device)
-        replay.add(self.rows[None], np.ones((1, _ROWS), bool))
-        kind = _LiveOnPolicy if algos.on_policy(spec.algo) else _Live
-        return kind(self, spec, replay)
+def _spec(name: str, device: torch.device, envs: int) -> Spec:
+    """Return a run whose members learn twice in a generation, off-policy at every tick."""
+    algo, ticks = algos.get(name), 2
+    block: dict[str, Any] = {"learn_step": max(1, envs // _UPDATES), "evolve": {}}
+    if algos.on_policy(algo):
+        ticks, rollout = 2 * _UPDATES, envs * _UPDATES
+        block |= {"learn_step": rollout, "batch_size": max(1, rollout // 2), "epochs": 2}
+    mode = "offline" if getattr(algo, "OFFLINE_ONLY", False) else "online"
+    length = {"evo_steps": ticks * envs, "learning_delay": 0, "eval_episodes": 1, "eval_steps": 2, "target": 1e9}
+    env = {"id": "CartPole-v1" if "discrete" in algo.ACTIONS else "Pendulum-v1", "num_envs": envs}
+    params = {"algos": {name: block}, "env": env, "train": {"algo": name, "mode": mode, **length}}
+    return make_spec(parse_params({**params, "evolution": {"mutation": {"before_training": True}}}), device)
 
 
-@dataclass
-class _Live:
-    """The members on one device, taking one kind of path."""
-
-    bench: _Bench
-    spec: Spec
-    replay: Replay
-
-    def __post_init__(self) -> None:
-        self.form(self.bench.members)
-
-    def form(self, members: Sequence[Member]) -> None:
-        self.cohorts: list[Cohort] = self.spec.form(members)
-
-    def act(self, tick: int) -> np.ndarray:
-        obs = self.bench.obs[tick % _TICKS]
-        return act(self.spec, self.cohorts, obs, np.ones((len(obs), self.spec.actions), bool), 0.3, tick)
-
-    def learn(self, tick: int) -> list[torch.Tensor]:
-        updates = self.bench.size.updates
-        return [learn(self.spec, cohort, self.replay, tick, updates).clone() for cohort in self.cohorts]
-
-    def run(self) -> list[torch.Tensor]:
-        """Take all ticks, cohorts formed anew half-way; return everything that came out, on the host."""
-        out = []
-        for tick in range(_TICKS):
-            if tick == _TICKS // 2:
-                self.form(self.members)
-            out.append(torch.from_numpy(self.act(tick)))
-            out += [losses.cpu() for losses in self.learn(tick)]
-        return out + [member.tensors[name] for member in self.members for name in sorted(member.tensors)]
-
-    @property
-    def members(self) -> list[Member]:
-        return population.dissolve(self.cohorts)
-
-    def seconds(self, work: Callable[[int], Any], calls: int = 20) -> float:
-        _wait(self.spec.device)
-        began = time.perf_counter()
-        for tick in range(calls):
-            work(tick)
-        _wait(self.spec.device)
-        return (time.perf_counter() - began) / calls
+def _transitions(spec: Spec) -> Transitions:
+    """Make transitions up: the same on every device."""
+    draw, zeros = np.random.default_rng(0), np.zeros(_ROWS, np.int64)
+    obs, after = (draw.standard_normal((_ROWS, spec.observations)).astype(np.float32) for _ in range(2))
+    reward, over = draw.standard_normal(_ROWS).astype(np.float32), draw.random(_ROWS) < 0.1
+    action = draw.integers(spec.actions, size=_ROWS)
+    if spec.spaces.continuous:
+        action = draw.uniform(-1.0, 1.0, (_ROWS, spec.actions)).astype(np.float32)
+    return Transitions(obs, action, reward, over, zeros.astype(bool), after, zeros)
 
 
-class _LiveOnPolicy(_Live):
-    """Members that learn from what they have just done: a rollout of made-up observations and rewards."""
-
-    def form(self, members: Sequence[Member]) -> None:
-        super().form(members)
-        layout = StepLayout(self.spec.spaces, masked=False)
-        self.lessons = RolloutLessons(self.spec, layout, lambda: self.bench.size.updates)
-        self.lessons.adopt(self.cohorts)
-
-    def act(self, tick: int) -> np.ndarray:
-        return gather([took.action for took in self._step(tick)], [cohort.slots for cohort in self.cohorts])
-
-    def learn(self, tick: int) -> list[torch.Tensor]:
-        ticks, losses = self.bench.size.updates, []
-        for t in range(ticks):
-            self._step(tick + t, t)
-        for cohort, rollout in zip(self.cohorts, self.lessons.rollouts, strict=True):
-            losses.append(learn_from_rollout(self.spec, cohort, rollout, ticks, tick).clone())
-        return losses
-
-    def _step(self, tick: int, place: int | None = None) -> list[Chosen]:
-        """Let all choose; with a place, enter it there in the rollouts."""
-        device, (members, envs) = self.spec.device, (self.bench.size.members, self.bench.size.envs)
-        now, then = (
-            torch.from_numpy(self.bench.obs[t % _TICKS]).view(members, envs, -1).to(device) for t in (tick, tick + 1)
-        )
-        legal = torch.ones(members, envs, self.spec.actions, dtype=torch.bool, device=device)
-        no = torch.zeros(members, envs, dtype=torch.bool, device=device)
-        found = []
-        for cohort, rollout in zip(self.cohorts, self.lessons.rollouts, strict=True):
-            rows = cohort.slots
-            empty = torch.zeros(len(rows), envs, cohort.memory, device=device)
-            found.append(step(self.spec, cohort, now[rows], legal[rows], no[rows], empty, tick))
-            if place is not None:
-                rollout.enter(place, now[rows], legal[rows], no[rows], empty, found[-1])
-                over = then[rows][..., 0] > 1.0
-                rollout.finish(place, then[rows], now[rows][..., 1], over, no[rows], no[rows])
-        return found
+def _check(spec: Spec, members: int, repeats: int) -> Iterator[Finding]:
+    on_cuda, find = spec.device.type == "cuda", partial(Finding, spec.train.algo)
+    way = "graphs" if on_cuda else "fixed buffers"
+    plain, warm = replace(spec, paths=Paths()), None if algos.on_policy(spec.algo) else _transitions(spec)
+    captured = replace(spec, paths=Paths("graph" if on_cuda else "buffers"))
+    specs = (plain, captured, replace(plain, device=torch.device("cpu")))
+    eager, fast, here = (begin(each, first_members(each, members)[0], warm) for each in specs)
+    with closing(eager.regime), closing(fast.regime), closing(here.regime):
+        there, cpu = _numbers(eager), _numbers(here)
+        for what in cpu:
+            far, allowed = max(map(_distance, there[what], cpu[what])), 0.0 if what == _DRAWS else _CLOSE
+            apart = f"{far:.1e} of the largest apart, {allowed:.0e} allowed"
+            yield find(f"{what} are the CPU's", apart, far <= allowed)
+        for run in (eager, fast):
+            _train(run)
+        one, two = ({name: x.numpy().tobytes() for name, x in run.state()[0].items()} for run in (eager, fast))
+        differ = sum(one.get(name) != two.get(name) for name in one.keys() | two.keys())
+        given_up = "; ".join(fast.spec.paths.given_up)
+        yield find(f"{way} were captured", given_up or "yes", not given_up)
+        yield find(f"{way} compute what eager code does", f"{differ} of {len(one)} tensors differ", not differ)
+        for work, what in ((_act, "time to act"), (_learn, f"time of {_UPDATES} updates")):
+            turns = [[_seconds(work, run) for run in (eager, fast)] for _ in range(repeats)]
+            slow, quick = (1e6 * statistics.median(column) for column in zip(*turns, strict=True))
+            yield find(what, f"{slow:.0f} µs eager, {quick:.0f} µs with {way}: {slow / quick:.2f} ×")
+        if on_cuda:
+            waits = "; ".join(filter(None, map(_waits, (eager, fast))))
+            yield find("learning waits for nothing", waits or "yes", not waits)
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _check(bench: _Bench, repeats: int) -> Iterator[Finding]:
-    algo, device = bench.algo, bench.spec.device
-    capture: Capture = "graph" if device.type == "cuda" else "buffers"
-    way = "graphs" if device.type == "cuda" else "fixed buffers"
-    eager, fast = bench.on(device), bench.on(device, capture)
-    equal = _to_the_bit(eager.run(), fast.run())
-    given_up = fast.spec.paths.given_up
-    yield Finding(algo, f"{way} were captured", "; ".join(given_up) or "yes", not given_up)
-    yield Finding(algo, f"{way} compute what eager code does", *equal)
-    yield from _against_cpu(bench)
-    if device.type == "cuda":
-        yield Finding(algo, "learning waits for nothing", *_waits(eager, fast))
-    for what, name in (("act", "time to act"), ("learn", f"time of {bench.size.updates} updates")):
-        pairs = [[live.seconds(getattr(live, what)) for live in (eager, fast)] for _ in range(repeats)]  # in turns
-        slow, quick = (statistics.median(column) for column in zip(*pairs, strict=True))
-        result = f"{slow * 1e6:.0f} µs eager, {quick * 1e6:.0f} µs with {way}: {slow / quick:.2f} ×"
-        yield Finding(algo, name, result)
-
-
-def _to_the_bit(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> tuple[str, bool]:
-    """Say whether two lists of host tensors are the same."""
-    differ = sum(x.shape != y.shape or x.numpy().tobytes() != y.numpy().tobytes() for x, y in zip(a, b, strict=True))
-    return f"{differ} of {len(a)} tensors differ" if differ else f"{len(a)} tensors, to the bit", not differ
-
-
-def _against_cpu(bench: _Bench) -> Iterator[Finding]:
-    """Compare the device with the CPU."""
-    there, here = bench.on(bench.spec.device), bench.on(_CPU)
-    equal = _to_the_bit(_draws(there), _draws(here))
-    yield Finding(bench.algo, "random draws and sampled rows are the CPU's", *equal)
-    for what, read in (
-        ("values", _values),
-        ("losses of the first updates", lambda live: [torch.cat(_by_slot(live, live.learn(0)))]),
-        ("first moments after them", _moments),
-    ):
-        far = max(_distance(a, b) for a, b in zip(read(there), read(here), strict=True))
-        result = f"{far:.1e} of the largest apart, {_CLOSE:.0e} allowed"
-        yield Finding(bench.algo, f"{what} are the CPU's", result, far <= _CLOSE)
-
-
-def _draws(live: _Live) -> list[torch.Tensor]:
-    """What the members draw and sample."""
-    device = live.spec.device
-    keys = torch.tensor([member.key for member in live.bench.members], device=device)
-    u = rng.uniform(keys, Purpose.REPLAY, torch.arange(3, device=device), 64)
-    return [u.cpu(), live.replay.sample(range(len(keys)), u).cpu()]
-
-
-def _by_slot(live: _Live, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Rows of cohorts' tensors on the host, one a member, in slot order: a device groups members its own way."""
-    rows = {
-        s: row
-        for cohort, part in zip(live.cohorts, parts, strict=True)
-        for s, row in zip(cohort.slots, part.cpu(), strict=True)
-    }
-    return [rows[slot].reshape(-1) for slot in sorted(rows)]
-
-
-def _values(live: _Live) -> list[torch.Tensor]:
-    obs = torch.from_numpy(live.bench.obs[0]).to(live.spec.device).expand(1, -1, -1)
-    p = live.spec
-    best = getattr(p.algo, "values", None) or partial(p.algo.greedy, legal=None)
-    values = [best(p.algo_config, c.state, obs.expand(len(c.members), -1, -1).contiguous()) for c in live.cohorts]
-    return _by_slot(live, values)
-
-
-def _moments(live: _Live) -> list[torch.Tensor]:
-    kinds = population.tensor_kinds(live.spec.algo.State, live.spec.widths)
+def _numbers(run: Run) -> dict[str, list[torch.Tensor]]:
+    """Return what members draw and their values, or actions; let all learn once, and return what came of it."""
+    spec, algo, replay = run.spec, run.spec.algo, getattr(run.regime, "replay", None)
+    keys, when = (torch.tensor(x, device=spec.device) for x in ([m.key for m in run.members], [0, 1, 2]))
+    draws = rng.uniform(keys, Purpose.REPLAY, when, 64)
+    rows = [] if replay is None else [replay.sample(range(len(keys)), draws).cpu()]
+    obs = torch.from_numpy(_transitions(spec).obs[None, :256]).to(spec.device)
+    of = getattr(algo, "values", None) or partial(algo.greedy, legal=None)
+    alone = [spec.form_alone(member)[0].state for member in run.members]
+    values = [of(spec.algo_config, state, obs).cpu() for state in alone]
+    for _ in range(_UPDATES if algos.on_policy(algo) else 1):
+        run.advance()
+    kinds = population.tensor_kinds(algo.State, spec.widths)
     names = [name for name, (kind, _) in kinds.items() if kind == "moments" and name.endswith(".mean")]
-    return [member.tensors[name] for member in live.members for name in names]
+    moments = [member.tensors[name] for member in run.members for name in names]
+    losses = [run.state()[0]["losses_here"]]
+    return {_DRAWS: [draws.cpu(), *rows], "values": values, "losses": losses, "first moments": moments}
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -331,15 +159,39 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return far if np.isfinite(far) else float("inf")
 
 
-def _waits(*lives: _Live) -> tuple[str, bool]:
-    """Learn with every wait an error."""
-    for live in lives:
-        live.learn(0)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            live.learn(1)
-        except RuntimeError as error:
-            return f"{'eager' if live.spec.paths.capture == 'none' else 'graphs'}: {error}".splitlines()[0], False
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return "yes", True
+def _train(run: Run) -> None:
+    """Train for two generations: cohorts form anew in between."""
+    for _ in range(2):
+        if run.clock.generation_over:
+            run.close_generation(lambda: False)
+        while not run.clock.generation_over:
+            run.advance()
+
+
+def _act(run: Run) -> None:
+    shape, places = (len(run.births), run.spec.env.num_envs), [np.array(cohort.slots) for cohort in run.cohorts]
+    obs, legal = np.ones((*shape, run.spec.observations), np.float32), np.ones((*shape, run.spec.actions), bool)
+    Greedy(run.spec, run.cohorts, places, shape[1])(obs, legal, np.zeros(shape, bool))
+
+
+def _learn(run: Run) -> None:
+    """Take so many updates, on-policy from a rollout of so many ticks."""
+    regime: Any = run.regime
+    regime.learners.learn(run.cohorts, run.clock.tick, [_UPDATES] * len(run.cohorts), [0] * len(run.cohorts))
+
+
+def _seconds(work: Callable[[Run], None], run: Run) -> float:
+    timer = Timer("work(run)", globals={"work": work, "run": run}, num_threads=torch.get_num_threads())
+    return timer.timeit(10).mean
+
+
+def _waits(run: Run) -> str:
+    """Learn with every wait of the host an error, and return it."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        _learn(run)
+    except RuntimeError as error:
+        return f"{run.spec.paths.capture}: {error}".partition("\n")[0]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return ""
