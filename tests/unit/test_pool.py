@@ -10,10 +10,10 @@ import pytest
 
 from envs_for_tests import RandomEnd
 from evopipe.envs.heuristics import heuristic
-from evopipe.envs.make import ActionSpace, make_env
-from evopipe.envs.observations import ObservationSpace
+from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import broken
+from evopipe.envs.rows import Step
+from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, ParamsError
 from evopipe.schema.blocks import EnvConfig
 
@@ -40,7 +40,7 @@ def play(pool: EnvPool, steps: int, rng: np.random.Generator, next_seed: int = 1
     for _ in range(steps):
         step = pool.step(rng.integers(pool.num_actions, size=pool.rows))
         seen.append(np.concatenate([step.obs.ravel(), step.reward, step.terminated, step.truncated]))
-        over = np.flatnonzero(step.terminated | step.truncated | step.broken)
+        over = np.flatnonzero(step.over)
         pool.reset(over, next_seed + np.arange(len(over)))
         next_seed += len(over)
     return seen
@@ -154,7 +154,7 @@ def test_a_broken_row_is_told_apart_and_its_neighbour_goes_on(name: str) -> None
 def test_one_number_that_is_none_breaks_a_step() -> None:
     obs, reward, no = np.zeros((4, 3), np.float32), np.zeros(4, np.float32), np.zeros(4, np.bool_)
     obs[0, 2], obs[1, 0], reward[3] = np.nan, np.inf, -np.inf
-    assert broken(ActionSpace.of(gymnasium.spaces.Discrete(2)), obs, reward, no, no, None).tolist() == [1, 1, 0, 1]
+    assert Step.of(ActionSpace.of(gymnasium.spaces.Discrete(2)), obs, reward, no, no).broken.tolist() == [1, 1, 0, 1]
 
 
 @pytest.mark.parametrize(

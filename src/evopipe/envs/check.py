@@ -10,10 +10,10 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from evopipe.envs.make import ActionSpace, make_env
-from evopipe.envs.observations import ObservationSpace
-from evopipe.envs.pool import EnvPool, Step
-from evopipe.envs.rows import Bools
+from evopipe.envs.make import make_env
+from evopipe.envs.pool import EnvPool
+from evopipe.envs.rows import Step, close
+from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import EnvironmentFailed, ParamsError
 from evopipe.schema.blocks import EnvConfig
 
@@ -37,7 +37,7 @@ def check(env_id: str, kwargs: dict[str, Any]) -> list[str]:
     try:
         findings = [*_spaces(env), *_gymnasium(env)]
     finally:
-        env.close()
+        close(env)
     if not any("is not served" in finding for finding in findings):
         findings.extend(_episodes(cfg))
     return list(dict.fromkeys(findings))
@@ -98,29 +98,12 @@ def _roll(pool: EnvPool, row: int) -> tuple[list[Step], list[int]]:
     lengths: list[int] = []
     pool.reset(rows, np.array([_SEED]))
     while len(steps) < _STEPS and len(lengths) < _EPISODES:
-        action = random_action(pool, row, rng)
+        action = pool.actions.sample(pool.mask[row], rng)
         steps.append(pool.step(np.array([action]), rows))
-        if _over(steps[-1])[0]:
+        if steps[-1].over[0]:
             lengths.append(int(pool.episode_length[row]))
             pool.reset(rows, np.array([_SEED + len(lengths)]))
     return steps, lengths
-
-
-def random_action(pool: EnvPool, row: int, rng: np.random.Generator) -> Any:
-    """Draw an action in an algorithm's terms, uniform over the legal ones of this row."""
-    if pool.actions.continuous:
-        return rng.uniform(-1.0, 1.0, pool.actions.size).astype(np.float32)
-    if pool.actions.kind == "multibinary":
-        return rng.integers(2, size=pool.actions.size) * pool.mask[row]
-    if pool.actions.kind == "multidiscrete":
-        parts = np.split(pool.mask[row], np.cumsum(pool.actions.choices)[:-1])
-        return np.array([rng.choice(np.flatnonzero(part)) for part in parts])
-    legal = np.flatnonzero(pool.mask[row])
-    return int(legal[rng.integers(len(legal))])
-
-
-def _over(step: Step) -> Bools:
-    return step.terminated | step.truncated | step.broken
 
 
 def _values(pool: EnvPool, steps: list[Step]) -> Iterator[str]:
