@@ -1,8 +1,8 @@
 """Processes that help this one: forked from it, on memory that both see, told by a wake-up.
 
-A helper has all that this process had when it was forked, without a copy and without a message; what changes later
-stands in `shared_memory`. It does one piece of work each time it is told, and reports what that raised. Workers that
-step environments are helpers, and so are learners. See `docs/decisions/0014-one-process-layer.md`.
+A helper has all that this process had when it was forked; what changes later stands in `shared_memory`. It does one
+piece of work each time it is told, and reports what that raised. Workers that step environments are helpers, and so are
+learners. See `docs/decisions/0014-one-process-layer.md`.
 """
 
 from __future__ import annotations
@@ -150,10 +150,8 @@ class Helper:
         name = names.get(ended.si_status, f"signal {ended.si_status}")
         return Died(f"process {self.pid} was ended by {name}", ended.si_status == signal.SIGKILL)
 
-    # ------------------------------------------------------------------------------------------ in the helper
-
     def _live(self, work: Callable[[], None], last: Callable[[], None], parent: int, with_parent: bool) -> None:
-        """What the process does, from its fork to its end. It must not return: the stack below it is the parent's."""
+        """What the forked process does. It must not return: the stack below it is the parent's."""
         code = 1
         try:
             os.setsid()  # Ctrl-C in a terminal is for the process that is helped
@@ -191,28 +189,6 @@ class Helper:
             self._done.ring()
 
 
-class Inline:
-    """A helper's like in this process: it does its work when it is waited for. See `Helper`."""
-
-    def __init__(self, work: Callable[[], None], last: Callable[[], None] = lambda: None) -> None:
-        self._work, self._last = work, last
-
-    def tell(self) -> None:
-        """Have it do its work once."""
-
-    def wait(self) -> BaseException | None:
-        """Do the work; return what it raised, whatever that is: others have been told, and must be waited for."""
-        try:
-            self._work()
-        except BaseException as error:
-            return error
-        return None
-
-    def dismiss(self) -> None:
-        """Let it go."""
-        self._last()
-
-
 class _WakeUp:
     """Tells another process that it is its turn.
 
@@ -230,26 +206,21 @@ class _WakeUp:
     def wait(self, life: int | None = None) -> bool:
         """Wait for a ring, or until the other end of the pipe `life` is gone; return whether it rang."""
         end = time.perf_counter_ns() + _AWAKE
-        while not self._rang():
-            if time.perf_counter_ns() < end:
-                os.sched_yield()
-            elif not _poll(self._fd, life):
-                return False
-        return True
-
-    def _rang(self) -> bool:
-        try:
-            os.eventfd_read(self._fd)
-        except BlockingIOError:
-            return False
-        return True
+        while True:
+            try:
+                os.eventfd_read(self._fd)
+                return True
+            except BlockingIOError:
+                if time.perf_counter_ns() < end:
+                    os.sched_yield()
+                elif not _poll(self._fd, life):
+                    return False
 
 
-def _poll(fd: int | None, life: int | None, milliseconds: int | None = None) -> bool:
+def _poll(fd: int, life: int | None, milliseconds: int | None = None) -> bool:
     """Sleep until there is something to read in `fd`, or the other end of `life` is gone; return whether `fd` has."""
     poll = select.poll()
-    if fd is not None:
-        poll.register(fd, select.POLLIN)
+    poll.register(fd, select.POLLIN)
     if life is not None:
         poll.register(life, 0)  # a hang-up is always reported, and nothing else is
     return any(ready == fd for ready, _ in poll.poll(milliseconds))
@@ -262,7 +233,7 @@ def _end(pid: int, owner: int, told: _WakeUp, note: mmap.mmap, life: int) -> Non
     if note[0] != _BUSY:
         note[0] = _DISMISSED
         told.ring()
-        _poll(None, life, _PATIENCE)
+        _poll(life, None, _PATIENCE)
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

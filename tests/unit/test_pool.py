@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from envs_for_tests import RandomEnd
-from evopipe.envs.heuristics import heuristic
+from evopipe.envs.heuristics import GOOD
 from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
@@ -162,7 +162,7 @@ def test_one_number_that_is_none_breaks_a_step() -> None:
     [
         ("Raises", "step() raised RuntimeError: the motor broke"),
         ("WrongShape", "returned an observation of shape (5,), its space says (4,)"),
-        ("WrongDtype", "returned an observation of dtype <U3, its space says float32"),
+        ("WrongDtype", "returned an observation of dtype <U3, its space has numbers"),
         ("NoReward", "step() returned reward = None (NoneType), which is not a number"),
         ("TextReward", "step() returned reward = '1.0' (str), which is not a number"),
         ("VectorReward", "step() returned reward = array[2] of float64, which is not a number"),
@@ -355,9 +355,7 @@ def test_a_state_of_another_pool_is_refused() -> None:
 
 @pytest.mark.parametrize(("env_id", "least"), [("CartPole-v1", 490.0), ("LunarLander-v3", 200.0)])
 def test_heuristics_solve_their_environments(env_id: str, least: float) -> None:
-    rule = heuristic(env_id)
-    assert rule is not None
-    pool, returns = EnvPool(config(env_id), 1), []
+    rule, pool, returns = GOOD[env_id], EnvPool(config(env_id), 1), []
     for seed in range(5):
         pool.reset([0], [seed])
         while True:
@@ -366,7 +364,3 @@ def test_heuristics_solve_their_environments(env_id: str, least: float) -> None:
                 break
         returns.append(pool.episode_return[0])
     assert np.mean(returns) >= least
-
-
-def test_an_environment_without_a_heuristic_has_none() -> None:
-    assert heuristic("Acrobot-v1") is None

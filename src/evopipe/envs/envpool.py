@@ -69,22 +69,20 @@ class EnvpoolRows:
             raise Fault(int(rows[bad.argmax()]), "reset() returned an observation that is not finite")
         return observations, None
 
-    def send(self, rows: Ints | None, actions: Actions) -> None:
+    def send(self, rows: Ints, actions: Actions) -> None:
         """Begin a step; envpool's threads take it."""
-        if rows is None:
-            self._groups = self._sent = self._groups or self._by_batch(self._all)
+        if np.array_equal(rows, self._all):
+            self._groups = self._sent = self._groups or self._by_batch(rows)
         else:
             self._sent = self._by_batch(rows)
-        places = self._place if rows is None else self._place[rows]
-        own = self._actions.own(actions)
+        places, own = self._place[rows], self._actions.own(actions)
         chosen = own if self._actions.continuous else own.astype(np.int32)
         for batch, where in self._sent:
             batch.send(chosen[where], places[where])
 
-    def receive(self, rows: Ints | None, actions: Actions) -> Step:
-        """End it. See `Rows.step`."""
-        places = self._place if rows is None else self._place[rows]
-        n = len(places)
+    def receive(self, rows: Ints, actions: Actions) -> Step:
+        """End it, see `Rows.step`."""
+        places, n = self._place[rows], len(rows)
         obs, reward = np.empty((n, self._observations.size), np.float32), np.empty(n, np.float32)
         terminated, truncated = np.empty(n, np.bool_), np.empty(n, np.bool_)
         with np.errstate(over="ignore", invalid="ignore"):

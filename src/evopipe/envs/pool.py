@@ -35,9 +35,9 @@ class _Home(Protocol):
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun: ...
 
-    def send(self, rows: Ints | None, actions: Actions) -> None: ...
+    def send(self, rows: Ints, actions: Actions) -> None: ...
 
-    def receive(self, rows: Ints | None, actions: Actions) -> Step: ...
+    def receive(self, rows: Ints, actions: Actions) -> Step: ...
 
     def close(self) -> None: ...
 
@@ -102,7 +102,7 @@ class EnvPool:
         self._all = np.arange(rows)
         self._seed: Ints = np.full(rows, -1, np.int64)  # -1: never reset
         self._log = self.actions.empty(rows, _FIRST_LOG)  # actions of the running episodes
-        self._sent: tuple[Ints | None, Actions] | None = None  # rows (None: all) and actions of the step that was begun
+        self._sent: tuple[Ints, Actions] | None = None  # rows and actions of the step that was begun
         self._longest = 0  # an upper bound of episode_length, cheaper to keep than its maximum
         self._example = first
         self._home: _Home | None = None
@@ -183,7 +183,7 @@ class EnvPool:
         """
         if self._sent is not None:
             raise UsageError("the pool's last step was not received: call receive() between two send()")
-        index, action = None if rows is None else np.array(rows, np.int64), np.array(actions, self._log.dtype)
+        index, action = self._all if rows is None else np.array(rows, np.int64), np.array(actions, self._log.dtype)
         self._settled().send(index, action)
         self._sent = index, action
 
@@ -197,12 +197,11 @@ class EnvPool:
         """
         if self._sent is None:
             raise UsageError("the pool has no step to receive: call send(actions) first")
-        (index, action), self._sent = self._sent, None
+        (rows, action), self._sent = self._sent, None
         try:
-            step = self._settled().receive(index, action)
+            step = self._settled().receive(rows, action)
         except Fault as fault:
             self._fail(fault)
-        rows = self._all if index is None else index
         if self._longest >= self._log.shape[1]:
             self._grow()
         self._longest += 1

@@ -105,16 +105,13 @@ class Rows:
         masked: Bools | None = None,
     ) -> None:
         envs = [*made, *(make_env(cfg) for _ in range(len(numbers) - len(made)))]
-        self.envs, self._numbers = dict(zip(numbers, envs, strict=True)), numbers
+        self.envs = dict(zip(numbers, envs, strict=True))
         self._masked: Bools = np.zeros(1, np.bool_) if masked is None else masked
         self._space, self._actions = (
             ObservationSpace.of(envs[0].observation_space),
             ActionSpace.of(envs[0].action_space),
         )
-        self._shape, self._dtype = (self._space.size,), np.dtype(np.float32)
-        if self._space.plain and envs[0].observation_space.dtype is not None:
-            self._dtype = envs[0].observation_space.dtype
-        self._bools, self._reals = {bool, np.bool_}, {float, int, np.float64, np.float32}
+        self._dtype = envs[0].observation_space.dtype if self._space.plain else np.dtype(np.float32)
         self._steps = {number: env.step for number, env in self.envs.items()}
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
@@ -123,40 +120,41 @@ class Rows:
         Raises:
             Fault: an environment raised, or its first observation or mask cannot be used.
         """
-        observations = np.empty((len(rows), *self._shape), np.float32)
+        observations = np.empty((len(rows), self._space.size), np.float32)
         masks = np.ones((len(rows), self._actions.size), np.bool_)
         for i, (row, seed) in enumerate(zip(rows.tolist(), seeds.tolist(), strict=True)):
             try:
                 obs, info = self.envs[row].reset(seed=seed)
-            except EvopipeError:
+                observations[i] = self._observation(row, obs)
+                if not np.isfinite(observations[i]).all():
+                    raise Fault(row, "reset() returned an observation that is not finite")
+                if not isinstance(info, Mapping):
+                    raise Fault(row, f"reset() returned an info that is no mapping but {_name(info)}")
+                if "action_mask" in info:
+                    self._masked[0] = True
+                if self._masked[0]:
+                    masks[i] = self._legal(row, info)
+                    if not self._actions.possible(masks[i : i + 1])[0]:
+                        raise Fault(row, "reset() returned an action_mask in which no action is legal")
+            except (EvopipeError, Fault):
                 raise
             except Exception as error:
                 raise Fault(row, f"reset() raised {type(error).__name__}: {error}") from error
-            observations[i] = self._observation(row, obs)
-            if not np.isfinite(observations[i]).all():
-                raise Fault(row, "reset() returned an observation that is not finite")
-            if not isinstance(info, Mapping):
-                raise Fault(row, f"reset() returned an info that is no mapping but {_name(info)}")
-            if "action_mask" in info:
-                self._masked[0] = True
-            if self._masked[0]:
-                masks[i] = self._legal(row, info)
-                if not self._actions.possible(masks[i : i + 1])[0]:
-                    raise Fault(row, "reset() returned an action_mask in which no action is legal")
         return observations, masks if self._masked[0] else None
 
-    def step(self, rows: Sequence[int], actions: Actions) -> Step:
+    def step(self, rows: Ints, actions: Actions) -> Step:
         """Step `rows` `[n]` with actions in an algorithm's terms: indices `[n]` or `[n, D]`, or `[n, A]` in [-1, 1].
 
         Raises:
             Fault: an environment raised, or returned something of a wrong type or shape.
         """
-        shape, dtype, steps, plain = self._shape, self._dtype, self._steps, self._space.plain
-        bools, reals, masked = self._bools, self._reals, bool(self._masked[0])
+        shape, dtype, steps, plain = (self._space.size,), self._dtype, self._steps, self._space.plain
+        bools, reals, masked = {bool, np.bool_}, {float, int, np.float64, np.float32}, bool(self._masked[0])
         observations, rewards, terminations, truncations, masks = [], [], [], [], []
         own, row = self._actions.own(actions), -1
         try:
-            for row, action in zip(rows, own.tolist() if self._actions.kind == "discrete" else own, strict=True):
+            each = own.tolist() if self._actions.kind == "discrete" else own
+            for row, action in zip(rows.tolist(), each, strict=True):
                 obs, reward, terminated, truncated, info = steps[row](action)
                 if not plain:
                     obs = self._observation(row, obs)
@@ -188,12 +186,12 @@ class Rows:
         flags = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
         return Step.of(self._actions, obs_t, reward_t, *flags, np.stack(masks) if masks else None)
 
-    def send(self, rows: Ints | None, actions: Actions) -> None:
+    def send(self, rows: Ints, actions: Actions) -> None:
         """Begin a step: here the work is done when its result is asked for."""
 
-    def receive(self, rows: Ints | None, actions: Actions) -> Step:
-        """Step `rows`, all where None. See `step`."""
-        return self.step(self._numbers if rows is None else rows.tolist(), actions)
+    def receive(self, rows: Ints, actions: Actions) -> Step:
+        """End it, see `step`."""
+        return self.step(rows, actions)
 
     def close(self) -> None:
         """Close every environment."""
@@ -202,21 +200,10 @@ class Rows:
 
     def _observation(self, row: int, obs: Any) -> Floats:
         """Flatten one observation: `[O]`."""
-        if not self._space.plain:
-            try:
-                return self._space.row(obs)
-            except ValueError as error:
-                raise Fault(row, f"returned {error}") from error
         try:
-            array = np.asarray(obs)
-        except Exception as error:
-            raise Fault(row, f"returned an observation that is no array: {error}") from error
-        if array.shape != self._shape:
-            raise Fault(row, f"returned an observation of shape {array.shape}, its space says {self._shape}")
-        if array.dtype.kind not in "biuf":
-            raise Fault(row, f"returned an observation of dtype {array.dtype}, its space says {self._dtype}")
-        with np.errstate(over="ignore", invalid="ignore"):
-            return array.astype(np.float32)
+            return self._space.row(obs)
+        except ValueError as error:
+            raise Fault(row, f"returned {error}") from error
 
     def _legal(self, row: int, info: Any) -> Bools:
         """Read `info["action_mask"]`: `[A]`."""

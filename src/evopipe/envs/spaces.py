@@ -98,7 +98,7 @@ class Leaf:
             ValueError: a number of a discrete space is outside it.
         """
         if self.counts:
-            return self._one_hot(values.reshape(len(values), -1).astype(np.int64) - np.array(self.firsts))
+            return self._one_hot(values.reshape(len(values), len(self.counts)).astype(np.int64) - np.array(self.firsts))
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows float32 becomes infinite: a broken row
             x: npt.NDArray[np.float32] = values.astype(np.float32)
         if self.channels is not None:
@@ -157,15 +157,19 @@ class ObservationSpace:
         """Whether an observation is its row already: a vector."""
         return self == ObservationSpace.vector(self.size)
 
-    @cached_property
+    @property
     def images(self) -> tuple[Image, ...]:
         """Which columns are images."""
         return tuple(leaf.image(start) for start, leaf in self._placed() if leaf.channels is not None)
 
-    @cached_property
+    @property
     def one_hot(self) -> tuple[tuple[int, int], ...]:
         """Which columns are one-hot: the first of them and the end, of each stretch."""
         return tuple((start, start + leaf.size) for start, leaf in self._placed() if leaf.counts)
+
+    def _placed(self) -> Iterator[tuple[int, Leaf]]:
+        """Every leaf with its first column."""
+        return zip(_starts([leaf.size for leaf in self.leaves]).tolist(), self.leaves, strict=True)
 
     def row(self, obs: Any) -> npt.NDArray[np.float32]:
         """Flatten one observation: `[O]`.
@@ -186,21 +190,17 @@ class ObservationSpace:
             `[n, O]`, and whether it was one observation.
 
         Raises:
-            ValueError: it does not fit the space; the text goes on from "returned".
+            ValueError: see `row`.
         """
         arrays = [leaf.find(obs) for leaf in self.leaves]
         single = arrays[0].ndim == len(self.leaves[0].shape)
-        n = 1 if single else len(arrays[0])
+        batch = () if single else arrays[0].shape[:1]
         parts = []
         for leaf, array in zip(self.leaves, arrays, strict=True):
-            if array.shape != (leaf.shape if single else (n, *leaf.shape)):
+            if array.shape != (*batch, *leaf.shape):
                 raise ValueError(f"an {leaf.name} of shape {array.shape}, its space says {leaf.shape}")
             parts.append(leaf.columns(array[None] if single else array))
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), single
-
-    def _placed(self) -> Iterator[tuple[int, Leaf]]:
-        """Every leaf with its first column."""
-        return zip(_starts([leaf.size for leaf in self.leaves]).tolist(), self.leaves, strict=True)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data, part of an exported policy's description."""
@@ -303,7 +303,7 @@ class ActionSpace:
         A number that is none counts as 0, the middle: it comes from a member that diverged.
         """
         if self.bounds is None:
-            indices: npt.NDArray[np.int64] = actions.reshape(len(actions), -1) + np.array(self.starts)
+            indices: npt.NDArray[np.int64] = actions.reshape(len(actions), len(self.choices)) + np.array(self.starts)
             return indices.reshape(-1, *self.shape)
         low, high = self.bounds
         share = (np.clip(np.nan_to_num(actions.astype(np.float64)), -1.0, 1.0) + 1.0) / 2.0
@@ -311,7 +311,7 @@ class ActionSpace:
 
     def relative(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the inverse of `own`: the environment's actions `[n, …]` as indices, or as `[n, A]` in [-1, 1]."""
-        flat = own.reshape(len(own), -1)
+        flat = own.reshape(len(own), math.prod(self.shape))
         if self.bounds is None:
             indices: npt.NDArray[np.int64] = flat.astype(np.int64) - np.array(self.starts)
             return indices[:, 0] if self.kind == "discrete" else indices
@@ -384,7 +384,6 @@ class ActionSpace:
 
 
 def _leaves(space: object, path: _Path, whole: object) -> Iterator[Leaf]:
-    """Walk a space."""
     spaces = gymnasium.spaces
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
@@ -411,8 +410,9 @@ def _box(space: Any, path: _Path) -> Leaf:
     if space.dtype.kind != "b" and space.dtype != np.uint8 and shape[channels] not in _COLOURS:
         return Leaf(path, shape)
     low, high = float(np.min(space.low)), float(np.max(space.high))
-    scaled = math.isfinite(low) and math.isfinite(high) and low < high and high - low < 1e30
-    return Leaf(path, shape, (), (), channels, *((low, high) if scaled else (0.0, 1.0)))
+    if not 0.0 < high - low < 1e30:
+        low, high = 0.0, 1.0
+    return Leaf(path, shape, channels=channels, low=low, high=high)
 
 
 def brief(space: object) -> str:

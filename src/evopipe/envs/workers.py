@@ -136,8 +136,7 @@ class Workers:
 def _shared_arrays(rows: int, spaces: Spaces, shares: int) -> dict[str, npt.NDArray[Any]]:
     """Return what the processes of one pool see, arrays of these names, indexed by row unless stated otherwise:
 
-    - `order`: what is to be done, of how many rows (-1: all), among how many shares; `named`: these rows, in the
-      caller's order;
+    - `order`: what is to be done, of how many rows, among how many shares; `named`: these rows, in the caller's order;
     - `action`, see `Actions`; `seed` of the episodes to begin; `next_seed` of the episode that is begun where a step
       ends one, -1: none;
     - `obs`, `reward`, `terminated`, `truncated`, `broken`, `mask`: what the last step or reset gave;
@@ -174,7 +173,6 @@ class _Share:
 
     def open(self, shares: int, made: Sequence[gymnasium.Env[Any, Any]] = ()) -> None:
         """Make the environments, but for the first few, which were made already."""
-        self._all = np.arange(self._number, len(self._shared["obs"]), shares)
         numbers = range(self._number, len(self._shared["obs"]), shares)
         self._rows = Rows(self._cfg, numbers, made, self._shared["masked"])
 
@@ -184,7 +182,7 @@ class _Share:
         if self._rows is None:  # the first request
             self.open(shares)
             return
-        named = self._all if count < 0 else self._shared["named"][:count]
+        named = self._shared["named"][:count]
         own = named[named % shares == self._number]
         (self._reset if op == _RESET else self._step)(self._rows, own)
 
@@ -206,27 +204,25 @@ class _Share:
     def _step(self, envs: Rows, rows: Ints) -> None:
         shared = self._shared
         began = time.perf_counter_ns()
-        step = envs.step(rows.tolist(), shared["action"][rows])
+        step = envs.step(rows, shared["action"][rows])
         shared["spent"][self._number] += time.perf_counter_ns() - began
         shared["stepped"][self._number] += len(rows)
         for name in _SHOWN:
             shared[name][rows] = getattr(step, name)
-        for row in rows[step.over & (shared["next_seed"][rows] >= 0)]:
-            self._begin_ahead(envs, row)
+        for row in rows[step.over & (shared["next_seed"][rows] >= 0), None]:
+            self._begin_ahead(envs, row, shared["next_seed"][row])
 
-    def _begin_ahead(self, envs: Rows, row: int) -> None:
-        """Begin the episode that is known to follow. A fault is kept until that episode is asked for."""
+    def _begin_ahead(self, envs: Rows, row: Ints, seed: Ints) -> None:
+        """Begin the episode that is known to follow, `[1]`. A fault is kept until that episode is asked for."""
         shared = self._shared
-        rows = np.array([row])
-        seed = shared["next_seed"][rows]
         try:
-            shared["next_obs"][rows], mask = envs.reset(rows, seed)
+            shared["next_obs"][row], mask = envs.reset(row, seed)
         except Exception as error:
-            self._failed[int(row)] = int(seed[0]), error
+            self._failed[int(row[0])] = int(seed[0]), error
             return
         if mask is not None:
-            shared["next_mask"][rows] = mask
-        shared["begun"][rows] = seed
+            shared["next_mask"][row] = mask
+        shared["begun"][row] = seed
 
 
 class WorkerRows:
@@ -275,10 +271,10 @@ class WorkerRows:
         self._keep(count)
         if not count:
             return False
-        self._shares = count + here
+        self._shares, shares = count + here, np.arange(count)
         try:
-            self._ask(_OPEN, range(count))
-            self._end(None)
+            self._ask(_OPEN, shares)
+            self._end(shares)
         except Exception as error:
             self._keep(0)
             workers.give_up(self.cfg, self._what, str(error))
@@ -299,21 +295,20 @@ class WorkerRows:
         shared["obs"][taken], shared["mask"][taken] = shared["next_obs"][taken], shared["next_mask"][taken]
         if len(due):
             shared["seed"][due] = seeds[~ahead]
-            self._begin(_RESET, due)
+            self._ask(_RESET, due)
             self._end(due)
         shared["next_seed"][rows] = -1 if upcoming is None else upcoming(rows, 1)[:, 0]
         return shared["obs"][rows], shared["mask"][rows] if shared["masked"][0] else None
 
-    def send(self, rows: Ints | None, actions: Actions) -> None:
-        """Begin a step of `rows`, of all where None."""
-        self.shared["action"][slice(None) if rows is None else rows] = actions
-        self._begin(_STEP, rows)
+    def send(self, rows: Ints, actions: Actions) -> None:
+        """Begin a step."""
+        self.shared["action"][rows] = actions
+        self._ask(_STEP, rows)
 
-    def receive(self, rows: Ints | None, actions: Actions) -> Step:
-        """End it. See `Rows.step`."""
+    def receive(self, rows: Ints, actions: Actions) -> Step:
+        """End it, see `Rows.step`."""
         self._end(rows)
-        where: Ints | slice = slice(None) if rows is None else rows
-        return Step(*(np.array(self.shared[name][where]) for name in _SHOWN))
+        return Step(*(self.shared[name][rows] for name in _SHOWN))
 
     def close(self) -> None:
         """Close the environments, in the middle of a step too, and end the processes."""
@@ -328,27 +323,22 @@ class WorkerRows:
             helper.dismiss()
         del self.helpers[count:]
 
-    def _begin(self, op: int, rows: Ints | None) -> None:
-        """Ask for something about `rows`, about all where None."""
+    def _ask(self, op: int, rows: Ints) -> None:
+        """Ask for something about `rows`."""
         if self._death:
             raise EnvironmentFailed(self._death)
         while self._asked:  # an interrupt left it
             self._answer()
-        asked: Sequence[int] = range(self._shares)
-        if rows is not None:
-            if len(rows) > len(self.shared["named"]):
-                raise UsageError("a row was named twice in one step or reset of an environment pool")
-            self.shared["named"][: len(rows)] = rows
-            asked = sorted(set((rows % self._shares).tolist()))
-        self._ask(op, asked, -1 if rows is None else len(rows))
+        if len(rows) > len(self.shared["named"]):
+            raise UsageError("a row was named twice in one step or reset of an environment pool")
+        self.shared["named"][: len(rows)] = rows
+        self.shared["order"][:] = op, len(rows), self._shares
+        self._asked = sorted({*(rows % self._shares).tolist()})
+        for share in self._asked:
+            if share < len(self.helpers):
+                self.helpers[share].tell()
 
-    def _ask(self, op: int, asked: Sequence[int], count: int = -1) -> None:
-        self.shared["order"][:] = op, count, self._shares
-        self._asked = [*asked]
-        for helper in (self.helpers[share] for share in asked if share < len(self.helpers)):
-            helper.tell()
-
-    def _end(self, rows: Ints | None) -> None:
+    def _end(self, rows: Ints) -> None:
         """Wait for all that was asked; of several faults, raise the one that one row after the other meets first."""
         if self._death:
             raise EnvironmentFailed(self._death)
@@ -356,8 +346,8 @@ class WorkerRows:
         while self._asked:
             errors.append(self._answer())
         if found := [error for error in errors if error is not None]:
-            order = {} if rows is None else {row: i for i, row in enumerate(rows.tolist())}
-            raise min(found, key=lambda fault: order.get(fault.row, fault.row) if isinstance(fault, Fault) else -1)
+            order = rows.tolist()
+            raise min(found, key=lambda fault: order.index(fault.row) if isinstance(fault, Fault) else -1)
 
     def _answer(self) -> BaseException | None:
         """Wait for the last of those asked, this process's own share where it has one; return what it raised."""

@@ -169,12 +169,12 @@ class TensorRows:
         self._pool.reset(rows, seeds)
         return self._pool.obs.numpy()[rows], None
 
-    def send(self, rows: Ints | None, actions: Actions) -> None:
+    def send(self, rows: Ints, actions: Actions) -> None:
         """Begin a step: here the work is done when its result is asked for."""
 
-    def receive(self, rows: Ints | None, actions: Actions) -> Step:
-        """Step `rows`, all where None. See `Rows.step`."""
-        step = self._pool.step(torch.tensor(actions), None if rows is None else torch.tensor(rows))
+    def receive(self, rows: Ints, actions: Actions) -> Step:
+        """End it, see `Rows.step`."""
+        step = self._pool.step(torch.tensor(actions), torch.tensor(rows))
         obs, reward, terminated, truncated = (part.numpy() for part in step)
         return Step.of(self._pool.actions, obs, reward, terminated, truncated)
 
