@@ -166,7 +166,7 @@ def test_it_plays_the_same_game_as_gymnasium() -> None:
             pool = EnvPool(EnvConfig.model_validate({"id": env_id, "backend": backend}), 64)
             player, lengths = Player(pool), []
             player.reset(np.arange(64))
-            for _ in range(300):
+            for _ in range(200):
                 step = pool.step(player.rng.integers(pool.num_actions, size=64))
                 over = np.flatnonzero(step.terminated | step.truncated)
                 lengths.extend(pool.episode_length[over].tolist())

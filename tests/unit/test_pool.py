@@ -154,7 +154,12 @@ def test_a_broken_row_is_told_apart_and_its_neighbour_goes_on(name: str) -> None
 def test_one_number_that_is_none_breaks_a_step() -> None:
     obs, reward, no = np.zeros((4, 3), np.float32), np.zeros(4, np.float32), np.zeros(4, np.bool_)
     obs[0, 2], obs[1, 0], reward[3] = np.nan, np.inf, -np.inf
-    assert Step.of(ActionSpace.of(gymnasium.spaces.Discrete(2)), obs, reward, no, no).broken.tolist() == [1, 1, 0, 1]
+    assert Step.of(ActionSpace.of(gymnasium.spaces.Discrete(2)), obs, reward, no, no, None).broken.tolist() == [
+        1,
+        1,
+        0,
+        1,
+    ]
 
 
 @pytest.mark.parametrize(

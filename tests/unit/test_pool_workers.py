@@ -601,7 +601,7 @@ def test_a_number_of_workers_is_not_given_up_silently() -> None:
     with Workers(1) as workers, pytest.raises(ParamsError) as failed:
         started(odd("OnlyIn", pid=os.getpid()), 2, workers)
     assert str(failed.value) == (
-        "runtime.env_workers: the training environment 'worker_envs:OnlyIn-v0' cannot live in worker processes: "
+        "runtime.env_workers: the environment 'worker_envs:OnlyIn-v0' cannot live in worker processes: "
         "environment 'worker_envs:OnlyIn-v0' could not be constructed: RuntimeError: not in this process; check "
         "env.kwargs; set it to 0"
     )

@@ -24,9 +24,7 @@ _IRRELEVANT = ("value is infinity", "value is -infinity", "is different from the
 
 
 def check(env_id: str, kwargs: dict[str, Any]) -> list[str]:
-    """Try an environment and return what is wrong with it, nothing where all is well.
-
-    Each sentence begins with `error:` (evopipe cannot train in it) or `warning:` (it can, but look at this).
+    """Try an environment. Each finding begins with `error:` (evopipe cannot train in it) or `warning:` (it can).
 
     Raises:
         ParamsError: the id or the arguments are unknown.
@@ -92,8 +90,7 @@ def _episodes(cfg: EnvConfig) -> Iterator[str]:
 
 def _roll(pool: EnvPool, row: int) -> tuple[list[Step], list[int]]:
     """Play random legal actions in one row: the steps, and the lengths of the episodes that ended."""
-    rng = np.random.default_rng(_SEED)
-    rows = np.array([row])
+    rng, rows = np.random.default_rng(_SEED), np.array([row])
     steps: list[Step] = []
     lengths: list[int] = []
     pool.reset(rows, np.array([_SEED]))
@@ -147,24 +144,17 @@ def _ends(pool: EnvPool, steps: list[Step], lengths: list[int]) -> Iterator[str]
 def _determinism(pool: EnvPool, first: list[Step]) -> Iterator[str]:
     """A resumed run replays its running episodes: needs equal episodes from equal seeds, in a used environment too."""
     why = "a killed run will not continue bit for bit"
-    fresh, _ = _roll(pool, 1)
-    t = _differs(first, fresh)
-    if t is not None:
+    if (t := _differs(first, _roll(pool, 1)[0])) is not None:
         yield f"warning: two environments with one seed and the same actions differ at step {t}: {why}"
-        return
-    used, _ = _roll(pool, 0)
-    t = _differs(first, used)
-    if t is not None:
+    elif (t := _differs(first, _roll(pool, 0)[0])) is not None:
         yield f"warning: an episode depends on what its environment played before (step {t}), not on its seed: {why}"
 
 
 def _differs(a: list[Step], b: list[Step]) -> int | None:
     """Return the first step at which two rolls are not bit-identical."""
     for t, (x, y) in enumerate(zip(a, b, strict=False), start=1):
-        for name in Step.__dataclass_fields__:
-            left, right = getattr(x, name), getattr(y, name)
-            if left.tobytes() != right.tobytes():
-                return t
+        if any(getattr(x, name).tobytes() != getattr(y, name).tobytes() for name in Step.__dataclass_fields__):
+            return t
     return None if len(a) == len(b) else min(len(a), len(b)) + 1
 
 

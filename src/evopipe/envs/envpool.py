@@ -1,10 +1,9 @@
 """Environments of envpool: C++ builds that step in threads of this process, without Python's lock.
 
-envpool's seeds are fixed at construction and its environments reset by themselves. A pool's contract is another: the
-caller gives every episode its own seed, and no row resets by itself. So an environment of envpool serves for one
-episode here and is left when that ends: each *batch* holds environments for many coming episodes, seeded one by one, of
-which only those are stepped that a row is playing. Constructing one costs a few microseconds (its first reset does the
-work).
+envpool's seeds are fixed at construction and its environments reset by themselves. In a pool the caller gives every
+episode its own seed, and no row resets by itself. So an environment of envpool serves for one episode here: each batch
+holds environments for many coming episodes, seeded one by one, of which only those are stepped that a row is playing.
+Constructing one costs a few microseconds (its first reset does the work).
 """
 
 from __future__ import annotations
@@ -28,13 +27,7 @@ _RESERVED = ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "threa
 
 
 class EnvpoolRows:
-    """The rows of one pool, in envpool.
-
-    Args:
-        cfg: which environment.
-        rows: `R`.
-        spaces: those of Gymnasium's build of it.
-        threads: CPUs that may step.
+    """The rows of one pool, in envpool; `spaces` are those of Gymnasium's build, `threads` may step.
 
     Raises:
         ParamsError: envpool is not installed, or does not offer this environment or these arguments.
@@ -91,7 +84,7 @@ class EnvpoolRows:
                 order = _order(info, places[where])
                 obs[where], reward[where] = self._flat(seen)[order], paid[order]
                 terminated[where], truncated[where] = ended[order], cut[order]
-        return Step.of(self._actions, obs, reward, terminated, truncated)
+        return Step.of(self._actions, obs, reward, terminated, truncated, None)
 
     def close(self) -> None:
         """Let the environments go."""
@@ -174,9 +167,8 @@ def _envpool() -> Any:
     try:
         import envpool
     except ImportError as error:
-        raise ParamsError(
-            'env.backend: envpool is not installed: `pip install "evopipe[envpool]"`, or set it to sync'
-        ) from error
+        text = 'env.backend: envpool is not installed: `pip install "evopipe[envpool]"`, or set it to sync'
+        raise ParamsError(text) from error
     return envpool
 
 

@@ -21,14 +21,10 @@ _BAD_KWARGS = re.compile(r"unexpected keyword argument|missing \d+ required|mult
 
 
 def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-    """Construct one environment.
+    """Construct one environment, which draws itself where `render_mode` is one of its `metadata["render_modes"]`.
 
     `module:EnvId` imports `module` first (from the working folder or the installed packages), so that a project can
     register its own environments.
-
-    Args:
-        cfg: which environment.
-        render_mode: how it draws itself, one of its `metadata["render_modes"]`; None: not at all.
 
     Raises:
         ParamsError: the id is unknown, its package is not installed, or `env.kwargs` does not fit its constructor.
@@ -81,9 +77,7 @@ def source_of(cfg: EnvConfig) -> list[Path]:
     """
     module = sys.modules.get(cfg.id.partition(":")[0]) if ":" in cfg.id else None
     file = getattr(module, "__file__", None)
-    if file is None:
-        return []
-    return [Path(file).parent if hasattr(module, "__path__") else Path(file)]
+    return [] if file is None else [Path(file).parent if hasattr(module, "__path__") else Path(file)]
 
 
 def _import_module(env_id: str) -> None:

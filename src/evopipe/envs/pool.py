@@ -49,8 +49,7 @@ class EnvPool:
         cfg: which environment.
         rows: `R`.
         what: the pool's name in error messages.
-        workers: processes that may hold the environments; None: they live in this process. Nothing that the pool
-            gives depends on it.
+        workers: processes that may hold the environments; nothing that the pool gives depends on it.
         overlapped: the caller computes between `send` and `receive`, so a CPU should be left to it.
 
     Attributes:
@@ -59,9 +58,8 @@ class EnvPool:
         masked: whether the environment gives masks; known after the first reset.
         episode_return: `[R]`, undiscounted return of the running episode.
         episode_length: `[R]`, steps of the running episode.
-        actions: the action space, and the way to the environment's own actions.
-        observations: the observation space, and the way from the environment's own observations.
-        spaces: what an algorithm knows of the spaces.
+        actions, observations: the spaces, and the way to the environment's own actions and from its observations.
+        spaces: what an algorithm knows of them.
         reward_threshold: the return at which the environment counts as solved, where its spec names one.
         upcoming: `(rows [n], ahead) → seeds [n, ahead]`, which the next resets of these rows will be given, where the
             caller knows. Episodes are then begun ahead of time. No result depends on it.
@@ -106,7 +104,7 @@ class EnvPool:
         self._longest = 0  # an upper bound of episode_length, cheaper to keep than its maximum
         self._example = first
         self._home: _Home | None = None
-        self._forked = workers.fork(cfg, rows, self.spaces, overlapped, what) if workers else None
+        self._forked = workers.fork(cfg, rows, self.spaces, overlapped) if workers else None
         if cfg.backend == "torch":
             close(first)
             self._home = TensorRows(cfg, rows)
@@ -136,8 +134,6 @@ class EnvPool:
             else:
                 self._home = Rows(self._cfg, range(self.rows), [self._example])
         return self._home
-
-    # ------------------------------------------------------------------------------------------ episodes
 
     def reset(self, rows: npt.ArrayLike, seeds: npt.ArrayLike) -> None:
         """Start a new episode in `rows` `[n]`, each from its own seed `[n]`.
@@ -192,8 +188,7 @@ class EnvPool:
 
         Raises:
             UsageError: no step was begun.
-            EnvironmentFailed: an environment raised, or returned something of a wrong type or shape; everything the
-                pool shows is as before the step.
+            EnvironmentFailed: see `step`; everything the pool shows is as before the step.
         """
         if self._sent is None:
             raise UsageError("the pool has no step to receive: call send(actions) first")
@@ -203,7 +198,9 @@ class EnvPool:
         except Fault as fault:
             self._fail(fault)
         if self._longest >= self._log.shape[1]:
-            self._grow()
+            self._longest = int(self.episode_length.max())
+            if self._longest >= self._log.shape[1]:
+                self._log = np.concatenate((self._log, np.zeros_like(self._log)), axis=1)
         self._longest += 1
         self._log[rows, self.episode_length[rows]] = action
         self.obs[rows] = step.obs
@@ -213,38 +210,24 @@ class EnvPool:
             self.mask[rows] = step.mask
         return step
 
-    def _grow(self) -> None:
-        self._longest = int(self.episode_length.max())
-        if self._longest >= self._log.shape[1]:
-            self._log = np.concatenate((self._log, np.zeros_like(self._log)), axis=1)
-
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what rebuilds the pool.
-
-        Returns:
-            `seed` `[R]` of each running episode (-1: never reset), `length` `[R]`, `actions` `[sum(length), …]` (the
-            running episodes' actions, row after row), `obs` `[R, O]`.
-        """
-        taken = np.arange(self._log.shape[1])[None] < self.episode_length[:, None]
-        return {
-            "seed": self._seed.copy(),
-            "length": self.episode_length.copy(),
-            "actions": self._log[taken],
-            "obs": self.obs.copy(),
-        }
+        """Return what rebuilds the pool: of the running episodes `seed` `[R]` (-1: never reset), `length` `[R]`,
+        `actions` `[sum(length), …]`, row after row, and `obs` `[R, O]`."""
+        taken = self._log[np.arange(self._log.shape[1])[None] < self.episode_length[:, None]]
+        seed, length = self._seed.copy(), self.episode_length.copy()
+        return {"seed": seed, "length": length, "actions": taken, "obs": self.obs.copy()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> Bools:
         """Rebuild the pool by playing each running episode again.
 
         Returns:
-            `[R]`, rows whose episode came out different: the environment is not deterministic. The caller resets
-            them.
+            `[R]`, rows whose episode came out different: the environment is not deterministic. The caller resets them.
 
         Raises:
             DataError: the state belongs to another pool.
             EnvironmentFailed: an environment raised on the way.
         """
-        seed, length = (np.asarray(state["seed"], np.int64), np.asarray(state["length"], np.int64))
+        seed, length = np.asarray(state["seed"], np.int64), np.asarray(state["length"], np.int64)
         self._check_state(seed, length, state)
         log = self.actions.empty(self.rows, max(1, int(length.max(initial=0))))
         log[np.arange(log.shape[1])[None] < length[:, None]] = state["actions"]
@@ -263,8 +246,7 @@ class EnvPool:
         return np.asarray(early | ~same.all(axis=1), np.bool_)
 
     def _check_state(self, seed: Ints, length: Ints, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        fits = seed.shape == length.shape == (self.rows,) and state["obs"].shape == self.obs.shape
-        if not fits:
+        if not (seed.shape == length.shape == (self.rows,) and state["obs"].shape == self.obs.shape):
             raise DataError(
                 f"the saved {self._what} environments are {seed.size} rows with observations {state['obs'].shape}; "
                 f"expected {self.rows} rows with {self.obs.shape}"
@@ -280,13 +262,11 @@ class EnvPool:
         """
         home = self._settled()
         if not isinstance(home, Rows):
-            raise UsageError(
-                "the pool's environments do not live in this process: give it no workers, and backend sync"
-            )
+            raise UsageError("the pool's environments do not live in this process: give it no workers and backend sync")
         return home.envs[row]
 
     def close(self) -> None:
-        """Close every environment. One that fails to close cannot harm a finished run."""
+        """Close every environment."""
         if self._home is None:
             close(self._example)
         for held in (self._home, self._forked):

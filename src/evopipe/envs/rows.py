@@ -40,34 +40,19 @@ class Fault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step of `n` rows gave. Nothing in it is overwritten by a later step.
+    """What one step of `n` rows gave. Nothing in it is overwritten by a later step."""
 
-    Attributes:
-        obs: true next observation `[n, O]`, also where the episode ended.
-        reward: `[n]`.
-        terminated: `[n]`, the episode reached an end state: nothing to bootstrap from.
-        truncated: `[n]`, the episode was cut: bootstrap from `obs`.
-        broken: `[n]`, reward or observation is not finite, or no action is legal in a running episode. Such a
-            transition must not be learned from.
-        mask: `[n, A]`, legal next actions.
-    """
-
-    obs: Floats
-    reward: Floats
-    terminated: Bools
-    truncated: Bools
+    obs: Floats  # [n, O], the true next observation, also where the episode ended
+    reward: Floats  # [n]
+    terminated: Bools  # [n], the episode reached an end state: nothing to bootstrap from
+    truncated: Bools  # [n], the episode was cut: bootstrap from `obs`
+    # [n], reward or observation is not finite, or no action is legal in a running episode: not to be learned from.
     broken: Bools
-    mask: Bools
+    mask: Bools  # [n, A], legal next actions
 
     @classmethod
     def of(
-        cls,
-        actions: ActionSpace,
-        obs: Floats,
-        reward: Floats,
-        terminated: Bools,
-        truncated: Bools,
-        mask: Bools | None = None,
+        cls, actions: ActionSpace, obs: Floats, reward: Floats, terminated: Bools, truncated: Bools, mask: Bools | None
     ) -> Step:
         """Find what is broken; without masks every action is legal."""
         broken: Bools = ~(np.isfinite(obs).all(axis=1) & np.isfinite(reward))
@@ -90,19 +75,14 @@ class Rows:
         cfg: which environment.
         numbers: their rows in the pool.
         made: the first few of them, made already.
-        masked: `[1]`, whether the environments of the pool give action masks; known after the first reset.
+        masked: `[1]`, whether the pool's environments give action masks; known after the first reset.
 
     Raises:
-        ParamsError: the environment is unknown or its spaces are not served.
-        EnvironmentFailed: its constructor raised.
+        ParamsError, EnvironmentFailed: see `make_env`.
     """
 
     def __init__(
-        self,
-        cfg: EnvConfig,
-        numbers: range,
-        made: Sequence[gymnasium.Env[Any, Any]] = (),
-        masked: Bools | None = None,
+        self, cfg: EnvConfig, numbers: range, made: Sequence[gymnasium.Env[Any, Any]], masked: Bools | None = None
     ) -> None:
         envs = [*made, *(make_env(cfg) for _ in range(len(numbers) - len(made)))]
         self.envs = dict(zip(numbers, envs, strict=True))

@@ -39,25 +39,15 @@ _Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of an observation, and how it becomes columns.
+    """One array of an observation, and how it becomes columns."""
 
-    Attributes:
-        path: keys and indices from the observation to it; empty where it is the observation.
-        shape: of the environment's own array, `()` for a number.
-        counts: how many values each number of a discrete space has; empty for other spaces.
-        firsts: the least value of each.
-        channels: for an image, the dimension of its channels, 0 or 2.
-        low: the value that becomes 0 in an image.
-        high: the value that becomes 1.
-    """
-
-    path: _Path
-    shape: tuple[int, ...]
-    counts: tuple[int, ...] = ()
-    firsts: tuple[int, ...] = ()
-    channels: int | None = None
-    low: float = 0.0
-    high: float = 1.0
+    path: _Path  # keys and indices from the observation to it; empty where it is the observation
+    shape: tuple[int, ...]  # of the environment's own array, `()` for a number
+    counts: tuple[int, ...] = ()  # how many values each number of a discrete space has; empty for other spaces
+    firsts: tuple[int, ...] = ()  # the least value of each
+    channels: int | None = None  # for an image, the dimension of its channels, 0 or 2
+    low: float = 0.0  # the value that becomes 0 in an image
+    high: float = 1.0  # the value that becomes 1
 
     @cached_property
     def size(self) -> int:
@@ -75,11 +65,7 @@ class Leaf:
         return Image(start, self.shape[self.channels or 0], height, width)
 
     def find(self, obs: Any) -> npt.NDArray[Any]:
-        """Return its array in an observation, or in a batch of them whose arrays have one dimension more.
-
-        Raises:
-            ValueError: it is not there, or not an array of numbers.
-        """
+        """Return its array in an observation, or in a batch of them; ValueError where it is no array of numbers."""
         try:
             for key in self.path:
                 obs = obs[key]
@@ -92,11 +78,7 @@ class Leaf:
         return array
 
     def columns(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """`[n, *shape]` → `[n, size]`.
-
-        Raises:
-            ValueError: a number of a discrete space is outside it.
-        """
+        """`[n, *shape]` → `[n, size]`; ValueError where a number of a discrete space is outside it."""
         if self.counts:
             return self._one_hot(values.reshape(len(values), len(self.counts)).astype(np.int64) - np.array(self.firsts))
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows float32 becomes infinite: a broken row
@@ -119,21 +101,13 @@ class Leaf:
 
 @dataclass(frozen=True)
 class ObservationSpace:
-    """An environment's observation space, and the way from its observations to rows.
+    """An environment's observation space, and the way from its observations to rows."""
 
-    Attributes:
-        leaves: the arrays of an observation, in the order of their columns.
-    """
-
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[Leaf, ...]  # the arrays of an observation, in the order of their columns
 
     @classmethod
     def of(cls, space: object) -> ObservationSpace:
-        """Read a Gymnasium space.
-
-        Raises:
-            ParamsError: it holds something that cannot be a row, nothing, or too much.
-        """
+        """Read a Gymnasium space; ParamsError where it holds something that cannot be a row, nothing, or too much."""
         found = cls(tuple(_leaves(space, (), space)))
         if not 0 < found.size <= LONGEST:
             raise ParamsError(
@@ -210,11 +184,7 @@ class ObservationSpace:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ObservationSpace:
-        """Build from what `to_json` returned.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is something else.
-        """
+        """Build from what `to_json` returned; KeyError, TypeError or ValueError where it is something else."""
         if "observation" not in data:
             return cls.vector(int(data["observations"]))
         listed = ("path", "shape", "counts", "firsts")
@@ -227,29 +197,17 @@ class ObservationSpace:
 
 @dataclass(frozen=True, eq=False)
 class ActionSpace:
-    """An environment's action space, and the way from an algorithm's actions to its own.
+    """An environment's action space, and the way from an algorithm's actions to its own."""
 
-    Attributes:
-        kind: see `Spaces`.
-        shape: of the environment's own action.
-        choices: how many values each number of an action has; none where continuous.
-        starts: the least value of each.
-        bounds: low and high `[A]` float64 of a Box; None for other spaces.
-    """
-
-    kind: str
-    shape: tuple[int, ...]
-    choices: tuple[int, ...] = ()
-    starts: tuple[int, ...] = ()
-    bounds: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None
+    kind: str  # see `Spaces`
+    shape: tuple[int, ...]  # of the environment's own action
+    choices: tuple[int, ...] = ()  # how many values each number of an action has; none where continuous
+    starts: tuple[int, ...] = ()  # the least value of each
+    bounds: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None  # low and high [A] of a Box
 
     @classmethod
     def of(cls, space: object) -> ActionSpace:
-        """Read a Gymnasium space.
-
-        Raises:
-            ParamsError: it is neither Discrete, MultiDiscrete, MultiBinary nor a bounded Box of numbers.
-        """
+        """Read a Gymnasium space; ParamsError where it is not served."""
         spaces = gymnasium.spaces
         if isinstance(space, spaces.Discrete):
             return cls("discrete", (), (int(space.n),), (int(space.start),))
@@ -366,11 +324,7 @@ class ActionSpace:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ActionSpace:
-        """Build from what `to_json` returned.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is something else.
-        """
+        """Build from what `to_json` returned; KeyError, TypeError or ValueError where it is something else."""
         if "action_kind" in data:
             if data["action_kind"] not in ("multidiscrete", "multibinary"):
                 raise ValueError(f"action_kind is {data['action_kind']!r}")

@@ -35,7 +35,7 @@ _WORTH = 0.8  # of the time without them that a tick with workers may take
 _OPEN, _RESET, _STEP = range(3)
 _MEMORY = " (often because memory ran out: lower env.num_envs or population.size)"
 _WAY_OUT = "; runtime.env_workers: 0 steps them in the trainer's process"
-_SHOWN = tuple(field.name for field in fields(Step))
+_STEP_FIELDS = tuple(field.name for field in fields(Step))
 
 
 class Workers:
@@ -44,8 +44,7 @@ class Workers:
     Each pool forks its own; they end with it, with this, and with this process, whatever ends it.
 
     Args:
-        workers: how many; `auto`: by the number of CPUs that this process may use (none where it is only one), and
-            fewer, or none, for a pool of few rows.
+        workers: how many; `auto`: by the number of CPUs that this process may use, fewer or none for a small pool.
         learners: processes that compute while a pool steps whose steps they overlap.
 
     Raises:
@@ -64,9 +63,7 @@ class Workers:
         self._pools: list[WorkerRows] = []
 
     def count(self, rows: int, overlapped: bool, step_cost: float | None = None) -> int:
-        """How many workers a pool should use; no result depends on it.
-
-        Under `auto`, where nothing overlaps their steps, this process takes a share besides.
+        """How many workers a pool should use, besides this process where `auto` is not overlapped.
 
         Args:
             rows: environments.
@@ -90,10 +87,11 @@ class Workers:
         steps = sum(int(shared["stepped"].sum()) for shared in pools)
         return sum(int(shared["spent"].sum()) for shared in pools) / steps / 1000 if steps else None
 
-    def fork(self, cfg: EnvConfig, rows: int, spaces: Spaces, overlapped: bool, what: str) -> WorkerRows | None:
-        """Return workers for a pool, as many as it may come to use; None where that is none.
+    def fork(self, cfg: EnvConfig, rows: int, spaces: Spaces, overlapped: bool) -> WorkerRows | None:
+        """Fork as many workers as a pool may come to use, before the trainer's memory and threads grow.
 
-        They are forked before the trainer's memory and threads grow. `WorkerRows.open` chooses how many stay.
+        Returns:
+            The pool's rows there, for `open` to choose how many processes stay; None where there are none.
 
         Raises:
             ParamsError: a number of workers was asked for, and a process cannot be forked.
@@ -103,22 +101,17 @@ class Workers:
         if cfg.backend != "sync" or not count or (self.auto and has_threads(cfg)):
             return None
         try:
-            self._pools.append(WorkerRows(self, cfg, rows, spaces, overlapped, what, count))
+            self._pools.append(WorkerRows(self, cfg, rows, spaces, overlapped, count))
         except OSError as error:
-            self.give_up(cfg, what, f"a worker process cannot be forked ({error.strerror or error})")
+            self.give_up(cfg, f"a worker process cannot be forked ({error.strerror or error})")
             return None
         return self._pools[-1]
 
-    def give_up(self, cfg: EnvConfig, what: str, why: str) -> None:
-        """Have a pool do without workers: where they are only a default, that is no news.
-
-        Raises:
-            ParamsError: a number of them was asked for.
-        """
+    def give_up(self, cfg: EnvConfig, why: str) -> None:
+        """Let a pool do without workers; ParamsError where a number of them was asked for."""
         if not self.auto:
             raise ParamsError(
-                f"runtime.env_workers: the {what} environment {cfg.id!r} cannot live in worker processes: {why}; "
-                "set it to 0"
+                f"runtime.env_workers: the environment {cfg.id!r} cannot live in worker processes: {why}; set it to 0"
             ) from None
 
     def close(self) -> None:
@@ -134,26 +127,23 @@ class Workers:
 
 
 def _shared_arrays(rows: int, spaces: Spaces, shares: int) -> dict[str, npt.NDArray[Any]]:
-    """Return what the processes of one pool see, arrays of these names, indexed by row unless stated otherwise:
-
-    - `order`: what is to be done, of how many rows, among how many shares; `named`: these rows, in the caller's order;
-    - `action`, see `Actions`; `seed` of the episodes to begin; `next_seed` of the episode that is begun where a step
-      ends one, -1: none;
-    - `obs`, `reward`, `terminated`, `truncated`, `broken`, `mask`: what the last step or reset gave;
-    - `next_obs`, `next_mask` of the episode that was begun ahead, and `begun`, its seed, -1: none was;
-    - `masked`, one for all: whether the environments give masks;
-    - of each share: `spent`, nanoseconds stepping; `stepped`, steps.
-    """
+    """Return what the processes of one pool see, by row unless stated otherwise."""
+    masks, observations = (np.bool_, (rows, spaces.actions)), (np.float32, (rows, spaces.observations))
     kinds: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
-        "order": (np.int64, (3,)),
+        "order": (np.int64, (3,)),  # what is to be done, of how many rows, among how many shares
+        "named": (np.int64, (rows,)),  # these rows, in the caller's order
         "action": (np.float32 if spaces.continuous else np.int64, (rows, *spaces.action_shape)),
-        "masked": (np.bool_, (1,)),
+        "seed": (np.int64, (rows,)),  # of the episode to begin
+        "obs": observations,  # this and the next five: what the last step gave, or the last reset
         "reward": (np.float32, (rows,)),
-        **dict.fromkeys(("named", "seed", "next_seed", "begun"), (np.int64, (rows,))),
-        **dict.fromkeys(("obs", "next_obs"), (np.float32, (rows, spaces.observations))),
         **dict.fromkeys(("terminated", "truncated", "broken"), (np.bool_, (rows,))),
-        **dict.fromkeys(("mask", "next_mask"), (np.bool_, (rows, spaces.actions))),
-        **dict.fromkeys(("spent", "stepped"), (np.int64, (shares,))),
+        "mask": masks,
+        "masked": (np.bool_, (1,)),  # whether the environments give masks
+        "next_seed": (np.int64, (rows,)),  # of the episode that is begun where a step ends one, -1: not known
+        "begun": (np.int64, (rows,)),  # seed of the episode that was begun ahead, -1: none was; and what it shows:
+        "next_obs": observations,
+        "next_mask": masks,
+        **dict.fromkeys(("spent", "stepped"), (np.int64, (shares,))),  # of each share: nanoseconds, steps
     }
     pieces = shared_memory([math.prod(shape) * np.dtype(kind).itemsize for kind, shape in kinds.values()])
     found: dict[str, npt.NDArray[Any]] = {
@@ -207,7 +197,7 @@ class _Share:
         step = envs.step(rows, shared["action"][rows])
         shared["spent"][self._number] += time.perf_counter_ns() - began
         shared["stepped"][self._number] += len(rows)
-        for name in _SHOWN:
+        for name in _STEP_FIELDS:
             shared[name][rows] = getattr(step, name)
         for row in rows[step.over & (shared["next_seed"][rows] >= 0), None]:
             self._begin_ahead(envs, row, shared["next_seed"][row])
@@ -226,26 +216,13 @@ class _Share:
 
 
 class WorkerRows:
-    """The rows of one pool in worker processes, and this process's share of them where it takes one.
-
-    Args:
-        workers: who they belong to.
-        cfg: which environment.
-        rows: `R`.
-        spaces: what an algorithm knows of its spaces.
-        overlapped: the caller computes while they step.
-        what: the pool's name in error messages.
-        count: processes at most.
-
-    Raises:
-        OSError: a process cannot be forked.
-    """
+    """The rows of one pool in worker processes, and this process's share where it takes one; see `Workers.fork`."""
 
     def __init__(
-        self, workers: Workers, cfg: EnvConfig, rows: int, spaces: Spaces, overlapped: bool, what: str, count: int
+        self, workers: Workers, cfg: EnvConfig, rows: int, spaces: Spaces, overlapped: bool, count: int
     ) -> None:
         self.cfg, self.shared = cfg, _shared_arrays(rows, spaces, count + 1)
-        self._workers, self._overlapped, self._what = workers, overlapped, what
+        self._workers, self._overlapped = workers, overlapped
         forked = [_Share(cfg, number, self.shared) for number in range(count)]
         self.helpers = [Helper(share.serve, share.close) for share in forked]
         self._own: _Share | None = None
@@ -254,13 +231,10 @@ class WorkerRows:
         self._death = ""
 
     def open(self, made: gymnasium.Env[Any, Any]) -> bool:
-        """Have as many processes as are worth it make their environments; let the others go.
-
-        Args:
-            made: an environment, which this process's share takes over; it is closed where there is no such share.
+        """Have as many processes as are worth it make their environments, and let the others go.
 
         Returns:
-            Whether the environments live here. If not, `made` is as before.
+            Whether the environments live here: then `made` belongs to this process's share, or is closed.
 
         Raises:
             ParamsError: a number of workers was asked for, and an environment cannot be made there.
@@ -277,7 +251,7 @@ class WorkerRows:
             self._end(shares)
         except Exception as error:
             self._keep(0)
-            workers.give_up(self.cfg, self._what, str(error))
+            workers.give_up(self.cfg, str(error))
             return False
         if here:
             self._own = _Share(self.cfg, count, self.shared)
@@ -308,7 +282,7 @@ class WorkerRows:
     def receive(self, rows: Ints, actions: Actions) -> Step:
         """End it, see `Rows.step`."""
         self._end(rows)
-        return Step(*(self.shared[name][rows] for name in _SHOWN))
+        return Step(*(self.shared[name][rows] for name in _STEP_FIELDS))
 
     def close(self) -> None:
         """Close the environments, in the middle of a step too, and end the processes."""

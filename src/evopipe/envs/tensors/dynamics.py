@@ -25,13 +25,9 @@ Advance: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Dynamics(Protocol):
-    """One environment.
+    """One environment."""
 
-    Attributes:
-        draws: how many uniform numbers an initial state is made of.
-    """
-
-    draws: ClassVar[int]
+    draws: ClassVar[int]  # how many uniform numbers an initial state is made of
 
     def start(self, u: torch.Tensor) -> torch.Tensor:
         """Return initial columns `[S, R]` from draws `[draws, R]` in [0, 1)."""

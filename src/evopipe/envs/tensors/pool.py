@@ -1,8 +1,8 @@
 """Environments as tensors: all rows step in a few operators, on any device.
 
-A pool's environments live in one process each or one after another. Here the state of `R` rows is one tensor and a step
-is arithmetic on it, so a loop that learns on a device never leaves it. Nothing in `reset_where`, `step` and `obs` makes
-the host wait, and what they change they change in place, so a CUDA graph can hold them.
+The state of `R` rows is one tensor and a step is arithmetic on it, so a loop that learns on a device never leaves it.
+Nothing in `reset_where`, `step` and `obs` makes the host wait, and what they change they change in place, so a CUDA
+graph can hold them.
 """
 
 from __future__ import annotations
@@ -37,19 +37,12 @@ _OF_MAKE = "max_episode_steps"  # the one argument that `gymnasium.make` keeps f
 
 
 class TensorStep(NamedTuple):
-    """What one step of `n` rows gave. Nothing in it is overwritten by a later step.
+    """What one step of `n` rows gave, see `Step`. Nothing in it is overwritten by a later step."""
 
-    Attributes:
-        obs: `[n, O]` float32, the true next observation, also where the episode ended.
-        reward: `[n]` float32.
-        terminated: `[n]` bool, the episode reached an end state: nothing to bootstrap from.
-        truncated: `[n]` bool, the time limit cut the episode: bootstrap from `obs`.
-    """
-
-    obs: torch.Tensor
-    reward: torch.Tensor
-    terminated: torch.Tensor
-    truncated: torch.Tensor
+    obs: torch.Tensor  # [n, O] float32, the true next observation, also where the episode ended
+    reward: torch.Tensor  # [n] float32
+    terminated: torch.Tensor  # [n] bool
+    truncated: torch.Tensor  # [n] bool, the time limit cut the episode: bootstrap from `obs`
 
 
 class TensorPool:
@@ -69,7 +62,7 @@ class TensorPool:
         spaces: what an algorithm knows of the spaces.
         masked: False, none of these environments masks actions.
         max_steps: the time limit.
-        reward_threshold: the return at which the environment counts as solved, where Gymnasium names one.
+        reward_threshold: see `EnvPool`.
 
     Raises:
         ParamsError: the environment is not offered as tensors, or `env.kwargs` holds what it does not take.
@@ -119,12 +112,7 @@ class TensorPool:
         self.length.masked_fill_(over, 0)
 
     def step(self, actions: torch.Tensor, rows: torch.Tensor | None = None) -> TensorStep:
-        """Step `rows` `[n]`, all where None.
-
-        Args:
-            actions: indices int64 `[n]`, or float32 `[n, A]` in [-1, 1], which are stretched to the space's bounds.
-            rows: which.
-        """
+        """Step `rows` `[n]`, all where None, with indices int64 `[n]`, or float32 `[n, A]` in [-1, 1]."""
         where = slice(None) if rows is None else rows
         columns, reward, terminated = self._dynamics.advance(self._columns[:, where], self._own(actions))
         length = self.length[where] + 1
@@ -176,7 +164,7 @@ class TensorRows:
         """End it, see `Rows.step`."""
         step = self._pool.step(torch.tensor(actions), torch.tensor(rows))
         obs, reward, terminated, truncated = (part.numpy() for part in step)
-        return Step.of(self._pool.actions, obs, reward, terminated, truncated)
+        return Step.of(self._pool.actions, obs, reward, terminated, truncated, None)
 
     def close(self) -> None:
         """Nothing is held but memory."""
