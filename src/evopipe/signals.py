@@ -65,8 +65,7 @@ def watch_ancestors() -> None:
     beside it. So under DVC (`DVC_STAGE` is set) this process asks the kernel for SIGTERM at its parent's death, and a
     daemon thread waits for the nearest `dvc` ancestor, for the shell in between may outlive it. A `StopSignal` turns
     the SIGTERM into save and exit. A process that has not gone a minute later is hung in foreign code, and is killed.
-
-    Without `DVC_STAGE`, and on other systems than Linux, it does nothing.
+    On other systems than Linux it does nothing.
     """
     if not os.environ.get("DVC_STAGE") or not sys.platform.startswith("linux"):
         return
@@ -80,10 +79,7 @@ def watch_ancestors() -> None:
 
 
 def _find_dvc() -> psutil.Process | Literal["gone"] | None:
-    """Find the process to watch: the nearest `dvc`, or the program that runs DVC through its Python interface.
-
-    "gone": it died before we could look; None: `DVC_STAGE` was set by hand.
-    """
+    """Find the nearest `dvc`, or the program that runs DVC itself; None where `DVC_STAGE` was set by hand."""
     try:
         top = here = psutil.Process()
         for above in here.parents():

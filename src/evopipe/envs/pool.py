@@ -171,11 +171,8 @@ class EnvPool:
     def send(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> None:
         """Begin a step, see `step`; `receive` ends it. In between the caller may do other work.
 
-        Until `receive` returns, all that the pool shows (`obs`, `mask`, `episode_return`, `episode_length`, `state()`)
-        stays as it was before the step, and nothing may be called that changes it but `receive` and `close`.
-
-        Raises:
-            UsageError: a step was begun and not received yet.
+        Until then all that the pool shows (`obs`, `mask`, `episode_return`, `episode_length`, `state()`) stays as it
+        was, and only `receive` and `close` may be called; UsageError where another step is begun.
         """
         if self._sent is not None:
             raise UsageError("the pool's last step was not received: call receive() between two send()")

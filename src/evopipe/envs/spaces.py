@@ -146,11 +146,7 @@ class ObservationSpace:
         return zip(_starts([leaf.size for leaf in self.leaves]).tolist(), self.leaves, strict=True)
 
     def row(self, obs: Any) -> npt.NDArray[np.float32]:
-        """Flatten one observation: `[O]`.
-
-        Raises:
-            ValueError: it does not fit the space; the text goes on from "returned".
-        """
+        """Flatten one observation: `[O]`; ValueError where it does not fit, whose text goes on from "returned"."""
         rows, single = self.read(obs)
         if not single:
             raise ValueError("a batch of observations, its space says one")
@@ -158,13 +154,10 @@ class ObservationSpace:
         return row
 
     def read(self, obs: Any) -> tuple[npt.NDArray[np.float32], bool]:
-        """Flatten one observation, or a batch whose every array has one dimension more, NumPy or torch.
+        """Flatten one observation, or a batch whose every array has one dimension more, NumPy or torch; see `row`.
 
         Returns:
             `[n, O]`, and whether it was one observation.
-
-        Raises:
-            ValueError: see `row`.
         """
         arrays = [leaf.find(obs) for leaf in self.leaves]
         single = arrays[0].ndim == len(self.leaves[0].shape)
@@ -292,8 +285,7 @@ class ActionSpace:
     def flat_mask(self, mask: Any) -> Any:
         """Return a mask as an array `[…, A]`; of several choices Gymnasium gives it as a tuple, an array for each.
 
-        Raises:
-            ValueError: such a tuple does not fit the choices; the text goes on from "returned".
+        ValueError where such a tuple does not fit the choices; its text goes on from "returned".
         """
         if self.kind != "multidiscrete" or not isinstance(mask, tuple):
             return mask

@@ -63,12 +63,9 @@ class Workers:
         self._pools: list[WorkerRows] = []
 
     def count(self, rows: int, overlapped: bool, step_cost: float | None = None) -> int:
-        """How many workers a pool should use, besides this process where `auto` is not overlapped.
+        """How many workers a pool of so many environments should use, besides this process where it takes a share.
 
-        Args:
-            rows: environments.
-            overlapped: the caller computes while they step, on a CPU of its own.
-            step_cost: microseconds of one environment's step, where that is known.
+        `overlapped`: the caller computes while they step. `step_cost`: microseconds of one environment's step, if known.
         """
         if not self.auto:
             return min(self.workers, rows)

@@ -1,11 +1,10 @@
 """Gymnasium's classic control, written for many rows at once.
 
-Each environment is a value with three functions on *columns* `[S, R]`, the physical state of `R` rows in float64, one
-contiguous row of memory a quantity: `start` makes initial columns of uniform draws, `advance` takes one step, `observe`
-shows what the policy sees. The fields are the arguments of Gymnasium's constructor, with its defaults.
+Each environment has three functions on columns `[S, R]`, the physical state of `R` rows in float64, one contiguous row
+of memory a quantity. The fields are the arguments of Gymnasium's constructor, with its defaults.
 
-Every number is computed in Gymnasium's order and precision. The operators are element-wise and plain (no fused
-multiply-add), so that a row comes out the same, bit for bit, wherever it stands and whatever stands beside it.
+Every number is computed in Gymnasium's order and precision, by element-wise operators (no fused multiply-add): a row
+comes out the same, bit for bit, wherever it stands and whatever stands beside it.
 
 Sources: `gymnasium.envs.classic_control`, which follows Barto, Sutton & Anderson (1983) for CartPole, Sutton (1996) for
 Acrobot, and Moore (1990) for MountainCar.
