@@ -65,7 +65,7 @@ class Workers:
     def count(self, rows: int, overlapped: bool, step_cost: float | None = None) -> int:
         """How many workers a pool of so many environments should use, besides this process where it takes a share.
 
-        `overlapped`: the caller computes while they step. `step_cost`: microseconds of one environment's step, if known.
+        `overlapped`: the caller computes while they step. `step_cost`: microseconds of a step, where known.
         """
         if not self.auto:
             return min(self.workers, rows)
