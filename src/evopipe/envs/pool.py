@@ -238,7 +238,7 @@ class EnvPool:
             if not rows.size:
                 break
             step = self.step(log[rows, t], rows)
-            early[rows] = (step.terminated | step.truncated) & (length[rows] > t + 1)
+            early[rows] = step.over & (length[rows] > t + 1)
         same = (self.obs == state["obs"]) | (np.isnan(self.obs) & np.isnan(state["obs"]))
         return np.asarray(early | ~same.all(axis=1), np.bool_)
 
