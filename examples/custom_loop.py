@@ -23,7 +23,7 @@ for generation in range(1, 7):
         step = pool.step(actions)
         packed = layout.pack(obs, actions, step.reward, step.terminated, step.obs)
         replay.add(packed[None], ~step.broken[None])
-        over = rows[step.terminated | step.truncated | step.broken]
+        over = rows[step.over]
         pool.reset(over, seeds.integers(2**31, size=len(over)))
         if tick > 20:
             for cohort in cohorts:

@@ -79,13 +79,13 @@ class Slow(Chain):
 
 
 class SecondReset(Chain):
-    """Can be reset once."""
+    """Cannot be reset a second time, but a third."""
 
     played = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self.played += 1
-        if self.played > 1:
+        if self.played == 2:
             raise RuntimeError("out of track")
         return super().reset(seed=seed)
 

@@ -1,7 +1,6 @@
 """Processes that help this one: forked from it, on memory that both see, told by a wake-up.
 
-A helper has all that this process had when it was forked, without a copy and without a message; what changes later
-stands in `shared_memory`. It does one piece of work each time it is told, and reports what that raised. Workers that
+A helper has all that this process had when it was forked; what changes later stands in `shared_memory`. Workers that
 step environments are helpers, and so are learners. See `docs/decisions/0014-one-process-layer.md`.
 """
 
@@ -23,7 +22,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
 _LINE = 64  # bytes of a cache line
 _AWAKE = 1_000_000  # ns that whoever waits stays awake: waking on an idle virtual CPU costs 200 000, acting takes less
 _PATIENCE = 5000  # ms that a helper has to end
@@ -52,7 +50,7 @@ def available_cpus() -> int:
 def shared_memory(sizes: Sequence[int]) -> list[memoryview]:
     """Return pieces of memory that this process and later forks of it share, zeros, of at least so many bytes each.
 
-    It has no name, so nothing is left of it whatever dies. No two pieces share a cache line.
+    No two share a cache line. The memory has no name, so nothing is left of it whatever dies.
     """
     ends = [0, *itertools.accumulate(max(1, -(-size // _LINE)) * _LINE for size in sizes)]
     block = memoryview(mmap.mmap(-1, max(1, ends[-1])))
@@ -60,14 +58,11 @@ def shared_memory(sizes: Sequence[int]) -> list[memoryview]:
 
 
 def signal_at_parent_death(signum: int) -> None:
-    """Ask the kernel for a signal when the thread that started this process dies. Nothing where it cannot (not Linux).
-
-    The parent may have died before: compare `os.getppid()` with what it was.
-    """
+    """Ask the kernel, if it can, for a signal when the thread that started this process dies; it may be dead by now."""
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(1, int(signum), 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 class Died(Exception):
@@ -79,17 +74,11 @@ class Died(Exception):
 
 
 class Helper:
-    """A forked process that does its work whenever it is told.
+    """A forked process, `pid`, that does its `work` whenever it is told.
 
-    It ends with this process, whatever ends that; when it is dismissed; and with its last reference. It is deaf to the
-    signals that ask to stop, for this process decides, and saves first.
-
-    Args:
-        work: what it does each time.
-        last: what it does when it is dismissed, unless it is in the middle of its work.
-
-    Attributes:
-        pid: its number.
+    It ends with this process, whatever ends that; with its last reference; and when it is dismissed, after it has done
+    what is `last`, unless it is in the middle of its work. It is deaf to the signals that ask to stop, for this process
+    decides, and saves first.
 
     Raises:
         OSError: it cannot be forked.
@@ -144,16 +133,14 @@ class Helper:
     def _death(self) -> Died:
         ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         assert ended is not None
+        status = ended.si_status
         if ended.si_code == os.CLD_EXITED:
-            return Died(f"process {self.pid} ended with exit code {ended.si_status}", False)
-        names = {int(signum): signum.name for signum in signal.Signals}
-        name = names.get(ended.si_status, f"signal {ended.si_status}")
-        return Died(f"process {self.pid} was ended by {name}", ended.si_status == signal.SIGKILL)
-
-    # ------------------------------------------------------------------------------------------ in the helper
+            return Died(f"process {self.pid} ended with exit code {status}", False)
+        name = next((each.name for each in signal.Signals if each == status), f"signal {status}")
+        return Died(f"process {self.pid} was ended by {name}", status == signal.SIGKILL)
 
     def _live(self, work: Callable[[], None], last: Callable[[], None], parent: int, with_parent: bool) -> None:
-        """What the process does, from its fork to its end. It must not return: the stack below it is the parent's."""
+        """What the forked process does. It must not return: the stack below it is the parent's."""
         code = 1
         try:
             os.setsid()  # Ctrl-C in a terminal is for the process that is helped
@@ -191,34 +178,8 @@ class Helper:
             self._done.ring()
 
 
-class Inline:
-    """A helper's like in this process: it does its work when it is waited for. See `Helper`."""
-
-    def __init__(self, work: Callable[[], None], last: Callable[[], None] = lambda: None) -> None:
-        self._work, self._last = work, last
-
-    def tell(self) -> None:
-        """Have it do its work once."""
-
-    def wait(self) -> BaseException | None:
-        """Do the work; return what it raised, whatever that is: others have been told, and must be waited for."""
-        try:
-            self._work()
-        except BaseException as error:
-            return error
-        return None
-
-    def dismiss(self) -> None:
-        """Let it go."""
-        self._last()
-
-
 class _WakeUp:
-    """Tells another process that it is its turn.
-
-    A write to a pipe or socket makes Linux move its reader to the writer's CPU, where it then waits for the writer to
-    finish: the opposite of working at the same time. An eventfd does not.
-    """
+    """Tells another process that it is its turn. By an eventfd: Linux moves a pipe's reader to the writer's CPU."""
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -230,39 +191,33 @@ class _WakeUp:
     def wait(self, life: int | None = None) -> bool:
         """Wait for a ring, or until the other end of the pipe `life` is gone; return whether it rang."""
         end = time.perf_counter_ns() + _AWAKE
-        while not self._rang():
-            if time.perf_counter_ns() < end:
-                os.sched_yield()
-            elif not _poll(self._fd, life):
-                return False
-        return True
-
-    def _rang(self) -> bool:
-        try:
-            os.eventfd_read(self._fd)
-        except BlockingIOError:
-            return False
-        return True
+        while True:
+            try:
+                os.eventfd_read(self._fd)
+                return True
+            except BlockingIOError:
+                if time.perf_counter_ns() < end:
+                    os.sched_yield()
+                elif not _poll(self._fd, life):
+                    return False
 
 
-def _poll(fd: int | None, life: int | None, milliseconds: int | None = None) -> bool:
+def _poll(fd: int, life: int | None, milliseconds: int | None = None) -> bool:
     """Sleep until there is something to read in `fd`, or the other end of `life` is gone; return whether `fd` has."""
     poll = select.poll()
-    if fd is not None:
-        poll.register(fd, select.POLLIN)
+    poll.register(fd, select.POLLIN)
     if life is not None:
-        poll.register(life, 0)  # a hang-up is always reported, and nothing else is
+        poll.register(life, 0)  # a hang-up is always reported
     return any(ready == fd for ready, _ in poll.poll(milliseconds))
 
 
 def _end(pid: int, owner: int, told: _WakeUp, note: mmap.mmap, life: int) -> None:
-    """End a helper."""
     if os.getpid() != owner:  # a fork of its parent, which has a copy of the reference
         return
     if note[0] != _BUSY:
         note[0] = _DISMISSED
         told.ring()
-        _poll(None, life, _PATIENCE)
+        _poll(life, None, _PATIENCE)
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -270,7 +225,6 @@ def _end(pid: int, owner: int, told: _WakeUp, note: mmap.mmap, life: int) -> Non
 
 
 def _end_after(parent: int) -> None:
-    """End this process when its parent has ended."""
     while os.getppid() == parent:
         time.sleep(_LOOK)
     os._exit(0)

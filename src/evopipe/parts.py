@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from evopipe.core.population import Cohort, Member, dissolve, form
 from evopipe.envs.make import make_env
-from evopipe.envs.pool import EnvPool, Step
-from evopipe.envs.workers import Crew
+from evopipe.envs.pool import EnvPool
+from evopipe.envs.rows import Step
+from evopipe.envs.workers import Workers
 from evopipe.evolve.mutate import Mutation, mutate
 from evopipe.evolve.select import Selection, tournament
 from evopipe.evolve.step import Evolved, evolve
@@ -25,7 +26,6 @@ from evopipe.stages.setup import make_spec
 
 __all__ = [
     "Cohort",
-    "Crew",
     "EnvConfig",
     "EnvPool",
     "Episodes",
@@ -43,6 +43,7 @@ __all__ = [
     "Spec",
     "Step",
     "TournamentConfig",
+    "Workers",
     "act",
     "begin",
     "configure",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evopipe.envs.make import ActionSpace, make_env
-from evopipe.envs.observations import ObservationSpace
+from evopipe.envs.make import make_env
+from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, UsageError
 from evopipe.policy import Policy
 from evopipe.schema.blocks import EnvConfig

@@ -15,8 +15,7 @@ from evopipe.algos import Algorithm, get, on_policy
 from evopipe.core.arch import Arch, named, own_layout
 from evopipe.core.normalise import SHOWN
 from evopipe.core.population import Cohort, Member, Widths, acting_networks, form, tensor_kinds
-from evopipe.envs.make import ActionSpace
-from evopipe.envs.observations import ObservationSpace
+from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import DataError, UsageError
 from evopipe.rng import Purpose, Stream
 from evopipe.storage import safeio

@@ -1,9 +1,9 @@
 """Randomness as a function of (key, purpose, step), never of a global generator.
 
-A draw is a hash of the member's key, what it is for, and when: so a member's draws do not depend on how many
-neighbours it has, on where the run was interrupted, or on the device. The hash is the finaliser of SplitMix64
-(Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), applied as a counter-based
-generator. It runs unchanged on int64 tensors and on int64 NumPy arrays (both wrap around on overflow).
+A draw is a hash of the member's key, what it is for, and when: it does not depend on how many neighbours the member
+has, on where the run was interrupted, or on the device. The hash is the finaliser of SplitMix64 (Steele, Lea & Flood,
+"Fast splittable pseudorandom number generators", OOPSLA 2014), applied as a counter-based generator. It runs on int64
+tensors, which wrap around on overflow, and, at a quarter of the dispatch, on uint64 NumPy arrays.
 """
 
 from __future__ import annotations
@@ -35,23 +35,18 @@ class Purpose(IntEnum):
     UPDATE = 13
 
 
-def _signed(value: int) -> int:
-    """Reinterpret an unsigned 64-bit number as signed."""
-    value &= 0xFFFFFFFFFFFFFFFF
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
-_MIX1 = _signed(0xBF58476D1CE4E5B9)
-_MIX2 = _signed(0x94D049BB133111EB)
-_INIT = _signed(0xD1B54A32D192ED03)
-
-
 def _unsigned(value: int) -> int:
     return value & 0xFFFFFFFFFFFFFFFF
 
 
-_GOLDEN_HOST, _MIX1_HOST, _MIX2_HOST = map(_unsigned, (_GOLDEN, _MIX1, _MIX2))
+def _signed(value: int) -> int:
+    """The same 64 bits as a signed number."""
+    return (_unsigned(value) ^ 1 << 63) - (1 << 63)
+
+
+_HOST = _GOLDEN_HOST, _MIX1_HOST, _MIX2_HOST = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_GOLDEN, _MIX1, _MIX2 = map(_signed, _HOST)
+_INIT = _signed(0xD1B54A32D192ED03)
 
 
 def _mix(x: Any) -> Any:
@@ -71,13 +66,7 @@ def _mix_host(x: np.ndarray) -> np.ndarray:
 
 
 def bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
-    """Draw 64 random bits for every (key, step, position).
-
-    Args:
-        keys: `[P]` int64, one key a member.
-        purpose: what the draw is for.
-        steps: `[U]` int64, when.
-        n: positions.
+    """Draw 64 random bits for every key `[P]` int64, step `[U]` int64 and position below `n`.
 
     Returns:
         `[P, U, n]` int64; entry (p, u, j) depends on `keys[p]`, `purpose`, `steps[u]` and `j` alone.
@@ -100,7 +89,7 @@ def uniform(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -
 
 
 def _on_host(keys: torch.Tensor) -> bool:
-    """Whether NumPy may do the work: the same bits at a quarter of the dispatch."""
+    """Whether NumPy may do the work."""
     return keys.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -113,17 +102,11 @@ def _host_bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int
 
 @dataclass(frozen=True)
 class Stream:
-    """The draws of every member for one purpose at one time: equal calls give equal numbers, `part` others.
+    """The draws of every member for one purpose at one time: equal calls give equal numbers, `part` others."""
 
-    Attributes:
-        keys: `[P]` int64.
-        purpose: what they are for.
-        step: `[1]` int64, when.
-    """
-
-    keys: torch.Tensor
+    keys: torch.Tensor  # [P] int64
     purpose: Purpose
-    step: torch.Tensor
+    step: torch.Tensor  # [1] int64, when
 
     def uniform(self, n: int) -> torch.Tensor:
         """`[P, n]` float64 in [0, 1)."""
@@ -143,13 +126,11 @@ class Stream:
         return replace(self, keys=_part(self.keys, name))
 
     def parts(self, count: int) -> Stream:
-        """Return the draws of `part(1)` to `part(count)` side by side: its keys are those of the first part, then those
-        of the second, and so on."""
+        """Return the draws of `part(1)` to `part(count)`, one part after another: `[count · P]` keys."""
         return replace(self, keys=torch.cat([_part(self.keys, name) for name in range(1, count + 1)]))
 
 
 def _part(keys: torch.Tensor, name: int) -> torch.Tensor:
-    """Return other keys for another use, `[P]`."""
     if _on_host(keys):
         return torch.from_numpy(_mix_host(keys.numpy().view(np.uint64) + _unsigned(name * _INIT)).view(np.int64))
     mixed: torch.Tensor = _mix(keys + _signed(name * _INIT))
@@ -178,20 +159,12 @@ def run_key(seed: int) -> int:
 def seeds(keys: Any, purpose: Purpose, *counters: Any) -> Any:
     """Derive environment seeds in [0, 2³¹) from keys and counters, int64 arrays or tensors, all of one shape."""
     if isinstance(keys, torch.Tensor) and _on_host(keys):
-        found: np.ndarray = _host_seeds(keys.numpy(), purpose, *(counter.numpy() for counter in counters))
+        found: np.ndarray = seeds(keys.numpy(), purpose, *(counter.numpy() for counter in counters))
         return torch.from_numpy(found)
     x = _mix(keys + _signed(int(purpose) * _INIT))
     for counter in counters:
         x = _mix(x + (counter + 1) * _GOLDEN)
     return (x >> 33) & 0x7FFFFFFF
-
-
-def _host_seeds(keys: np.ndarray, purpose: Purpose, *counters: np.ndarray) -> np.ndarray:
-    """`seeds` of int64 arrays, at a third of the dispatch."""
-    x = _mix_host(keys.view(np.uint64) + _unsigned(int(purpose) * _INIT))
-    for counter in counters:
-        x = _mix_host(x + (counter.view(np.uint64) + 1) * _GOLDEN_HOST)
-    return (x >> 33).view(np.int64)
 
 
 def host(key: int, purpose: Purpose, step: int = 0) -> np.random.Generator:

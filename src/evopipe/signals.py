@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -16,7 +14,8 @@ from typing import Any, Literal
 
 import psutil
 
-_PR_SET_PDEATHSIG = 1
+from evopipe.parallel import signal_at_parent_death
+
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 60.0
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "fish", "ash", "ksh", "busybox"})
@@ -27,10 +26,9 @@ class StopSignal:
     """Turns SIGINT, SIGTERM and SIGHUP into a flag that a loop asks for between two updates.
 
     The first signal sets `signum` and nothing else: the loop finishes its update, saves its state and raises
-    `errors.Interrupted(stop.signum, ...)`. Further SIGTERM and SIGHUP change nothing. A second SIGINT raises
-    `KeyboardInterrupt` at once, for people in a hurry. A SIGHUP that the caller ignores (`nohup`) stays ignored.
-
-    Python delivers signals to the main thread only; in any other thread the context is inert, `signum` stays None.
+    `errors.Interrupted(stop.signum, ...)`. A second SIGINT raises `KeyboardInterrupt` at once, for people in a hurry.
+    A SIGHUP that the caller ignores (`nohup`) stays ignored. Python delivers signals to the main thread only: in
+    another one `signum` stays None.
     """
 
     def __init__(self) -> None:
@@ -40,8 +38,9 @@ class StopSignal:
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
-            for signum in _stop_signals():
-                if not (signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN):
+            for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
+                signum = getattr(signal, name, None)
+                if signum is not None and not (name == "SIGHUP" and signal.getsignal(signum) is signal.SIG_IGN):
                     self._old[signum] = signal.signal(signum, self._receive)
         return self
 
@@ -59,31 +58,14 @@ class StopSignal:
             raise KeyboardInterrupt
 
 
-def ignore_stop_signals() -> None:
-    """Be deaf to what Ctrl-C and schedulers send to everyone: the process that is served decides, and saves first."""
-    for signum in _stop_signals():
-        signal.signal(signum, signal.SIG_IGN)
-
-
-def signal_at_parent_death(signum: int) -> None:
-    """Ask the kernel for a signal when the thread that started this process dies. Nothing where it cannot (not Linux).
-
-    The parent may have died before: compare `os.getppid()` with what it was.
-    """
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
-
-
 def watch_ancestors() -> None:
     """Make this process stop when the `dvc` that started it is gone, whatever killed it.
 
-    `dvc repro` that dies by a signal leaves the stage's command running, and the next `dvc repro` would start a second
-    writer beside it. So under DVC (`DVC_STAGE` is set) this process asks the kernel for SIGTERM at its parent's death,
-    and a daemon thread waits for the nearest `dvc` ancestor, for the shell in between may outlive it. The SIGTERM is
-    an ordinary one: a `StopSignal` turns it into save and exit. A process that has not gone a minute later is hung in
-    foreign code; it is killed, which costs no more than the progress since its last checkpoint.
-
-    Without `DVC_STAGE`, and on other systems than Linux, it does nothing.
+    `dvc repro` that dies by a signal leaves the stage's command running, and the next one would start a second writer
+    beside it. So under DVC (`DVC_STAGE` is set) this process asks the kernel for SIGTERM at its parent's death, and a
+    daemon thread waits for the nearest `dvc` ancestor, for the shell in between may outlive it. A `StopSignal` turns
+    the SIGTERM into save and exit. A process that has not gone a minute later is hung in foreign code, and is killed.
+    On other systems than Linux it does nothing.
     """
     if not os.environ.get("DVC_STAGE") or not sys.platform.startswith("linux"):
         return
@@ -96,17 +78,8 @@ def watch_ancestors() -> None:
         threading.Thread(target=_stop_after, args=(dvc,), name="evopipe-watch-dvc", daemon=True).start()
 
 
-def _stop_signals() -> list[int]:
-    names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
-    return [int(getattr(signal, name)) for name in names if hasattr(signal, name)]
-
-
 def _find_dvc() -> psutil.Process | Literal["gone"] | None:
-    """Find the process to watch: the nearest `dvc`, or the program that runs DVC through its Python interface.
-
-    Returns:
-        the process; "gone" where it died before we could look; None where `DVC_STAGE` was set by hand.
-    """
+    """Find the nearest `dvc`, or the program that runs DVC itself; None where `DVC_STAGE` was set by hand."""
     try:
         top = here = psutil.Process()
         for above in here.parents():
@@ -127,13 +100,9 @@ def _find_dvc() -> psutil.Process | Literal["gone"] | None:
 
 
 def _is_dvc(argv: Sequence[str]) -> bool:
-    if not argv:
-        return False
-    if PurePath(argv[0]).name == "dvc":
-        return True
     # `python .../bin/dvc`, `python -m dvc`, `python .../dvc/__main__.py`, each perhaps after some flags.
-    words = [PurePath(word) for word in argv[1:4]]
-    return _is_python(argv) and any(word.name == "dvc" or word.match("dvc/__main__.py") for word in words)
+    words = [PurePath(word) for word in argv[1:4]] if _is_python(argv) else [PurePath(word) for word in argv[:1]]
+    return any(word.name == "dvc" or word.match("dvc/__main__.py") for word in words)
 
 
 def _is_python(argv: Sequence[str]) -> bool:

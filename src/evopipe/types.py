@@ -1,6 +1,4 @@
-"""Dimension letters and the few types that every room shares.
-
-Shapes in docstrings and comments use these letters:
+"""The few types that every room shares. Shapes in docstrings and comments use these letters:
 
 `P` members · `E` environments per member · `T` time · `B` batch · `U` updates · `O` observation ·
 `A` actions · `H` hidden units · `N` parameters of one network · `R` rows of an environment pool (`P × E`)
@@ -27,7 +25,7 @@ class Image(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many columns."""
+        """Columns."""
         return self.channels * self.height * self.width
 
 
@@ -36,18 +34,16 @@ class Spaces:
     """What an algorithm knows of an environment's spaces.
 
     An action is one of four kinds: `discrete`, an index below A; `multidiscrete`, D indices, each below its own
-    number of choices; `multibinary`, D bits; `continuous`, a vector in [-1, 1]^A, which the environments stretch to
-    their own bounds.
+    number of choices; `multibinary`, D bits; `continuous`, a vector in [-1, 1]^A.
 
     Attributes:
         observations: `O`, length of an observation.
-        actions: `A`, width of a mask and of a policy's logits: all choices of a multidiscrete action together, one a
-            bit of a multibinary one; dimensions of a continuous one.
+        actions: `A`, width of a mask and of a policy's logits: all choices together, bits, or dimensions.
         continuous: whether the kind is `continuous`.
         images: which columns of an observation are images; what lies in none is a vector.
         kind: of an action; by default as `continuous` says, else `discrete`.
-        choices: of each index of an action; `(A,)` where discrete, 2 for each bit, none where continuous. They must be
-            given where multidiscrete, and follow from the kind elsewhere.
+        choices: of each index of an action; `(A,)` where discrete, 2 for each bit, none where continuous. They follow
+            from the kind, and must be given where multidiscrete.
         one_hot: which columns of an observation are one-hot: the first of them and the end, of each stretch.
     """
 
@@ -60,17 +56,14 @@ class Spaces:
     one_hot: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        kind = self.kind or ("continuous" if self.continuous else "discrete")
         implied = {"discrete": (self.actions,), "multibinary": (2,) * self.actions}
-        object.__setattr__(self, "kind", kind)
-        object.__setattr__(self, "choices", tuple(self.choices) or implied.get(kind, ()))
+        object.__setattr__(self, "kind", self.kind or ("continuous" if self.continuous else "discrete"))
+        object.__setattr__(self, "choices", tuple(self.choices) or implied.get(self.kind, ()))
 
     @property
     def action_shape(self) -> tuple[int, ...]:
         """Shape of one action in an algorithm's terms: `()` of an index, `(D,)` of several, `(A,)` of a vector."""
-        if self.kind == "discrete":
-            return ()
-        return (self.actions if self.continuous else len(self.choices),)
+        return () if self.kind == "discrete" else (self.actions if self.continuous else len(self.choices),)
 
     @property
     def action_size(self) -> int:
@@ -79,11 +72,12 @@ class Spaces:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data."""
-        images = {"images": [list(image) for image in self.images]} if self.images else {}
-        several = self.kind not in ("discrete", "continuous")
-        kind = {"kind": self.kind, "choices": list(self.choices)} if several else {}
-        return {"observations": self.observations, "actions": self.actions, "continuous": self.continuous, **images,
-                **kind}  # fmt: skip
+        found: dict[str, Any] = {name: getattr(self, name) for name in ("observations", "actions", "continuous")}
+        if self.images:
+            found["images"] = [list(image) for image in self.images]
+        if self.kind not in ("discrete", "continuous"):
+            found |= {"kind": self.kind, "choices": list(self.choices)}
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +106,12 @@ class Batch:
 
 
 class Chosen(NamedTuple):
-    """What an on-policy algorithm's `step` returns.
+    """What an on-policy algorithm's `step` returns."""
 
-    Attributes:
-        action: as in `Batch`, `[P, E, …]`.
-        log_prob: `[P, E]`, of the action.
-        value: `[P, E]`, of the observation.
-        memory: `[P, E, M]`, what recurrent networks carry to the next step.
-    """
-
-    action: torch.Tensor
-    log_prob: torch.Tensor
-    value: torch.Tensor
-    memory: torch.Tensor
+    action: torch.Tensor  # [P, E, …], as in `Batch`
+    log_prob: torch.Tensor  # [P, E], of the action
+    value: torch.Tensor  # [P, E], of the observation
+    memory: torch.Tensor  # [P, E, M], what recurrent networks carry to the next step
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +120,7 @@ class Sequences:
 
     Attributes:
         obs: `[P, B, L, O]` float32.
-        action: `[P, B, L]` int64; `[P, B, L, D]` int64 or float32 of the other kinds of spaces.
+        action: `[P, B, L]` int64; `[P, B, L, D]` int64 or float32 of other spaces.
         legal: `[P, B, L, A]` bool, None where all actions always are.
         log_prob: `[P, B, L]`, of the action when it was taken.
         value: `[P, B, L]`, of the observation then.
@@ -141,8 +128,7 @@ class Sequences:
         target: `[P, B, L]`, what the value should have been.
         begins: `[P, B, L]` bool, an episode begins here.
         memory: `[P, B, M]`, before the first step.
-        weight: `[P, B, L]`, how much a step counts: they sum to 1; pads count 0, and so does everything of a member
-            that has no minibatch left.
+        weight: `[P, B, L]`, how much a step counts: they sum to 1; pads and members without a minibatch count 0.
     """
 
     obs: torch.Tensor
@@ -157,20 +143,12 @@ class Sequences:
     weight: torch.Tensor
 
 
-Hyper: TypeAlias = "Mapping[str, torch.Tensor]"
-"""A cohort's hyper-parameters by name, `[P]` each."""
+Hyper: TypeAlias = "Mapping[str, torch.Tensor]"  # a cohort's hyper-parameters by name, [P] each
 
 
 class Learned(NamedTuple):
-    """What an algorithm's `update` returns; what it learned it has written into the state's own tensors.
+    """What an algorithm's `update` returns; it writes into the state's own tensors."""
 
-    Attributes:
-        losses: `[P]`.
-        healthy: `[P]` bool.
-        errors: `[P, B]`, how wrong each transition was found (the temporal-difference error), for prioritised
-            sampling; None from an algorithm that cannot say.
-    """
-
-    losses: torch.Tensor
-    healthy: torch.Tensor
-    errors: torch.Tensor | None = None
+    losses: torch.Tensor  # [P]
+    healthy: torch.Tensor  # [P] bool
+    errors: torch.Tensor | None = None  # [P, B], temporal-difference errors for prioritised sampling

@@ -26,8 +26,6 @@ def prepared(folder: Path, trigger: Path, how: str, overrides: dict[str, Any] | 
     [
         ("raises", "step() raised RuntimeError: the motor broke"),
         ("reset raises", "reset() raised RuntimeError: the gearbox broke"),
-        ("shape", "returned an observation of shape (5,), its space says (4,)"),
-        ("dtype", "returned an observation of dtype <U3, its space says float32"),
     ],
 )
 def test_it_breaks_and_is_mended(tmp_path: Path, how: str, sentence: str) -> None:

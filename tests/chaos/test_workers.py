@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +15,9 @@ from tiny import (
     TRAINED,
     Run,
     Starter,
+    call,
     checkpoints,
     digests,
-    environment,
-    evopipe,
     prepared,
     starter,
     wait_for,
@@ -45,8 +43,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def trained(folder: Path) -> dict[str, str]:
-    answer = evopipe(folder, "train")
-    assert answer.returncode == 0, answer.stderr
+    answer = call(folder, "train")
+    assert answer.code == 0, answer.err
     assert not checkpoints(folder)
     return digests(folder, TRAINED)
 
@@ -96,9 +94,9 @@ def test_a_run_killed_with_workers_goes_on_without(tmp_path: Path, start: Starte
     assert run.wait() == -signal.SIGKILL
     assert wait_for(lambda: gone(workers), 5), "a worker outlived its trainer"
     write_params(folder, FAST)  # another number is no other run
-    again = evopipe(folder, "train")
-    assert again.returncode == 0
-    assert "goes on at step" in again.stderr
+    again = call(folder, "train")
+    assert again.code == 0
+    assert "goes on at step" in again.err
     assert digests(folder, TRAINED) == expected
 
 
@@ -114,16 +112,14 @@ def test_a_worker_is_killed(tmp_path: Path, start: Starter, expected: dict[str, 
     assert trained(folder) == expected
 
 
-def test_ctrl_c_saves_before_anything_else(tmp_path: Path, expected: dict[str, str]) -> None:
-    """A terminal sends SIGINT to the whole group: the workers must go on until the trainer has saved."""
+def test_ctrl_c_saves_before_anything_else(tmp_path: Path, start: Starter, expected: dict[str, str]) -> None:
+    """Whoever hears SIGINT besides the trainer: the workers must go on until it has saved."""
     folder = prepared(tmp_path, FAST | {"runtime.env_workers": 2})
-    command = [sys.executable, "-m", "evopipe", "train"]
-    with (folder / "log.txt").open("w") as log:
-        run = subprocess.Popen(command, cwd=folder, env=environment(), stdout=log, stderr=log, start_new_session=True)
-    assert wait_for(lambda: bool(checkpoints(folder)) and len(workers_of(run.pid)) == BOTH)
-    workers = workers_of(run.pid)
-    os.killpg(run.pid, signal.SIGINT)
-    assert run.wait(30) == 130, (folder / "log.txt").read_text()
+    run = start.start(folder, "train")
+    workers = in_the_middle(run, folder, BOTH)
+    for pid in (*workers, run.pid):
+        os.kill(pid, signal.SIGINT)
+    assert run.wait() == 130, run.log
     assert gone(workers)
     assert trained(folder) == expected
 

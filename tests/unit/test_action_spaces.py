@@ -17,11 +17,11 @@ import populations
 from evopipe import algos
 from evopipe import play as playing
 from evopipe.core.forward import forward
-from evopipe.envs.check import check, random_action
-from evopipe.envs.make import ActionSpace
-from evopipe.envs.observations import ObservationSpace
-from evopipe.envs.pool import EnvPool, Step
-from evopipe.envs.workers import Crew
+from evopipe.envs.check import check
+from evopipe.envs.pool import EnvPool
+from evopipe.envs.rows import Step
+from evopipe.envs.spaces import ActionSpace, ObservationSpace
+from evopipe.envs.workers import Workers
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError, UsageError
 from evopipe.ops.distributions import distribution
 from evopipe.policy import Policy
@@ -55,15 +55,15 @@ def space_of(name: str) -> ActionSpace:
     return ActionSpace.of(action_envs.SPACES[name])
 
 
-def started(cfg: EnvConfig, rows: int, crew: Crew | None = None) -> EnvPool:
-    pool = EnvPool(cfg, rows, crew=crew)
+def started(cfg: EnvConfig, rows: int, workers: Workers | None = None) -> EnvPool:
+    pool = EnvPool(cfg, rows, workers=workers)
     pool.reset(np.arange(rows), np.arange(rows))
     return pool
 
 
 def drawn(pool: EnvPool, generator: np.random.Generator) -> np.ndarray:
     """A random legal action of every row."""
-    return np.stack([random_action(pool, row, generator) for row in range(pool.rows)])
+    return np.stack([pool.actions.sample(pool.mask[row], generator) for row in range(pool.rows)])
 
 
 def play(pool: EnvPool, ticks: int, seed: int = 3) -> list[list[bytes]]:
@@ -71,7 +71,7 @@ def play(pool: EnvPool, ticks: int, seed: int = 3) -> list[list[bytes]]:
     generator, seen = np.random.default_rng(seed), []
     for tick in range(ticks):
         step = pool.step(drawn(pool, generator))
-        over = np.flatnonzero(step.terminated | step.truncated | step.broken)
+        over = np.flatnonzero(step.over)
         pool.reset(over, 1000 * tick + over)
         fields = [getattr(step, name).tobytes() for name in Step.__dataclass_fields__]
         seen.append([*fields, pool.obs.tobytes(), *(array.tobytes() for array in pool.state().values())])
@@ -185,9 +185,9 @@ def test_both_forms_of_a_mask_mean_the_same(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "masks"), MASKS)
 def test_worker_processes_give_what_this_process_gives(name: str, masks: str) -> None:
-    with Crew(2) as crew:
-        here, there = started(config(name, masks), 5), started(config(name, masks), 5, crew)
-        assert there.workers == 2
+    with Workers(2) as workers:
+        here, there = started(config(name, masks), 5), started(config(name, masks), 5, workers)
+        assert there.worker_count == 2
         assert play(here, 40) == play(there, 40)
         there.close()
 

@@ -19,7 +19,7 @@ from evopipe.core import population
 from evopipe.core.arch import named
 from evopipe.core.optim import ScalarAdam
 from evopipe.core.population import Cohort, Member
-from evopipe.envs.make import ActionSpace
+from evopipe.envs.spaces import ActionSpace
 from evopipe.errors import ParamsError
 from evopipe.ops.distributions import masked_log_softmax, squashed_gaussian
 from evopipe.ops.noise import gaussian, ornstein_uhlenbeck

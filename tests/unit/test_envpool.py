@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import envpool
 import gymnasium
 import numpy as np
 import pytest
 
 from envs_for_tests import Chain
-from evopipe.envs.native import AHEAD
-from evopipe.envs.pool import EnvPool, Step
-from evopipe.envs.workers import Crew
+from evopipe.envs.envpool import AHEAD
+from evopipe.envs.pool import EnvPool
+from evopipe.envs.rows import Step
+from evopipe.envs.workers import Workers
 from evopipe.errors import ParamsError, UsageError
 from evopipe.schema.blocks import EnvConfig
 
@@ -55,7 +57,7 @@ class Player:
             rows = self.rng.permutation(self.pool.rows)[: self.rng.integers(1, self.pool.rows)] if some else None
             actions = self.rng.integers(self.pool.num_actions, size=self.pool.rows if rows is None else len(rows))
             step = self.pool.step(actions, rows)
-            over = np.flatnonzero(step.terminated | step.truncated | step.broken)
+            over = np.flatnonzero(step.over)
             self.reset(over if rows is None else rows[over])
             seen.append([*(getattr(step, name).tobytes() for name in Step.__dataclass_fields__), *shown(self.pool)])
         return seen
@@ -64,15 +66,45 @@ class Player:
 @pytest.mark.parametrize("env_id", ["LunarLander-v3", "CartPole-v1", "Acrobot-v1", "MountainCar-v0"])
 def test_what_a_pool_gives_depends_on_seeds_and_actions_alone(env_id: str) -> None:
     """Not on threads, nor on which episodes were constructed together."""
-    with Crew(2) as crew:
-        pools = [EnvPool(config(env_id), 64), EnvPool(config(env_id), 64, crew=crew), EnvPool(config(env_id), 64)]
+    with Workers(2) as workers:
+        pools = [EnvPool(config(env_id), 64), EnvPool(config(env_id), 64, workers=workers), EnvPool(config(env_id), 64)]
         players = [Player(pool, foretell) for pool, foretell in zip(pools, (True, True, False), strict=True)]
         for player in players:
             player.reset(np.arange(64))
         first, *others = (player.play(60) for player in players)
         assert all(other == first for other in others)
-        assert not crew._pools  # envpool has threads of its own
+        assert not workers._pools  # envpool has threads of its own
     assert pools[1]._home._threads == 2
+
+
+class OutOfOrder:
+    """A batch of envpool's whose environments are done in another order than they were asked in, as threads may be."""
+
+    def __init__(self, batch: Any) -> None:
+        self.observation_space, self.action_space = batch.observation_space, batch.action_space
+        self.batch, self.send = batch, batch.send
+
+    def reset(self, places: Any) -> Any:
+        return self.shuffled(self.batch.reset(places))
+
+    def recv(self) -> Any:
+        return self.shuffled(self.batch.recv())
+
+    def shuffled(self, answer: Any) -> Any:
+        *arrays, info = answer
+        order = np.random.default_rng(len(arrays[0])).permutation(len(arrays[0]))
+        return *(array[order] for array in arrays), {**info, "env_id": info["env_id"][order]}
+
+
+def test_rows_are_told_apart_in_whatever_order_environments_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    player = Player(EnvPool(config("CartPole-v1"), 7))
+    player.reset(np.arange(7))
+    expected = player.play(40)
+    make = envpool.make
+    monkeypatch.setattr(envpool, "make", lambda *args, **options: OutOfOrder(make(*args, **options)))
+    player = Player(EnvPool(config("CartPole-v1"), 7))
+    player.reset(np.arange(7))
+    assert player.play(40) == expected
 
 
 def test_an_episode_is_a_function_of_its_seed_whatever_the_row_played_before() -> None:
@@ -134,7 +166,7 @@ def test_it_plays_the_same_game_as_gymnasium() -> None:
             pool = EnvPool(EnvConfig.model_validate({"id": env_id, "backend": backend}), 64)
             player, lengths = Player(pool), []
             player.reset(np.arange(64))
-            for _ in range(300):
+            for _ in range(200):
                 step = pool.step(player.rng.integers(pool.num_actions, size=64))
                 over = np.flatnonzero(step.terminated | step.truncated)
                 lengths.extend(pool.episode_length[over].tolist())

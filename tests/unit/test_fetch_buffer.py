@@ -15,7 +15,7 @@ from minari import MinariDataset
 
 from evopipe import policy
 from evopipe.core.arch import named
-from evopipe.envs.heuristics import heuristic
+from evopipe.envs.heuristics import GOOD
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, ParamsError
 from evopipe.rng import Purpose, host
 from evopipe.schema.params import Params
@@ -223,8 +223,7 @@ def test_a_rule_acts_in_the_environments_own_bounds() -> None:
     """Torques from −2 to 2, which an algorithm knows as −1 to 1."""
     fetch.run(params("Pendulum-v1", collect={"episodes": 1, "policies": {"heuristic": 1.0}}), quiet=True)
     (episode,) = read_minari("data/dataset").episodes
-    rule, env = heuristic("Pendulum-v1"), gymnasium.make("Pendulum-v1")
-    assert rule is not None
+    rule, env = GOOD["Pendulum-v1"], gymnasium.make("Pendulum-v1")
     expected = np.array([rule(env, obs) for obs in episode.obs[:-1]])
     np.testing.assert_allclose(episode.action, expected, rtol=1e-5, atol=1e-6)
     assert ((np.abs(expected) > 0.1) & (np.abs(expected) < 0.9)).any()

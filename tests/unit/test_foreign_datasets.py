@@ -20,7 +20,7 @@ from gymnasium import spaces
 from minari.data_collector.episode_buffer import EpisodeBuffer
 from PIL import Image
 
-from evopipe.envs.observations import ObservationSpace
+from evopipe.envs.spaces import ObservationSpace
 from evopipe.errors import DataError, EvopipeError, MissingInputError
 from evopipe.schema.params import Params, parse_params
 from evopipe.stages import buffer, fetch, population, train

@@ -12,7 +12,7 @@ import pytest
 
 from evopipe.envs.check import check
 from evopipe.envs.make import make_env
-from evopipe.envs.observations import ObservationSpace
+from evopipe.envs.spaces import ObservationSpace
 from evopipe.errors import EnvironmentFailed
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.params import load_params

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from evopipe.envs.observations import ObservationSpace
+from evopipe.envs.spaces import ObservationSpace
 from evopipe.stages import export
 
 NESTED = spaces.Dict(

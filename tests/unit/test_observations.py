@@ -14,10 +14,10 @@ from gymnasium import spaces
 
 import populations
 from evopipe import policy
-from evopipe.envs.make import ActionSpace, make_env
-from evopipe.envs.observations import LONGEST, ObservationSpace
+from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.workers import Crew
+from evopipe.envs.spaces import LONGEST, ActionSpace, ObservationSpace
+from evopipe.envs.workers import Workers
 from evopipe.errors import EnvironmentFailed, ParamsError, UsageError
 from evopipe.schema.blocks import EnvConfig
 from evopipe.types import Image
@@ -268,15 +268,15 @@ def test_a_pool_of_such_observations_goes_on_bit_for_bit() -> None:
 
 def test_worker_processes_give_the_same_rows() -> None:
     cfg = EnvConfig(id="envs_for_tests:Pixels-v0")
-    with Crew(2) as crew:
-        there, here = EnvPool(cfg, 4, crew=crew), EnvPool(cfg, 4)
+    with Workers(2) as workers:
+        there, here = EnvPool(cfg, 4, workers=workers), EnvPool(cfg, 4)
         for pool in (there, here):
             pool.reset([0, 1, 2, 3], [5, 6, 7, 8])
         assert np.array_equal(there.obs, here.obs)
         for _ in range(3):
             a, b = there.step([1, 1, 0, 1]), here.step([1, 1, 0, 1])
             assert np.array_equal(a.obs, b.obs)
-        assert there.workers == 2
+        assert there.worker_count == 2
         assert there.obs.max() == 1.0
         there.close()
         here.close()

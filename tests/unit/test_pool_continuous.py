@@ -11,9 +11,10 @@ import pytest
 from gymnasium import spaces
 
 from envs_for_tests import Chain
-from evopipe.envs.make import ActionSpace
-from evopipe.envs.pool import EnvPool, Step
-from evopipe.envs.workers import Crew
+from evopipe.envs.pool import EnvPool
+from evopipe.envs.rows import Step
+from evopipe.envs.spaces import ActionSpace
+from evopipe.envs.workers import Workers
 from evopipe.errors import DataError, ParamsError
 from evopipe.schema.blocks import EnvConfig
 
@@ -45,7 +46,7 @@ def play(pool: EnvPool, ticks: int, seed: int = 3) -> list[list[bytes]]:
     rng, seen = np.random.default_rng(seed), []
     for tick in range(ticks):
         step = pool.step(rng.uniform(-1.2, 1.2, (pool.rows, pool.num_actions)))
-        over = np.flatnonzero(step.terminated | step.truncated | step.broken)
+        over = np.flatnonzero(step.over)
         pool.reset(over, 1000 * tick + over)
         seen.append([*fields(step), pool.obs.tobytes(), *(a.tobytes() for a in pool.state().values())])
     return seen
@@ -143,9 +144,9 @@ def test_a_subset_of_rows_steps_alone() -> None:
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "LunarLanderContinuous-v3"])
 def test_worker_processes_give_what_this_process_gives(env_id: str) -> None:
-    with Crew(2) as crew:
-        here, there = started(config(env_id), 5), started(config(env_id), 5, crew=crew)
-        assert there.workers == 2
+    with Workers(2) as workers:
+        here, there = started(config(env_id), 5), started(config(env_id), 5, workers=workers)
+        assert there.worker_count == 2
         assert play(here, 230) == play(there, 230)
         there.close()
 
@@ -154,8 +155,8 @@ def test_worker_processes_give_what_this_process_gives(env_id: str) -> None:
 def test_envpool_depends_on_seeds_and_actions_alone(env_id: str) -> None:
     pytest.importorskip("envpool")
     cfg = config(env_id, backend="envpool")
-    with Crew(2) as crew:
-        one, many = started(cfg, 5), started(cfg, 5, crew=crew)
+    with Workers(2) as workers:
+        one, many = started(cfg, 5), started(cfg, 5, workers=workers)
         assert play(one, 230) == play(many, 230)
     alone = EnvPool(cfg, 1)
     alone.reset([0], [3])

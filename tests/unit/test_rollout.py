@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import populations
-from evopipe.envs.pool import Step
+from evopipe.envs.rows import Step
 from evopipe.memory.rollout import Rollout, StepLayout, windows
 from evopipe.run.rollouts import Plan, learn_from_rollout
 from evopipe.run.spec import Spec, first_members

@@ -10,10 +10,10 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from evopipe.envs.make import ActionSpace, make_env
-from evopipe.envs.observations import ObservationSpace
-from evopipe.envs.pool import EnvPool, Step
-from evopipe.envs.rows import Bools
+from evopipe.envs.make import make_env
+from evopipe.envs.pool import EnvPool
+from evopipe.envs.rows import Step, close
+from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import EnvironmentFailed, ParamsError
 from evopipe.schema.blocks import EnvConfig
 
@@ -24,9 +24,7 @@ _IRRELEVANT = ("value is infinity", "value is -infinity", "is different from the
 
 
 def check(env_id: str, kwargs: dict[str, Any]) -> list[str]:
-    """Try an environment and return what is wrong with it, nothing where all is well.
-
-    Each sentence begins with `error:` (evopipe cannot train in it) or `warning:` (it can, but look at this).
+    """Try an environment. Each finding begins with `error:` (evopipe cannot train in it) or `warning:` (it can).
 
     Raises:
         ParamsError: the id or the arguments are unknown.
@@ -37,7 +35,7 @@ def check(env_id: str, kwargs: dict[str, Any]) -> list[str]:
     try:
         findings = [*_spaces(env), *_gymnasium(env)]
     finally:
-        env.close()
+        close(env)
     if not any("is not served" in finding for finding in findings):
         findings.extend(_episodes(cfg))
     return list(dict.fromkeys(findings))
@@ -92,35 +90,17 @@ def _episodes(cfg: EnvConfig) -> Iterator[str]:
 
 def _roll(pool: EnvPool, row: int) -> tuple[list[Step], list[int]]:
     """Play random legal actions in one row: the steps, and the lengths of the episodes that ended."""
-    rng = np.random.default_rng(_SEED)
-    rows = np.array([row])
+    rng, rows = np.random.default_rng(_SEED), np.array([row])
     steps: list[Step] = []
     lengths: list[int] = []
     pool.reset(rows, np.array([_SEED]))
     while len(steps) < _STEPS and len(lengths) < _EPISODES:
-        action = random_action(pool, row, rng)
+        action = pool.actions.sample(pool.mask[row], rng)
         steps.append(pool.step(np.array([action]), rows))
-        if _over(steps[-1])[0]:
+        if steps[-1].over[0]:
             lengths.append(int(pool.episode_length[row]))
             pool.reset(rows, np.array([_SEED + len(lengths)]))
     return steps, lengths
-
-
-def random_action(pool: EnvPool, row: int, rng: np.random.Generator) -> Any:
-    """Draw an action in an algorithm's terms, uniform over the legal ones of this row."""
-    if pool.actions.continuous:
-        return rng.uniform(-1.0, 1.0, pool.actions.size).astype(np.float32)
-    if pool.actions.kind == "multibinary":
-        return rng.integers(2, size=pool.actions.size) * pool.mask[row]
-    if pool.actions.kind == "multidiscrete":
-        parts = np.split(pool.mask[row], np.cumsum(pool.actions.choices)[:-1])
-        return np.array([rng.choice(np.flatnonzero(part)) for part in parts])
-    legal = np.flatnonzero(pool.mask[row])
-    return int(legal[rng.integers(len(legal))])
-
-
-def _over(step: Step) -> Bools:
-    return step.terminated | step.truncated | step.broken
 
 
 def _values(pool: EnvPool, steps: list[Step]) -> Iterator[str]:
@@ -164,24 +144,17 @@ def _ends(pool: EnvPool, steps: list[Step], lengths: list[int]) -> Iterator[str]
 def _determinism(pool: EnvPool, first: list[Step]) -> Iterator[str]:
     """A resumed run replays its running episodes: needs equal episodes from equal seeds, in a used environment too."""
     why = "a killed run will not continue bit for bit"
-    fresh, _ = _roll(pool, 1)
-    t = _differs(first, fresh)
-    if t is not None:
+    if (t := _differs(first, _roll(pool, 1)[0])) is not None:
         yield f"warning: two environments with one seed and the same actions differ at step {t}: {why}"
-        return
-    used, _ = _roll(pool, 0)
-    t = _differs(first, used)
-    if t is not None:
+    elif (t := _differs(first, _roll(pool, 0)[0])) is not None:
         yield f"warning: an episode depends on what its environment played before (step {t}), not on its seed: {why}"
 
 
 def _differs(a: list[Step], b: list[Step]) -> int | None:
     """Return the first step at which two rolls are not bit-identical."""
     for t, (x, y) in enumerate(zip(a, b, strict=False), start=1):
-        for name in Step.__dataclass_fields__:
-            left, right = getattr(x, name), getattr(y, name)
-            if left.tobytes() != right.tobytes():
-                return t
+        if any(getattr(x, name).tobytes() != getattr(y, name).tobytes() for name in Step.__dataclass_fields__):
+            return t
     return None if len(a) == len(b) else min(len(a), len(b)) + 1
 
 

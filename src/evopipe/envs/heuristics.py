@@ -1,4 +1,7 @@
-"""Hand-written behaviour policies for a few environments, to collect data better than random."""
+"""Hand-written behaviour policies for a few environments, to collect data better than random.
+
+A rule is `(env, obs [O]) → the environment's action`.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,6 @@ import numpy.typing as npt
 
 Heuristic = Callable[[gymnasium.Env[Any, Any], npt.NDArray[np.float32]], Any]
 
-# Position, speed, angle, angular speed: push towards the side the pole falls to, and lean it back to the middle.
-_CARTPOLE = np.array([0.05, 0.15, 1.0, 0.5], np.float64)
-_CARTPOLE_MEDIUM = np.array([-0.4, -0.4, 1.0, 0.5], np.float64)  # keeps the pole up, and drives off the track
-
-
-def heuristic(env_id: str) -> Heuristic | None:
-    """Return a good rule `(env, obs [O]) → the environment's action`, or None where there is none for this id."""
-    return _RULES.get(env_id)
-
-
-def medium(env_id: str) -> Heuristic | None:
-    """Return a poor rule, better than random, or None where there is none for this id."""
-    return _POOR_RULES.get(env_id)
-
 
 def _lunar_lander(env: gymnasium.Env[Any, Any], obs: npt.NDArray[np.float32]) -> Any:
     """Gymnasium's own demonstration controller, which asks the environment what kind of actions it takes."""
@@ -33,12 +22,9 @@ def _lunar_lander(env: gymnasium.Env[Any, Any], obs: npt.NDArray[np.float32]) ->
     return rule(env, obs)  # type: ignore[no-untyped-call]
 
 
-def _cart_pole(env: gymnasium.Env[Any, Any], obs: npt.NDArray[np.float32]) -> int:
-    return int(obs @ _CARTPOLE > 0.0)
-
-
-def _cart_pole_medium(env: gymnasium.Env[Any, Any], obs: npt.NDArray[np.float32]) -> int:
-    return int(obs @ _CARTPOLE_MEDIUM > 0.0)
+def _cart_pole(*weights: float) -> Heuristic:
+    """Push to the right where position, speed, angle and angular speed, so weighted, are positive."""
+    return lambda _, obs: int(obs @ np.array(weights) > 0.0)
 
 
 def _pendulum(env: gymnasium.Env[Any, Any], obs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -55,11 +41,13 @@ def _pendulum(env: gymnasium.Env[Any, Any], obs: npt.NDArray[np.float32]) -> npt
     return np.array([np.clip(torque, -2.0, 2.0)], np.float32)
 
 
-_RULES: dict[str, Heuristic] = {
+# Push towards the side the pole falls to, and lean it back to the middle; or keep it up, and drive off the track.
+_balance, _drift = _cart_pole(0.05, 0.15, 1.0, 0.5), _cart_pole(-0.4, -0.4, 1.0, 0.5)
+GOOD: dict[str, Heuristic] = {
     "LunarLander-v3": _lunar_lander,
     "LunarLanderContinuous-v3": _lunar_lander,
-    "CartPole-v0": _cart_pole,
-    "CartPole-v1": _cart_pole,
+    "CartPole-v0": _balance,
+    "CartPole-v1": _balance,
     "Pendulum-v1": _pendulum,
 }
-_POOR_RULES: dict[str, Heuristic] = {"CartPole-v0": _cart_pole_medium, "CartPole-v1": _cart_pole_medium}
+POOR: dict[str, Heuristic] = {"CartPole-v0": _drift, "CartPole-v1": _drift}

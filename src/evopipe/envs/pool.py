@@ -3,66 +3,41 @@
 Gymnasium's own vector environments seed once and reset by themselves. Here the caller resets a row, with the seed of
 that very episode: an episode is a function of its seed and its actions, whatever ran in the row before, and no
 phantom row exists that a buffer would have to leave out. Where the environments live is another matter: in this process
-(`evopipe.envs.rows`), in worker processes (`evopipe.envs.workers`), in envpool's threads (`evopipe.envs.native`), or in
-tensors (`evopipe.envs.batched`).
+(`rows`), in worker processes (`workers`), in envpool's threads (`envpool`), or in tensors (`tensors`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import gymnasium
 import numpy as np
 
-from evopipe.envs.batched.pool import TensorRows
-from evopipe.envs.make import ActionSpace, make_env
-from evopipe.envs.native import Native
-from evopipe.envs.observations import ObservationSpace
-from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Rows, Stepped, broken, close_all, make_rows
-from evopipe.envs.workers import Unavailable
-from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, ParamsError, UsageError
+from evopipe.envs.envpool import EnvpoolRows
+from evopipe.envs.make import make_env
+from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Rows, Step, Upcoming, close
+from evopipe.envs.spaces import ActionSpace, ObservationSpace
+from evopipe.envs.tensors.pool import TensorRows
+from evopipe.errors import DataError, EnvironmentFailed, ParamsError, UsageError
 from evopipe.schema.blocks import EnvConfig
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from evopipe.envs.workers import Crew, Remote
+    from evopipe.envs.workers import Workers
 
 _FIRST_LOG = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one step of `n` rows gave. Nothing in it is overwritten by a later step.
-
-    Attributes:
-        obs: true next observation `[n, O]`, also where the episode ended.
-        reward: `[n]`.
-        terminated: `[n]`, the episode reached an end state: nothing to bootstrap from.
-        truncated: `[n]`, the episode was cut: bootstrap from `obs`.
-        broken: `[n]`, reward or observation is not finite, or no action is legal in a running episode. Such a
-            transition must not be learned from and the caller resets the row.
-        mask: `[n, A]`, legal next actions.
-    """
-
-    obs: Floats
-    reward: Floats
-    terminated: Bools
-    truncated: Bools
-    broken: Bools
-    mask: Bools
 
 
 class _Home(Protocol):
     """Where the environments of a pool live."""
 
-    def reset(self, rows: Ints, seeds: Ints) -> Begun: ...
+    def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun: ...
 
-    def send(self, rows: Ints | None, actions: Actions, next_seeds: Ints | None) -> None: ...
+    def send(self, rows: Ints, actions: Actions) -> None: ...
 
-    def receive(self, rows: Ints | None, actions: Actions) -> Stepped: ...
+    def receive(self, rows: Ints, actions: Actions) -> Step: ...
 
     def close(self) -> None: ...
 
@@ -74,8 +49,7 @@ class EnvPool:
         cfg: which environment.
         rows: `R`.
         what: the pool's name in error messages.
-        crew: worker processes that may hold the environments; None: they live in this process. Nothing that the pool
-            gives depends on it.
+        workers: processes that may hold the environments; nothing that the pool gives depends on it.
         overlapped: the caller computes between `send` and `receive`, so a CPU should be left to it.
 
     Attributes:
@@ -84,9 +58,8 @@ class EnvPool:
         masked: whether the environment gives masks; known after the first reset.
         episode_return: `[R]`, undiscounted return of the running episode.
         episode_length: `[R]`, steps of the running episode.
-        actions: the action space, and the way to the environment's own actions.
-        observations: the observation space, and the way from the environment's own observations.
-        spaces: what an algorithm knows of the spaces.
+        actions, observations: the spaces, and the way to the environment's own actions and from its observations.
+        spaces: what an algorithm knows of them.
         reward_threshold: the return at which the environment counts as solved, where its spec names one.
         upcoming: `(rows [n], ahead) → seeds [n, ahead]`, which the next resets of these rows will be given, where the
             caller knows. Episodes are then begun ahead of time. No result depends on it.
@@ -102,23 +75,22 @@ class EnvPool:
         rows: int,
         *,
         what: str = "training",
-        crew: Crew | None = None,
+        workers: Workers | None = None,
         overlapped: bool = False,
     ) -> None:
-        self._cfg, self._id, self._what, self.rows = cfg, cfg.id, what, rows
+        self._cfg, self._what, self.rows = cfg, what, rows
         first = make_env(cfg)
-        self.observation_space, self.action_space = (first.observation_space, first.action_space)
+        self.observation_space, self.action_space = first.observation_space, first.action_space
         try:
             self.observations = ObservationSpace.of(self.observation_space)
             self.actions = ActionSpace.of(self.action_space)
-        except EvopipeError:
-            close_all([first])
+        except ParamsError:
+            close(first)
             raise
         self.reward_threshold: float | None = first.spec.reward_threshold if first.spec else None
-        self.num_actions = self.actions.size
         self.spaces = self.actions.spaces(self.observations)
-        self.obs_size = self.observations.size
-        self.upcoming: Callable[[Ints, int], Ints] | None = None
+        self.obs_size, self.num_actions = self.spaces.observations, self.spaces.actions
+        self.upcoming: Upcoming = None
 
         self.obs: Floats = np.zeros((rows, self.obs_size), np.float32)
         self.mask: Bools = np.ones((rows, self.num_actions), np.bool_)
@@ -126,18 +98,21 @@ class EnvPool:
         self.episode_return = np.zeros(rows, np.float64)
         self.episode_length: Ints = np.zeros(rows, np.int64)
         self._all = np.arange(rows)
-        self._all_legal: Bools = np.ones((rows, self.num_actions), np.bool_)
-        self._all_legal.setflags(write=False)
         self._seed: Ints = np.full(rows, -1, np.int64)  # -1: never reset
-        self._next_seed: Ints | None = None
         self._log = self.actions.empty(rows, _FIRST_LOG)  # actions of the running episodes
-        self._sent: tuple[Ints | None, Actions] | None = None  # rows (None: all) and actions of the step that was begun
+        self._sent: tuple[Ints, Actions] | None = None  # rows and actions of the step that was begun
         self._longest = 0  # an upper bound of episode_length, cheaper to keep than its maximum
-        self.workers = 0
-        self._crew, self._overlapped, self._example = crew, overlapped, first
-        self._remote = self._fork() if cfg.backend == "sync" else None
-        # With workers it is chosen at the first reset: how dear a step is may be known by then.
-        self._home: _Home | None = None if self._remote else self._choose()
+        self._example = first
+        self._home: _Home | None = None
+        self._forked = workers.fork(cfg, rows, self.spaces, overlapped) if workers else None
+        if cfg.backend == "torch":
+            close(first)
+            self._home = TensorRows(cfg, rows)
+        elif cfg.backend == "envpool":
+            close(first)
+            self._home = EnvpoolRows(cfg, rows, self.spaces, workers.count(rows, overlapped) if workers else 1)
+        elif self._forked is None:
+            self._home = Rows(cfg, range(rows), [first])
 
     @property
     def row_space(self) -> gymnasium.Space[Any]:
@@ -146,59 +121,19 @@ class EnvPool:
             return self.observation_space
         return gymnasium.spaces.Box(-np.inf, np.inf, (self.obs_size,), np.float32)
 
-    # ------------------------------------------------------------------------------------------ where they live
-
-    def _fork(self) -> Remote | None:
-        """Return workers that may come to hold the environments, where there is a crew and they are worth it."""
-        try:
-            return self._crew.fork(self._cfg, self.rows, self.spaces, self._overlapped) if self._crew else None
-        except Unavailable as reason:
-            self._stay_here(reason)
-            return None
-
-    def _choose(self) -> _Home:
-        cfg, crew = self._cfg, self._crew
-        if cfg.backend != "sync":
-            close_all([self._example])
-            threads = crew.count(self.rows, self._overlapped) if crew is not None else 1
-            if cfg.backend == "torch":
-                return TensorRows(cfg, self.rows)
-            return Native(cfg, self.rows, self.spaces, max(1, threads), self._spares)
-        count = crew.count(self.rows, self._overlapped, crew.step_cost(cfg)) if crew and self._remote else 0
-        if crew and self._remote and count:
-            shared = crew.auto and not self._overlapped  # this process has time for a share
-            try:
-                self._remote.open(count, self._example if shared else None)
-            except Unavailable as reason:
-                self._stay_here(reason)
-                self._example = make_env(cfg)
-            else:
-                self.workers = count
-                if not shared:
-                    close_all([self._example])
-                return self._remote
-        if self._remote:
-            self._remote.close()
-        return make_rows(cfg, range(self.rows), made=[self._example])
+    @property
+    def worker_count(self) -> int:
+        """How many worker processes hold the environments, once they are chosen."""
+        return len(self._forked.helpers) if self._forked else 0
 
     def _settled(self) -> _Home:
+        """Where the environments live: chosen at the first reset, when it may be known how dear a step is."""
         if self._home is None:
-            self._home = self._choose()
+            if self._forked is not None and self._forked.open(self._example):
+                self._home = self._forked
+            else:
+                self._home = Rows(self._cfg, range(self.rows), [self._example])
         return self._home
-
-    def _stay_here(self, reason: Unavailable) -> None:
-        """Workers were asked for and are not possible: where they were only a default, that is no news."""
-        if self._crew and not self._crew.auto:
-            raise ParamsError(
-                f"runtime.env_workers: the {self._what} environment {self._id!r} cannot live in worker processes: "
-                f"{reason}; set it to 0"
-            ) from None
-
-    def _spares(self, rows: Ints, ahead: int) -> Ints:
-        """Seeds of coming episodes, none where the caller does not tell."""
-        return np.empty((len(rows), 0), np.int64) if self.upcoming is None else self.upcoming(rows, ahead)
-
-    # ------------------------------------------------------------------------------------------ episodes
 
     def reset(self, rows: npt.ArrayLike, seeds: npt.ArrayLike) -> None:
         """Start a new episode in `rows` `[n]`, each from its own seed `[n]`.
@@ -211,17 +146,13 @@ class EnvPool:
         self._seed[index], self.episode_length[index], self.episode_return[index] = (seed_of, 0, 0.0)
         self._longest = int(self.episode_length.max())
         try:
-            obs, mask = home.reset(index, seed_of)
+            obs, mask = home.reset(index, seed_of, self.upcoming)
         except Fault as fault:
             self._fail(fault)
         self.obs[index] = obs
         if mask is not None:
             self.masked = True
             self.mask[index] = mask
-        if self.upcoming is not None and self.workers:
-            if self._next_seed is None:
-                self._next_seed = np.full(self.rows, -1, np.int64)
-            self._next_seed[index] = self.upcoming(index, 1)[:, 0]
 
     def step(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> Step:
         """Step `rows` `[n]` (all where None).
@@ -240,20 +171,13 @@ class EnvPool:
     def send(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> None:
         """Begin a step, see `step`; `receive` ends it. In between the caller may do other work.
 
-        Until `receive` returns, all that the pool shows (`obs`, `mask`, `episode_return`, `episode_length`, `state()`)
-        stays as it was before the step, and nothing may be called that changes it but `receive` and `close`.
-
-        Raises:
-            UsageError: a step was begun and not received yet.
+        Until then all that the pool shows (`obs`, `mask`, `episode_return`, `episode_length`, `state()`) stays as it
+        was, and only `receive` and `close` may be called; UsageError where another step is begun.
         """
         if self._sent is not None:
             raise UsageError("the pool's last step was not received: call receive() between two send()")
-        index, action = None if rows is None else np.array(rows, np.int64), np.array(actions, self._log.dtype)
-        home = self._settled()
-        next_seeds = self._next_seed
-        if next_seeds is not None and index is not None:
-            next_seeds = next_seeds[index]
-        home.send(index, action, next_seeds)
+        index, action = self._all if rows is None else np.array(rows, np.int64), np.array(actions, self._log.dtype)
+        self._settled().send(index, action)
         self._sent = index, action
 
     def receive(self) -> Step:
@@ -261,75 +185,46 @@ class EnvPool:
 
         Raises:
             UsageError: no step was begun.
-            EnvironmentFailed: an environment raised, or returned something of a wrong type or shape; everything the
-                pool shows is as before the step.
+            EnvironmentFailed: see `step`; everything the pool shows is as before the step.
         """
         if self._sent is None:
             raise UsageError("the pool has no step to receive: call send(actions) first")
-        (index, action), self._sent = self._sent, None
+        (rows, action), self._sent = self._sent, None
         try:
-            stepped = self._settled().receive(index, action)
+            step = self._settled().receive(rows, action)
         except Fault as fault:
             self._fail(fault)
-        return self._record(self._all if index is None else index, action, *stepped)
-
-    def _record(
-        self,
-        index: Ints,
-        action: Actions,
-        obs: Floats,
-        reward: Floats,
-        terminated: Bools,
-        truncated: Bools,
-        mask: Bools | None,
-    ) -> Step:
-        """Enter one step of the rows `index` into the running episodes."""
-        bad = broken(self.actions, obs, reward, terminated, truncated, mask)
         if self._longest >= self._log.shape[1]:
-            self._grow()
+            self._longest = int(self.episode_length.max())
+            if self._longest >= self._log.shape[1]:
+                self._log = np.concatenate((self._log, np.zeros_like(self._log)), axis=1)
         self._longest += 1
-        self._log[index, self.episode_length[index]] = action
-        self.obs[index] = obs
-        self.episode_length[index] += 1
-        self.episode_return[index] += reward
-        if mask is None:
-            mask = self._all_legal[: len(index)]
-        else:
-            self.mask[index] = mask
-        return Step(obs, reward, terminated, truncated, bad, mask)
-
-    def _grow(self) -> None:
-        self._longest = int(self.episode_length.max())
-        if self._longest >= self._log.shape[1]:
-            self._log = np.concatenate((self._log, np.zeros_like(self._log)), axis=1)
+        self._log[rows, self.episode_length[rows]] = action
+        self.obs[rows] = step.obs
+        self.episode_length[rows] += 1
+        self.episode_return[rows] += step.reward
+        if self.masked:
+            self.mask[rows] = step.mask
+        return step
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what rebuilds the pool.
-
-        Returns:
-            `seed` `[R]` of each running episode (-1: never reset), `length` `[R]`, `actions` `[sum(length), …]` (the
-            running episodes' actions, row after row), `obs` `[R, O]`.
-        """
-        taken = np.arange(self._log.shape[1])[None] < self.episode_length[:, None]
-        return {
-            "seed": self._seed.copy(),
-            "length": self.episode_length.copy(),
-            "actions": self._log[taken],
-            "obs": self.obs.copy(),
-        }
+        """Return what rebuilds the pool: of the running episodes `seed` `[R]` (-1: never reset), `length` `[R]`,
+        `actions` `[sum(length), …]`, row after row, and `obs` `[R, O]`."""
+        taken = self._log[np.arange(self._log.shape[1])[None] < self.episode_length[:, None]]
+        seed, length = self._seed.copy(), self.episode_length.copy()
+        return {"seed": seed, "length": length, "actions": taken, "obs": self.obs.copy()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> Bools:
         """Rebuild the pool by playing each running episode again.
 
         Returns:
-            `[R]`, rows whose episode came out different: the environment is not deterministic. The caller resets
-            them.
+            `[R]`, rows whose episode came out different: the environment is not deterministic. The caller resets them.
 
         Raises:
             DataError: the state belongs to another pool.
             EnvironmentFailed: an environment raised on the way.
         """
-        seed, length = (np.asarray(state["seed"], np.int64), np.asarray(state["length"], np.int64))
+        seed, length = np.asarray(state["seed"], np.int64), np.asarray(state["length"], np.int64)
         self._check_state(seed, length, state)
         log = self.actions.empty(self.rows, max(1, int(length.max(initial=0))))
         log[np.arange(log.shape[1])[None] < length[:, None]] = state["actions"]
@@ -343,13 +238,12 @@ class EnvPool:
             if not rows.size:
                 break
             step = self.step(log[rows, t], rows)
-            early[rows] = (step.terminated | step.truncated) & (length[rows] > t + 1)
+            early[rows] = step.over & (length[rows] > t + 1)
         same = (self.obs == state["obs"]) | (np.isnan(self.obs) & np.isnan(state["obs"]))
         return np.asarray(early | ~same.all(axis=1), np.bool_)
 
     def _check_state(self, seed: Ints, length: Ints, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        fits = seed.shape == length.shape == (self.rows,) and state["obs"].shape == self.obs.shape
-        if not fits:
+        if not (seed.shape == length.shape == (self.rows,) and state["obs"].shape == self.obs.shape):
             raise DataError(
                 f"the saved {self._what} environments are {seed.size} rows with observations {state['obs'].shape}; "
                 f"expected {self.rows} rows with {self.obs.shape}"
@@ -365,19 +259,18 @@ class EnvPool:
         """
         home = self._settled()
         if not isinstance(home, Rows):
-            raise UsageError("the pool's environments do not live in this process: give it no crew, and backend sync")
-        return home.env(row)
+            raise UsageError("the pool's environments do not live in this process: give it no workers and backend sync")
+        return home.envs[row]
 
     def close(self) -> None:
-        """Close every environment. One that fails to close cannot harm a finished run."""
-        if self._home is not None:
-            self._home.close()
-            return
-        close_all([self._example])
-        if self._remote is not None:
-            self._remote.close()
+        """Close every environment."""
+        if self._home is None:
+            close(self._example)
+        for held in (self._home, self._forked):
+            if held is not None:
+                held.close()
 
     def _fail(self, fault: Fault) -> NoReturn:
         row = fault.row
         where = f"row {row}, episode seed {self._seed[row]}, step {self.episode_length[row] + 1}"
-        raise EnvironmentFailed(f"{self._what} environment {self._id!r} ({where}): {fault.text}") from fault
+        raise EnvironmentFailed(f"{self._what} environment {self._cfg.id!r} ({where}): {fault.text}") from fault

@@ -16,8 +16,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 import evopipe
-from evopipe.envs.make import ActionSpace, make_env
-from evopipe.envs.observations import ObservationSpace
+from evopipe.envs.make import make_env
+from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import EvopipeError, ParamsError, UsageError
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.read import parse_yaml

@@ -11,7 +11,7 @@ import numpy as np
 
 from evopipe.algos import on_policy
 from evopipe.core.population import Member
-from evopipe.envs.workers import Crew
+from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError
 from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.run.clock import Clock
@@ -33,7 +33,7 @@ def begin(
     members: Sequence[Member],
     warm: Transitions | None = None,
     births: Sequence[Mutation] | None = None,
-    crew: Crew | None = None,
+    workers: Workers | None = None,
     learners: int = 1,
     collect_rollouts: CollectRollouts | None = None,
 ) -> Run:
@@ -44,7 +44,7 @@ def begin(
         members: the initial population.
         warm: transitions to learn from: offline the dataset, else before the first step.
         births: how the members were mutated, where they were.
-        crew: worker processes for the environments; None steps them in this process.
+        workers: worker processes for the environments; None steps them in this process.
         learners: processes that may learn, this one included. No result depends on these two.
         collect_rollouts: see `OnPolicy`.
 
@@ -54,7 +54,7 @@ def begin(
     if collect_rollouts is not None and not on_policy(spec.algo):
         raise UsageError(f"collect_rollouts: {spec.train.algo} collects no rollouts; take an on-policy algorithm")
     clock, keys = Clock.of(spec, len(members)), np.array([member.key for member in members])
-    own = (spec, clock, keys, warm, crew, learners)
+    own = (spec, clock, keys, warm, workers, learners)
     regime: Regime
     if spec.train.mode == "offline":
         regime = Offline(*own)

@@ -9,7 +9,7 @@ import numpy as np
 
 from evopipe.core.population import Cohort
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.workers import Crew
+from evopipe.envs.workers import Workers
 from evopipe.run.act import Greedy
 from evopipe.run.spec import Spec
 
@@ -70,7 +70,7 @@ def evaluate(
         actions = greedy(*(x[: members * width].reshape(members, width, *x.shape[1:]) for x in seen(pool)))
         step = pool.step(actions.reshape(-1, *actions.shape[2:])[running], running)
         steps += len(running)
-        over = step.terminated | step.truncated | step.broken
+        over = step.over
         if cap is not None:
             over |= pool.episode_length[running] >= cap
         for row, broken in zip(running[over].tolist(), step.broken[over].tolist(), strict=True):
@@ -92,13 +92,13 @@ class Evaluator:
     Args:
         spec: what the run is about.
         members: `P`.
-        crew: worker processes for the environments; None steps them in this process.
+        workers: worker processes for the environments; None steps them in this process.
     """
 
-    def __init__(self, spec: Spec, members: int, crew: Crew | None = None) -> None:
+    def __init__(self, spec: Spec, members: int, workers: Workers | None = None) -> None:
         self._spec = spec
         each = min(spec.train.eval_episodes, max(8, 64 // members))
-        self.pool = EnvPool(spec.env, members * each, what="evaluation", crew=crew)
+        self.pool = EnvPool(spec.env, members * each, what="evaluation", workers=workers)
 
     def __call__(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """Play one episode a seed with every member, as long as `train.eval_steps` allows; see `evaluate`."""

@@ -12,8 +12,9 @@ import torch
 from evopipe.core import normalise, pixels
 from evopipe.core.graphs import upload
 from evopipe.core.population import Cohort, Member
-from evopipe.envs.pool import EnvPool, Step
-from evopipe.envs.workers import Crew
+from evopipe.envs.pool import EnvPool
+from evopipe.envs.rows import Step
+from evopipe.envs.workers import Workers
 from evopipe.errors import ParamsError
 from evopipe.memory.nstep import NStep
 from evopipe.memory.priorities import Priorities
@@ -41,7 +42,7 @@ class OffPolicy:
         clock: the run's.
         keys: of the members, `[P]`.
         warm: transitions to learn from before the first step, or None.
-        crew: worker processes for the environments; None steps them in this process.
+        workers: worker processes for the environments; None steps them in this process.
         learners: processes that may learn, this one included. No result depends on these two.
 
     Raises:
@@ -54,13 +55,13 @@ class OffPolicy:
         clock: Clock,
         keys: np.ndarray,
         warm: Transitions | None = None,
-        crew: Crew | None = None,
+        workers: Workers | None = None,
         learners: int = 1,
     ) -> None:
         self.spec, self.clock, self.keys = spec, clock, keys
         self.whole = True
-        pool = EnvPool(spec.env, len(keys) * clock.envs, crew=crew, overlapped=True)
-        self.evaluator = Evaluator(spec, len(keys), crew)
+        pool = EnvPool(spec.env, len(keys) * clock.envs, workers=workers, overlapped=True)
+        self.evaluator = Evaluator(spec, len(keys), workers)
         self.world = World(spec, keys, clock, pool)
         self.threshold = pool.reward_threshold
         if self.world.masked and warm is not None and len(warm):

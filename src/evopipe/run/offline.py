@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from evopipe.core.population import Cohort, Member
-from evopipe.envs.workers import Crew
+from evopipe.envs.workers import Workers
 from evopipe.errors import DataError, ParamsError
 from evopipe.memory.replay import RowLayout
 from evopipe.rng import Purpose
@@ -44,14 +44,14 @@ class Offline:
         clock: Clock,
         keys: np.ndarray,
         warm: Transitions | None,
-        crew: Crew | None = None,
+        workers: Workers | None = None,
         learners: int = 1,
     ) -> None:
         if warm is None or not len(warm):
             raise DataError("train.mode: offline training needs a dataset with at least one transition, this has none")
         self.spec, self.clock, self.keys, self.warm = spec, clock, keys, len(warm)
         self.whole = True
-        self.evaluator = Evaluator(spec, len(keys), crew)
+        self.evaluator = Evaluator(spec, len(keys), workers)
         pool = self.evaluator.pool
         pool.reset([0], spec.seeds(Purpose.EVALUATE, 1))  # whether it masks actions shows then
         self.threshold = pool.reward_threshold

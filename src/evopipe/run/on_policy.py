@@ -11,9 +11,9 @@ import torch
 
 from evopipe.core.graphs import upload
 from evopipe.core.population import Cohort, Member
-from evopipe.envs.pool import EnvPool, Step
-from evopipe.envs.rows import broken
-from evopipe.envs.workers import Crew
+from evopipe.envs.pool import EnvPool
+from evopipe.envs.rows import Step
+from evopipe.envs.workers import Workers
 from evopipe.errors import ParamsError, UsageError
 from evopipe.memory.rollout import StepLayout
 from evopipe.run.act import see, step
@@ -55,7 +55,7 @@ class OnPolicy:
         clock: the run's.
         keys: of the members, `[P]`.
         warm: must be none: members learn from their own steps alone.
-        crew: worker processes for the environments; None steps them in this process.
+        workers: worker processes for the environments; None steps them in this process.
         learners: processes that may learn, this one included. No result depends on these two.
         collect_rollouts: takes this regime and a number of ticks, and collects these in place of `collect`: so many
             times `choose()`, a step of `pool`, and `record(step)`, whose rewards and ends may be its own.
@@ -73,7 +73,7 @@ class OnPolicy:
         clock: Clock,
         keys: np.ndarray,
         warm: Transitions | None = None,
-        crew: Crew | None = None,
+        workers: Workers | None = None,
         learners: int = 1,
         collect_rollouts: CollectRollouts | None = None,
     ) -> None:
@@ -85,8 +85,8 @@ class OnPolicy:
         self._until: int | None = None  # tick at which `collect_rollouts` must end; None: it was never asked
         self.cohorts: Sequence[Cohort] = []
         self.memories: list[torch.Tensor] = []
-        self.world = self._make_world(crew)
-        self.evaluator = Evaluator(spec, len(keys), crew)
+        self.world = self._make_world(workers)
+        self.evaluator = Evaluator(spec, len(keys), workers)
         self.threshold = self.pool.reward_threshold
         shape = (len(keys), clock.envs)
         self.returns = torch.zeros(shape, dtype=torch.float64, device=spec.device)  # discounted, of running episodes
@@ -94,12 +94,12 @@ class OnPolicy:
         self.lessons = RolloutLessons(spec, layout, lambda: self.clock.generation_ticks)
         self.learners = Learners(spec, self.lessons, learners)
 
-    def _make_world(self, crew: Crew | None) -> Playable:
+    def _make_world(self, workers: Workers | None) -> Playable:
         if self.spec.env.backend == "torch":
             if self._collect_rollouts is not None:
                 raise UsageError("collect_rollouts: environments as tensors step by themselves; set env.backend: sync")
             return TensorWorld(self.spec, self.keys, self.clock)
-        pool = EnvPool(self.spec.env, len(self.keys) * self.clock.envs, crew=crew)
+        pool = EnvPool(self.spec.env, len(self.keys) * self.clock.envs, workers=workers)
         return World(self.spec, self.keys, self.clock, pool)
 
     @property
@@ -241,8 +241,8 @@ class OnPolicy:
         """Return a step as the loop learns from it: arrays, and broken where it is not finite."""
         read = {name: self._array(name, getattr(taken, name), kind) for name, kind in _RECORDED.items()}
         step = replace(taken, **read)
-        bad = broken(self.pool.actions, step.obs, step.reward, step.terminated, step.truncated, None)
-        return replace(step, broken=step.broken | bad)
+        finite = np.isfinite(step.obs).all(axis=1) & np.isfinite(step.reward)
+        return replace(step, broken=step.broken | ~finite)
 
     def _array(self, name: str, value: Any, kind: type) -> np.ndarray:
         rows, observations = self.pool.rows, self.spec.observations

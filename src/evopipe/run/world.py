@@ -11,9 +11,9 @@ import torch
 from evopipe import rng
 from evopipe.core.graphs import upload
 from evopipe.core.population import Cohort
-from evopipe.envs.batched import BatchedStep
-from evopipe.envs.batched.pool import TensorPool
-from evopipe.envs.pool import EnvPool, Step
+from evopipe.envs.pool import EnvPool
+from evopipe.envs.rows import Step
+from evopipe.envs.tensors.pool import TensorPool, TensorStep
 from evopipe.errors import EnvironmentFailed
 from evopipe.rng import Purpose
 from evopipe.run.act import gather
@@ -95,7 +95,7 @@ class World:
     def end(self, step: Step) -> None:
         """Begin new episodes where some ended; count the tick."""
         self.pending = None
-        over = np.flatnonzero(step.terminated | step.truncated | step.broken)
+        over = np.flatnonzero(step.over)
         if len(over):
             self.begin(over)
         self._clock.count(int(step.broken.sum()))
@@ -159,15 +159,15 @@ class TensorWorld:
         slots = upload(torch.tensor([slot for cohort in cohorts for slot in cohort.slots]), self.pool.device)
         return torch.cat(list(chosen))[slots.argsort()].flatten(0, 1)
 
-    def take(self, actions: torch.Tensor) -> BatchedStep:
+    def take(self, actions: torch.Tensor) -> TensorStep:
         """See `World.take`."""
         return self.pool.step(actions)
 
-    def gave(self, step: BatchedStep) -> list[torch.Tensor]:
+    def gave(self, step: TensorStep) -> list[torch.Tensor]:
         """See `World.gave`."""
         return [*(self._grid(x) for x in step), self._broken]
 
-    def end(self, step: BatchedStep) -> None:
+    def end(self, step: TensorStep) -> None:
         """See `World.end`."""
         self.pending = None
         self._begin_where(step.terminated | step.truncated)

@@ -11,7 +11,7 @@ import numpy as np
 
 from evopipe import rng
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.workers import Crew
+from evopipe.envs.workers import Workers
 from evopipe.errors import EnvironmentFailed, Interrupted, translate_failures
 from evopipe.machine import configure
 from evopipe.ops.statistics import bootstrap_interval, interquartile_mean
@@ -44,9 +44,9 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     names = [*(f"member_{i}" for i in range(len(members) - 1)), "elite"]
     n = params.evaluate.episodes
     size = len(members) * min(n, max(1, ROWS // len(members)))
-    crew = Crew(params.runtime.env_workers)
+    workers = Workers(params.runtime.env_workers)
     # The reported score is Gymnasium's, whatever build of the environment training stepped.
-    pool = EnvPool(params.env.on_gymnasium, size, what="evaluation", crew=crew)
+    pool = EnvPool(params.env.on_gymnasium, size, what="evaluation", workers=workers)
     seeds, cohorts = spec.seeds(Purpose.HELD_OUT, n), spec.form(members)
     try:
         with StopSignal() as stop, translate_failures():
@@ -58,7 +58,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         ) from None
     finally:
         pool.close()
-        crew.close()
+        workers.close()
     whole = np.isfinite(played.returns)
     _refuse_or_warn(whole, params.env.id)
     summaries = {

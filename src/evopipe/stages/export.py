@@ -10,8 +10,8 @@ from evopipe import __version__, policy
 from evopipe.algos import get
 from evopipe.core import normalise
 from evopipe.core.population import Member
-from evopipe.envs.make import ActionSpace, make_env
-from evopipe.envs.observations import Leaf, ObservationSpace
+from evopipe.envs.make import make_env
+from evopipe.envs.spaces import ActionSpace, Leaf, ObservationSpace
 from evopipe.errors import DataError, MissingInputError
 from evopipe.keys import content_key
 from evopipe.machine import configure, fingerprint, git_revision

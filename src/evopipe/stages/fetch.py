@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from evopipe.envs.check import random_action
-from evopipe.envs.heuristics import Heuristic, heuristic, medium
-from evopipe.envs.observations import Leaf, ObservationSpace, brief
-from evopipe.envs.pool import EnvPool, Step
+from evopipe.envs.heuristics import GOOD, POOR, Heuristic
+from evopipe.envs.pool import EnvPool
+from evopipe.envs.rows import Step
+from evopipe.envs.spaces import Leaf, ObservationSpace, brief
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError
 from evopipe.machine import configure
 from evopipe.rng import Purpose, host
@@ -248,7 +248,7 @@ def _roll(pool: EnvPool, policy: Policy, rng: np.random.Generator, max_steps: in
 def _behaviour(cfg: CollectConfig, pool: EnvPool, env_id: str) -> tuple[dict[str, Policy], list[str]]:
     """Return the policies that have a weight, and what there is to say about them."""
     wanted = [name for name, weight in cfg.policies.items() if weight > 0.0]
-    rules = {"heuristic": heuristic(env_id), "medium": medium(env_id)}
+    rules = {"heuristic": GOOD.get(env_id), "medium": POOR.get(env_id)}
     missing = [name for name in wanted if rules.get(name, _random) is None]
     wanted = [name for name in wanted if name not in missing]
     if not wanted:
@@ -267,7 +267,7 @@ def _behaviour(cfg: CollectConfig, pool: EnvPool, env_id: str) -> tuple[dict[str
 
 
 def _random(pool: EnvPool, rng: np.random.Generator) -> Any:
-    return random_action(pool, 0, rng)
+    return pool.actions.sample(pool.mask[0], rng)
 
 
 def _ruled(rule: Heuristic, random: float = 0.0) -> Policy:

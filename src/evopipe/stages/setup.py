@@ -13,8 +13,8 @@ import torch
 from evopipe.algos import get, names
 from evopipe.core.graphs import Paths
 from evopipe.core.population import Member
-from evopipe.envs.make import ActionSpace, make_env
-from evopipe.envs.observations import ObservationSpace
+from evopipe.envs.make import make_env
+from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import DataError, MissingInputError, ParamsError
 from evopipe.run.spec import Spec
 from evopipe.schema.blocks import EnvConfig

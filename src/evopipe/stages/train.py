@@ -11,7 +11,7 @@ from typing import Any
 import evopipe
 from evopipe.algos import on_policy
 from evopipe.envs.make import source_of
-from evopipe.envs.workers import Crew
+from evopipe.envs.workers import Workers
 from evopipe.errors import (
     DataError,
     DiskError,
@@ -73,11 +73,11 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         RunLock(state.with_suffix(".lock")),  # one writer of this state,
         RunLock(outputs.with_suffix(".lock")),  # and, whatever the parameters, one of these outputs
         translate_failures(),
-        Crew(params.runtime.env_workers, learners) as crew,
+        Workers(params.runtime.env_workers, learners) as workers,
     ):
         store = CheckpointStore(state / "checkpoints")
         # Nothing is there to save before the loop is: until then a signal simply ends the process.
-        made = begin(spec, members, warm, births, crew, learners)
+        made = begin(spec, members, warm, births, workers, learners)
         warm = None  # the memory holds it now, its images as bytes
         try:
             with (

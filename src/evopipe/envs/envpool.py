@@ -1,71 +1,58 @@
 """Environments of envpool: C++ builds that step in threads of this process, without Python's lock.
 
-envpool's seeds are fixed at construction and its environments reset by themselves. A pool's contract is another: the
-caller gives every episode its own seed, and no row resets by itself. So an environment of envpool serves for one
-episode here and is left when that ends: each *batch* holds environments for many coming episodes, seeded one by one, of
-which only those are stepped that a row is playing. Constructing one costs a few microseconds (its first reset does the
-work).
+envpool's seeds are fixed at construction and its environments reset by themselves. In a pool the caller gives every
+episode its own seed, and no row resets by itself. So an environment of envpool serves for one episode here: each batch
+holds environments for many coming episodes, seeded one by one, of which only those are stepped that a row is playing.
+Constructing one costs a few microseconds (its first reset does the work).
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from evopipe.envs.make import ActionSpace, refuse
-from evopipe.envs.observations import ObservationSpace
-from evopipe.envs.rows import Actions, Begun, Fault, Ints, Stepped
+from evopipe.envs.make import refuse
+from evopipe.envs.rows import Actions, Begun, Fault, Ints, Step, Upcoming
+from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import EnvironmentFailed, ParamsError, did_you_mean
 from evopipe.schema.blocks import EnvConfig
 from evopipe.types import Spaces
 
 AHEAD = 8  # episodes of each row that a batch holds, where the caller tells their seeds
-ROWS_A_THREAD = 32  # fewer, and waking a thread costs more than it saves
+_ROWS_A_THREAD = 32  # fewer, and waking a thread costs more than it saves
 _RESERVED = ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "thread_affinity_offset", "env_type")
 
 
-class Native:
-    """The rows of one pool, in envpool.
-
-    Args:
-        cfg: which environment.
-        rows: `R`.
-        spaces: those of Gymnasium's build of it.
-        threads: CPUs that may step.
-        upcoming: `(rows [n], ahead) → seeds [n, ahead or 0]` of the episodes that these rows will begin next.
+class EnvpoolRows:
+    """The rows of one pool, in envpool; `spaces` are those of Gymnasium's build, `threads` may step.
 
     Raises:
         ParamsError: envpool is not installed, or does not offer this environment or these arguments.
     """
 
-    def __init__(
-        self, cfg: EnvConfig, rows: int, spaces: Spaces, threads: int, upcoming: Callable[[Ints, int], Ints]
-    ) -> None:
-        self._cfg, self._upcoming = cfg, upcoming
-        self._threads = max(1, min(threads, rows // ROWS_A_THREAD))
-        self._spaces = spaces
+    def __init__(self, cfg: EnvConfig, rows: int, spaces: Spaces, threads: int) -> None:
+        self._cfg, self._threads = cfg, threads
         self._batch: list[Any] = [None] * rows  # of each row
         self._place = np.zeros(rows, np.int32)  # its environment there
         self._spares: dict[int, list[tuple[Any, int]]] = {}  # environments by seed, that no row has used
         self._all: Ints = np.arange(rows)
         self._groups: list[tuple[Any, Ints]] | None = None  # all rows by batch; None: to be found anew
         self._sent: list[tuple[Any, Ints]] = []
-        self._check()
+        self._observations, self._actions = self._check(spaces)
 
-    def reset(self, rows: Ints, seeds: Ints) -> Begun:
+    def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin episodes, each in an environment that was constructed with its seed. See `Rows.reset`."""
         if any(not self._spares.get(seed) for seed in seeds.tolist()):
-            self._restock(rows, seeds)
+            self._restock(seeds, upcoming)
         for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
             if not self._spares.get(seed):  # one seed twice
-                self._restock(np.array([row]), np.array([seed]))
+                self._restock(np.array([seed]), upcoming)
             self._batch[row], self._place[row] = self._spares[seed].pop()
         self._groups = None
-        observations = np.empty((len(rows), self._spaces.observations), np.float32)
+        observations = np.empty((len(rows), self._observations.size), np.float32)
         for batch, where in self._by_batch(rows):
             places = self._place[rows[where]]
             obs, info = batch.reset(places)
@@ -75,33 +62,29 @@ class Native:
             raise Fault(int(rows[bad.argmax()]), "reset() returned an observation that is not finite")
         return observations, None
 
-    def send(self, rows: Ints | None, actions: Actions, next_seeds: Ints | None) -> None:
+    def send(self, rows: Ints, actions: Actions) -> None:
         """Begin a step; envpool's threads take it."""
-        if rows is None:
-            if self._groups is None:
-                self._groups = self._by_batch(self._all)
-            groups = self._groups
+        if np.array_equal(rows, self._all):
+            self._groups = self._sent = self._groups or self._by_batch(rows)
         else:
-            groups = self._by_batch(rows)
-        own, index = self._actions.own(actions), self._all if rows is None else rows
+            self._sent = self._by_batch(rows)
+        places, own = self._place[rows], self._actions.own(actions)
         chosen = own if self._actions.continuous else own.astype(np.int32)
-        for batch, where in groups:
-            batch.send(chosen[where], self._place[index[where]])
-        self._sent = groups
+        for batch, where in self._sent:
+            batch.send(chosen[where], places[where])
 
-    def receive(self, rows: Ints | None, actions: Actions) -> Stepped:
-        """End it. See `Rows.step`."""
-        index = self._all if rows is None else rows
-        n = len(index)
-        obs, reward = np.empty((n, self._spaces.observations), np.float32), np.empty(n, np.float32)
+    def receive(self, rows: Ints, actions: Actions) -> Step:
+        """End it, see `Rows.step`."""
+        places, n = self._place[rows], len(rows)
+        obs, reward = np.empty((n, self._observations.size), np.float32), np.empty(n, np.float32)
         terminated, truncated = np.empty(n, np.bool_), np.empty(n, np.bool_)
         with np.errstate(over="ignore", invalid="ignore"):
             for batch, where in self._sent:
                 seen, paid, ended, cut, info = batch.recv()
-                order = _order(info, self._place[index[where]])
+                order = _order(info, places[where])
                 obs[where], reward[where] = self._flat(seen)[order], paid[order]
                 terminated[where], truncated[where] = ended[order], cut[order]
-        return obs, reward, terminated, truncated, None
+        return Step.of(self._actions, obs, reward, terminated, truncated, None)
 
     def close(self) -> None:
         """Let the environments go."""
@@ -117,25 +100,25 @@ class Native:
             found.setdefault(id(self._batch[row]), []).append(i)
         return [(self._batch[int(rows[where[0]])], np.array(where, np.int64)) for where in found.values()]
 
-    def _restock(self, rows: Ints, seeds: Ints) -> None:
+    def _restock(self, seeds: Ints, upcoming: Upcoming) -> None:
         """Construct a new batch: the environments that are asked for, and those of every row's coming episodes.
 
         Older spares are dropped, so that rows play in few batches at a time: the newest, and those of long episodes.
         """
-        coming = self._upcoming(self._all, AHEAD)
-        wanted = np.concatenate((seeds, coming.reshape(-1)))
-        batch = self._make(wanted, max(1, min(self._threads, len(wanted) // ROWS_A_THREAD)))
+        wanted = seeds if upcoming is None else np.concatenate((seeds, upcoming(self._all, AHEAD).reshape(-1)))
+        batch = self._make(wanted)
         self._spares = {}
         for place, seed in enumerate(wanted.tolist()):
             self._spares.setdefault(seed, []).append((batch, place))
 
-    def _make(self, seeds: Ints, threads: int) -> Any:
+    def _make(self, seeds: Ints) -> Any:
         """Construct environments with these seeds `[n]`."""
-        cfg, envpool = self._cfg, _envpool()
+        cfg = self._cfg
+        threads = max(1, min(self._threads, len(self._all) // _ROWS_A_THREAD, len(seeds) // _ROWS_A_THREAD))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # bounds that float32 rounds
-                batch = envpool.make(
+                batch = _envpool().make(
                     cfg.id, env_type="gymnasium", num_envs=len(seeds), num_threads=threads, seed=seeds.tolist(),
                     **cfg.kwargs,
                 )  # fmt: skip
@@ -148,8 +131,8 @@ class Native:
             ) from error
         return batch
 
-    def _check(self) -> None:
-        """Refuse what envpool does not have, or has with other spaces."""
+    def _check(self, theirs: Spaces) -> tuple[ObservationSpace, ActionSpace]:
+        """Refuse what envpool does not have, or has with other spaces than Gymnasium; return its spaces."""
         cfg = self._cfg
         refuse(cfg, _RESERVED)
         known = _envpool().list_all_envs()
@@ -158,21 +141,20 @@ class Native:
                 f"env.backend: envpool has no {cfg.id!r}{did_you_mean(cfg.id, known)}; "
                 "`envpool.list_all_envs()` lists what it has, `sync` serves every Gymnasium environment"
             )
-        batch = self._make(np.zeros(1, np.int64), 1)
+        batch = self._make(np.zeros(1, np.int64))
         try:
-            actions = ActionSpace.of(batch.action_space)
-            self._observations = ObservationSpace.of(batch.observation_space)
-            spaces = actions.spaces(self._observations)
+            found = ObservationSpace.of(batch.observation_space), ActionSpace.of(batch.action_space)
         except ParamsError as error:
             text = str(error).removeprefix("env.id: ")
             raise ParamsError(f"env.backend: envpool's {cfg.id!r}: {text}; set it to sync") from error
-        if spaces != self._spaces:
+        spaces = found[1].spaces(found[0])
+        if spaces != theirs:
             raise ParamsError(
                 f"env.backend: envpool's {cfg.id!r} has observations of length {spaces.observations} and "
-                f"{spaces.actions} {spaces.kind} actions, Gymnasium's {self._spaces.observations} and "
-                f"{self._spaces.actions} {self._spaces.kind} ones; set it to sync"
+                f"{spaces.actions} {spaces.kind} actions, Gymnasium's {theirs.observations} and "
+                f"{theirs.actions} {theirs.kind} ones; set it to sync"
             )
-        self._actions = actions
+        return found
 
     def _flat(self, obs: Any) -> Any:
         """Rows `[n, O]` of a batch of observations."""
@@ -185,14 +167,13 @@ def _envpool() -> Any:
     try:
         import envpool
     except ImportError as error:
-        raise ParamsError(
-            'env.backend: envpool is not installed: `pip install "evopipe[envpool]"`, or set it to sync'
-        ) from error
+        text = 'env.backend: envpool is not installed: `pip install "evopipe[envpool]"`, or set it to sync'
+        raise ParamsError(text) from error
     return envpool
 
 
 def _order(info: Any, places: Any) -> Any:
-    """Where in envpool's answer each of `places` stands."""
+    """Where in envpool's answer each of `places` stands: environments answer in the order in which they are done."""
     came = info["env_id"]
     if len(came) == len(places) and (came == places).all():
         return slice(None)

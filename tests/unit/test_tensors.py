@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from device import DEVICE, Device
-from evopipe.envs.batched import OFFERED, Batched, BatchedStep, make_batched
 from evopipe.envs.make import make_env
-from evopipe.envs.pool import EnvPool, Step
-from evopipe.envs.workers import Crew
+from evopipe.envs.pool import EnvPool
+from evopipe.envs.rows import Step
+from evopipe.envs.tensors.pool import OFFERED, TensorPool, TensorStep
+from evopipe.envs.workers import Workers
 from evopipe.errors import ParamsError, UsageError
 from evopipe.schema.blocks import EnvConfig
 from tiny import call, digests, write_params
@@ -59,9 +60,9 @@ def config(env_id: str = "CartPole-v1", **kwargs: Any) -> EnvConfig:
     return EnvConfig.model_validate({"id": env_id, "kwargs": kwargs, "backend": "torch"})
 
 
-def begun(cfg: EnvConfig, rows: int, device: torch.device = CPU) -> Batched:
-    batched = make_batched(cfg, rows, device)
-    batched.reset(torch.arange(rows, device=device))
+def begun(cfg: EnvConfig, rows: int, device: torch.device = CPU) -> TensorPool:
+    batched = TensorPool(cfg, rows, device)
+    batched.reset(torch.arange(rows), torch.arange(rows))
     return batched
 
 
@@ -71,7 +72,7 @@ def started(cfg: EnvConfig, rows: int, **options: Any) -> EnvPool:
     return pool
 
 
-def random_actions(batched: Batched | EnvPool, rows: int, rng: np.random.Generator) -> np.ndarray:
+def random_actions(batched: TensorPool | EnvPool, rows: int, rng: np.random.Generator) -> np.ndarray:
     """In an algorithm's terms, some of them beyond the bounds."""
     if batched.spaces.continuous:
         return rng.uniform(-1.2, 1.2, (rows, batched.spaces.actions)).astype(np.float32)
@@ -89,7 +90,7 @@ class Twins:
 
     def __init__(self, cfg: EnvConfig, rows: int, together: int = 1_000_000) -> None:
         self.envs = [make_env(cfg) for _ in range(rows)]
-        self.batched, self.together = make_batched(cfg, rows, CPU), together
+        self.batched, self.together = TensorPool(cfg, rows, CPU), together
         self.rule, self.rng = RULES[cfg.id], np.random.default_rng(7)
         self.episodes, self.ends = 0, [0, 0]
         for row in range(rows):
@@ -100,19 +101,19 @@ class Twins:
         obs, _ = self.envs[row].reset(seed=self.episodes)
         self.episodes += 1
         rows = len(self.envs)
-        before = self.batched.state.clone()
-        self.batched.reset(torch.arange(rows), torch.arange(rows) == row)
-        assert (self.batched.state == before).all(1).tolist()[:row] == [True] * row
+        before = self.batched.physics.clone()
+        self.batched.reset_where(torch.arange(rows) == row, torch.arange(rows))
+        assert (self.batched.physics == before).all(1).tolist()[:row] == [True] * row
         self.copy(row)
-        np.testing.assert_allclose(self.batched.obs()[row].numpy(), obs, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(self.batched.obs[row].numpy(), obs, rtol=0, atol=1e-6)
 
     def copy(self, row: int) -> None:
-        self.batched.state[row] = torch.tensor(np.array(self.envs[row].unwrapped.state, np.float64))
+        self.batched.physics[row] = torch.tensor(np.array(self.envs[row].unwrapped.state, np.float64))
 
     def actions(self) -> np.ndarray:
         """Random ones in the even rows; in the odd ones the rule's, but for every fourth."""
         rows = len(self.envs)
-        chosen = self.rule(self.batched.obs().numpy().astype(np.float64))
+        chosen = self.rule(self.batched.obs.numpy().astype(np.float64))
         drawn = random_actions(self.batched, rows, self.rng)
         at_random = (np.arange(rows) % 2 == 0) | (self.rng.random(rows) < 0.25)
         return np.where(at_random.reshape(-1, *[1] * (drawn.ndim - 1)), drawn, chosen).astype(drawn.dtype)
@@ -163,7 +164,7 @@ def test_one_step_from_anywhere_is_gymnasiums(env_id: str) -> None:
     states = rng.uniform(-1, 1, (rows, len(limits))) * limits
     if env_id == "MountainCarContinuous-v0":
         states = states.astype(np.float32)
-    batched.state.copy_(torch.from_numpy(states))
+    batched.physics.copy_(torch.from_numpy(states))
     actions = random_actions(batched, rows, rng)
     step, after = batched.step(torch.from_numpy(actions)), []
     for row, action in enumerate(batched.actions.own(actions)):
@@ -174,7 +175,7 @@ def test_one_step_from_anywhere_is_gymnasiums(env_id: str) -> None:
         assert step.reward[row].item() == pytest.approx(reward, rel=1e-6, abs=1e-6)
         assert bool(step.terminated[row]) == terminated
         after.append(np.array(env.unwrapped.state, np.float64))
-    np.testing.assert_allclose(batched.state.numpy(), after, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(batched.physics.numpy(), after, rtol=1e-12, atol=1e-12)
     assert len({*map(bool, step.terminated)}) == 1 + ENDS[env_id][0]
     if env_id == "Acrobot-v1":
         assert (np.abs(after)[:, 2:].max(0) == np.array([4, 9]) * PI).all()
@@ -202,12 +203,12 @@ def test_arguments_of_the_constructor_are_honoured(cfg: EnvConfig) -> None:
 
 @pytest.mark.parametrize("env_id", sorted(OFFERED))
 def test_it_says_of_itself_what_gymnasium_says(env_id: str) -> None:
-    batched, pool = make_batched(config(env_id), 2, CPU), EnvPool(config(env_id).on_gymnasium, 1)
+    batched, pool = TensorPool(config(env_id), 2, CPU), EnvPool(config(env_id).on_gymnasium, 1)
     spec = gymnasium.spec(env_id)
     assert (batched.max_steps, batched.reward_threshold) == (spec.max_episode_steps, spec.reward_threshold)
     assert batched.spaces == pool.spaces
     assert batched.actions.to_json() == pool.actions.to_json()
-    assert make_batched(config(env_id, max_episode_steps=7), 2, CPU).max_steps == 7
+    assert TensorPool(config(env_id, max_episode_steps=7), 2, CPU).max_steps == 7
 
 
 # --- Episodes by seed -------------------------------------------------------------------------------------------------
@@ -217,7 +218,7 @@ def test_it_says_of_itself_what_gymnasium_says(env_id: str) -> None:
 def test_initial_states_are_drawn_as_gymnasium_draws_them(env_id: str) -> None:
     """Uniform between its bounds (Kolmogorov and Smirnov; 1 in 10⁴ by chance, but seeds are fixed), and unrelated."""
     n = 20_000
-    state = begun(config(env_id), n).state.numpy()
+    state = begun(config(env_id), n).physics.numpy()
     env = make_env(config(env_id))
     for seed in range(50):
         env.reset(seed=seed)
@@ -239,18 +240,18 @@ def test_a_reset_by_mask_touches_no_other_row_and_no_other_memory() -> None:
     batched = begun(config(), 6)
     for _ in range(3):
         batched.step(torch.ones(6, dtype=torch.int64))
-    state, length, before = batched.state, batched.length, batched.state.clone()
+    state, length, before = batched.physics, batched.length, batched.physics.clone()
     mask = torch.tensor([True, False, False, True, False, False])
-    batched.reset(torch.tensor([40, 41, 42, 0, 44, 45]), mask)
+    batched.reset_where(mask, torch.tensor([40, 41, 42, 0, 44, 45]))
     assert batched.length.tolist() == [0, 3, 3, 0, 3, 3]
-    assert torch.equal(batched.state[~mask], before[~mask])
-    assert batched.state is state
+    assert torch.equal(batched.physics[~mask], before[~mask])
+    assert batched.physics is state
     assert batched.length is length
-    fresh = make_batched(config(), 2, CPU)
-    fresh.reset(torch.tensor([0, 40]))
-    assert torch.equal(batched.state[[3, 0]], fresh.state)
-    assert torch.equal(batched.obs()[[3, 0]], fresh.obs())
-    assert (fresh.state[0] != fresh.state[1]).all()
+    fresh = TensorPool(config(), 2, CPU)
+    fresh.reset([0, 1], [0, 40])
+    assert torch.equal(batched.physics[[3, 0]], fresh.physics)
+    assert torch.equal(batched.obs[[3, 0]], fresh.obs)
+    assert (fresh.physics[0] != fresh.physics[1]).all()
 
 
 @pytest.mark.parametrize("env_id", sorted(OFFERED))
@@ -261,8 +262,8 @@ def test_a_row_is_the_same_to_the_bit_wherever_it_stands_and_whatever_stands_bes
     seen = [whole.step(action) for action in actions]
     for places in ([5], [36, 0], list(range(9)), rng.permutation(rows).tolist(), [7] * 3):
         index = torch.tensor(places)
-        some = make_batched(config(env_id), len(places), CPU)
-        some.reset(index)
+        some = TensorPool(config(env_id), len(places), CPU)
+        some.reset(torch.arange(len(places)), index)
         for action, step in zip(actions, seen, strict=True):
             for part, expected in zip(some.step(action[index]), step, strict=True):
                 assert torch.equal(part, expected[index])
@@ -270,7 +271,7 @@ def test_a_row_is_the_same_to_the_bit_wherever_it_stands_and_whatever_stands_bes
 
 def test_a_step_is_not_overwritten_by_the_next_and_shows_the_true_last_observation() -> None:
     batched = begun(config(max_episode_steps=30), 8)
-    steps: list[BatchedStep] = []
+    steps: list[TensorStep] = []
     kept = []
     while not steps or not steps[-1].terminated.all():
         steps.append(batched.step(torch.ones(8, dtype=torch.int64)))
@@ -293,17 +294,17 @@ def test_on_a_device_nothing_waits_and_a_graph_can_hold_it(env_id: str) -> None:
     seeds, mask = torch.arange(50, 55), torch.tensor([True, False, False, True, False])
     actions = torch.from_numpy(random_actions(local, 5, rng))
     expected = [*local.step(actions)]
-    local.reset(seeds, mask)
-    expected += [local.obs(), local.state, local.length]
+    local.reset_where(mask, seeds)
+    expected += [local.obs, local.physics, local.length]
     with Device() as device:
         remote = begun(config(env_id), 5, DEVICE)
         sent = actions.to(DEVICE), seeds.to(DEVICE), mask.to(DEVICE)
-        held = remote.state, remote.length
+        held = remote.physics, remote.length
         device.waits.clear()
         with device.recording():
             given = [*remote.step(sent[0])]
-            remote.reset(sent[1], sent[2])
-            given.append(remote.obs())
+            remote.reset_where(sent[2], sent[1])
+            given.append(remote.obs)
         assert not device.waits
         assert device.kept(given) == 0  # a replay finds the state where the last one left it
         for here, there in zip(expected, [*given, *held], strict=True):
@@ -325,7 +326,7 @@ def play(pool: EnvPool, ticks: int, rng: np.random.Generator, next_seed: int = 1
         rows = rng.permutation(pool.rows)[: rng.integers(1, pool.rows)] if tick % 5 == 4 else None
         index = np.arange(pool.rows) if rows is None else rows
         step = pool.step(random_actions(pool, len(index), rng), rows)
-        over = index[step.terminated | step.truncated | step.broken]
+        over = index[step.over]
         pool.reset(over, next_seed + np.arange(len(over)))
         next_seed += len(over)
         seen.append([*(getattr(step, name).tobytes() for name in Step.__dataclass_fields__), *shown(pool)])
@@ -335,11 +336,11 @@ def play(pool: EnvPool, ticks: int, rng: np.random.Generator, next_seed: int = 1
 @pytest.mark.parametrize("env_id", sorted(OFFERED))
 def test_a_pool_gives_what_the_tensors_give(env_id: str) -> None:
     pool, batched, rng = started(config(env_id), 6), begun(config(env_id), 6), np.random.default_rng(2)
-    np.testing.assert_array_equal(pool.obs, batched.obs())
+    np.testing.assert_array_equal(pool.obs, batched.obs)
     for _ in range(30):
         actions = random_actions(pool, 6, rng)
         step, expected = pool.step(actions), batched.step(torch.from_numpy(actions))
-        for name in BatchedStep._fields:
+        for name in TensorStep._fields:
             np.testing.assert_array_equal(getattr(step, name), getattr(expected, name))
         assert not step.broken.any()
         assert step.mask.all()
@@ -358,15 +359,15 @@ def test_a_restored_pool_goes_on_bit_for_bit(env_id: str) -> None:
 
 
 def test_workers_have_nothing_to_do_and_change_nothing() -> None:
-    with Crew(2) as crew:
+    with Workers(2) as workers:
         pools = [
             started(config(), 64),
-            started(config(), 64, crew=crew),
-            started(config(), 64, crew=crew, overlapped=True),
+            started(config(), 64, workers=workers),
+            started(config(), 64, workers=workers, overlapped=True),
         ]
         first, *others = (play(pool, 40, np.random.default_rng(4)) for pool in pools)
         assert all(other == first for other in others)
-        assert not crew._pools
+        assert not workers._pools
 
 
 def test_nothing_changes_until_a_step_is_received() -> None:
@@ -429,7 +430,7 @@ def test_training_takes_it_where_it_is_asked_for_and_only_there(tmp_path: Path) 
     ],
 )
 def test_what_is_not_offered_is_refused(cfg: EnvConfig, text: str) -> None:
-    for make in (lambda: make_batched(cfg, 2, CPU), lambda: EnvPool(cfg, 2)):
+    for make in (lambda: TensorPool(cfg, 2, CPU), lambda: EnvPool(cfg, 2)):
         with pytest.raises(ParamsError) as failed:
             make()
         assert str(failed.value).startswith(text)
@@ -448,7 +449,7 @@ def test_an_argument_that_only_gymnasium_knows_is_refused(monkeypatch: pytest.Mo
     spec = gymnasium.envs.registration.EnvSpec("CartPole-v1", entry_point=Windy, max_episode_steps=9)
     monkeypatch.setitem(gymnasium.registry, "CartPole-v1", spec)
     with pytest.raises(ParamsError, match=r"env.kwargs: torch's 'CartPole-v1' does not take wind: unknown key"):
-        make_batched(config(wind=1.0), 1, CPU)
+        TensorPool(config(wind=1.0), 1, CPU)
 
 
 def test_rules_that_look_inside_an_environment_need_gymnasium() -> None:

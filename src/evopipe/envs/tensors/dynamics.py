@@ -1,11 +1,10 @@
 """Gymnasium's classic control, written for many rows at once.
 
-Each environment is a value with three functions on *columns* `[S, R]`, the physical state of `R` rows in float64, one
-contiguous row of memory a quantity: `start` makes initial columns of uniform draws, `advance` takes one step, `observe`
-shows what the policy sees. The fields are the arguments of Gymnasium's constructor, with its defaults.
+Each environment has three functions on columns `[S, R]`, the physical state of `R` rows in float64, one contiguous row
+of memory a quantity. The fields are the arguments of Gymnasium's constructor, with its defaults.
 
-Every number is computed in Gymnasium's order and precision. The operators are element-wise and plain (no fused
-multiply-add), so that a row comes out the same, bit for bit, wherever it stands and whatever stands beside it.
+Every number is computed in Gymnasium's order and precision, by element-wise operators (no fused multiply-add): a row
+comes out the same, bit for bit, wherever it stands and whatever stands beside it.
 
 Sources: `gymnasium.envs.classic_control`, which follows Barto, Sutton & Anderson (1983) for CartPole, Sutton (1996) for
 Acrobot, and Moore (1990) for MountainCar.
@@ -14,35 +13,20 @@ Acrobot, and Moore (1990) for MountainCar.
 from __future__ import annotations
 
 import math
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Protocol, TypeAlias
 
 import torch
 
 from evopipe.schema.declare import Schema
 
-
-class Advance(NamedTuple):
-    """What one step of `R` rows gives.
-
-    Attributes:
-        columns: `[S, R]` float64, the next state.
-        reward: `[R]`, of any precision.
-        terminated: `[R]` bool.
-    """
-
-    columns: torch.Tensor
-    reward: torch.Tensor
-    terminated: torch.Tensor
+Advance: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""The next columns `[S, R]` float64, rewards `[R]` of any precision, and terminations `[R]`."""
 
 
 class Dynamics(Protocol):
-    """One environment.
+    """One environment."""
 
-    Attributes:
-        draws: how many uniform numbers an initial state is made of.
-    """
-
-    draws: ClassVar[int]
+    draws: ClassVar[int]  # how many uniform numbers an initial state is made of
 
     def start(self, u: torch.Tensor) -> torch.Tensor:
         """Return initial columns `[S, R]` from draws `[draws, R]` in [0, 1)."""
@@ -83,7 +67,7 @@ class CartPole(Schema):
         following = columns + rates * self.seconds
         terminated = (following[0].abs() > self.farthest) | (following[2].abs() > self.steepest)
         reward = -terminated.float() if self.sutton_barto_reward else torch.ones_like(push, dtype=torch.float32)
-        return Advance(following, reward, terminated)
+        return following, reward, terminated
 
     def observe(self, columns: torch.Tensor) -> torch.Tensor:
         return columns.T.to(torch.float32, memory_format=torch.contiguous_format)
@@ -110,7 +94,7 @@ class Pendulum(Schema):
         spin = spin + (angle.sin() * (3 * self.g / 2) + torque * 3.0) * self.seconds
         spin = spin.clamp(-self.fastest, self.fastest)
         following = torch.stack((angle + spin * self.seconds, spin))
-        return Advance(following, -cost, torch.zeros_like(cost, dtype=torch.bool))
+        return following, -cost, torch.zeros_like(cost, dtype=torch.bool)
 
     def observe(self, columns: torch.Tensor) -> torch.Tensor:
         angle, spin = columns.unbind()
@@ -133,7 +117,7 @@ class Acrobot(Schema):
         angles = after[:2] - (after[:2] / (2 * math.pi)).round() * (2 * math.pi)  # into [-π, π]
         first, second = (after[2 + i].clamp(-limit, limit) for i, limit in enumerate(self.fastest))
         terminated = -angles[0].cos() - (angles[1] + angles[0]).cos() > 1.0
-        return Advance(torch.cat((angles, first[None], second[None])), terminated.float() - 1.0, terminated)
+        return torch.cat((angles, first[None], second[None])), terminated.float() - 1.0, terminated
 
     def observe(self, columns: torch.Tensor) -> torch.Tensor:
         cos, sin = columns[:2].cos(), columns[:2].sin()
@@ -184,7 +168,7 @@ class MountainCar(Schema):
         position, velocity = columns.unbind()
         gain = (action - 1).double() * self.force - (position * 3.0).cos() * self.gravity
         position, velocity, terminated = self._roll(position, velocity, gain)
-        return Advance(torch.stack((position, velocity)), torch.full_like(position, -1.0), terminated)
+        return torch.stack((position, velocity)), torch.full_like(position, -1.0), terminated
 
     def observe(self, columns: torch.Tensor) -> torch.Tensor:
         return columns.T.to(torch.float32, memory_format=torch.contiguous_format)
@@ -213,4 +197,4 @@ class MountainCarContinuous(MountainCar):
         gain = push * self.force - slope.float()
         position, velocity, terminated = self._roll(position, velocity.float(), gain)
         reward = terminated * 100.0 - push.double().square() * 0.1
-        return Advance(torch.stack((position, velocity)).double(), reward, terminated)
+        return torch.stack((position, velocity)).double(), reward, terminated

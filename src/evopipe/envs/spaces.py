@@ -1,0 +1,386 @@
+"""Spaces: observations become rows of float32 numbers, an algorithm's actions become the environment's own.
+
+| observation space | columns |
+|---|---|
+| Box | its numbers as they are, row by row |
+| Box that is an image | channels first, bounded values scaled to [0, 1] |
+| Discrete, MultiDiscrete | one-hot: a column for each value |
+| MultiBinary | 0 and 1 |
+| Dict, Tuple, also nested | their parts, one after another in the space's order |
+
+A Box is an image where it has three dimensions and is of bytes or bools, or has 1, 3 or 4 channels. Its channels are
+the first dimension or the last, whichever is smaller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+
+from evopipe.errors import ParamsError
+from evopipe.types import Image, Spaces
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+LONGEST = 1 << 20  # numbers in a row at most: a Discrete space of millions of states is no one-hot input
+_OBSERVED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them are"
+_ACTED = "only Discrete, MultiDiscrete, MultiBinary and bounded Box actions are"
+_COLOURS = (1, 3, 4)
+
+_Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of an observation, and how it becomes columns."""
+
+    path: _Path  # keys and indices from the observation to it; empty where it is the observation
+    shape: tuple[int, ...]  # of the environment's own array, `()` for a number
+    counts: tuple[int, ...] = ()  # how many values each number of a discrete space has; empty for other spaces
+    firsts: tuple[int, ...] = ()  # the least value of each
+    channels: int | None = None  # for an image, the dimension of its channels, 0 or 2
+    low: float = 0.0  # the value that becomes 0 in an image
+    high: float = 1.0  # the value that becomes 1
+
+    @cached_property
+    def size(self) -> int:
+        """How many columns."""
+        return sum(self.counts) if self.counts else math.prod(self.shape)
+
+    @property
+    def name(self) -> str:
+        """What to call it in a sentence: `observation['map'][0]`."""
+        return "observation" + "".join(f"[{key!r}]" for key in self.path)
+
+    def image(self, start: int) -> Image:
+        """Describe the columns of an image that begin at `start`."""
+        height, width = self.shape[1:] if self.channels == 0 else self.shape[:2]
+        return Image(start, self.shape[self.channels or 0], height, width)
+
+    def find(self, obs: Any) -> npt.NDArray[Any]:
+        """Return its array in an observation, or in a batch of them; ValueError where it is no array of numbers."""
+        try:
+            for key in self.path:
+                obs = obs[key]
+            array = np.asarray(obs.detach().cpu() if hasattr(obs, "detach") else obs)
+        except (LookupError, TypeError, ValueError) as error:
+            raise ValueError(f"an {self.name} that is missing or no array ({type(error).__name__})") from error
+        if array.dtype.kind not in ("biu" if self.counts else "biuf"):
+            wanted = "whole numbers" if self.counts else "numbers"
+            raise ValueError(f"an {self.name} of dtype {array.dtype}, its space has {wanted}")
+        return array
+
+    def columns(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """`[n, *shape]` → `[n, size]`; ValueError where a number of a discrete space is outside it."""
+        if self.counts:
+            return self._one_hot(values.reshape(len(values), len(self.counts)).astype(np.int64) - np.array(self.firsts))
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows float32 becomes infinite: a broken row
+            x: npt.NDArray[np.float32] = values.astype(np.float32)
+        if self.channels is not None:
+            if (self.low, self.high) != (0.0, 1.0):
+                x = (x - np.float32(self.low)) / np.float32(self.high - self.low)
+            x = np.moveaxis(x, 1 + self.channels, 1)
+        return x.reshape(len(x), self.size)
+
+    def _one_hot(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        outside = (index < 0) | (index >= np.array(self.counts))
+        if outside.any():
+            value = (index + np.array(self.firsts))[outside][0]
+            raise ValueError(f"an {self.name} with the value {value}, which is not in its space")
+        x = np.zeros((len(index), self.size), np.float32)
+        x[np.arange(len(index))[:, None], index + _starts(self.counts)] = 1.0
+        return x
+
+
+@dataclass(frozen=True)
+class ObservationSpace:
+    """An environment's observation space, and the way from its observations to rows."""
+
+    leaves: tuple[Leaf, ...]  # the arrays of an observation, in the order of their columns
+
+    @classmethod
+    def of(cls, space: object) -> ObservationSpace:
+        """Read a Gymnasium space; ParamsError where it holds something that cannot be a row, nothing, or too much."""
+        found = cls(tuple(_leaves(space, (), space)))
+        if not 0 < found.size <= LONGEST:
+            raise ParamsError(
+                f"env.id: observation space {brief(space)} is not served: it is {found.size} numbers as a row, "
+                f"1 to {LONGEST} can be"
+            )
+        return found
+
+    @classmethod
+    def vector(cls, size: int) -> ObservationSpace:
+        """Return the space of plain vectors."""
+        return cls((Leaf((), (size,)),))
+
+    @cached_property
+    def size(self) -> int:
+        """`O`, length of a row."""
+        return sum(leaf.size for leaf in self.leaves)
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether an observation is its row already: a vector."""
+        return self == ObservationSpace.vector(self.size)
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """Which columns are images."""
+        return tuple(leaf.image(start) for start, leaf in self._placed() if leaf.channels is not None)
+
+    @property
+    def one_hot(self) -> tuple[tuple[int, int], ...]:
+        """Which columns are one-hot: the first of them and the end, of each stretch."""
+        return tuple((start, start + leaf.size) for start, leaf in self._placed() if leaf.counts)
+
+    def _placed(self) -> Iterator[tuple[int, Leaf]]:
+        """Every leaf with its first column."""
+        return zip(_starts([leaf.size for leaf in self.leaves]).tolist(), self.leaves, strict=True)
+
+    def row(self, obs: Any) -> npt.NDArray[np.float32]:
+        """Flatten one observation: `[O]`; ValueError where it does not fit, whose text goes on from "returned"."""
+        rows, single = self.read(obs)
+        if not single:
+            raise ValueError("a batch of observations, its space says one")
+        row: npt.NDArray[np.float32] = rows[0]
+        return row
+
+    def read(self, obs: Any) -> tuple[npt.NDArray[np.float32], bool]:
+        """Flatten one observation, or a batch whose every array has one dimension more, NumPy or torch; see `row`.
+
+        Returns:
+            `[n, O]`, and whether it was one observation.
+        """
+        arrays = [leaf.find(obs) for leaf in self.leaves]
+        single = arrays[0].ndim == len(self.leaves[0].shape)
+        batch = () if single else arrays[0].shape[:1]
+        parts = []
+        for leaf, array in zip(self.leaves, arrays, strict=True):
+            if array.shape != (*batch, *leaf.shape):
+                raise ValueError(f"an {leaf.name} of shape {array.shape}, its space says {leaf.shape}")
+            parts.append(leaf.columns(array[None] if single else array))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), single
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON data, part of an exported policy's description."""
+        if self.plain:
+            return {"observations": self.size}
+        return {"observations": self.size, "observation": [asdict(leaf) for leaf in self.leaves]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ObservationSpace:
+        """Build from what `to_json` returned; KeyError, TypeError or ValueError where it is something else."""
+        if "observation" not in data:
+            return cls.vector(int(data["observations"]))
+        listed = ("path", "shape", "counts", "firsts")
+        leaves = [{**leaf, **{name: tuple(leaf[name]) for name in listed}} for leaf in data["observation"]]
+        space = cls(tuple(Leaf(**leaf) for leaf in leaves))
+        if space.size != data["observations"]:
+            raise ValueError(f"observations of {data['observations']} numbers are described as {space.size}")
+        return space
+
+
+@dataclass(frozen=True, eq=False)
+class ActionSpace:
+    """An environment's action space, and the way from an algorithm's actions to its own."""
+
+    kind: str  # see `Spaces`
+    shape: tuple[int, ...]  # of the environment's own action
+    choices: tuple[int, ...] = ()  # how many values each number of an action has; none where continuous
+    starts: tuple[int, ...] = ()  # the least value of each
+    bounds: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None  # low and high [A] of a Box
+
+    @classmethod
+    def of(cls, space: object) -> ActionSpace:
+        """Read a Gymnasium space; ParamsError where it is not served."""
+        spaces = gymnasium.spaces
+        if isinstance(space, spaces.Discrete):
+            return cls("discrete", (), (int(space.n),), (int(space.start),))
+        if isinstance(space, spaces.MultiBinary) and all(space.shape):
+            bits = math.prod(space.shape)
+            return cls("multibinary", tuple(space.shape), (2,) * bits, (0,) * bits)
+        if isinstance(space, spaces.MultiDiscrete) and all(space.shape):
+            return cls("multidiscrete", tuple(space.shape), *_counted(space))
+        if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or not all(space.shape):
+            raise ParamsError(f"env.id: action space {brief(space)} is not served: {_ACTED}")
+        if not space.is_bounded():
+            raise ParamsError(
+                f"env.id: action space {brief(space)} is unbounded; give it bounds in the environment's own "
+                "action_space, or wrap it: gymnasium.wrappers.TransformAction(env, lambda action: action, Box(-1, 1, "
+                f"{tuple(space.shape)})), with bounds that suit it"
+            )
+        low, high = (bound.astype(float).reshape(-1) for bound in (space.low, space.high))
+        return cls("continuous", tuple(space.shape), bounds=(low, high))
+
+    @cached_property
+    def size(self) -> int:
+        """`A`: all choices together, bits, or numbers in an action of a Box."""
+        if self.bounds is not None:
+            return len(self.bounds[0])
+        return len(self.choices) if self.kind == "multibinary" else sum(self.choices)
+
+    @property
+    def continuous(self) -> bool:
+        """Whether actions are vectors."""
+        return self.bounds is not None
+
+    @property
+    def start(self) -> int:
+        """The least action of a Discrete space."""
+        return self.starts[0] if self.kind == "discrete" else 0
+
+    def spaces(self, observations: ObservationSpace) -> Spaces:
+        """Return what an algorithm needs to know."""
+        images, one_hot = observations.images, observations.one_hot
+        return Spaces(observations.size, self.size, self.continuous, images, self.kind, self.choices, one_hot)
+
+    def empty(self, *shape: int) -> npt.NDArray[Any]:
+        """Return zeros for actions in an algorithm's terms: int64 `[…]` or `[…, D]`, or float32 `[…, A]`."""
+        if self.continuous:
+            return np.zeros((*shape, self.size), np.float32)
+        return np.zeros(shape if self.kind == "discrete" else (*shape, len(self.choices)), np.int64)
+
+    def own(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the environment's own actions: from `[n]` or `[n, D]`, or from `[n, A]` in [-1, 1], which are clipped.
+
+        A number that is none counts as 0, the middle: it comes from a member that diverged.
+        """
+        if self.bounds is None:
+            indices: npt.NDArray[np.int64] = actions.reshape(len(actions), len(self.choices)) + np.array(self.starts)
+            return indices.reshape(-1, *self.shape)
+        low, high = self.bounds
+        share = (np.clip(np.nan_to_num(actions.astype(np.float64)), -1.0, 1.0) + 1.0) / 2.0
+        return np.clip(low + share * (high - low), low, high).astype(np.float32).reshape(-1, *self.shape)
+
+    def relative(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the inverse of `own`: the environment's actions `[n, …]` as indices, or as `[n, A]` in [-1, 1]."""
+        flat = own.reshape(len(own), math.prod(self.shape))
+        if self.bounds is None:
+            indices: npt.NDArray[np.int64] = flat.astype(np.int64) - np.array(self.starts)
+            return indices[:, 0] if self.kind == "discrete" else indices
+        low, high = self.bounds
+        share = (flat.astype(np.float64) - low) / np.where(high > low, high - low, 1.0)
+        return np.clip(2.0 * share - 1.0, -1.0, 1.0).astype(np.float32)
+
+    def sample(self, legal: npt.NDArray[np.bool_], rng: np.random.Generator) -> Any:
+        """Draw an action in an algorithm's terms, uniform over the legal ones `[A]`."""
+        if self.continuous:
+            return rng.uniform(-1.0, 1.0, self.size).astype(np.float32)
+        if self.kind == "multibinary":
+            return rng.integers(2, size=self.size) * legal
+        if self.kind == "multidiscrete":
+            parts = np.split(legal, _starts(self.choices)[1:])
+            return np.array([rng.choice(np.flatnonzero(part)) for part in parts])
+        able = np.flatnonzero(legal)
+        return int(able[rng.integers(len(able))])
+
+    def flat_mask(self, mask: Any) -> Any:
+        """Return a mask as an array `[…, A]`; of several choices Gymnasium gives it as a tuple, an array for each.
+
+        ValueError where such a tuple does not fit the choices; its text goes on from "returned".
+        """
+        if self.kind != "multidiscrete" or not isinstance(mask, tuple):
+            return mask
+        parts = [np.asarray(part) for part in _flat(mask)]
+        widths = [part.shape[-1] if part.ndim else 0 for part in parts]
+        if widths != [*self.choices] or len({part.shape[:-1] for part in parts}) > 1:
+            raise ValueError(
+                f"an action_mask of {len(parts)} arrays of the shapes {[list(part.shape) for part in parts]}, expected "
+                f"one for each choice, of the lengths {[*self.choices]}"
+            )
+        return np.concatenate(parts, axis=-1)
+
+    def possible(self, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return whether any action is legal: `[n, A]` → `[n]`. Without any legal bit, no bit set still is one."""
+        if self.kind == "multibinary":
+            return np.ones(len(mask), np.bool_)
+        return np.asarray(np.logical_or.reduceat(mask, _starts(self.choices or (self.size,)), axis=1).all(axis=1))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON data, part of an exported policy's description."""
+        if self.kind == "discrete":
+            return {"actions": self.size, "action_start": self.start}
+        if self.bounds is None:
+            numbers = {"action_choices": [*self.choices], "action_starts": [*self.starts]}
+            return {"actions": self.size, "action_kind": self.kind, **numbers, "action_shape": [*self.shape]}
+        low, high = (bound.tolist() for bound in self.bounds)
+        return {"actions": self.size, "action_low": low, "action_high": high, "action_shape": [*self.shape]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ActionSpace:
+        """Build from what `to_json` returned; KeyError, TypeError or ValueError where it is something else."""
+        if "action_kind" in data:
+            if data["action_kind"] not in ("multidiscrete", "multibinary"):
+                raise ValueError(f"action_kind is {data['action_kind']!r}")
+            names = ("action_shape", "action_choices", "action_starts")
+            shape, choices, starts = (tuple(map(int, data[name])) for name in names)
+            return cls(data["action_kind"], shape, choices, starts)
+        if "action_low" not in data:
+            return cls("discrete", (), (int(data["actions"]),), (int(data.get("action_start", 0)),))
+        low, high = (np.array(data[name], np.float64) for name in ("action_low", "action_high"))
+        return cls("continuous", tuple(data["action_shape"]), bounds=(low, high))
+
+
+def _leaves(space: object, path: _Path, whole: object) -> Iterator[Leaf]:
+    spaces = gymnasium.spaces
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, part in parts:
+            yield from _leaves(part, (*path, key), whole)
+    elif isinstance(space, spaces.Discrete):
+        yield Leaf(path, (), (int(space.n),), (int(space.start),))
+    elif isinstance(space, spaces.MultiDiscrete):
+        yield Leaf(path, tuple(space.shape), *_counted(space))
+    elif isinstance(space, spaces.MultiBinary):
+        yield Leaf(path, tuple(space.shape))
+    elif isinstance(space, spaces.Box) and space.dtype.kind in "biuf":
+        yield _box(space, path)
+    else:
+        raise ParamsError(f"env.id: observation space {brief(whole)} is not served: {_OBSERVED}")
+
+
+def _box(space: Any, path: _Path) -> Leaf:
+    """A Box: an image where it looks like one."""
+    shape = tuple(int(n) for n in space.shape)
+    if len(shape) != 3 or 0 in shape:
+        return Leaf(path, shape)
+    channels = 0 if shape[0] < shape[2] else 2
+    if space.dtype.kind != "b" and space.dtype != np.uint8 and shape[channels] not in _COLOURS:
+        return Leaf(path, shape)
+    low, high = float(np.min(space.low)), float(np.max(space.high))
+    if not 0.0 < high - low < 1e30:
+        low, high = 0.0, 1.0
+    return Leaf(path, shape, channels=channels, low=low, high=high)
+
+
+def brief(space: object) -> str:
+    """Name a space in at most 200 characters."""
+    text = " ".join(repr(space).split())
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _counted(space: gymnasium.spaces.MultiDiscrete) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How many values each number of a MultiDiscrete space has, and the least of each."""
+    return tuple(map(int, space.nvec.reshape(-1))), tuple(map(int, space.start.reshape(-1)))
+
+
+def _starts(widths: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Where each of several stretches begins."""
+    return np.cumsum((0, *widths[:-1]))
+
+
+def _flat(nested: Iterable[Any]) -> Iterator[Any]:
+    """What stands in tuples of tuples."""
+    for part in nested:
+        if isinstance(part, tuple):
+            yield from _flat(part)
+        else:
+            yield part
