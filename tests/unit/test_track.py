@@ -14,7 +14,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from evopipe.track.console import PlainSink, console_sink
+from evopipe.track.console import LiveSink, PlainSink, RunView, console_sink
 from evopipe.track.events import (
     End,
     Event,
@@ -28,7 +28,6 @@ from evopipe.track.events import (
     read_events,
 )
 from evopipe.track.formats import duration, number, score
-from evopipe.track.view import LiveSink, RunView
 
 START = Start("train", "LunarLander-v3", "dqn", 2, 200_000)
 PROGRESS = Progress(1, 5_000, 200_000, 10_000, 0, "learning", 6940.4, 125.0)

@@ -14,13 +14,17 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from pydantic import BeforeValidator, TypeAdapter
 from pydantic_core import to_json
+
+if TYPE_CHECKING:
+    from evopipe.evolve.lineage import Record
+    from evopipe.evolve.mutate import Mutation
 
 # JSON knows no NaN and no infinity: the log has null there.
 _Float = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
@@ -59,14 +63,20 @@ class MemberRow:
     slot: int
     id: int  # its name in the lineage, and of the member that it descends from
     parent: int | None
-    fitness: _Float  # minus infinity where it is unhealthy
+    fitness: _Float  # minus infinity if it is unhealthy
     mutation: str  # how it was made: `none`, `architecture`, `parameters`, `activation`, `rl_hp`
     change: str  # what that changed, from what to what; empty for `none`
-    architecture: str  # its network in short, for example `128-128 · 64`
+    architecture: str  # its network in short, for example `128+128|64`
     activation: str
-    hyper: dict[str, _Float]
+    hyper: dict[str, _Float]  # those that evolve
     healthy: bool
     loss: _Float  # its last one; NaN before it learned
+
+    def metrics(self) -> dict[str, float]:
+        """Return its finite numbers by the names that trackers show."""
+        own = {"fitness": self.fitness, "loss": self.loss, "healthy": self.healthy, "id": self.id}
+        hyper = {f"hyper/{name}": value for name, value in self.hyper.items()}
+        return finite({**own, "parent": self.parent, **hyper})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +91,70 @@ class Generation:
     members: tuple[MemberRow, ...]
     best: _Float  # highest fitness of this generation, and the mean over its healthy members
     mean: _Float
-    elite: _Float  # the best confirmed score so far, and whose it is
+    elite: _Float  # the best score so far, and whose it is
     elite_id: int
+
+    @classmethod
+    def of(
+        cls,
+        record: Record,
+        births: Mapping[int, Mutation],
+        evolve: Collection[str],
+        seconds: float,
+        steps: tuple[int, int],
+        losses: Sequence[float] = (),
+    ) -> Generation:
+        """Describe a generation of the lineage.
+
+        Args:
+            record: the generation.
+            births: how its members were made, by slot.
+            evolve: the hyper-parameters to tell.
+            seconds: wall-clock time that it took.
+            steps: training and evaluation steps of the whole population so far.
+            losses: every member's last loss, by slot, if they are known.
+        """
+        rows = tuple(
+            MemberRow(
+                slot=m.slot,
+                id=m.id,
+                parent=m.parent,
+                fitness=m.fitness,
+                mutation=births[m.slot].kind,
+                change=births[m.slot].describe(),
+                architecture=m.arch.describe(),
+                activation=m.arch.activation,
+                hyper={name: m.hyper[name] for name in sorted(evolve)},
+                healthy=m.healthy,
+                loss=losses[m.slot] if losses else math.nan,
+            )
+            for m in record.members
+        )
+        scores = [m.fitness for m in record.members if math.isfinite(m.fitness)]
+        best, mean = (max(scores), sum(scores) / len(scores)) if scores else (math.nan, math.nan)
+        elite, elite_id = (math.nan, -1) if record.champion is None else (record.champion.score, record.champion.id)
+        return cls(record.generation, record.step, *steps, seconds, rows, best, mean, elite, elite_id)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the population's finite numbers by the names that trackers show."""
+        return finite(
+            {
+                "fitness/best": self.best,
+                "fitness/mean": self.mean,
+                "fitness/elite": self.elite,
+                "population/generation": self.generation,
+                "population/healthy": sum(row.healthy for row in self.members),
+                "population/elite_id": self.elite_id,
+                "steps/each_member": self.step,
+                "steps/evaluation": self.eval_steps,
+                "time/generation_seconds": self.seconds or None,
+            }
+        )
+
+
+def finite(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Leave out numbers that are not there, or not finite: no tracker could draw them."""
+    return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +233,12 @@ def _warn(sink: Sink, what: str, error: Exception) -> None:
 class JsonlSink:
     """Appends events to a file, one JSON object a line: `event`, `time` (seconds since 1970), and the event's fields.
 
-    Numbers that are not finite become null. Of `Progress` at most one a second is written. A disk that is full costs
-    the lines that do not fit, not the run; writing goes on when there is space again.
+    Numbers that are not finite become null. A disk that is full costs the lines that do not fit, not the run; writing
+    goes on when there is space again.
 
     Args:
         path: the file; it and its folder are made at the first event.
-        progress_seconds: least time between two written `Progress` events.
+        progress_seconds: least time between two `Progress` events; those between are left out.
     """
 
     def __init__(self, path: Path, progress_seconds: float = 1.0) -> None:
@@ -176,11 +248,7 @@ class JsonlSink:
         self._next_progress = -math.inf
 
     def emit(self, event: Event) -> None:
-        """Append one event.
-
-        Raises:
-            OSError: the file cannot be opened.
-        """
+        """Append one event."""
         if isinstance(event, Progress):
             if time.monotonic() < self._next_progress:
                 return
