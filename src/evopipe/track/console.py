@@ -275,8 +275,12 @@ class RunView:
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
         shown = [name for name in cells[0] if name in widths]
         for name in shown:
-            side, whole = "left" if name in _WORDS else "right", name not in _SHORTENED
-            table.add_column(_title(name, hyper), justify=side, no_wrap=whole, min_width=widths[name])
+            table.add_column(
+                _title(name, hyper),
+                justify="left" if name in _WORDS else "right",
+                no_wrap=name not in _SHORTENED,
+                min_width=widths[name],
+            )
         for cell in cells:
             table.add_row(*(cell[name] for name in shown))
         return table

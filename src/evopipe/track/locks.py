@@ -10,17 +10,19 @@ import contextlib
 import csv
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evopipe.errors import DataError, EvopipeError, MissingInputError
 from evopipe.schema.read import parse_yaml
 from evopipe.storage import safeio
-from evopipe.track.events import Generation, MemberRow
-from evopipe.track.run import FILES, LINEAGE, TRAINED, Kept, Run
+from evopipe.track.events import Generation
+from evopipe.track.record import FILES, TRAINED, Kept, Run
+
+if TYPE_CHECKING:
+    from evopipe.evolve.mutate import Mutation
 
 _LOCK, _PARAMS = "dvc.lock", "params.yaml"
 _DEPTH = 3  # folders below the root in which a pipeline may lie
@@ -52,26 +54,30 @@ class Locked:
             MissingInputError: the cache does not hold its lineage.
             DataError: one of its files is damaged.
         """
-        places = {}
+        files = {}
         for name, out in FILES.items():
             with contextlib.suppress(MissingInputError, KeyError):
-                places[name] = self._fetch(out, folder / name / PurePosixPath(out).name)
-        if LINEAGE not in places:
-            raise MissingInputError(f"{self.where}: {FILES[LINEAGE]} is not in the cache; `dvc fetch` brings it")
-        generations = _generations(folder, self.time)
-        end = generations[-1][0] if generations else self.time
-        return Run(
+                place = self._fetch(out, folder / name / PurePosixPath(out).name)
+                files[name] = Kept(place, self.outs[out], self.time)
+        if "lineage" not in files:
+            raise MissingInputError(f"{self.where}: {FILES['lineage']} is not in the cache; `dvc fetch` brings it")
+        run = Run(
             key=f"dvc-{self.result.removesuffix('.dir')}",
             params=self._all_params(),
             started=self.time,
             status="finished",
             result=self.result,
-            generations=generations,
-            ended=(end, _reason(folder)),
-            files={name: Kept(place, self.outs[FILES[name]], end) for name, place in places.items()},
+            files=files,
             experiment=self.experiment,
             revision=self.revision,
+            replace=self.folder is not None,
         )
+        try:
+            run.generations = list(_generations(run))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{self.where}: is no training of this version ({error!r})") from error
+        run.ended = run.last[0], _reason(run)
+        return run
 
     def _fetch(self, out: str, target: Path) -> Path:
         """Copy a file or folder, from the cache or from where git has it."""
@@ -126,9 +132,9 @@ def find_trainings(root: Path) -> Iterator[Locked]:
         scm = repo.scm
         if isinstance(scm, NoSCM):
             return
-        refs = [
-            (ref.removeprefix(f"refs/{kind}/"), ref, None) for kind in ("heads", "tags") for ref in _refs(scm, kind)
-        ]
+        refs: list[tuple[str, str, str | None]] = []
+        for kind in ("refs/heads/", "refs/tags/"):
+            refs += [(ref.removeprefix(kind), ref, None) for ref in sorted(scm.iter_refs(kind))]
         refs += sorted((ref.name, str(ref), ref.name) for ref in exp_refs(scm))
         # Git's root may lie above DVC's.
         prefix = Path(repo.root_dir).relative_to(scm.root_dir).as_posix()
@@ -138,10 +144,6 @@ def find_trainings(root: Path) -> Iterator[Locked]:
             tree = scm.get_fs(commit.hexsha)
             for lock in _locks(tree, "" if prefix == "." else prefix):
                 yield from in_lock(tree, lock, experiment=experiment, **about)
-
-
-def _refs(scm: Any, kind: str) -> list[str]:
-    return sorted(scm.iter_refs(f"refs/{kind}/"))
 
 
 def _locks(tree: Any, root: str) -> Iterator[str]:
@@ -174,7 +176,7 @@ def in_lock(tree: Any, lock: str, **about: Any) -> Iterator[Locked]:
         params = {k: v for stage in stages.values() for k, v in stage.get("params", {}).get(_PARAMS, {}).items()}
     except (OSError, EvopipeError, KeyError, TypeError, AttributeError, UnicodeDecodeError):
         return
-    if TRAINED in outs and FILES[LINEAGE] in outs:
+    if TRAINED in outs and FILES["lineage"] in outs:
         yield Locked(result=outs[TRAINED], outs=outs, params=params, read=read, **about)
 
 
@@ -193,76 +195,38 @@ def _fresh_outs(stages: Mapping[str, Any]) -> dict[str, str]:
 # --- from reports to events -------------------------------------------------------------------------------------------
 
 
-def _generations(folder: Path, began: float) -> list[tuple[float, Generation]]:
-    """Make the events of a training from its lineage, its curve and its times.
+def _generations(run: Run) -> Iterator[tuple[float, Generation]]:
+    """Make the events of a training from its lineage, its curve and its times, with the times that they ended at.
 
     A generation without a measured time counts as a second: what matters is that it is the same whenever it is read.
     """
-    try:
-        records = [json.loads(line) for line in (folder / LINEAGE / "lineage.jsonl").read_bytes().splitlines()]
-        curve, timing = _rows(folder / "fitness" / "fitness.csv"), _rows(folder / "timing" / "timing.csv")
-        made, clock, births = list[tuple[float, Generation]](), began, list[Any]()
-        for record in records:
-            if record["generation"] > 0:
-                seconds = float(timing.get(record["generation"], {"seconds": 1.0})["seconds"])
-                clock = round(clock + seconds, 3)
-                row = curve.get(record["generation"], {})
-                made.append((clock, _generation(record, births, row, seconds)))
-            births = record["children"] or births
-        return made
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise DataError(f"{FILES[LINEAGE]}: is not a lineage of this version ({error!r})") from error
+    from evopipe.evolve.lineage import read_lineage
+
+    place, clock = run.files["lineage"].path, run.started
+    steps, seconds = _columns(run, "fitness", "env_steps", "eval_steps"), _columns(run, "timing", "seconds")
+    before, *records = read_lineage(safeio.read_bytes(place), FILES["lineage"])
+    births: dict[int, Mutation] = {}
+    for record in records:
+        if before.children:  # else all had diverged, and those before came back
+            births = {child.slot: child.mutation for child in before.children}
+        before = record
+        taken = seconds.get(record.generation, [1.0])[0]
+        clock = round(clock + taken, 3)
+        training, evaluation = steps.get(record.generation, [record.step * len(record.members), 0])
+        evolve = run.params.get("algos", {}).get(run.algo, {}).get("evolve", {})
+        yield clock, Generation.of(record, births, evolve, taken, (int(training), int(evaluation)))
 
 
-def _rows(path: Path) -> dict[int, dict[str, Any]]:
-    """Return a table's rows by generation."""
-    if not path.exists():
+def _columns(run: Run, name: str, *columns: str) -> dict[int, list[float]]:
+    """Return columns of one of a run's tables by generation; nothing if it is not there."""
+    if name not in run.files:
         return {}
-    return {int(row["generation"]): row for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines())}
+    with run.files[name].path.open(encoding="utf-8", newline="") as stream:
+        return {int(row["generation"]): [float(row[column]) for column in columns] for row in csv.DictReader(stream)}
 
 
-def _generation(record: Any, births: list[Any], row: Mapping[str, Any], seconds: float) -> Generation:
-    champion = record["champion"] or {"id": -1, "score": None}
-    return Generation(
-        generation=record["generation"],
-        step=record["step"],
-        env_steps=int(row.get("env_steps") or record["step"] * len(record["members"])),
-        eval_steps=int(row.get("eval_steps") or 0),
-        seconds=seconds,
-        members=tuple(_member(member, births) for member in record["members"]),
-        best=_number(row.get("best")),
-        mean=_number(row.get("mean")),
-        elite=_number(champion["score"]),
-        elite_id=champion["id"],
-    )
-
-
-def _member(member: Any, births: list[Any]) -> MemberRow:
-    from evopipe.core.arch import Arch
-    from evopipe.evolve.mutate import NONE, Mutation
-
-    mutation = next((Mutation(**born["mutation"]) for born in births if born["slot"] == member["slot"]), NONE)
-    return MemberRow(
-        slot=member["slot"],
-        id=member["id"],
-        parent=member["parent"],
-        fitness=_number(member["fitness"]),
-        mutation=mutation.kind,
-        change="" if mutation == NONE else mutation.describe(),
-        architecture=Arch.from_json(member["arch"]).describe(),
-        activation=member["arch"]["activation"],
-        hyper=member["hyper"],
-        healthy=member["healthy"],
-        loss=math.nan,
-    )
-
-
-def _number(value: Any) -> float:
-    return math.nan if value in (None, "") else float(value)
-
-
-def _reason(folder: Path) -> str:
+def _reason(run: Run) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        reason = str(json.loads((folder / "train" / "train.json").read_bytes())["reason"])
+        reason = str(json.loads(run.files["train"].path.read_bytes())["reason"])
         return {"target": "target reached", "max_steps": "all steps taken"}.get(reason, reason)
     return "restored"
