@@ -91,7 +91,7 @@ def made(root: Path, generations: int = 3, ended: bool = True, key: str = KEY, *
     """A record, written as a training writes it."""
     folder = root / ".evopipe/train" / key
     params = tiny.params({"train.max_steps": 300, **overrides})
-    TrainingRecord(folder).begin(params, "f" * 40, None, "0.1")
+    TrainingRecord(folder).begin(params, revision="f" * 40, experiment=None, version="0.1")
     with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
         log.emit(Start("train", "CartPole-v1", "dqn", 2, 300))
         for number in range(1, generations + 1):

@@ -36,8 +36,8 @@ def outbox(params: Params, state: Path, folder: Path) -> Outbox:
     wanted = None
     if _wanted(params):
         with _warning():
-            commit, experiment = git_revision(folder.absolute()), os.environ.get("DVC_EXP_NAME")
-            TrainingRecord(state).begin(params.model_dump(mode="json"), commit, experiment, __version__)
+            told = {"revision": git_revision(folder.absolute()), "experiment": os.environ.get("DVC_EXP_NAME")}
+            TrainingRecord(state).begin(params.model_dump(mode="json"), **told, version=__version__)
             wanted = state
     return Outbox(wanted, dvc_root(folder), params.tracking)
 

@@ -12,7 +12,7 @@ import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -30,7 +30,7 @@ _FRAME_SECONDS = 0.25
 _FRAME_SHARE = 0.004
 
 _SPARKS = "▁▂▃▄▅▆▇█"
-_GAP, _TREND = 2, 8
+_GAP, _TREND, _HYPER = 2, 8, "hyper "
 _MUTATIONS = {
     "architecture": ("network", "cyan"),
     "parameters": ("weights", "magenta"),
@@ -60,15 +60,10 @@ def console_sink(quiet: bool = False, stream: TextIO | None = None) -> Sink:
     return LiveSink(out)
 
 
-# --- plain lines ------------------------------------------------------------------------------------------------------
-
-
 class PlainSink:
-    """Writes one line for each event that matters in a log.
+    """Writes one line for each event that matters in a log, or warnings only, if `quiet`.
 
-    Args:
-        stream: where to; None: nobody listens. It is the caller's, and stays open.
-        quiet: write warnings only.
+    The stream is the caller's, and stays open; None: nobody listens.
     """
 
     def __init__(self, stream: TextIO | None, quiet: bool = False) -> None:
@@ -92,8 +87,7 @@ class PlainSink:
     def _write(self, text: str) -> None:
         if self._stream is not None:
             encoding = self._stream.encoding or "utf-8"
-            self._stream.write(clean(text).encode(encoding, errors="replace").decode(encoding) + "\n")
-            self._stream.flush()
+            print(clean(text).encode(encoding, "replace").decode(encoding), file=self._stream, flush=True)
 
     def _sentence(self, event: Start | Generation | Message | End) -> str:
         match event:
@@ -155,15 +149,14 @@ class LiveSink:
     def emit(self, event: Event) -> None:
         """Take in one event, and draw if a frame is due."""
         self._view.apply(event)
-        now = time.perf_counter()
+        now, first = time.perf_counter(), not self._live.is_started
         if now < self._due:
             return
-        frame = self._view.frame(self._console.width, self._console.height - 1)
-        self._live.update(frame, refresh=self._live.is_started)
-        cost = time.perf_counter() - now
-        if not self._live.is_started:
+        self._live.update(self._view.frame(self._console.width, self._console.height - 1), refresh=not first)
+        if first:
             self._live.start(refresh=True)
-            cost = 0.0  # The first frame pays for set-up: its cost says nothing about the next.
+        # The first frame pays for set-up: its cost says nothing about the next.
+        cost = 0.0 if first else time.perf_counter() - now
         self._due = now + max(_FRAME_SECONDS, cost / _FRAME_SHARE)
 
     def close(self) -> None:
@@ -219,20 +212,21 @@ class RunView:
         """What runs, how far it is, how good it is: one renderable a line."""
         if self._start is None:
             return []
-        start, progress, generation = self._start, self._progress, self._generation
-        latest = [event for event in (progress, generation) if event is not None]
+        start, generation = self._start, self._generation
+        latest = [event for event in (self._progress, generation) if event is not None]
         step = max([start.resumed_step or 0, *(event.step for event in latest)])
-        share = min(1.0, step / start.max_steps) if start.max_steps else 0.0
-        what = f" · {clean(start.algo)} · {_members(start.members)} · generation "
-        what += str(max([0, *(event.generation for event in latest)]))
+        share = min(1.0, step / max(1, start.max_steps))
+        count = max([0, *(event.generation for event in latest)])
+        what = f" · {clean(start.algo)} · {_members(start.members)} · generation {count}"
         bar = Table.grid(expand=True)
         bar.add_column(ratio=1)
         bar.add_row(ProgressBar(1.0, share, complete_style="cyan", finished_style="cyan"), f"{int(100 * share):>4} %")
-        so_far = _line(" · ".join([f"{step:,} of {start.max_steps:,} steps each", *_pace(progress)]))
-        if progress is not None:
-            so_far.append(f" · {clean(progress.phase)}", "dim")
-        lines: list[RenderableType] = [Text(), _line(clean(start.env), "bold").append(what), bar]
-        lines.append(so_far if self._end is None else _line(_ending(self._end), "bold"))
+        state = _line(" · ".join([f"{step:,} of {start.max_steps:,} steps each", *_pace(self._progress)]))
+        if self._end is not None:
+            state = _line(_ending(self._end), "bold")
+        elif self._progress is not None:
+            state.append(f" · {clean(self._progress.phase)}", "dim")
+        lines: list[RenderableType] = [Text(), _line(clean(start.env), "bold").append(what), bar, state]
         if generation is not None:
             scores = f" (id {generation.elite_id}) · best {score(generation.best)} · mean {score(generation.mean)}  "
             elite = _line("elite ").append(score(generation.elite), "bold green").append(scores)
@@ -244,53 +238,26 @@ class RunView:
         if self._generation is None:
             waiting = self._start is not None and self._end is None
             return [_line("members appear here after their first evaluation", "dim")] if waiting else []
-        ranked = sorted(
-            self._generation.members, key=lambda row: (not self._is_elite(row), not row.healthy, -row.fitness)
-        )
-        fit = len(ranked)
-        if room is not None and fit >= room:
-            fit = max(0, room - 2)  # the titles and the rest take a line each
+        elite = self._generation.elite_id
+        ranked = sorted(self._generation.members, key=lambda row: (row.id != elite, not row.healthy, -row.fitness))
+        # The titles and the rest take a line each.
+        fit = len(ranked) if room is None or len(ranked) < room else max(0, room - 2)
         if not fit:
             return []
-        lines: list[RenderableType] = [self._rows(sorted(ranked[:fit], key=lambda row: row.slot), width)]
+        shown = sorted(ranked[:fit], key=lambda row: row.slot)
+        lines: list[RenderableType] = [_columns([self._cells(row) for row in shown], width)]
         if rest := ranked[fit:]:
             scores = [row.fitness for row in rest if row.healthy and math.isfinite(row.fitness)]
             spread = f", fitness {score(min(scores))} to {score(max(scores))}" if scores else ""
             lines.append(_line(f"… and {len(rest)} more{spread}", "dim"))
         return lines
 
-    def _rows(self, rows: Sequence[MemberRow], width: int) -> Table:
-        """The columns that fit and say something: the most important ones are asked first."""
-        cells = [self._cells(row) for row in rows]
-        hyper = list(dict.fromkeys(name for row in rows for name in row.hyper))
-        first = ["slot", "fitness", "what changed", "id", "network", "trend", *hyper[:1], "act"]
-        left, widths = width + _GAP, dict[str, int]()
-        for name in (*first, *hyper[1:], "from", "loss", "mutation"):
-            natural = max(len(_title(name, hyper)), *(cell[name].cell_len for cell in cells))
-            needed = min(natural, _SHORTENED.get(name, natural)) + _GAP
-            empty = not any(cell[name].plain.strip(" -") for cell in cells)
-            if name == "slot" or (needed <= left and (name == "fitness" or not empty)):
-                widths[name] = needed - _GAP
-                left -= needed
-        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
-        shown = [name for name in cells[0] if name in widths]
-        for name in shown:
-            table.add_column(
-                _title(name, hyper),
-                justify="left" if name in _WORDS else "right",
-                no_wrap=name not in _SHORTENED,
-                min_width=widths[name],
-            )
-        for cell in cells:
-            table.add_row(*(cell[name] for name in shown))
-        return table
-
     def _cells(self, row: MemberRow) -> dict[str, Text]:
         """What a member's row may say, in order of display."""
-        mutation, colour = _MUTATIONS.get(row.mutation, (clean(row.mutation), "dim"))
-        change = _line(clean(row.change) or mutation, colour)
+        name, colour = _MUTATIONS.get(row.mutation, (clean(row.mutation), "dim"))
+        change = _line(clean(row.change) or name, colour) if row.healthy else _line("diverged, will be replaced", "red")
         everyone = [fitness for line in self._lineage.values() for fitness in line]
-        elite = self._is_elite(row)
+        elite = self._generation is not None and row.id == self._generation.elite_id
         return {
             "slot": _line(f"★ {row.slot}", "bold green") if elite else _line(str(row.slot)),
             "fitness": _line(score(row.fitness), "bold green" if elite else "bold"),
@@ -300,13 +267,10 @@ class RunView:
             "loss": _line(number(row.loss), "dim"),
             "network": _line(clean(row.architecture)),
             "act": _line(clean(row.activation)),
-            **{name: _line(number(value)) for name, value in row.hyper.items()},
-            "mutation": _line(mutation, colour),
-            "what changed": change if row.healthy else _line("diverged, will be replaced", "red"),
+            **{f"{_HYPER}{name}": _line(number(value)) for name, value in row.hyper.items()},
+            "mutation": _line(name, colour),
+            "what changed": change,
         }
-
-    def _is_elite(self, row: MemberRow) -> bool:
-        return self._generation is not None and row.id == self._generation.elite_id
 
     def _foot(self, width: int) -> list[RenderableType]:
         """The latest messages, at most two lines each."""
@@ -318,15 +282,40 @@ class RunView:
         return [Text(), *lines] if lines else []
 
 
+def _columns(cells: Sequence[Mapping[str, Text]], width: int) -> Table:
+    """Lay out the columns that fit and say something: the most important ones are asked first."""
+    hyper = list(dict.fromkeys(name for row in cells for name in row if name.startswith(_HYPER)))
+    titles = {name: name for name in cells[0]}
+    for name in hyper:  # its first word, if that stays unique: `batch_size` → `batch`
+        words = [other.removeprefix(_HYPER).split("_")[0] for other in hyper]
+        word = name.removeprefix(_HYPER).split("_")[0]
+        titles[name] = word if words.count(word) == 1 else name.removeprefix(_HYPER)
+    first = ["slot", "fitness", "what changed", "id", "network", "trend", *hyper[:1], "act"]
+    left, widths = width + _GAP, dict[str, int]()
+    for name in (*first, *hyper[1:], "from", "loss", "mutation"):
+        natural = max(len(titles[name]), *(row[name].cell_len for row in cells))
+        needed = min(natural, _SHORTENED.get(name, natural)) + _GAP
+        empty = not any(row[name].plain.strip(" -") for row in cells)
+        if name == "slot" or (needed <= left and (name == "fitness" or not empty)):
+            widths[name] = needed - _GAP
+            left -= needed
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
+    shown = [name for name in titles if name in widths]
+    for name in shown:
+        table.add_column(
+            titles[name],
+            justify="left" if name in _WORDS else "right",
+            no_wrap=name not in _SHORTENED,
+            min_width=widths[name],
+        )
+    for row in cells:
+        table.add_row(*(row[name] for name in shown))
+    return table
+
+
 def _line(text: str, style: str = "") -> Text:
     """A text that is cut if there is too little room."""
     return Text(no_wrap=True, overflow="ellipsis").append(text, style)
-
-
-def _title(name: str, hyper: Sequence[str]) -> str:
-    """Shorten a hyper-parameter's name to its first word if that stays unique: `batch_size` → `batch`."""
-    word = name.split("_")[0]
-    return word if [other.split("_")[0] for other in hyper].count(word) == 1 else name
 
 
 def _spark(values: Iterable[float], among: Iterable[float]) -> str:

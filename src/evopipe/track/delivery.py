@@ -31,12 +31,7 @@ class Trackers:
         self.problems: dict[str, str] = {}
 
     def deliver(self, run: Run, again: bool = True) -> dict[str, New]:
-        """Bring a run to the trackers; return how much was new to each.
-
-        Args:
-            run: the run.
-            again: whether to try those too that failed before.
-        """
+        """Bring a run to the trackers, to those that failed before only `again`; return how much was new to each."""
         names = [name for name in self._config.backends if again or name not in self.problems]
         return {name: self._bring(name, run) for name in names if self._brought.get(name) != run.stand()}
 
@@ -78,15 +73,8 @@ def sync(
 ) -> dict[str, New]:
     """Deliver all trainings: those recorded on this machine, then those that only DVC knows.
 
-    A tracker is given up at its first failure: the next run would wait as long.
-
-    Args:
-        root: the DVC root.
-        config: the `tracking` block.
-        tell: takes a sentence on what was brought; `warn` one on what could not be.
-
-    Returns:
-        what was new, by tracker.
+    A tracker is given up at its first failure: the next run would wait as long. `tell` gets a sentence on what was
+    brought, `warn` one on what could not be. Returns what was new, by tracker.
 
     Raises:
         TrackerError: a tracker could not take everything; what the others took is there.

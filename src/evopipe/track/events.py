@@ -56,6 +56,11 @@ class Progress:
     seconds_left: float | None  # estimate until `max_steps`; None where there is none yet
 
 
+def finite(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Leave out numbers that are not there, or not finite: no tracker could draw them."""
+    return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
 @dataclass(frozen=True, slots=True)
 class MemberRow:
     """One member at the end of a generation, as it was evaluated."""
@@ -114,26 +119,16 @@ class Generation:
             steps: training and evaluation steps of the whole population so far.
             losses: every member's last loss, by slot, if they are known.
         """
-        rows = tuple(
-            MemberRow(
-                slot=m.slot,
-                id=m.id,
-                parent=m.parent,
-                fitness=m.fitness,
-                mutation=births[m.slot].kind,
-                change=births[m.slot].describe(),
-                architecture=m.arch.describe(),
-                activation=m.arch.activation,
-                hyper={name: m.hyper[name] for name in sorted(evolve)},
-                healthy=m.healthy,
-                loss=losses[m.slot] if losses else math.nan,
-            )
-            for m in record.members
-        )
+        rows = []
+        for m in record.members:
+            born, loss = births[m.slot], losses[m.slot] if losses else math.nan
+            hyper = {name: m.hyper[name] for name in sorted(evolve)}
+            made = born.kind, born.describe(), m.arch.describe(), m.arch.activation
+            rows.append(MemberRow(m.slot, m.id, m.parent, m.fitness, *made, hyper, m.healthy, loss))
         scores = [m.fitness for m in record.members if math.isfinite(m.fitness)]
         best, mean = (max(scores), sum(scores) / len(scores)) if scores else (math.nan, math.nan)
-        elite, elite_id = (math.nan, -1) if record.champion is None else (record.champion.score, record.champion.id)
-        return cls(record.generation, record.step, *steps, seconds, rows, best, mean, elite, elite_id)
+        elite, elite_id = (record.champion.score, record.champion.id) if record.champion else (math.nan, -1)
+        return cls(record.generation, record.step, *steps, seconds, tuple(rows), best, mean, elite, elite_id)
 
     def metrics(self) -> dict[str, float]:
         """Return the population's finite numbers by the names that trackers show."""
@@ -150,11 +145,6 @@ class Generation:
                 "time/generation_seconds": self.seconds or None,
             }
         )
-
-
-def finite(values: Mapping[str, float | None]) -> dict[str, float]:
-    """Leave out numbers that are not there, or not finite: no tracker could draw them."""
-    return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +178,7 @@ class Sink(Protocol):
         """Take one event. May raise: the sink is then dropped."""
 
     def close(self) -> None:
-        """Flush and let go. Called once; no event follows."""
+        """Let go. Called once; no event follows."""
 
 
 class Tracker:
@@ -259,7 +249,7 @@ class JsonlSink:
         line = b"\n" * self._torn + to_json(fields, inf_nan_mode="null") + b"\n"
         self._torn = True
         with contextlib.suppress(OSError):
-            self._torn = self._file.write(line) != len(line)
+            self._torn = self._file.write(line) < len(line)
 
     def close(self) -> None:
         """Close the file."""
@@ -277,16 +267,15 @@ class JsonlSink:
 
 
 def read_events(path: Path) -> Iterator[tuple[float, Event]]:
-    """Read a log back, as (seconds since 1970, event); see `read_event`."""
+    """Read a log back; see `read_event`."""
     with path.open("rb") as stream:
         yield from filter(None, map(read_event, stream))
 
 
 def read_event(line: bytes) -> tuple[float, Event] | None:
-    """Read one line of a log; a number that was not finite is NaN again.
+    """Read one line of a log as (seconds since 1970, event); a number that was not finite is NaN again.
 
-    Returns:
-        (seconds since 1970, event); None where a full disk or a kill cut the line off, or another version wrote it.
+    Returns None if a full disk or a kill cut the line off, or another version wrote it.
     """
     try:
         fields: Any = json.loads(line)

@@ -45,10 +45,7 @@ class Locked:
     folder: Path | None = None  # where it lies in the workspace; None: in git only
 
     def run(self, folder: Path) -> Run:
-        """Read the training.
-
-        Args:
-            folder: where copies of its files go.
+        """Read the training, with copies of its files in a folder.
 
         Raises:
             MissingInputError: the cache does not hold its lineage.
@@ -57,8 +54,7 @@ class Locked:
         files = {}
         for name, out in FILES.items():
             with contextlib.suppress(MissingInputError, KeyError):
-                place = self._fetch(out, folder / name / PurePosixPath(out).name)
-                files[name] = Kept(place, self.outs[out], self.time)
+                files[name] = Kept(self._fetch(out, folder / name), self.outs[out], self.time)
         if "lineage" not in files:
             raise MissingInputError(f"{self.where}: {FILES['lineage']} is not in the cache; `dvc fetch` brings it")
         run = Run(
@@ -79,9 +75,9 @@ class Locked:
         run.ended = run.last[0], _reason(run)
         return run
 
-    def _fetch(self, out: str, target: Path) -> Path:
+    def _fetch(self, out: str, folder: Path) -> Path:
         """Copy a file or folder, from the cache or from where git has it."""
-        md5 = self.outs[out]
+        md5, target = self.outs[out], folder / PurePosixPath(out).name
         if not md5.endswith(".dir"):
             safeio.write_bytes(target, self._content(out, md5))
             return target
@@ -115,29 +111,23 @@ class Locked:
 
 
 def find_trainings(root: Path) -> Iterator[Locked]:
-    """Find all trainings that the repository knows: the workspace's first, then branches, tags and experiments.
-
-    Args:
-        root: the DVC root.
-    """
+    """Find all trainings that a DVC repository knows: the workspace's first, then branches, tags and experiments."""
     from dvc.repo import Repo
     from dvc.repo.experiments.utils import exp_refs
     from dvc.scm import NoSCM
 
     with Repo(str(root)) as repo:
-        cache = Path(repo.cache.local.path)
+        cache, scm = Path(repo.cache.local.path), repo.scm
         for lock in _locks(repo.fs, str(root)):
-            time = Path(lock).stat().st_mtime
-            yield from in_lock(repo.fs, lock, where="workspace", time=time, cache=cache, folder=Path(lock).parent)
-        scm = repo.scm
+            time, folder = Path(lock).stat().st_mtime, Path(lock).parent
+            yield from in_lock(repo.fs, lock, where="workspace", time=time, cache=cache, folder=folder)
         if isinstance(scm, NoSCM):
             return
         refs: list[tuple[str, str, str | None]] = []
         for kind in ("refs/heads/", "refs/tags/"):
             refs += [(ref.removeprefix(kind), ref, None) for ref in sorted(scm.iter_refs(kind))]
         refs += sorted((ref.name, str(ref), ref.name) for ref in exp_refs(scm))
-        # Git's root may lie above DVC's.
-        prefix = Path(repo.root_dir).relative_to(scm.root_dir).as_posix()
+        prefix = Path(repo.root_dir).relative_to(scm.root_dir).as_posix()  # git's root may lie above DVC's
         for where, ref, experiment in refs:
             commit = scm.resolve_commit(scm.resolve_rev(ref))
             about = {"where": where, "time": float(commit.commit_time), "cache": cache, "revision": commit.hexsha}
@@ -149,16 +139,14 @@ def find_trainings(root: Path) -> Iterator[Locked]:
 def _locks(tree: Any, root: str) -> Iterator[str]:
     """Find the locks in a tree: of the workspace, or of a commit."""
     for here, folders, files in tree.walk(root):
-        depth = len(PurePosixPath(here).parts) - len(PurePosixPath(root).parts)
-        folders[:] = sorted(
-            name for name in folders if depth < _DEPTH and not name.startswith(".") and name not in _SKIPPED
-        )
+        deep = len(PurePosixPath(here).parts) - len(PurePosixPath(root).parts) >= _DEPTH
+        folders[:] = sorted(f for f in folders if not deep and not f.startswith(".") and f not in _SKIPPED)
         if _LOCK in files:
             yield str(PurePosixPath(here) / _LOCK)
 
 
 def in_lock(tree: Any, lock: str, **about: Any) -> Iterator[Locked]:
-    """Return the training of a lock; nothing where it has none, or cannot be read.
+    """Return the training of a lock; nothing if it has none, or cannot be read.
 
     Args:
         tree: the file system that holds it, as DVC has it.
@@ -202,18 +190,17 @@ def _generations(run: Run) -> Iterator[tuple[float, Generation]]:
     """
     from evopipe.evolve.lineage import read_lineage
 
-    place, clock = run.files["lineage"].path, run.started
+    clock, evolve = run.started, run.params.get("algos", {}).get(run.algo, {}).get("evolve", {})
     steps, seconds = _columns(run, "fitness", "env_steps", "eval_steps"), _columns(run, "timing", "seconds")
-    before, *records = read_lineage(safeio.read_bytes(place), FILES["lineage"])
+    before, *records = read_lineage(safeio.read_bytes(run.files["lineage"].path), FILES["lineage"])
     births: dict[int, Mutation] = {}
     for record in records:
         if before.children:  # else all had diverged, and those before came back
             births = {child.slot: child.mutation for child in before.children}
         before = record
-        taken = seconds.get(record.generation, [1.0])[0]
+        (taken,) = seconds.get(record.generation, [1.0])
         clock = round(clock + taken, 3)
         training, evaluation = steps.get(record.generation, [record.step * len(record.members), 0])
-        evolve = run.params.get("algos", {}).get(run.algo, {}).get("evolve", {})
         yield clock, Generation.of(record, births, evolve, taken, (int(training), int(evaluation)))
 
 

@@ -34,7 +34,7 @@ class Outbox:
     """Has a record delivered: while a `with` block writes it, or as it stands. `with` never raises, nor waits.
 
     Args:
-        folder: the record's. None: nothing is to be delivered.
+        folder: the record's; None: nothing is to be delivered.
         root: the DVC root.
         config: the `tracking` block.
     """
@@ -60,11 +60,7 @@ class Outbox:
             self._process.stdout.close()
 
     def deliver(self) -> None:
-        """Have the record delivered as it stands.
-
-        Raises:
-            OSError: no process can be started.
-        """
+        """Have the record delivered as it stands; raises an OSError if no process can be started."""
         self._start(follow=False)
 
     def problems(self) -> list[str]:
@@ -76,11 +72,10 @@ class Outbox:
         return [f"{text}; {ADVICE}" for text in fresh]
 
     def _start(self, follow: bool) -> subprocess.Popen[bytes] | None:
-        """Start the process that delivers.
+        """Start the process that delivers; it follows until its stdin is closed, and says on stdout what is wrong.
 
         It has its own session, so that Ctrl-C at the terminal leaves it to finish, and none of this process's streams,
-        so that nobody who waits for their end (DVC does) waits for it. If it follows, more comes until its stdin is
-        closed or this process dies, and its stdout says what is wrong.
+        so that nobody who waits for their end (DVC does) waits for it.
         """
         if self._folder is None or not self._config.backends:
             return None
@@ -160,10 +155,7 @@ def _follow(record: TrainingRecord, trackers: Trackers, over: threading.Event, a
         if last and not problem:
             return
         pause = min(_LONGEST_PAUSE, 2 * pause) if problem else _POLL_SECONDS
-        if last:
-            time.sleep(pause)
-        else:
-            over.wait(pause)
+        (time.sleep if last else over.wait)(pause)
 
 
 if __name__ == "__main__":

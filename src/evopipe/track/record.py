@@ -98,9 +98,7 @@ class Run:
     def fresh(self, held: Mapping[str, str], names: Iterable[str] = FILES) -> dict[str, Kept]:
         """Return the files for a tracker that holds some, by name and hash; an older one replaces no newer one."""
         there = {name: self.files[name] for name in names if name in self.files}
-        return {
-            name: kept for name, kept in there.items() if name not in held or (self.replace and held[name] != kept.md5)
-        }
+        return {n: kept for n, kept in there.items() if n not in held or (self.replace and held[n] != kept.md5)}
 
     def stand(self) -> tuple[Any, ...]:
         """Return how far it is: equal as long as there is nothing new to tell."""
@@ -110,7 +108,7 @@ class Run:
     def scores(self) -> dict[str, float]:
         """Return the elite's held-out scores; nothing if they are not there or not of this format."""
         try:
-            scores = dict(json.loads(self.files["evaluation"].path.read_text(encoding="utf-8"))["elite"])
+            scores = dict(json.loads(self.files["evaluation"].path.read_bytes())["elite"])
             low, high = scores.pop("interval", (math.nan, math.nan))
             numbers = {**scores, "interval_low": low, "interval_high": high}
             return finite({f"evaluation/{name}": float(value) for name, value in numbers.items()})
@@ -118,10 +116,7 @@ class Run:
             return {}
 
     def flat_params(self) -> dict[str, str]:
-        """Return the parameters by dotted name, lists as JSON.
-
-        Blocks that the run does not use are left out: they would only make runs look different.
-        """
+        """Return the parameters by dotted name, lists as JSON, without blocks that the run does not use."""
         used = {name: value for name, value in self.params.items() if name != "tracking"}
         if isinstance(used.get("algos"), Mapping):
             used["algos"] = {self.algo: used["algos"].get(self.algo, {})}
@@ -168,20 +163,16 @@ class TrainingRecord:
                     return record
         return None
 
-    def begin(self, params: Mapping[str, Any], revision: str | None, experiment: str | None, version: str) -> None:
+    def begin(self, params: Mapping[str, Any], **told: str | None) -> None:
         """Begin it; one that is there already (the run goes on, or is repeated) stays.
 
         Args:
             params: all of `params.yaml`.
-            revision: the git commit; `experiment`: the DVC experiment's name; `version`: of evopipe.
-
-        Raises:
-            DiskError: it cannot be written.
+            told: the git `revision`, the DVC `experiment`, the `version` of evopipe.
         """
         if not (self.folder / _ABOUT).exists():
-            about = {"key": self.folder.name, "params": params, "started": round(time.time(), 3), "result": None}
-            about |= {"files": {}, "revision": revision, "experiment": experiment, "version": version}
-            safeio.write_json(self.folder / _ABOUT, about)
+            about = {"key": self.folder.name, "params": params, "started": round(time.time(), 3), **told}
+            safeio.write_json(self.folder / _ABOUT, {**about, "result": None, "files": {}})
 
     def keep(self, work: Path, names: Iterable[str], ended: bool = False) -> bool:
         """Keep the files of a pipeline that are there and new, so that later runs cannot overwrite them.
@@ -257,10 +248,7 @@ def _take(run: Run, clock: float, event: Event) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Put a copy of a file or folder in place of an older one.
-
-    Hard links if the file system has them: stages never write into a file, they put a new one in its place.
-    """
+    """Put a copy of a file or folder in place of an older one."""
     shutil.rmtree(target.parent, ignore_errors=True)
     safeio.make_folder(target.parent)
     if source.is_dir():
@@ -270,6 +258,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _link(source: str, target: str) -> None:
+    """Link if the file system can: stages never write into a file, they put a new one in its place."""
     try:
         os.link(os.path.realpath(source), target)
     except OSError:
@@ -281,10 +270,6 @@ def md5_of(path: Path) -> str:
     if not path.is_dir():
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    files = [file for file in path.rglob("*") if file.is_file()]
-    listed = sorted(({"md5": md5_of(f), "relpath": f.relative_to(path).as_posix()} for f in files), key=_relpath)
-    return hashlib.md5(json.dumps(listed, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
-
-
-def _relpath(entry: Mapping[str, str]) -> str:
-    return entry["relpath"]
+    hashes = {file.relative_to(path).as_posix(): md5_of(file) for file in path.rglob("*") if file.is_file()}
+    listed = json.dumps([{"md5": hashes[name], "relpath": name} for name in sorted(hashes)])
+    return hashlib.md5(listed.encode(), usedforsecurity=False).hexdigest() + ".dir"

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from mlflow.entities import Run as Found
 
 PACKAGE = "mlflow"
+_HOME = Path(".evopipe/mlflow")  # the local database and its artifacts, below the DVC root
 _KEY, _RESULT, _KIND, _SENT, _HELD, _SLOT, _EXPERIMENT = (
     f"evopipe.{name}" for name in ("key", "result", "kind", "generations", "files", "slot", "experiment")
 )
 _SQLITE = "sqlite:///"
 _LONGEST_PARAM, _LONGEST_TAG = 6000, 5000
-_HOST = "127.0.0.1"
-_START_SECONDS = 60.0
+_HOST, _START_SECONDS = "127.0.0.1", 60.0
 
 # MLflow would retry for many minutes, and tell its makers that it is used.
 _DEFAULTS = {
@@ -70,17 +70,12 @@ def connect(config: TrackingConfig, root: Path) -> _Mlflow:
     return _Mlflow(config, MlflowClient(uri, registry_uri=uri), database)
 
 
-def _home(root: Path) -> Path:
-    """The folder of the local database and its artifacts."""
-    return root / ".evopipe" / "mlflow"
-
-
 def _tracking_uri(root: Path) -> str:
     """Return `MLFLOW_TRACKING_URI` if it is set, else the database below the DVC root.
 
     A database's relative path is taken from the DVC root: processes in several folders must mean the same one.
     """
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}{_home(root) / 'mlflow.db'}"
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}{root / _HOME / 'mlflow.db'}"
     return uri if _database(uri) is None else f"{_SQLITE}{root / uri.removeprefix(_SQLITE)}"
 
 
@@ -91,10 +86,10 @@ def _database(uri: str) -> Path | None:
 
 
 def _make_database(path: Path) -> None:
-    """Make the local database if it is missing: one process at a time, and under another name until it is whole.
+    """Make the local database if it is missing.
 
     MLflow makes its tables in dozens of steps. Two processes at once break it, and so does a full disk or a kill in
-    between: what is half made can never be opened again.
+    between: so one process at a time makes it, and under another name until it is whole.
     """
     from mlflow import MlflowClient
 
@@ -139,12 +134,11 @@ class _Mlflow:
     def _find(self, run: Run) -> Found | None:
         from mlflow.entities import ViewType
 
-        page = self._client.search_experiments(view_type=ViewType.ALL, max_results=1000)
-        experiments = list(page)
-        while page.token:
-            page = self._client.search_experiments(view_type=ViewType.ALL, max_results=1000, page_token=page.token)
-            experiments += page
-        everywhere = [experiment.experiment_id for experiment in experiments]
+        everywhere, token = list[str](), None
+        while token != "":
+            page = self._client.search_experiments(ViewType.ALL, 1000, page_token=token)
+            everywhere += [experiment.experiment_id for experiment in page]
+            token = page.token or ""
         for tag, value in ((_KEY, run.key), (_RESULT, run.result)):
             training = f"tags.`{tag}` = '{value}' and tags.`{_KIND}` = 'training'"
             if value and (found := self._search(everywhere, training)):
@@ -154,8 +148,8 @@ class _Mlflow:
     def _search(self, experiments: Sequence[str], text: str) -> Sequence[Found]:
         from mlflow.entities import ViewType
 
-        order = ["attributes.start_time ASC"]
-        found: Sequence[Found] = self._client.search_runs(experiments, text, ViewType.ALL, 5000, order)
+        oldest_first = ["attributes.start_time ASC"]
+        found: Sequence[Found] = self._client.search_runs(experiments, text, ViewType.ALL, 5000, oldest_first)
         return found
 
     def _create(self, run: Run) -> Found:
@@ -171,10 +165,8 @@ class _Mlflow:
             "mlflow.source.git.commit": run.revision,
         }
         known = {tag: value for tag, value in tags.items() if value}
-        return self._create_run(self._experiment(self._config.experiment or run.env), run, run.name, known)
-
-    def _create_run(self, experiment: str, run: Run, name: str, tags: dict[str, str]) -> Found:
-        made: Found = self._client.create_run(experiment, _milliseconds(run.started), tags, name)
+        experiment = self._experiment(self._config.experiment or run.env)
+        made: Found = self._client.create_run(experiment, _milliseconds(run.started), known, run.name)
         return made
 
     def _experiment(self, name: str) -> str:
@@ -209,8 +201,8 @@ class _Mlflow:
         for row in fresh[-1][1].members:
             if row.slot not in slots:
                 tags = {"mlflow.parentRunId": found.info.run_id, _SLOT: str(row.slot), _KIND: "member"}
-                name = f"{run.name} · member {row.slot}"
-                slots[row.slot] = self._create_run(found.info.experiment_id, run, name, tags)
+                at, name = _milliseconds(run.started), f"{run.name} · member {row.slot}"
+                slots[row.slot] = self._client.create_run(found.info.experiment_id, at, tags, name)
             words = {"network": row.architecture, "activation": row.activation, "mutation": row.mutation}
             now = [RunTag(name, text[:_LONGEST_TAG]) for name, text in {**words, "change": row.change or "-"}.items()]
             self._client.log_batch(slots[row.slot].info.run_id, metrics=members[row.slot], tags=now)
@@ -290,20 +282,14 @@ def _milliseconds(seconds: float) -> int:
 
 
 def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> None:
-    """Serve MLflow's pages of this project, on this machine only, until SIGINT or SIGTERM; return then.
-
-    Args:
-        root: the DVC root.
-        port: where; nobody but this machine can reach it.
-        browser: whether to open one.
-        tell: takes the address, when it answers.
+    """Serve MLflow's pages of this project on a port of this machine, until SIGINT or SIGTERM; `tell` gets the address.
 
     Raises:
         MissingInputError: nothing was tracked yet, or MLflow is not installed.
         UsageError: the port is taken.
         TrackerError: the server ended by itself.
     """
-    uri, place = _tracking_uri(root), _home(root)
+    uri, place = _tracking_uri(root), root / _HOME
     if uri.startswith(("http://", "https://")):
         tell(f"MLFLOW_TRACKING_URI names a server that has its own pages: {uri}")
         if browser:
@@ -334,7 +320,17 @@ def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> 
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it like Ctrl-C
     try:
-        _attend(server, f"http://{_HOST}:{port}", browser, tell)
+        address, until = f"http://{_HOST}:{port}", time.monotonic() + _START_SECONDS
+        while server.poll() is None and not _answers(address):
+            if time.monotonic() > until:
+                raise TrackerError(f"the MLflow server did not answer within {_START_SECONDS:.0f} s at {address}")
+            time.sleep(0.1)
+        if server.poll() is None:
+            tell(f"{address} (Ctrl-C ends it)")
+            if browser:
+                webbrowser.open(address)
+        last = server.communicate()[1].decode(errors="replace").strip().rpartition("\n")[2]
+        raise TrackerError(f"the MLflow server ended by itself ({last or server.returncode}); try another --port")
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not leave the server behind
     finally:
@@ -342,21 +338,6 @@ def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> 
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(server.pid, signum)  # its workers too
                 server.communicate(timeout=5.0)
-
-
-def _attend(server: subprocess.Popen[bytes], address: str, browser: bool, tell: Callable[[str], None]) -> None:
-    until = time.monotonic() + _START_SECONDS
-    while server.poll() is None and not _answers(address):
-        if time.monotonic() > until:
-            raise TrackerError(f"the MLflow server did not answer within {_START_SECONDS:.0f} s at {address}")
-        time.sleep(0.1)
-    if server.poll() is None:
-        tell(f"{address} (Ctrl-C ends it)")
-        if browser:
-            webbrowser.open(address)
-    _, said = server.communicate()
-    last = said.decode(errors="replace").strip().rpartition("\n")[2]
-    raise TrackerError(f"the MLflow server ended by itself ({last or server.returncode}); try another --port")
 
 
 def _answers(address: str) -> bool:
