@@ -15,7 +15,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from evopipe.track.console import LiveSink, PlainSink, RunView, console_sink
+from evopipe.track.console import PlainSink, RunView, console_sink
 from evopipe.track.events import (
     End,
     Event,
@@ -263,7 +263,7 @@ def test_quiet_writes_warnings_only() -> None:
 
 def test_choice_of_sink(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     live = console_sink(stream=terminal)
-    assert isinstance(live, LiveSink)
+    assert not isinstance(live, PlainSink)
     live.close()
     assert isinstance(console_sink(quiet=True, stream=terminal), PlainSink)
     assert isinstance(console_sink(stream=io.StringIO()), PlainSink)
@@ -387,7 +387,7 @@ def test_live_view_leaves_a_clean_terminal(terminal: Terminal) -> None:
 def test_live_view_draws_at_most_four_times_a_second(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
     monkeypatch.setattr(time, "perf_counter", lambda: clock)
-    sink, drawn = LiveSink(terminal), []
+    sink, drawn = console_sink(stream=terminal), []
     for tick in range(61):  # 0.6 s
         clock, size = 100.0 + tick / 100, len(terminal.getvalue())
         sink.emit(START if tick == 0 else PROGRESS)
@@ -401,7 +401,7 @@ def test_live_view_draws_seldom_where_a_frame_is_dear(terminal: Terminal, monkey
     """Each look at this clock takes 0.01 s, so a frame takes that: 2.5 s between two make 0.4 %."""
     clock = iter(i / 100 for i in range(10**6))
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    sink, drawn = LiveSink(terminal), []
+    sink, drawn = console_sink(stream=terminal), []
     for tick in range(1000):
         size = len(terminal.getvalue())
         sink.emit(START if tick == 0 else PROGRESS)

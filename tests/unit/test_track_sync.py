@@ -16,7 +16,7 @@ from dvc.fs import LocalFileSystem
 import tiny
 from evopipe.errors import DataError
 from evopipe.schema.read import read_yaml
-from evopipe.track.locks import Locked, in_lock
+from evopipe.track.locks import Locked
 from evopipe.track.record import md5_of
 
 PIPELINE = """\
@@ -174,7 +174,8 @@ def _deliverers(folder: Path) -> list[str]:
 def locked(tmp_path: Path, lock: str) -> list[Locked]:
     (tmp_path / "dvc.lock").write_text(lock)
     about = {"where": "workspace", "time": 0.0, "cache": tmp_path / "cache"}
-    return list(in_lock(LocalFileSystem(), str(tmp_path / "dvc.lock"), **about))
+    found = Locked.of(LocalFileSystem(), str(tmp_path / "dvc.lock"), **about)
+    return [] if found is None else [found]
 
 
 TRAINED = """\

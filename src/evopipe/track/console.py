@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from evopipe.track.events import End, Event, Generation, MemberRow, Message, Progress, Sink, Start
+from evopipe.track.events import End, Event, Generation, MemberRow, Message, Progress, Start
 from evopipe.track.formats import clean, duration, number, score
 
 # At most four frames a second, and at most this share of the wall-clock time spent on them, in the training thread.
@@ -42,7 +42,7 @@ _SHORTENED = {"network": 14, "what changed": 18}  # columns of the table that ma
 _WORDS = {"trend", "network", "act", "mutation", "what changed"}  # the other columns hold numbers
 
 
-def console_sink(quiet: bool = False, stream: TextIO | None = None) -> Sink:
+def console_sink(quiet: bool = False, stream: TextIO | None = None) -> PlainSink | _LiveSink:
     """Return the sink that suits where the output goes.
 
     A terminal gets the live view (`NO_COLOR` is respected); a pipe, a file, a CI job (`CI` is set) and a terminal that
@@ -57,7 +57,7 @@ def console_sink(quiet: bool = False, stream: TextIO | None = None) -> Sink:
     dumb = os.environ.get("TERM", "") in ("", "dumb")
     if out is None or quiet or in_ci or dumb or not out.isatty() or not out.encoding.lower().startswith("utf"):
         return PlainSink(out, quiet)
-    return LiveSink(out)
+    return _LiveSink(out)
 
 
 class PlainSink:
@@ -125,7 +125,7 @@ def _ending(event: End) -> str:
 # --- live view --------------------------------------------------------------------------------------------------------
 
 
-class LiveSink:
+class _LiveSink:
     """Keeps a `RunView` on a terminal, in the caller's thread, and only as often as it can afford.
 
     The terminal is left with the last view and a visible cursor, also if nobody calls `close`.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from evopipe.errors import EvopipeError, MissingInputError, TrackerError
 from evopipe.schema.blocks import TrackingConfig
@@ -63,11 +63,6 @@ class Trackers:
             self._close(name)
 
 
-def delivering(record: TrainingRecord) -> FileLock:
-    """Return the lock of who delivers a record; not a training's own lock."""
-    return FileLock(record.folder / "track.lock", poll_interval=0.2)
-
-
 def sync(
     root: Path, config: TrackingConfig, tell: Callable[[str], None], warn: Callable[[str], None]
 ) -> dict[str, New]:
@@ -80,7 +75,7 @@ def sync(
         TrackerError: a tracker could not take everything; what the others took is there.
     """
     home, totals = root / ".evopipe" / "train", {name: New() for name in config.backends}
-    known = list(find_trainings(root)) if (root / ".dvc").is_dir() else []
+    known = find_trainings(root) if (root / ".dvc").is_dir() else []
     for locked in known:
         _keep(locked, home)
     with Trackers(config, root) as trackers:
@@ -93,7 +88,7 @@ def sync(
 
         for record in TrainingRecord.all(home):
             try:
-                with delivering(record).acquire(blocking=False):
+                with record.delivering().acquire(blocking=False):
                     give(record.run())
             except Timeout:
                 warn(f"{record.folder.name[:8]} is being delivered by another process; left to it")

@@ -56,7 +56,7 @@ class Progress:
     seconds_left: float | None  # estimate until `max_steps`; None where there is none yet
 
 
-def finite(values: Mapping[str, float | None]) -> dict[str, float]:
+def _finite(values: Mapping[str, float | None]) -> dict[str, float]:
     """Leave out numbers that are not there, or not finite: no tracker could draw them."""
     return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
 
@@ -81,7 +81,7 @@ class MemberRow:
         """Return its finite numbers by the names that trackers show."""
         own = {"fitness": self.fitness, "loss": self.loss, "healthy": self.healthy, "id": self.id}
         hyper = {f"hyper/{name}": value for name, value in self.hyper.items()}
-        return finite({**own, "parent": self.parent, **hyper})
+        return _finite({**own, "parent": self.parent, **hyper})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Generation:
 
     def metrics(self) -> dict[str, float]:
         """Return the population's finite numbers by the names that trackers show."""
-        return finite(
+        return _finite(
             {
                 "fitness/best": self.best,
                 "fitness/mean": self.mean,
@@ -171,7 +171,7 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
 }
 
 
-class Sink(Protocol):
+class _Sink(Protocol):
     """Where events go."""
 
     def emit(self, event: Event) -> None:
@@ -184,7 +184,7 @@ class Sink(Protocol):
 class Tracker:
     """Hands events to sinks. Neither method ever raises an `Exception`, nor blocks longer than its sinks do."""
 
-    def __init__(self, sinks: Iterable[Sink] = ()) -> None:
+    def __init__(self, sinks: Iterable[_Sink] = ()) -> None:
         self._sinks = list(sinks)
 
     def emit(self, event: Event) -> None:
@@ -214,7 +214,7 @@ class Tracker:
         self.close()
 
 
-def _warn(sink: Sink, what: str, error: Exception) -> None:
+def _warn(sink: _Sink, what: str, error: Exception) -> None:
     with contextlib.suppress(Exception):  # stderr itself may be closed.
         text = f"warning: {type(sink).__name__} {what} ({type(error).__name__}: {error})"
         print(text, file=sys.stderr, flush=True)

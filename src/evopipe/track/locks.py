@@ -44,6 +44,24 @@ class Locked:
     revision: str | None = None
     folder: Path | None = None  # where it lies in the workspace; None: in git only
 
+    @classmethod
+    def of(cls, tree: Any, lock: str, **about: Any) -> Locked | None:
+        """Read a lock in one of DVC's file systems; None if it holds no training, or cannot be read."""
+
+        def read(name: str) -> bytes:
+            with tree.open(str(PurePosixPath(lock).parent / name), "rb") as stream:
+                return bytes(stream.read())
+
+        try:
+            stages = parse_yaml(read(_LOCK).decode(), _LOCK).data["stages"]
+            outs = _fresh_outs(stages)
+            params = {k: v for stage in stages.values() for k, v in stage.get("params", {}).get(_PARAMS, {}).items()}
+        except (OSError, EvopipeError, KeyError, TypeError, AttributeError, UnicodeDecodeError):
+            return None
+        if TRAINED not in outs or FILES["lineage"] not in outs:
+            return None
+        return cls(result=outs[TRAINED], outs=outs, params=params, read=read, **about)
+
     def run(self, folder: Path) -> Run:
         """Read the training, with copies of its files in a folder.
 
@@ -110,62 +128,46 @@ class Locked:
         return params
 
 
-def find_trainings(root: Path) -> Iterator[Locked]:
+def find_trainings(root: Path) -> list[Locked]:
     """Find all trainings that a DVC repository knows: the workspace's first, then branches, tags and experiments."""
     from dvc.repo import Repo
+
+    with Repo(str(root)) as repo:
+        cache = Path(repo.cache.local.path)
+        found = [Locked.of(tree, lock, cache=cache, **about) for tree, lock, about in _locks(repo)]
+    return [locked for locked in found if locked is not None]
+
+
+def _locks(repo: Any) -> Iterator[tuple[Any, str, dict[str, Any]]]:
+    """Find the locks of the workspace and of all commits that have a name: file system, path there, what is known."""
     from dvc.repo.experiments.utils import exp_refs
     from dvc.scm import NoSCM
 
-    with Repo(str(root)) as repo:
-        cache, scm = Path(repo.cache.local.path), repo.scm
-        for lock in _locks(repo.fs, str(root)):
-            time, folder = Path(lock).stat().st_mtime, Path(lock).parent
-            yield from in_lock(repo.fs, lock, where="workspace", time=time, cache=cache, folder=folder)
-        if isinstance(scm, NoSCM):
-            return
-        refs: list[tuple[str, str, str | None]] = []
-        for kind in ("refs/heads/", "refs/tags/"):
-            refs += [(ref.removeprefix(kind), ref, None) for ref in sorted(scm.iter_refs(kind))]
-        refs += sorted((ref.name, str(ref), ref.name) for ref in exp_refs(scm))
-        prefix = Path(repo.root_dir).relative_to(scm.root_dir).as_posix()  # git's root may lie above DVC's
-        for where, ref, experiment in refs:
-            commit = scm.resolve_commit(scm.resolve_rev(ref))
-            about = {"where": where, "time": float(commit.commit_time), "cache": cache, "revision": commit.hexsha}
-            tree = scm.get_fs(commit.hexsha)
-            for lock in _locks(tree, "" if prefix == "." else prefix):
-                yield from in_lock(tree, lock, experiment=experiment, **about)
+    for lock in _locks_in(repo.fs, repo.root_dir):
+        path = Path(lock)
+        yield repo.fs, lock, {"where": "workspace", "time": path.stat().st_mtime, "folder": path.parent}
+    scm = repo.scm
+    if isinstance(scm, NoSCM):
+        return
+    refs: list[tuple[str, str, str | None]] = []
+    for kind in ("refs/heads/", "refs/tags/"):
+        refs += [(ref.removeprefix(kind), ref, None) for ref in sorted(scm.iter_refs(kind))]
+    refs += sorted((ref.name, str(ref), ref.name) for ref in exp_refs(scm))
+    prefix = Path(repo.root_dir).relative_to(scm.root_dir).as_posix()  # git's root may lie above DVC's
+    for where, ref, experiment in refs:
+        commit = scm.resolve_commit(scm.resolve_rev(ref))
+        about = {"where": where, "time": float(commit.commit_time), "revision": commit.hexsha}
+        tree = scm.get_fs(commit.hexsha)
+        for lock in _locks_in(tree, "" if prefix == "." else prefix):
+            yield tree, lock, {**about, "experiment": experiment}
 
 
-def _locks(tree: Any, root: str) -> Iterator[str]:
-    """Find the locks in a tree: of the workspace, or of a commit."""
+def _locks_in(tree: Any, root: str) -> Iterator[str]:
     for here, folders, files in tree.walk(root):
         deep = len(PurePosixPath(here).parts) - len(PurePosixPath(root).parts) >= _DEPTH
         folders[:] = sorted(f for f in folders if not deep and not f.startswith(".") and f not in _SKIPPED)
         if _LOCK in files:
             yield str(PurePosixPath(here) / _LOCK)
-
-
-def in_lock(tree: Any, lock: str, **about: Any) -> Iterator[Locked]:
-    """Return the training of a lock; nothing if it has none, or cannot be read.
-
-    Args:
-        tree: the file system that holds it, as DVC has it.
-        lock: its path there.
-        about: further fields of `Locked`.
-    """
-
-    def read(name: str) -> bytes:
-        with tree.open(str(PurePosixPath(lock).parent / name), "rb") as stream:
-            return bytes(stream.read())
-
-    try:
-        stages = parse_yaml(read(_LOCK).decode(), _LOCK).data["stages"]
-        outs = _fresh_outs(stages)
-        params = {k: v for stage in stages.values() for k, v in stage.get("params", {}).get(_PARAMS, {}).items()}
-    except (OSError, EvopipeError, KeyError, TypeError, AttributeError, UnicodeDecodeError):
-        return
-    if TRAINED in outs and FILES["lineage"] in outs:
-        yield Locked(result=outs[TRAINED], outs=outs, params=params, read=read, **about)
 
 
 def _fresh_outs(stages: Mapping[str, Any]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 import evopipe
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.track.backends import missing_package
-from evopipe.track.delivery import Trackers, delivering
+from evopipe.track.delivery import Trackers
 from evopipe.track.record import TrainingRecord
 
 ADVICE = "the run goes on and loses nothing, `evopipe track sync` brings the rest later"
@@ -122,7 +122,7 @@ def _main(folder: Path, root: Path, config: TrackingConfig, writer: int) -> None
         if over.wait(0.05):  # All is there: one process that waits for its turn is enough, it brings this as well.
             stack.enter_context(next_one)
             time.sleep(_GATHER_SECONDS)
-        stack.enter_context(delivering(record))
+        stack.enter_context(record.delivering())
         next_one.release()
         _follow(record, stack.enter_context(Trackers(config, root)), over, answer)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import shutil
 import time
@@ -23,9 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from filelock import FileLock
+
 from evopipe.errors import DataError, EvopipeError
 from evopipe.storage import safeio
-from evopipe.track.events import End, Event, Generation, Start, finite, read_event
+from evopipe.track.events import End, Event, Generation, Start, read_event
 
 TRAINED = "models/trained"
 FILES = {
@@ -109,9 +110,9 @@ class Run:
         """Return the elite's held-out scores; nothing if they are not there or not of this format."""
         try:
             scores = dict(json.loads(self.files["evaluation"].path.read_bytes())["elite"])
-            low, high = scores.pop("interval", (math.nan, math.nan))
-            numbers = {**scores, "interval_low": low, "interval_high": high}
-            return finite({f"evaluation/{name}": float(value) for name, value in numbers.items()})
+            if "interval" in scores:
+                scores["interval_low"], scores["interval_high"] = scores.pop("interval")
+            return {f"evaluation/{name}": float(value) for name, value in scores.items()}
         except (OSError, ValueError, TypeError, KeyError):
             return {}
 
@@ -222,6 +223,10 @@ class TrainingRecord:
         run.result = about["result"]
         run.status = "finished" if run.ended else "running" if writing else "killed"
         return run
+
+    def delivering(self) -> FileLock:
+        """Return the lock of who delivers it; not the training's own lock."""
+        return FileLock(self.folder / "track.lock", poll_interval=0.2)
 
     def _about(self) -> dict[str, Any]:
         about = safeio.read_json(self.folder / _ABOUT)
