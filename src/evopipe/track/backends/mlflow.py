@@ -18,8 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.request
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -44,7 +42,7 @@ _KEY, _RESULT, _KIND, _SENT, _HELD, _SLOT, _EXPERIMENT = (
 )
 _SQLITE = "sqlite:///"
 _LONGEST_PARAM, _LONGEST_TAG = 6000, 5000
-_HOST, _START_SECONDS = "127.0.0.1", 60.0
+_HOST = "127.0.0.1"
 
 # MLflow would retry for many minutes, and tell its makers that it is used.
 _DEFAULTS = {
@@ -314,23 +312,22 @@ def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> 
         cwd=place if place.exists() else root,
         env={**_DEFAULTS, **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C is ours: the server is then stopped as a whole
+        text=True,
+        errors="replace",
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it like Ctrl-C
+    last = ""
     try:
-        address, until = f"http://{_HOST}:{port}", time.monotonic() + _START_SECONDS
-        while server.poll() is None and not _answers(address):
-            if time.monotonic() > until:
-                raise TrackerError(f"the MLflow server did not answer within {_START_SECONDS:.0f} s at {address}")
-            time.sleep(0.1)
-        if server.poll() is None:
-            tell(f"{address} (Ctrl-C ends it)")
-            if browser:
-                webbrowser.open(address)
-        last = server.communicate()[1].decode(errors="replace").strip().rpartition("\n")[2]
-        raise TrackerError(f"the MLflow server ended by itself ({last or server.returncode}); try another --port")
+        for line in server.stdout or ():
+            last = line.strip() or last
+            if "Uvicorn running" in line:
+                tell(f"http://{_HOST}:{port} (Ctrl-C ends it)")
+                if browser:
+                    webbrowser.open(f"http://{_HOST}:{port}")
+        raise TrackerError(f"the MLflow server ended by itself ({last or server.wait()}); try another --port")
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not leave the server behind
     finally:
@@ -338,9 +335,3 @@ def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> 
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(server.pid, signum)  # its workers too
                 server.communicate(timeout=5.0)
-
-
-def _answers(address: str) -> bool:
-    with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=1) as answer:
-        return bool(answer.status == 200)
-    return False
