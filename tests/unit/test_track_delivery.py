@@ -16,6 +16,7 @@ import time
 import urllib.request
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from evopipe.schema.blocks import TrackingConfig
 from evopipe.track.backends.mlflow import connect, serve
 from evopipe.track.delivery import sync
 from evopipe.track.events import End, Generation, JsonlSink, MemberRow, Progress, Start, Tracker
-from evopipe.track.record import FILES, New, TrainingRecord, md5_of
+from evopipe.track.record import FILES, Kept, New, Run, TrainingRecord, md5_of
 
 KEY = "0123456789abcdef0123456789abcdef"
 MLFLOW = TrackingConfig(backends=("mlflow",))
@@ -396,6 +397,28 @@ def test_what_is_kept_survives_the_next_run(tmp_path: Path) -> None:
     assert TrainingRecord(folder).keep(tmp_path, ["report"])
     assert TrainingRecord(folder).run().files["report"].path.read_text() == "another"
     assert not TrainingRecord(folder).keep(tmp_path, ["report"])
+
+
+def test_an_older_file_replaces_no_newer_one() -> None:
+    files = {name: Kept(Path(name), "own", 0.0) for name in ("elite", "report", "train")}
+    held = {"elite": "other", "report": "own"}
+    run = Run(KEY, {}, 0.0, files=files)
+    assert set(run.fresh(held)) == {"elite", "train"}
+    assert set(run.fresh(held, ["elite", "report", "members"])) == {"elite"}
+    run.replace = False
+    assert set(run.fresh(held)) == {"train"}
+
+
+def test_the_first_word_on_a_generation_counts(tmp_path: Path) -> None:
+    folder = made(tmp_path, generations=2, ended=False)
+    first = TrainingRecord(folder).run().generations
+    with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
+        log.emit(Start("train", "CartPole-v1", "dqn", 2, 300, 100))
+        log.emit(replace(generation(2), seconds=9.0))
+        log.emit(generation(3))
+    (*same, last) = TrainingRecord(folder).run().generations
+    assert same == first
+    assert last[1].generation == 3
 
 
 def test_a_log_of_another_version_costs_its_lines_only(tmp_path: Path) -> None:
