@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from evopipe.track.console import RunView
 from evopipe.track.events import read_events
-from evopipe.track.view import RunView
 
 
 def main() -> None:

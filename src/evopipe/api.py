@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evopipe import algos, policy
+from evopipe.evolve.lineage import Record, read_lineage
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.params import Params, load_params, parse_params
 from evopipe.stages import buffer, evaluate, export, fetch, paths, population, report, tracking, train
@@ -24,14 +25,14 @@ class Result:
         evaluation: the content of `reports/evaluation.json`: the elite's held-out scores.
         members: the content of `reports/members.json`: every member's.
         summary: the content of `reports/train.json`.
-        lineage: one record a generation, as in `reports/lineage.jsonl`.
+        lineage: one record a generation: the content of `reports/lineage.jsonl`.
     """
 
     policy: policy.Policy
     evaluation: dict[str, Any]
     members: dict[str, Any]
     summary: dict[str, Any]
-    lineage: list[dict[str, Any]]
+    lineage: list[Record]
 
 
 def run(
@@ -75,11 +76,10 @@ def _run(params: Params, folder: Path, quiet: bool) -> Result:
     upstream = (fetch, buffer) if _wants_dataset(params) else ()
     for stage in (*upstream, population, train, evaluate, export):
         stage.run(params, quiet=quiet, folder=folder)
-    lines = safeio.read_bytes(folder / paths.LINEAGE).splitlines()
     return Result(
         policy=policy.load(folder / paths.ELITE),
         evaluation=safeio.read_json(folder / paths.EVALUATION),
         members=safeio.read_json(folder / paths.MEMBERS),
         summary=safeio.read_json(folder / paths.TRAIN),
-        lineage=[safeio.parse_json(line, str(paths.LINEAGE)) for line in lines],
+        lineage=read_lineage(safeio.read_bytes(folder / paths.LINEAGE), str(paths.LINEAGE)),
     )

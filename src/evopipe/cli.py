@@ -369,7 +369,7 @@ def track_sync(context: typer.Context) -> None:
     if not tracking.backends:
         raise UsageError(f"{context.obj.params}: tracking.backends is empty: name a tracker, such as [mlflow]")
     from evopipe.keys import dvc_root
-    from evopipe.track.sync import sync
+    from evopipe.track.delivery import sync
 
     for name, new in sync(dvc_root(), tracking, context.obj.tell, _warn).items():
         context.obj.tell(f"{name}: {new}")
@@ -383,6 +383,6 @@ def track_ui(
 ) -> None:
     """Open the MLflow pages of this project."""
     from evopipe.keys import dvc_root
-    from evopipe.track.ui import serve
+    from evopipe.track.backends.mlflow import serve
 
     serve(dvc_root(), port, browser, context.obj.tell)

@@ -78,6 +78,12 @@ class BusyError(EvopipeError):
     exit_code = 75
 
 
+class TrackerError(EvopipeError):
+    """A tracker could not take what it was given."""
+
+    exit_code = 75
+
+
 class Interrupted(EvopipeError):
     """A signal asked the run to stop; its state was saved first.
 

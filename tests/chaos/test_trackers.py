@@ -15,9 +15,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -31,11 +32,11 @@ SENTENCE = "the run goes on and loses nothing, `evopipe track sync` brings the r
 
 
 @pytest.fixture(scope="module")
-def off(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], float]:
-    """The outs of a run without trackers, and how many seconds it took."""
+def off(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The outs of a run without trackers."""
     folder = tmp_path_factory.mktemp("off") / "run"
-    _, seconds = trained(folder, {})
-    return digests(folder), seconds
+    trained(folder, {})
+    return digests(folder)
 
 
 def trained(folder: Path, overrides: dict[str, object], **more: str) -> tuple[subprocess.CompletedProcess[str], float]:
@@ -48,17 +49,10 @@ def trained(folder: Path, overrides: dict[str, object], **more: str) -> tuple[su
     return done, seconds
 
 
-def undisturbed(folder: Path, off: tuple[dict[str, str], float], **more: str) -> str:
-    """Train beside a broken tracker: equal outs, at most a second more, every row in the local log; return stderr."""
-    expected, seconds = off
-    for attempt in range(4):  # on a busy machine one timing says little: try again, both ways
-        shutil.rmtree(folder, ignore_errors=True)
-        done, spent = trained(folder, ON, **more)
-        if spent <= seconds + 1.0:
-            break
-        seconds = trained(folder.with_name(f"off-{attempt}"), {})[1]
-    assert spent <= seconds + 1.0, f"{spent:.1f} s beside the tracker, {seconds:.1f} s without"
-    assert digests(folder) == expected
+def undisturbed(folder: Path, off: dict[str, str], **more: str) -> str:
+    """Train beside a broken tracker: equal outs, every row in the local log; return what was said."""
+    done, _ = trained(folder, ON, **more)
+    assert digests(folder) == off
     assert rows_in_the_log(folder) == rows_of_the_curve(folder)
     return done.stderr
 
@@ -93,7 +87,7 @@ def deliverers(folder: Path) -> list[int]:
 
 def brought_by_sync(folder: Path, **more: str) -> None:
     """Sync once the fault is gone: everything is new once, and nothing the second time."""
-    assert wait_for(lambda: not deliverers(folder), 15), "the process that delivers outlived its time"
+    assert wait_for(lambda: not deliverers(folder)), "the process that delivers outlived its time"
     generations = len(rows_of_the_curve(folder))
     done = tiny.evopipe(folder, "track", "sync", **more)
     assert done.returncode == 0, done.stderr
@@ -118,7 +112,7 @@ sys.meta_path[:] = [Finder if one is importlib.machinery.PathFinder else one for
 
 
 @pytest.mark.slow
-def test_the_package_is_missing(tmp_path: Path, off: tuple[dict[str, str], float]) -> None:
+def test_the_package_is_missing(tmp_path: Path, off: dict[str, str]) -> None:
     """A Python that does not find mlflow, as where it was never installed."""
     (tmp_path / "without").mkdir()
     (tmp_path / "without/sitecustomize.py").write_text(WITHOUT)
@@ -138,8 +132,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+Calls = list[object]  # one for each that a broken server got
+
+
 @contextlib.contextmanager
-def hanging() -> Iterator[int]:
+def hanging() -> Iterator[tuple[int, Calls]]:
     """A server that accepts and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         held: list[socket.socket] = []
@@ -151,21 +148,20 @@ def hanging() -> Iterator[int]:
 
         thread = threading.Thread(target=accept)
         thread.start()
-        yield server.getsockname()[1]
+        yield server.getsockname()[1], held  # type: ignore[misc]
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
         for one in held:
             one.close()
-        assert held, "nobody called"
 
 
 class Failing(BaseHTTPRequestHandler):
     """Answers 500, whatever is asked."""
 
-    calls = 0
+    calls: ClassVar[Calls] = []
 
     def do_GET(self) -> None:
-        type(self).calls += 1
+        self.calls.append(self.path)
         self.send_error(500)
 
     do_POST = do_PATCH = do_PUT = do_GET  # noqa: N815
@@ -175,34 +171,42 @@ class Failing(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def failing() -> Iterator[int]:
-    Failing.calls = 0
+def failing() -> Iterator[tuple[int, Calls]]:
+    Failing.calls.clear()
     with ThreadingHTTPServer(("127.0.0.1", 0), Failing) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield server.server_address[1]
+        yield server.server_address[1], Failing.calls
         server.shutdown()
         thread.join()
-    assert Failing.calls, "nobody called"
 
 
 @contextlib.contextmanager
-def refusing() -> Iterator[int]:
-    yield free_port()
+def refusing() -> Iterator[tuple[int, Calls]]:
+    yield free_port(), []
+
+
+LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "2", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [refusing, hanging, failing])
-def test_the_server_is_broken(tmp_path: Path, off: tuple[dict[str, str], float], fault: object) -> None:
+def test_the_server_is_broken(
+    tmp_path: Path,
+    off: dict[str, str],
+    fault: Callable[[], contextlib.AbstractContextManager[tuple[int, Calls]]],
+) -> None:
+    """Training ends while its delivery still tries; that ends by itself, and a sync gives up at the first failure."""
     folder = tmp_path / "run"
-    with fault() as port:  # type: ignore[operator]
-        uri = f"http://127.0.0.1:{port}"
-        limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "2", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-        undisturbed(folder, off, MLFLOW_TRACKING_URI=uri, **limits)
-        assert wait_for(lambda: not deliverers(folder), 15), "the process that delivers outlived its time"
-        began = time.perf_counter()
-        done = tiny.evopipe(folder, "track", "sync", MLFLOW_TRACKING_URI=uri, **limits)
-        assert time.perf_counter() - began < 20
+    with fault() as (port, calls):
+        broken = {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}", **LIMITS}
+        undisturbed(folder, off, **broken)
+        assert deliverers(folder), "the delivery did not go on after training"
+        assert wait_for(lambda: not deliverers(folder)), "the process that delivers outlived its time"
+        assert calls or fault is refusing, "nobody called"
+        before = len(calls)
+        done = tiny.evopipe(folder, "track", "sync", **broken)
+        assert len(calls) - before == (fault is not refusing)
         assert done.returncode == 75
         assert done.stderr.startswith("error: mlflow: ")
         assert done.stderr.endswith("mend that, then `evopipe track sync` again\n")
@@ -210,7 +214,24 @@ def test_the_server_is_broken(tmp_path: Path, off: tuple[dict[str, str], float],
 
 
 @pytest.mark.slow
-def test_a_server_that_comes_back(tmp_path: Path, off: tuple[dict[str, str], float]) -> None:
+def test_a_tracker_costs_a_training_less_than_a_second(tmp_path: Path) -> None:
+    """Beside a server that never answers. A busy machine makes single timings long: of three pairs the best one counts.
+
+    A training that waits for its tracker is slower in every pair.
+    """
+    costs = []
+    with hanging() as (port, _):
+        for attempt in range(3):
+            uri = f"http://127.0.0.1:{port}"
+            beside = trained(tmp_path / f"on-{attempt}", ON, MLFLOW_TRACKING_URI=uri, **LIMITS)[1]
+            costs.append(beside - trained(tmp_path / f"off-{attempt}", {})[1])
+            if costs[-1] <= 1.0:
+                break
+    assert min(costs) <= 1.0, costs
+
+
+@pytest.mark.slow
+def test_a_server_that_comes_back(tmp_path: Path, off: dict[str, str]) -> None:
     """The very server that refused: what it missed is brought, and its pages hold it."""
     port = free_port()
     uri = f"http://127.0.0.1:{port}"
@@ -223,7 +244,7 @@ def test_a_server_that_comes_back(tmp_path: Path, off: tuple[dict[str, str], flo
         server = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
         assert wait_for(lambda: _answers(port), 60), (tmp_path / "server.log").read_text()
-        assert wait_for(lambda: not deliverers(tmp_path / "run"), 15)
+        assert wait_for(lambda: not deliverers(tmp_path / "run"))
         for expected in ("1 new run", "0 new"):
             done = tiny.evopipe(tmp_path / "run", "track", "sync", MLFLOW_TRACKING_URI=uri)
             assert done.returncode == 0, done.stderr
@@ -245,7 +266,7 @@ def _answers(port: int) -> bool:
 
 
 @pytest.mark.slow
-def test_the_disk_of_the_store_is_full(tmp_path: Path, off: tuple[dict[str, str], float]) -> None:
+def test_the_disk_of_the_store_is_full(tmp_path: Path, off: dict[str, str]) -> None:
     """The store alone has no space: local rows and outs are whole, and sync delivers when there is space again."""
     wrapper = ["unshare", "--mount", "--map-root-user"]
     probe = [*wrapper, "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
@@ -270,12 +291,12 @@ def test_the_disk_of_the_store_is_full(tmp_path: Path, off: tuple[dict[str, str]
     assert "error: mlflow: " in done.stderr
     assert first.startswith(f"mlflow: 1 new run, {len(rows_of_the_curve(folder))} new generations")
     assert second == "mlflow: 0 new"
-    assert digests(folder) == off[0]
+    assert digests(folder) == off
     assert rows_in_the_log(folder) == rows_of_the_curve(folder)
 
 
 @pytest.mark.slow
-def test_the_process_that_delivers_is_killed(tmp_path: Path, off: tuple[dict[str, str], float]) -> None:
+def test_the_process_that_delivers_is_killed(tmp_path: Path, off: dict[str, str]) -> None:
     """At whatever it is doing: importing, making its database, writing."""
     folder = tiny.prepared(tmp_path / "run", ON)
     command = [sys.executable, "-m", "evopipe", "train", "--quiet"]
@@ -284,7 +305,7 @@ def test_the_process_that_delivers_is_killed(tmp_path: Path, off: tuple[dict[str
     for pid in deliverers(folder):
         os.kill(pid, signal.SIGKILL)
     assert training.wait(60) == 0
-    assert digests(folder) == off[0]
+    assert digests(folder) == off
     assert rows_in_the_log(folder) == rows_of_the_curve(folder)
     brought_by_sync(folder)
 
@@ -297,10 +318,10 @@ def test_who_delivers_ends_with_a_killed_training(tmp_path: Path) -> None:
     assert wait_for(lambda: bool(tiny.checkpoints(folder)) and bool(deliverers(folder)), 60)
     training.kill()
     training.wait(10)
-    assert wait_for(lambda: not deliverers(folder), 20)
+    assert wait_for(lambda: not deliverers(folder))
     done = tiny.evopipe(folder, "train")
     assert done.returncode == 0, done.stderr
-    assert wait_for(lambda: not deliverers(folder), 20)
+    assert wait_for(lambda: not deliverers(folder))
     done = tiny.evopipe(folder, "track", "sync")
     assert done.returncode == 0, done.stderr
     assert tiny.evopipe(folder, "track", "sync").stdout == "mlflow: 0 new\n"

@@ -37,7 +37,7 @@ def test_a_whole_run_from_a_mapping(working_folder: Path) -> None:
     assert set(result.members) == {"member_0", "member_1", "member_2"}
     assert math.isfinite(result.evaluation["elite"]["mean"])
     assert result.summary["reason"] == "max_steps"
-    assert [record["generation"] for record in result.lineage] == [0, 1, 2]
+    assert [record.generation for record in result.lineage] == [0, 1, 2]
     env = gymnasium.make("CartPole-v1")
     obs, _ = env.reset(seed=0)
     action = result.policy.act(obs)

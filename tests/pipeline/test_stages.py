@@ -134,7 +134,7 @@ def test_the_lineage_is_damaged(folder: Path, text: str) -> None:
     (folder / "reports/lineage.jsonl").write_text(text)
     answer = call(folder, "export")
     assert answer.code == 65
-    assert answer.err.startswith("error: reports/lineage.jsonl: ")
+    assert answer.err.startswith("error: reports/lineage.jsonl:1: ")
 
 
 # --- of another run ---------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from evopipe.track import record
 from evopipe.verify import compare
 from tiny import ROOT, Answer, environment, wait_for, write_params
 
@@ -246,7 +245,7 @@ def test_the_whole_pipeline_twice_and_against_its_lock(tmp_path: Path) -> None:
     assert answer.code == 0, answer
     home = Path(answer.err.partition("warning: the clones are kept in ")[2].splitlines()[0])
     assert (home / "A/.evopipe/train").is_dir()
-    assert not [path for path in home.rglob("*") if path.name in (record.ABOUT, "mlflow.db")]  # nothing is tracked
+    assert not [path for path in home.rglob("*") if path.name in ("run.json", "mlflow.db")]  # nothing is tracked
     shutil.rmtree(home)
     verdicts = rows(answer)
     assert {"models/trained", "models/elite", "reports/report.html", "reports/timing.csv"} <= verdicts.keys()

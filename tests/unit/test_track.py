@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from evopipe.track.console import PlainSink, console_sink
+from evopipe.track.console import PlainSink, RunView, console_sink
 from evopipe.track.events import (
     End,
     Event,
@@ -28,7 +29,6 @@ from evopipe.track.events import (
     read_events,
 )
 from evopipe.track.formats import duration, number, score
-from evopipe.track.view import LiveSink, RunView
 
 START = Start("train", "LunarLander-v3", "dqn", 2, 200_000)
 PROGRESS = Progress(1, 5_000, 200_000, 10_000, 0, "learning", 6940.4, 125.0)
@@ -263,7 +263,7 @@ def test_quiet_writes_warnings_only() -> None:
 
 def test_choice_of_sink(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     live = console_sink(stream=terminal)
-    assert isinstance(live, LiveSink)
+    assert not isinstance(live, PlainSink)
     live.close()
     assert isinstance(console_sink(quiet=True, stream=terminal), PlainSink)
     assert isinstance(console_sink(stream=io.StringIO()), PlainSink)
@@ -384,17 +384,32 @@ def test_live_view_leaves_a_clean_terminal(terminal: Terminal) -> None:
     assert "290.0" in last
 
 
-def test_live_view_draws_at_most_four_times_a_second(terminal: Terminal) -> None:
-    sink = LiveSink(terminal)
-    begin = time.perf_counter()
-    sink.emit(START)
-    frames = 0
-    while time.perf_counter() - begin < 0.6:
-        size = len(terminal.getvalue())
-        sink.emit(PROGRESS)
-        frames += len(terminal.getvalue()) != size
+def test_live_view_draws_at_most_four_times_a_second(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 100.0
+    monkeypatch.setattr(time, "perf_counter", lambda: clock)
+    sink, drawn = console_sink(stream=terminal), []
+    for tick in range(61):  # 0.6 s
+        clock, size = 100.0 + tick / 100, len(terminal.getvalue())
+        sink.emit(START if tick == 0 else PROGRESS)
+        if len(terminal.getvalue()) != size:
+            drawn.append(tick)
     sink.close()
-    assert 1 <= frames <= 2
+    assert drawn == [0, 25, 50]
+
+
+def test_live_view_draws_seldom_where_a_frame_is_dear(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at this clock takes 0.01 s, so a frame takes that: 2.5 s between two make 0.4 %."""
+    clock = iter(i / 100 for i in range(10**6))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    sink, drawn = console_sink(stream=terminal), []
+    for tick in range(1000):
+        size = len(terminal.getvalue())
+        sink.emit(START if tick == 0 else PROGRESS)
+        if len(terminal.getvalue()) != size:
+            drawn.append(tick)
+    sink.close()
+    assert len(drawn) > 3
+    assert {later - sooner for sooner, later in pairwise(drawn[1:])} == {250}
 
 
 def test_live_view_without_colour(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import time
 import urllib.request
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,12 @@ import pytest
 from filelock import FileLock
 
 import tiny
-from evopipe.errors import MissingInputError, ParamsError, UsageError
+from evopipe.errors import MissingInputError, ParamsError, TrackerError, UsageError
 from evopipe.schema.blocks import TrackingConfig
-from evopipe.track import record
-from evopipe.track.backends.mlflow import connect
+from evopipe.track.backends.mlflow import connect, serve
+from evopipe.track.delivery import sync
 from evopipe.track.events import End, Generation, JsonlSink, MemberRow, Progress, Start, Tracker
-from evopipe.track.run import FILES, New, TrackerError, flat_params
-from evopipe.track.sync import sync
-from evopipe.track.ui import serve
+from evopipe.track.record import FILES, Kept, New, Run, TrainingRecord, md5_of
 
 KEY = "0123456789abcdef0123456789abcdef"
 MLFLOW = TrackingConfig(backends=("mlflow",))
@@ -93,7 +92,7 @@ def made(root: Path, generations: int = 3, ended: bool = True, key: str = KEY, *
     """A record, written as a training writes it."""
     folder = root / ".evopipe/train" / key
     params = tiny.params({"train.max_steps": 300, **overrides})
-    record.begin(folder, params, "f" * 40, None, "0.1")
+    TrainingRecord(folder).begin(params, revision="f" * 40, experiment=None, version="0.1")
     with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
         log.emit(Start("train", "CartPole-v1", "dqn", 2, 300))
         for number in range(1, generations + 1):
@@ -118,7 +117,7 @@ def outputs(root: Path, folder: Path) -> None:
     (root / "models/trained/manifest.json").write_text(str(folder))
     scores = {"mean": 42.0, "std": 3.0, "interval": [40.0, 44.0]}
     (root / FILES["evaluation"]).write_text(json.dumps({"elite": scores, "episodes": 4}))
-    record.keep(folder, root, FILES, ended=True)
+    TrainingRecord(folder).keep(root, FILES, ended=True)
 
 
 def client(root: Path) -> Any:
@@ -175,7 +174,7 @@ def test_a_training_in_mlflow(root: Path) -> None:
     assert params["algos.dqn.network.encoder"] == "[16]"
     assert not any(name.startswith("tracking") for name in params)
     assert tags["mlflow.source.git.commit"] == "f" * 40
-    assert tags["evopipe.result"] == record.md5_of(root / "models/trained")
+    assert tags["evopipe.result"] == md5_of(root / "models/trained")
     assert files == sorted(Path(place).name for place in FILES.values())
     (status, *_), history, _, tags, _ = seen["dqn-01234567 · member 1"]
     assert status == "FINISHED"
@@ -215,7 +214,7 @@ def test_a_delivery_that_was_cut_off_is_completed(root: Path, fails_at: int) -> 
     uri = f"sqlite:///{root}/.evopipe/mlflow/mlflow.db"
     backend._client = Cut(uri, registry_uri=uri)  # type: ignore[attr-defined]
     with pytest.raises(ConnectionError):
-        backend.deliver(record.Record(root / ".evopipe/train" / KEY).refresh())
+        backend.deliver(TrainingRecord(root / ".evopipe/train" / KEY).run())
     synced(root)
     seen = contents(root)
     assert synced(root) == {"mlflow": New()}
@@ -224,7 +223,7 @@ def test_a_delivery_that_was_cut_off_is_completed(root: Path, fails_at: int) -> 
     assert len(seen["dqn-01234567"][1]["fitness/best"]) == 3
     assert len(seen["dqn-01234567 · member 0"][1]["fitness"]) == 3
     assert len(seen["dqn-01234567"][4]) == len(FILES)
-    assert len(seen["dqn-01234567"][2]) == len(flat_params(record.Record(root / ".evopipe/train" / KEY).run))
+    assert len(seen["dqn-01234567"][2]) == len(TrainingRecord(root / ".evopipe/train" / KEY).run().flat_params())
 
 
 def test_a_run_that_goes_on(root: Path) -> None:
@@ -249,11 +248,11 @@ def test_half_a_line_is_waited_for(root: Path) -> None:
     folder = made(root, generations=1, ended=False)
     log = folder / "events.jsonl"
     whole = log.read_bytes()
-    reader = record.Record(folder)
+    reader = TrainingRecord(folder)
     log.write_bytes(whole[:-20])
-    assert reader.refresh(writing=True).generations == []
+    assert reader.run(writing=True).generations == []
     log.write_bytes(whole)
-    assert [event.generation for _, event in reader.refresh(writing=True).generations] == [1]
+    assert [event.generation for _, event in reader.run(writing=True).generations] == [1]
 
 
 def test_the_elite_is_registered_once(root: Path) -> None:
@@ -394,10 +393,32 @@ def test_what_is_kept_survives_the_next_run(tmp_path: Path) -> None:
     fresh = report.with_name("fresh")
     fresh.write_text("another")
     os.replace(fresh, report)  # as stages write
-    assert record.Record(folder).refresh().files["report"].path.read_text() == "{}"
-    assert record.keep(folder, tmp_path, ["report"])
-    assert record.Record(folder).refresh().files["report"].path.read_text() == "another"
-    assert not record.keep(folder, tmp_path, ["report"])
+    assert TrainingRecord(folder).run().files["report"].path.read_text() == "{}"
+    assert TrainingRecord(folder).keep(tmp_path, ["report"])
+    assert TrainingRecord(folder).run().files["report"].path.read_text() == "another"
+    assert not TrainingRecord(folder).keep(tmp_path, ["report"])
+
+
+def test_an_older_file_replaces_no_newer_one() -> None:
+    files = {name: Kept(Path(name), "own", 0.0) for name in ("elite", "report", "train")}
+    held = {"elite": "other", "report": "own"}
+    run = Run(KEY, {}, 0.0, files=files)
+    assert set(run.fresh(held)) == {"elite", "train"}
+    assert set(run.fresh(held, ["elite", "report", "members"])) == {"elite"}
+    run.replace = False
+    assert set(run.fresh(held)) == {"train"}
+
+
+def test_the_first_word_on_a_generation_counts(tmp_path: Path) -> None:
+    folder = made(tmp_path, generations=2, ended=False)
+    first = TrainingRecord(folder).run().generations
+    with Tracker([JsonlSink(folder / "events.jsonl")]) as log:
+        log.emit(Start("train", "CartPole-v1", "dqn", 2, 300, 100))
+        log.emit(replace(generation(2), seconds=9.0))
+        log.emit(generation(3))
+    (*same, last) = TrainingRecord(folder).run().generations
+    assert same == first
+    assert last[1].generation == 3
 
 
 def test_a_log_of_another_version_costs_its_lines_only(tmp_path: Path) -> None:
@@ -405,7 +426,7 @@ def test_a_log_of_another_version_costs_its_lines_only(tmp_path: Path) -> None:
     lines = (folder / "events.jsonl").read_text().splitlines(keepends=True)
     odd = json.dumps({"event": "generation", "time": 1.0, "colour": "red"}) + "\n"
     (folder / "events.jsonl").write_text("".join([odd, "[]\n", *lines]))
-    assert len(record.Record(folder).refresh().generations) == 3
+    assert len(TrainingRecord(folder).run().generations) == 3
 
 
 def test_params_of_tracking(tmp_path: Path) -> None:

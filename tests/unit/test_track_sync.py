@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
 import subprocess
@@ -14,9 +16,12 @@ import pytest
 from dvc.fs import LocalFileSystem
 
 import tiny
+from evopipe.core.arch import Arch, Block
 from evopipe.errors import DataError
+from evopipe.evolve.lineage import Best, Born, Record, Scored
+from evopipe.evolve.mutate import Mutation
 from evopipe.schema.read import read_yaml
-from evopipe.track.locks import Locked, in_lock
+from evopipe.track.locks import Locked
 from evopipe.track.record import md5_of
 
 PIPELINE = """\
@@ -174,7 +179,8 @@ def _deliverers(folder: Path) -> list[str]:
 def locked(tmp_path: Path, lock: str) -> list[Locked]:
     (tmp_path / "dvc.lock").write_text(lock)
     about = {"where": "workspace", "time": 0.0, "cache": tmp_path / "cache"}
-    return list(in_lock(LocalFileSystem(), str(tmp_path / "dvc.lock"), **about))
+    found = Locked.of(LocalFileSystem(), str(tmp_path / "dvc.lock"), **about)
+    return [] if found is None else [found]
 
 
 TRAINED = """\
@@ -222,7 +228,6 @@ def test_outs_of_stages_that_have_not_followed_are_left_out(tmp_path: Path) -> N
 def test_a_cache_that_names_files_outside_is_refused(tmp_path: Path) -> None:
     """A pulled cache is not trusted: `../` in a folder's listing could overwrite anything."""
     import hashlib
-    import json
 
     listing = json.dumps([{"md5": "ee", "relpath": "../../outside"}]).encode()
     md5 = hashlib.md5(listing, usedforsecurity=False).hexdigest()
@@ -233,3 +238,58 @@ def test_a_cache_that_names_files_outside_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="names a file outside the folder"):
         one.run(tmp_path / "copy")
     assert not (tmp_path / "outside").exists()
+
+
+def test_a_lock_and_its_reports_give_the_events_of_a_training(tmp_path: Path) -> None:
+    """The second generation diverged, so the first one's children came back: they were made as they had been."""
+    arch, hyper = Arch((Block(16),), 8, (), "ReLU", False), {"lr": 2e-3, "tau": 0.01}
+    scored = [Scored(0, 0, None, 7, arch, hyper, True, 5.0)]
+    scored += [Scored(0, 4, 0, 7, arch, hyper, healthy, score) for healthy, score in ((False, -math.inf), (True, 3.0))]
+    first = Born(0, 0, None, None, arch, hyper, Mutation("activation", "activation", "ELU", "ReLU"))
+    second = Born(0, 4, 0, 0, arch, hyper, Mutation("rl_hp", "lr", 1e-3, 2e-3))
+    records = [
+        Record(0, 0, children=(first,)),
+        Record(1, 10, (scored[0],), Best(0, 5.0), children=(second,)),
+        Record(2, 20, (scored[1],), Best(0, 5.0), restored=True),
+        Record(3, 30, (scored[2],), Best(0, 5.0)),
+    ]
+    params = {"env": {"id": "E-v0"}, "train": {"algo": "dqn"}, "algos": {"dqn": {"evolve": {"lr": {"min": 1e-5}}}}}
+    written = {
+        "params.yaml": json.dumps(params),
+        "reports/lineage.jsonl": "".join(json.dumps(record.to_json()) + "\n" for record in records),
+        "reports/fitness.csv": "generation,env_steps,eval_steps\n1,40,6\n2,80,12\n",
+        "reports/timing.csv": "generation,seconds\n1,2.5\n",
+        "reports/train.json": '{"reason": "target"}',
+    }
+    lock = TRAINED.partition("    - {path: reports")[0]
+    for name, text in written.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        lock += f"    - {{path: {name}, md5: {md5_of(tmp_path / name)}}}\n"
+    (one,) = locked(tmp_path, lock)
+    run = one.run(tmp_path / "copy")
+    assert (run.env, run.key, run.status, run.ended) == ("E-v0", "dvc-aa", "finished", (4.5, "target reached"))
+    assert [(clock, event.generation, event.step, event.seconds) for clock, event in run.generations] == [
+        (2.5, 1, 10, 2.5), (3.5, 2, 20, 1.0), (4.5, 3, 30, 1.0),
+    ]  # fmt: skip
+    assert [(event.env_steps, event.eval_steps) for _, event in run.generations] == [(40, 6), (80, 12), (30, 0)]
+    rows = [event.members[0] for _, event in run.generations]
+    assert [(row.mutation, row.change) for row in rows] == [
+        ("activation", "activation ELU → ReLU"), ("rl_hp", "lr 0.001 → 0.002"), ("rl_hp", "lr 0.001 → 0.002"),
+    ]  # fmt: skip
+    assert [(row.fitness, row.healthy, row.id, row.parent) for row in rows] == [
+        (5.0, True, 0, None), (-math.inf, False, 4, 0), (3.0, True, 4, 0),
+    ]  # fmt: skip
+    assert {(row.architecture, row.activation, *row.hyper.items()) for row in rows} == {("16|8", "ReLU", ("lr", 2e-3))}
+    assert run.generations[1][1].metrics() == {
+        "fitness/elite": 5.0,
+        "population/generation": 2.0,
+        "population/healthy": 0.0,
+        "population/elite_id": 0.0,
+        "steps/each_member": 20.0,
+        "steps/evaluation": 12.0,
+        "time/generation_seconds": 1.0,
+    }  # nobody has a score: no best, no mean
+    assert run.generations[2][1].members[0].metrics() == {
+        "fitness": 3.0, "healthy": 1.0, "id": 4.0, "parent": 0.0, "hyper/lr": 2e-3,
+    }  # fmt: skip

@@ -1,18 +1,29 @@
 """The lineage: one record a generation of who was scored, who descends from whom, and by which mutation.
 
-`reports/lineage.jsonl` holds a record a line. The report, trackers and the API read it through `Record.from_json`.
+`reports/lineage.jsonl` holds a record a line. The report, export, trackers and the API read it with `read_lineage`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 
 from evopipe.core.arch import Arch
 from evopipe.core.population import Member
+from evopipe.errors import DataError
 from evopipe.evolve.mutate import Mutation
+
+_Arch = Annotated[Arch, PlainValidator(Arch.from_json), PlainSerializer(Arch.to_json)]
+# JSON knows no −∞: such a fitness is null there.
+_Fitness = Annotated[
+    float,
+    PlainValidator(lambda value: -math.inf if value is None else float(value)),
+    PlainSerializer(lambda value: value if math.isfinite(value) else None),
+]
 
 
 @dataclass(frozen=True)
@@ -23,10 +34,10 @@ class Scored:
     id: int
     parent: int | None
     key: int
-    arch: Arch
-    hyper: Mapping[str, float]
+    arch: _Arch
+    hyper: Mapping[str, Any]
     healthy: bool
-    fitness: float
+    fitness: _Fitness
 
     @classmethod
     def of(cls, m: Member) -> Scored:
@@ -42,14 +53,22 @@ class Born:
     id: int
     parent: int | None
     parent_slot: int | None
-    arch: Arch
-    hyper: Mapping[str, float]
+    arch: _Arch
+    hyper: Mapping[str, Any]
     mutation: Mutation
 
     @classmethod
     def of(cls, m: Member, mutation: Mutation, parent_slot: int | None = None) -> Born:
         """Return a child's record."""
         return cls(m.slot, m.id, m.parent, parent_slot, m.arch, dict(m.hyper), mutation)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best member so far."""
+
+    id: int
+    score: float
 
 
 @dataclass(frozen=True)
@@ -60,7 +79,7 @@ class Record:
         generation: its number; 0 holds the initial members, whom nobody scored.
         step: environment steps of each member so far.
         members: as they were scored.
-        champion: id and score of the best so far, None before the first.
+        champion: the best so far, None before the first.
         children: the next generation; none after the last.
         restored: whether all members diverged, and the last healthy generation came back.
     """
@@ -68,25 +87,14 @@ class Record:
     generation: int
     step: int
     members: tuple[Scored, ...] = ()
-    champion: tuple[int, float] | None = None
+    champion: Best | None = None
     children: tuple[Born, ...] = ()
-    restored: bool = False
+    restored: Annotated[bool, Field(exclude_if=lambda restored: not restored)] = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data; JSON has no −∞: such a fitness is null."""
-        return {
-            "generation": self.generation,
-            "step": self.step,
-            "members": [
-                {**vars(m), "arch": m.arch.to_json(), "fitness": m.fitness if math.isfinite(m.fitness) else None}
-                for m in self.members
-            ],
-            "champion": None if self.champion is None else {"id": self.champion[0], "score": self.champion[1]},
-            "children": [
-                {**vars(c), "arch": c.arch.to_json(), "mutation": c.mutation.to_json()} for c in self.children
-            ],
-            **({"restored": True} if self.restored else {}),
-        }
+        """Return plain JSON data."""
+        data: dict[str, Any] = _RECORD.dump_python(self, mode="json")
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
@@ -95,21 +103,29 @@ class Record:
         Raises:
             KeyError, TypeError, ValueError: it is another thing.
         """
-        members = []
-        for m in data["members"]:
-            fitness = -math.inf if m["fitness"] is None else float(m["fitness"])
-            members.append(Scored(**{**m, "arch": Arch.from_json(m["arch"]), "fitness": fitness}))
-        champion = data["champion"]
-        children = tuple(
-            Born(**{**c, "arch": Arch.from_json(c["arch"]), "mutation": Mutation(**c["mutation"])})
-            for c in data["children"]
-        )
-        return cls(
-            int(data["generation"]), int(data["step"]), tuple(members),
-            None if champion is None else (champion["id"], champion["score"]), children,
-            bool(data.get("restored", False)),
-        )  # fmt: skip
+        return _RECORD.validate_python(data)
 
-    def with_children(self, children: Sequence[Born]) -> Record:
-        """Return the record of a generation that had these children."""
-        return replace(self, children=tuple(children))
+
+_RECORD = TypeAdapter(Record)
+
+
+def read_lineage(data: bytes, where: str) -> list[Record]:
+    """Read the content of `lineage.jsonl`.
+
+    Args:
+        data: the content.
+        where: the name that error messages begin with.
+
+    Raises:
+        DataError: it is damaged, or no lineage.
+    """
+    records = []
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            records.append(_RECORD.validate_json(line))
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            what = " ".join(str(error).split())[:200]
+            raise DataError(
+                f"{where}:{number}: is no record of a lineage ({what}); run `dvc repro train` again"
+            ) from error
+    return records

@@ -59,9 +59,9 @@ class Mutation:
         return {"kind": self.kind, "what": self.what, "before": self.before, "after": self.after}
 
     def describe(self) -> str:
-        """Return a short text for people."""
+        """Return a short text for people; an empty one if nothing changed."""
         if self.before is None:
-            return self.what or self.kind
+            return self.what
         values = (f"{v:.3g}" if isinstance(v, float) else str(v) for v in (self.before, self.after))
         return f"{self.what} {' → '.join(values)}"
 

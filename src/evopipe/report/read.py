@@ -14,8 +14,9 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from evopipe.errors import DataError, MissingInputError
+from evopipe.evolve.lineage import read_lineage
 from evopipe.report import words
-from evopipe.report.lineage import Key, Node, read_nodes
+from evopipe.report.lineage import Key, Node, nodes
 from evopipe.storage import safeio
 
 # Below the folder that the pipeline ran in; `stages/paths.py` has the same, and a test holds them together.
@@ -226,7 +227,7 @@ def read(folder: Path) -> Run:
     policy = safeio.read_folder(folder / ELITE, only=("policy.json",))["policy.json"]
     return Run(
         generations=_rows(folder, FITNESS, _Generation),
-        nodes=read_nodes(folder / LINEAGE),
+        nodes=nodes(read_lineage(safeio.read_bytes(folder / LINEAGE), str(folder / LINEAGE))),
         summary=_json(folder, TRAIN, _Summary),
         policy=safeio.parse_json(policy, str(folder / ELITE / "policy.json")),
         elite=elite,

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from evopipe.report.lineage import Node
-from evopipe.track.console import clean as clean
+from evopipe.track.formats import clean as clean
 from evopipe.track.formats import duration as duration
 from evopipe.track.formats import number, score
 

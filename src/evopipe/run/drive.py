@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from evopipe.algos import on_policy
 from evopipe.core.population import Member
 from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError
-from evopipe.evolve.mutate import NONE, Mutation
+from evopipe.evolve.mutate import Mutation
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Stopped
 from evopipe.run.off_policy import OffPolicy
@@ -22,7 +21,7 @@ from evopipe.run.on_policy import CollectRollouts, OnPolicy
 from evopipe.run.regime import Regime
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec
-from evopipe.track.events import Generation, MemberRow, Message, Progress, Tracker
+from evopipe.track.events import Generation, Message, Progress, Tracker
 
 if TYPE_CHECKING:
     from evopipe.storage.dataset import Transitions
@@ -85,51 +84,14 @@ def drive(run: Run, tracker: Tracker, stop: Callable[[], bool], save: Callable[[
                 return
             if broken:
                 tracker.emit(Message("warning", f"{broken} broken transitions of the environment were left out"))
-            tracker.emit(describe_generation(run, watch.lap(), births))
+            made_by, evolve = dict(enumerate(births)), run.spec.algo_config.evolve
+            steps = clock.env_steps, clock.eval_steps
+            tracker.emit(Generation.of(run.lineage[-1], made_by, evolve, watch.lap(), steps, run.losses))
         else:
             run.advance()
             if watch.due():
                 tracker.emit(watch.progress("learning"))
         save()
-
-
-def describe_generation(run: Run, seconds: float, mutations: Sequence[Mutation]) -> Generation:
-    """Describe the generation that was just closed, for people and trackers.
-
-    Args:
-        run: the run.
-        seconds: wall time that the generation took.
-        mutations: by slot, how its members were made.
-    """
-    row, record, champion = run.curve[-1], run.lineage[-1], run.champion
-    members = tuple(
-        MemberRow(
-            slot=m.slot,
-            id=m.id,
-            parent=m.parent,
-            fitness=m.fitness,
-            mutation=mutation.kind,
-            change=mutation.describe() if mutation is not NONE else "",
-            architecture=m.arch.describe(),
-            activation=m.arch.activation,
-            hyper={name: m.hyper[name] for name in sorted(run.spec.algo_config.evolve)},
-            healthy=m.healthy,
-            loss=loss,
-        )
-        for m, mutation, loss in zip(record.members, mutations, run.losses, strict=True)
-    )
-    return Generation(
-        generation=run.clock.generation,
-        step=run.clock.step,
-        env_steps=run.clock.env_steps,
-        eval_steps=run.clock.eval_steps,
-        seconds=seconds,
-        members=members,
-        best=math.nan if row[4] is None else float(row[4]),
-        mean=math.nan if row[5] is None else float(row[5]),
-        elite=champion.score if champion else math.nan,
-        elite_id=champion.member.id if champion else -1,
-    )
 
 
 class _Stopwatch:

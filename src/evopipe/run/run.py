@@ -13,7 +13,7 @@ import torch
 from evopipe.core import health, population
 from evopipe.core.population import Member, acting_networks
 from evopipe.errors import DivergedError, EnvironmentFailed
-from evopipe.evolve.lineage import Born, Record, Scored
+from evopipe.evolve.lineage import Best, Born, Record, Scored
 from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.evolve.select import windowed
 from evopipe.evolve.step import evolve
@@ -81,7 +81,7 @@ class Run:
         self.births = list(births or [NONE] * len(members))
         self.champion: Champion | None = None
         begun = [Born.of(member, mutation) for member, mutation in zip(members, self.births, strict=True)]
-        self.lineage = [Record(0, 0).with_children(begun)]
+        self.lineage = [Record(0, 0, children=tuple(begun))]
         self.curve: list[list[float | int | None]] = []
         self.losses = [math.nan] * len(members)  # when the last generation ended
         self.reason = ""
@@ -207,7 +207,7 @@ class Run:
         self.next_id += len(members)
         self.births = list(born.mutations)
         made = zip(born.members, born.mutations, born.parents, strict=True)
-        self.lineage[-1] = self.lineage[-1].with_children([Born.of(*each) for each in made])
+        self.lineage[-1] = replace(self.lineage[-1], children=tuple(Born.of(*each) for each in made))
         self.regime.hand_down(born.parents)
         self._adopt(born.members)
 
@@ -240,7 +240,7 @@ class Run:
         best, mean = max(finite, default=None), sum(finite) / len(finite) if finite else None
         elite = champion.score if champion else None
         self.curve.append([clock.generation, clock.step, clock.env_steps, clock.eval_steps, best, mean, elite])
-        best_ever = None if champion is None else (champion.member.id, champion.score)
+        best_ever = None if champion is None else Best(champion.member.id, champion.score)
         scored = tuple(Scored.of(member) for member in members)
         self.lineage.append(Record(clock.generation, clock.step, scored, best_ever))
 

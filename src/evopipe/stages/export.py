@@ -13,6 +13,7 @@ from evopipe.core.population import Member
 from evopipe.envs.make import make_env
 from evopipe.envs.spaces import ActionSpace, Leaf, ObservationSpace
 from evopipe.errors import DataError, MissingInputError
+from evopipe.evolve.lineage import read_lineage
 from evopipe.keys import content_key
 from evopipe.machine import configure, fingerprint, git_revision
 from evopipe.schema.blocks import NEUTRAL
@@ -93,14 +94,10 @@ def _ancestry(folder: Path, elite: int) -> list[dict[str, Any]]:
     """Return the elite's line of descent, youngest first: id, parent, generation, mutation."""
     path = folder / paths.LINEAGE
     births: dict[int, dict[str, Any]] = {}
-    for text in safeio.read_bytes(path).splitlines():
-        record = safeio.parse_json(text, str(path))
-        try:
-            for child in record["children"]:  # an elite that survives appears again: its first record is its birth
-                birth = {name: child[name] for name in ("id", "parent", "mutation")}
-                births.setdefault(child["id"], {**birth, "generation": record["generation"]})
-        except (KeyError, TypeError) as error:
-            raise DataError(f"{path}: is not a lineage ({error!r}); run `dvc repro train` again") from error
+    for record in read_lineage(safeio.read_bytes(path), str(path)):
+        for child in record.children:  # an elite that survives appears again: its first record is its birth
+            birth = {"id": child.id, "parent": child.parent, "mutation": child.mutation.to_json()}
+            births.setdefault(child.id, {**birth, "generation": record.generation})
     line, current = [], elite
     while current in births:
         line.append(births[current])

@@ -13,17 +13,16 @@ from evopipe.errors import EvopipeError
 from evopipe.keys import dvc_root
 from evopipe.machine import git_revision
 from evopipe.schema.params import Params
-from evopipe.track import record
-from evopipe.track.outbox import ADVICE, Outbox, start
-from evopipe.track.run import ELITE, EVALUATION, LINEAGE, REPORT, TRAINED
+from evopipe.track.outbox import ADVICE, Outbox
+from evopipe.track.record import TRAINED, TrainingRecord, md5_of
 
 _WRITTEN_BY = {
-    "train": (LINEAGE, "fitness", "timing", "train"),
-    "evaluate": (EVALUATION, "members"),
-    "export": (ELITE,),
-    "report": (REPORT,),
+    "train": ("lineage", "fitness", "timing", "train"),
+    "evaluate": ("evaluation", "members"),
+    "export": ("elite",),
+    "report": ("report",),
 }
-"""Which of `run.FILES` a stage writes: the others in the folder may still be another training's."""
+"""Which of `record.FILES` a stage writes: the others in the folder may still be another training's."""
 
 
 def outbox(params: Params, state: Path, folder: Path) -> Outbox:
@@ -37,8 +36,8 @@ def outbox(params: Params, state: Path, folder: Path) -> Outbox:
     wanted = None
     if _wanted(params):
         with _warning():
-            commit, experiment = git_revision(folder.absolute()), os.environ.get("DVC_EXP_NAME")
-            record.begin(state, params.model_dump(mode="json"), commit, experiment, __version__)
+            told = {"revision": git_revision(folder.absolute()), "experiment": os.environ.get("DVC_EXP_NAME")}
+            TrainingRecord(state).begin(params.model_dump(mode="json"), **told, version=__version__)
             wanted = state
     return Outbox(wanted, dvc_root(folder), params.tracking)
 
@@ -47,7 +46,7 @@ def finish(params: Params, state: Path, folder: Path) -> None:
     """Put a finished training's outcome into its record."""
     if _wanted(params):
         with _warning():
-            record.keep(state, folder, _WRITTEN_BY["train"], ended=True)
+            TrainingRecord(state).keep(folder, _WRITTEN_BY["train"], ended=True)
 
 
 def attach(params: Params, stages: Iterable[str], folder: Path = Path()) -> None:
@@ -57,9 +56,9 @@ def attach(params: Params, stages: Iterable[str], folder: Path = Path()) -> None
         return
     with _warning():
         root = dvc_root(folder)
-        place = record.find(root / ".evopipe" / "train", record.md5_of(folder / TRAINED))
-        if place is not None and record.keep(place, folder, names):
-            start(place, root, params.tracking, follow=False)
+        record = TrainingRecord.find(root / ".evopipe" / "train", md5_of(folder / TRAINED))
+        if record is not None and record.keep(folder, names):
+            Outbox(record.folder, root, params.tracking).deliver()
 
 
 def _wanted(params: Params) -> bool:

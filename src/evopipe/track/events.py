@@ -14,13 +14,17 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from pydantic import BeforeValidator, TypeAdapter
 from pydantic_core import to_json
+
+if TYPE_CHECKING:
+    from evopipe.evolve.lineage import Record
+    from evopipe.evolve.mutate import Mutation
 
 # JSON knows no NaN and no infinity: the log has null there.
 _Float = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
@@ -52,6 +56,11 @@ class Progress:
     seconds_left: float | None  # estimate until `max_steps`; None where there is none yet
 
 
+def _finite(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Leave out numbers that are not there, or not finite: no tracker could draw them."""
+    return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
 @dataclass(frozen=True, slots=True)
 class MemberRow:
     """One member at the end of a generation, as it was evaluated."""
@@ -59,14 +68,20 @@ class MemberRow:
     slot: int
     id: int  # its name in the lineage, and of the member that it descends from
     parent: int | None
-    fitness: _Float  # minus infinity where it is unhealthy
+    fitness: _Float  # minus infinity if it is unhealthy
     mutation: str  # how it was made: `none`, `architecture`, `parameters`, `activation`, `rl_hp`
     change: str  # what that changed, from what to what; empty for `none`
-    architecture: str  # its network in short, for example `128-128 · 64`
+    architecture: str  # its network in short, for example `128+128|64`
     activation: str
-    hyper: dict[str, _Float]
+    hyper: dict[str, _Float]  # those that evolve
     healthy: bool
     loss: _Float  # its last one; NaN before it learned
+
+    def metrics(self) -> dict[str, float]:
+        """Return its finite numbers by the names that trackers show."""
+        own = {"fitness": self.fitness, "loss": self.loss, "healthy": self.healthy, "id": self.id}
+        hyper = {f"hyper/{name}": value for name, value in self.hyper.items()}
+        return _finite({**own, "parent": self.parent, **hyper})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +96,55 @@ class Generation:
     members: tuple[MemberRow, ...]
     best: _Float  # highest fitness of this generation, and the mean over its healthy members
     mean: _Float
-    elite: _Float  # the best confirmed score so far, and whose it is
+    elite: _Float  # the best score so far, and whose it is
     elite_id: int
+
+    @classmethod
+    def of(
+        cls,
+        record: Record,
+        births: Mapping[int, Mutation],
+        evolve: Collection[str],
+        seconds: float,
+        steps: tuple[int, int],
+        losses: Sequence[float] = (),
+    ) -> Generation:
+        """Describe a generation of the lineage.
+
+        Args:
+            record: the generation.
+            births: how its members were made, by slot.
+            evolve: the hyper-parameters to tell.
+            seconds: wall-clock time that it took.
+            steps: training and evaluation steps of the whole population so far.
+            losses: every member's last loss, by slot, if they are known.
+        """
+        rows = []
+        for m in record.members:
+            born, loss = births[m.slot], losses[m.slot] if losses else math.nan
+            hyper = {name: m.hyper[name] for name in sorted(evolve)}
+            made = born.kind, born.describe(), m.arch.describe(), m.arch.activation
+            rows.append(MemberRow(m.slot, m.id, m.parent, m.fitness, *made, hyper, m.healthy, loss))
+        scores = [m.fitness for m in record.members if math.isfinite(m.fitness)]
+        best, mean = (max(scores), sum(scores) / len(scores)) if scores else (math.nan, math.nan)
+        elite, elite_id = (record.champion.score, record.champion.id) if record.champion else (math.nan, -1)
+        return cls(record.generation, record.step, *steps, seconds, tuple(rows), best, mean, elite, elite_id)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the population's finite numbers by the names that trackers show."""
+        return _finite(
+            {
+                "fitness/best": self.best,
+                "fitness/mean": self.mean,
+                "fitness/elite": self.elite,
+                "population/generation": self.generation,
+                "population/healthy": sum(row.healthy for row in self.members),
+                "population/elite_id": self.elite_id,
+                "steps/each_member": self.step,
+                "steps/evaluation": self.eval_steps,
+                "time/generation_seconds": self.seconds or None,
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +171,20 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
 }
 
 
-class Sink(Protocol):
+class _Sink(Protocol):
     """Where events go."""
 
     def emit(self, event: Event) -> None:
         """Take one event. May raise: the sink is then dropped."""
 
     def close(self) -> None:
-        """Flush and let go. Called once; no event follows."""
+        """Let go. Called once; no event follows."""
 
 
 class Tracker:
     """Hands events to sinks. Neither method ever raises an `Exception`, nor blocks longer than its sinks do."""
 
-    def __init__(self, sinks: Iterable[Sink] = ()) -> None:
+    def __init__(self, sinks: Iterable[_Sink] = ()) -> None:
         self._sinks = list(sinks)
 
     def emit(self, event: Event) -> None:
@@ -152,7 +214,7 @@ class Tracker:
         self.close()
 
 
-def _warn(sink: Sink, what: str, error: Exception) -> None:
+def _warn(sink: _Sink, what: str, error: Exception) -> None:
     with contextlib.suppress(Exception):  # stderr itself may be closed.
         text = f"warning: {type(sink).__name__} {what} ({type(error).__name__}: {error})"
         print(text, file=sys.stderr, flush=True)
@@ -161,12 +223,12 @@ def _warn(sink: Sink, what: str, error: Exception) -> None:
 class JsonlSink:
     """Appends events to a file, one JSON object a line: `event`, `time` (seconds since 1970), and the event's fields.
 
-    Numbers that are not finite become null. Of `Progress` at most one a second is written. A disk that is full costs
-    the lines that do not fit, not the run; writing goes on when there is space again.
+    Numbers that are not finite become null. A disk that is full costs the lines that do not fit, not the run; writing
+    goes on when there is space again.
 
     Args:
         path: the file; it and its folder are made at the first event.
-        progress_seconds: least time between two written `Progress` events.
+        progress_seconds: least time between two `Progress` events; those between are left out.
     """
 
     def __init__(self, path: Path, progress_seconds: float = 1.0) -> None:
@@ -176,11 +238,7 @@ class JsonlSink:
         self._next_progress = -math.inf
 
     def emit(self, event: Event) -> None:
-        """Append one event.
-
-        Raises:
-            OSError: the file cannot be opened.
-        """
+        """Append one event."""
         if isinstance(event, Progress):
             if time.monotonic() < self._next_progress:
                 return
@@ -191,7 +249,7 @@ class JsonlSink:
         line = b"\n" * self._torn + to_json(fields, inf_nan_mode="null") + b"\n"
         self._torn = True
         with contextlib.suppress(OSError):
-            self._torn = self._file.write(line) != len(line)
+            self._torn = self._file.write(line) < len(line)
 
     def close(self) -> None:
         """Close the file."""
@@ -209,16 +267,15 @@ class JsonlSink:
 
 
 def read_events(path: Path) -> Iterator[tuple[float, Event]]:
-    """Read a log back, as (seconds since 1970, event); see `read_event`."""
+    """Read a log back; see `read_event`."""
     with path.open("rb") as stream:
         yield from filter(None, map(read_event, stream))
 
 
 def read_event(line: bytes) -> tuple[float, Event] | None:
-    """Read one line of a log; a number that was not finite is NaN again.
+    """Read one line of a log as (seconds since 1970, event); a number that was not finite is NaN again.
 
-    Returns:
-        (seconds since 1970, event); None where a full disk or a kill cut the line off, or another version wrote it.
+    Returns None if a full disk or a kill cut the line off, or another version wrote it.
     """
     try:
         fields: Any = json.loads(line)

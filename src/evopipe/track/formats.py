@@ -1,4 +1,4 @@
-"""Numbers in few characters, for terminals and pages."""
+"""Numbers and texts in few characters, for terminals and pages."""
 
 from __future__ import annotations
 
@@ -34,3 +34,8 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def clean(text: str) -> str:
+    """Return a text on one line and without control characters, which could move a terminal's cursor."""
+    return "".join(char if char.isprintable() else " " for char in text)

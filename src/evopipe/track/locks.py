@@ -10,17 +10,19 @@ import contextlib
 import csv
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evopipe.errors import DataError, EvopipeError, MissingInputError
 from evopipe.schema.read import parse_yaml
 from evopipe.storage import safeio
-from evopipe.track.events import Generation, MemberRow
-from evopipe.track.run import FILES, LINEAGE, TRAINED, Kept, Run
+from evopipe.track.events import Generation
+from evopipe.track.record import FILES, TRAINED, Kept, Run
+
+if TYPE_CHECKING:
+    from evopipe.evolve.mutate import Mutation
 
 _LOCK, _PARAMS = "dvc.lock", "params.yaml"
 _DEPTH = 3  # folders below the root in which a pipeline may lie
@@ -42,40 +44,58 @@ class Locked:
     revision: str | None = None
     folder: Path | None = None  # where it lies in the workspace; None: in git only
 
-    def run(self, folder: Path) -> Run:
-        """Read the training.
+    @classmethod
+    def of(cls, tree: Any, lock: str, **about: Any) -> Locked | None:
+        """Read a lock in one of DVC's file systems; None if it holds no training, or cannot be read."""
 
-        Args:
-            folder: where copies of its files go.
+        def read(name: str) -> bytes:
+            with tree.open(str(PurePosixPath(lock).parent / name), "rb") as stream:
+                return bytes(stream.read())
+
+        try:
+            stages = parse_yaml(read(_LOCK).decode(), _LOCK).data["stages"]
+            outs = _fresh_outs(stages)
+            params = {k: v for stage in stages.values() for k, v in stage.get("params", {}).get(_PARAMS, {}).items()}
+        except (OSError, EvopipeError, KeyError, TypeError, AttributeError, UnicodeDecodeError):
+            return None
+        if TRAINED not in outs or FILES["lineage"] not in outs:
+            return None
+        return cls(result=outs[TRAINED], outs=outs, params=params, read=read, **about)
+
+    def run(self, folder: Path) -> Run:
+        """Read the training, with copies of its files in a folder.
 
         Raises:
             MissingInputError: the cache does not hold its lineage.
             DataError: one of its files is damaged.
         """
-        places = {}
+        files = {}
         for name, out in FILES.items():
             with contextlib.suppress(MissingInputError, KeyError):
-                places[name] = self._fetch(out, folder / name / PurePosixPath(out).name)
-        if LINEAGE not in places:
-            raise MissingInputError(f"{self.where}: {FILES[LINEAGE]} is not in the cache; `dvc fetch` brings it")
-        generations = _generations(folder, self.time)
-        end = generations[-1][0] if generations else self.time
-        return Run(
+                files[name] = Kept(self._fetch(out, folder / name), self.outs[out], self.time)
+        if "lineage" not in files:
+            raise MissingInputError(f"{self.where}: {FILES['lineage']} is not in the cache; `dvc fetch` brings it")
+        run = Run(
             key=f"dvc-{self.result.removesuffix('.dir')}",
             params=self._all_params(),
             started=self.time,
             status="finished",
             result=self.result,
-            generations=generations,
-            ended=(end, _reason(folder)),
-            files={name: Kept(place, self.outs[FILES[name]], end) for name, place in places.items()},
+            files=files,
             experiment=self.experiment,
             revision=self.revision,
+            replace=self.folder is not None,
         )
+        try:
+            run.generations = list(_generations(run))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{self.where}: is no training of this version ({error!r})") from error
+        run.ended = run.last[0], _reason(run)
+        return run
 
-    def _fetch(self, out: str, target: Path) -> Path:
+    def _fetch(self, out: str, folder: Path) -> Path:
         """Copy a file or folder, from the cache or from where git has it."""
-        md5 = self.outs[out]
+        md5, target = self.outs[out], folder / PurePosixPath(out).name
         if not md5.endswith(".dir"):
             safeio.write_bytes(target, self._content(out, md5))
             return target
@@ -108,74 +128,46 @@ class Locked:
         return params
 
 
-def find_trainings(root: Path) -> Iterator[Locked]:
-    """Find all trainings that the repository knows: the workspace's first, then branches, tags and experiments.
-
-    Args:
-        root: the DVC root.
-    """
+def find_trainings(root: Path) -> list[Locked]:
+    """Find all trainings that a DVC repository knows: the workspace's first, then branches, tags and experiments."""
     from dvc.repo import Repo
-    from dvc.repo.experiments.utils import exp_refs
-    from dvc.scm import NoSCM
 
     with Repo(str(root)) as repo:
         cache = Path(repo.cache.local.path)
-        for lock in _locks(repo.fs, str(root)):
-            time = Path(lock).stat().st_mtime
-            yield from in_lock(repo.fs, lock, where="workspace", time=time, cache=cache, folder=Path(lock).parent)
-        scm = repo.scm
-        if isinstance(scm, NoSCM):
-            return
-        refs = [
-            (ref.removeprefix(f"refs/{kind}/"), ref, None) for kind in ("heads", "tags") for ref in _refs(scm, kind)
-        ]
-        refs += sorted((ref.name, str(ref), ref.name) for ref in exp_refs(scm))
-        # Git's root may lie above DVC's.
-        prefix = Path(repo.root_dir).relative_to(scm.root_dir).as_posix()
-        for where, ref, experiment in refs:
-            commit = scm.resolve_commit(scm.resolve_rev(ref))
-            about = {"where": where, "time": float(commit.commit_time), "cache": cache, "revision": commit.hexsha}
-            tree = scm.get_fs(commit.hexsha)
-            for lock in _locks(tree, "" if prefix == "." else prefix):
-                yield from in_lock(tree, lock, experiment=experiment, **about)
+        found = [Locked.of(tree, lock, cache=cache, **about) for tree, lock, about in _locks(repo)]
+    return [locked for locked in found if locked is not None]
 
 
-def _refs(scm: Any, kind: str) -> list[str]:
-    return sorted(scm.iter_refs(f"refs/{kind}/"))
+def _locks(repo: Any) -> Iterator[tuple[Any, str, dict[str, Any]]]:
+    """Find the locks of the workspace and of all commits that have a name: file system, path there, what is known."""
+    from dvc.repo.experiments.utils import exp_refs
+    from dvc.scm import NoSCM
+
+    for lock in _locks_in(repo.fs, repo.root_dir):
+        path = Path(lock)
+        yield repo.fs, lock, {"where": "workspace", "time": path.stat().st_mtime, "folder": path.parent}
+    scm = repo.scm
+    if isinstance(scm, NoSCM):
+        return
+    refs: list[tuple[str, str, str | None]] = []
+    for kind in ("refs/heads/", "refs/tags/"):
+        refs += [(ref.removeprefix(kind), ref, None) for ref in sorted(scm.iter_refs(kind))]
+    refs += sorted((ref.name, str(ref), ref.name) for ref in exp_refs(scm))
+    prefix = Path(repo.root_dir).relative_to(scm.root_dir).as_posix()  # git's root may lie above DVC's
+    for where, ref, experiment in refs:
+        commit = scm.resolve_commit(scm.resolve_rev(ref))
+        about = {"where": where, "time": float(commit.commit_time), "revision": commit.hexsha}
+        tree = scm.get_fs(commit.hexsha)
+        for lock in _locks_in(tree, "" if prefix == "." else prefix):
+            yield tree, lock, {**about, "experiment": experiment}
 
 
-def _locks(tree: Any, root: str) -> Iterator[str]:
-    """Find the locks in a tree: of the workspace, or of a commit."""
+def _locks_in(tree: Any, root: str) -> Iterator[str]:
     for here, folders, files in tree.walk(root):
-        depth = len(PurePosixPath(here).parts) - len(PurePosixPath(root).parts)
-        folders[:] = sorted(
-            name for name in folders if depth < _DEPTH and not name.startswith(".") and name not in _SKIPPED
-        )
+        deep = len(PurePosixPath(here).parts) - len(PurePosixPath(root).parts) >= _DEPTH
+        folders[:] = sorted(f for f in folders if not deep and not f.startswith(".") and f not in _SKIPPED)
         if _LOCK in files:
             yield str(PurePosixPath(here) / _LOCK)
-
-
-def in_lock(tree: Any, lock: str, **about: Any) -> Iterator[Locked]:
-    """Return the training of a lock; nothing where it has none, or cannot be read.
-
-    Args:
-        tree: the file system that holds it, as DVC has it.
-        lock: its path there.
-        about: further fields of `Locked`.
-    """
-
-    def read(name: str) -> bytes:
-        with tree.open(str(PurePosixPath(lock).parent / name), "rb") as stream:
-            return bytes(stream.read())
-
-    try:
-        stages = parse_yaml(read(_LOCK).decode(), _LOCK).data["stages"]
-        outs = _fresh_outs(stages)
-        params = {k: v for stage in stages.values() for k, v in stage.get("params", {}).get(_PARAMS, {}).items()}
-    except (OSError, EvopipeError, KeyError, TypeError, AttributeError, UnicodeDecodeError):
-        return
-    if TRAINED in outs and FILES[LINEAGE] in outs:
-        yield Locked(result=outs[TRAINED], outs=outs, params=params, read=read, **about)
 
 
 def _fresh_outs(stages: Mapping[str, Any]) -> dict[str, str]:
@@ -193,76 +185,37 @@ def _fresh_outs(stages: Mapping[str, Any]) -> dict[str, str]:
 # --- from reports to events -------------------------------------------------------------------------------------------
 
 
-def _generations(folder: Path, began: float) -> list[tuple[float, Generation]]:
-    """Make the events of a training from its lineage, its curve and its times.
+def _generations(run: Run) -> Iterator[tuple[float, Generation]]:
+    """Make the events of a training from its lineage, its curve and its times, with the times that they ended at.
 
     A generation without a measured time counts as a second: what matters is that it is the same whenever it is read.
     """
-    try:
-        records = [json.loads(line) for line in (folder / LINEAGE / "lineage.jsonl").read_bytes().splitlines()]
-        curve, timing = _rows(folder / "fitness" / "fitness.csv"), _rows(folder / "timing" / "timing.csv")
-        made, clock, births = list[tuple[float, Generation]](), began, list[Any]()
-        for record in records:
-            if record["generation"] > 0:
-                seconds = float(timing.get(record["generation"], {"seconds": 1.0})["seconds"])
-                clock = round(clock + seconds, 3)
-                row = curve.get(record["generation"], {})
-                made.append((clock, _generation(record, births, row, seconds)))
-            births = record["children"] or births
-        return made
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise DataError(f"{FILES[LINEAGE]}: is not a lineage of this version ({error!r})") from error
+    from evopipe.evolve.lineage import read_lineage
+
+    clock, evolve = run.started, run.params.get("algos", {}).get(run.algo, {}).get("evolve", {})
+    steps, seconds = _columns(run, "fitness", "env_steps", "eval_steps"), _columns(run, "timing", "seconds")
+    before, *records = read_lineage(safeio.read_bytes(run.files["lineage"].path), FILES["lineage"])
+    births: dict[int, Mutation] = {}
+    for record in records:
+        if before.children:  # else all had diverged, and those before came back
+            births = {child.slot: child.mutation for child in before.children}
+        before = record
+        (taken,) = seconds.get(record.generation, [1.0])
+        clock = round(clock + taken, 3)
+        training, evaluation = steps.get(record.generation, [record.step * len(record.members), 0])
+        yield clock, Generation.of(record, births, evolve, taken, (int(training), int(evaluation)))
 
 
-def _rows(path: Path) -> dict[int, dict[str, Any]]:
-    """Return a table's rows by generation."""
-    if not path.exists():
+def _columns(run: Run, name: str, *columns: str) -> dict[int, list[float]]:
+    """Return columns of one of a run's tables by generation; nothing if it is not there."""
+    if name not in run.files:
         return {}
-    return {int(row["generation"]): row for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines())}
+    with run.files[name].path.open(encoding="utf-8", newline="") as stream:
+        return {int(row["generation"]): [float(row[column]) for column in columns] for row in csv.DictReader(stream)}
 
 
-def _generation(record: Any, births: list[Any], row: Mapping[str, Any], seconds: float) -> Generation:
-    champion = record["champion"] or {"id": -1, "score": None}
-    return Generation(
-        generation=record["generation"],
-        step=record["step"],
-        env_steps=int(row.get("env_steps") or record["step"] * len(record["members"])),
-        eval_steps=int(row.get("eval_steps") or 0),
-        seconds=seconds,
-        members=tuple(_member(member, births) for member in record["members"]),
-        best=_number(row.get("best")),
-        mean=_number(row.get("mean")),
-        elite=_number(champion["score"]),
-        elite_id=champion["id"],
-    )
-
-
-def _member(member: Any, births: list[Any]) -> MemberRow:
-    from evopipe.core.arch import Arch
-    from evopipe.evolve.mutate import NONE, Mutation
-
-    mutation = next((Mutation(**born["mutation"]) for born in births if born["slot"] == member["slot"]), NONE)
-    return MemberRow(
-        slot=member["slot"],
-        id=member["id"],
-        parent=member["parent"],
-        fitness=_number(member["fitness"]),
-        mutation=mutation.kind,
-        change="" if mutation == NONE else mutation.describe(),
-        architecture=Arch.from_json(member["arch"]).describe(),
-        activation=member["arch"]["activation"],
-        hyper=member["hyper"],
-        healthy=member["healthy"],
-        loss=math.nan,
-    )
-
-
-def _number(value: Any) -> float:
-    return math.nan if value in (None, "") else float(value)
-
-
-def _reason(folder: Path) -> str:
+def _reason(run: Run) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        reason = str(json.loads((folder / "train" / "train.json").read_bytes())["reason"])
+        reason = str(json.loads(run.files["train"].path.read_bytes())["reason"])
         return {"target": "target reached", "max_steps": "all steps taken"}.get(reason, reason)
     return "restored"

@@ -19,11 +19,10 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 import evopipe
-from evopipe.errors import EvopipeError
 from evopipe.schema.blocks import TrackingConfig
-from evopipe.track.backends import Backend, find_tracker, missing_package
-from evopipe.track.record import Record
-from evopipe.track.run import New, Run, TrackerError
+from evopipe.track.backends import missing_package
+from evopipe.track.delivery import Trackers
+from evopipe.track.record import TrainingRecord
 
 ADVICE = "the run goes on and loses nothing, `evopipe track sync` brings the rest later"
 _POLL_SECONDS, _LONGEST_PAUSE = 2.0, 60.0
@@ -32,10 +31,10 @@ _started: list[subprocess.Popen[bytes]] = []  # to be reaped at the next start, 
 
 
 class Outbox:
-    """Has a record delivered while a `with` block writes it. No method raises, or waits for a tracker.
+    """Has a record delivered: while a `with` block writes it, or as it stands. `with` never raises, nor waits.
 
     Args:
-        folder: the record; `track.record.begin` has made it. None: nothing is to be delivered.
+        folder: the record's; None: nothing is to be delivered.
         root: the DVC root.
         config: the `tracking` block.
     """
@@ -48,11 +47,10 @@ class Outbox:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Outbox:
-        if self._folder is not None and self._config.backends:
-            try:
-                self._process = start(self._folder, self._root, self._config, follow=True)
-            except OSError as error:
-                self._problems.append(f"tracking: no process could be started ({error.strerror or error})")
+        try:
+            self._process = self._start(follow=True)
+        except OSError as error:
+            self._problems.append(f"tracking: no process could be started ({error.strerror or error})")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,98 +59,54 @@ class Outbox:
             self._process.stdin.close()
             self._process.stdout.close()
 
+    def deliver(self) -> None:
+        """Have the record delivered as it stands; raises an OSError if no process can be started."""
+        self._start(follow=False)
+
     def problems(self) -> list[str]:
         """Return sentences on what has gone wrong with the delivery since the last call."""
         if self._process is not None and self._process.stdout is not None:
-            said = self._process.stdout.read() or b""  # None where there is nothing yet
+            said = self._process.stdout.read() or b""  # None: nothing yet
             self._problems += [f"tracking: {line}" for line in said.decode(errors="replace").splitlines()]
         fresh, self._problems = self._problems, []
         return [f"{text}; {ADVICE}" for text in fresh]
 
+    def _start(self, follow: bool) -> subprocess.Popen[bytes] | None:
+        """Start the process that delivers; it follows until its stdin is closed, and says on stdout what is wrong.
 
-def start(folder: Path, root: Path, config: TrackingConfig, follow: bool) -> subprocess.Popen[bytes]:
-    """Start the process that delivers a record.
-
-    It has its own session, so that Ctrl-C at the terminal leaves it to finish, and none of this process's streams, so
-    that nobody who waits for their end (DVC does) waits for it.
-
-    Args:
-        folder: the record.
-        root: the DVC root.
-        config: the `tracking` block.
-        follow: whether more comes, until its stdin is closed or this process dies; its stdout then says what is wrong.
-
-    Raises:
-        OSError: it cannot be started.
-    """
-    _started[:] = [process for process in _started if process.poll() is None]
-    source = Path(evopipe.__file__).absolute().parents[1]
-    paths = [str(source), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in paths),
-        # Numeric libraries come along with MLflow and would keep a thread ready for every core.
-        **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
-    }
-    words = [str(folder), str(root), config.model_dump_json(), str(os.getpid())]
-    with (folder / "track.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "evopipe.track.outbox", *words],
-            bufsize=0,
-            stdin=subprocess.PIPE if follow else subprocess.DEVNULL,
-            stdout=subprocess.PIPE if follow else log,
-            stderr=log,
-            cwd=root,
-            env=env,
-            start_new_session=True,
-        )
-    if process.stdout is not None:
-        os.set_blocking(process.stdout.fileno(), False)
-    _started.append(process)
-    return process
+        It has its own session, so that Ctrl-C at the terminal leaves it to finish, and none of this process's streams,
+        so that nobody who waits for their end (DVC does) waits for it.
+        """
+        if self._folder is None or not self._config.backends:
+            return None
+        _started[:] = [process for process in _started if process.poll() is None]
+        source = Path(evopipe.__file__).absolute().parents[1]
+        paths = [str(source), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in paths),
+            # Numeric libraries come along with MLflow and would keep a thread ready for every core.
+            **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+        }
+        words = [str(self._folder), str(self._root), self._config.model_dump_json(), str(os.getpid())]
+        with (self._folder / "track.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "evopipe.track.outbox", *words],
+                bufsize=0,
+                stdin=subprocess.PIPE if follow else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if follow else log,
+                stderr=log,
+                cwd=self._root,
+                env=env,
+                start_new_session=True,
+            )
+        if process.stdout is not None:
+            os.set_blocking(process.stdout.fileno(), False)
+        _started.append(process)
+        return process
 
 
-class Channel:
-    """One tracker: opened when it is first needed, and anew after a failure; `problem` says what that was."""
-
-    def __init__(self, name: str, config: TrackingConfig, root: Path) -> None:
-        self.name, self._config, self._root = name, config, root
-        self.problem: str | None = None
-        self._backend: Backend | None = None
-        self._delivered: object = None  # how far the run was that was brought last
-
-    def deliver(self, run: Run) -> New:
-        """Bring a run to the tracker; return how much was new."""
-        stand, new = (run.key, run.stand()), New()
-        try:
-            if stand != self._delivered:
-                self._backend = self._backend or self._connect()
-                new = self._backend.deliver(run)
-            self.problem, self._delivered = None, stand
-        except Exception as error:
-            kind = "" if isinstance(error, EvopipeError) else f"{type(error).__name__}: "
-            self.problem = f"{self.name}: {kind}{str(error).strip().partition(chr(10))[0][:300]}".rstrip(": ")
-            self.close()
-        return new
-
-    def close(self) -> None:
-        """Let go of the tracker, and of what was believed of it."""
-        backend, self._backend, self._delivered = self._backend, None, None
-        with contextlib.suppress(Exception):
-            if backend is not None:
-                backend.close()
-
-    def _connect(self) -> Backend:
-        if not self._root.is_dir():  # a temporary copy; do not make a part of it anew
-            raise TrackerError(f"{self._root}: this folder is gone, and with it what was to be delivered")
-        if (missing := missing_package(self.name)) is not None:
-            raise TrackerError(missing)
-        return find_tracker(self.name).connect(self._config, self._root)
-
-
-def delivery_lock(folder: Path) -> FileLock:
-    """Return the lock of who delivers a record; not a training's own lock."""
-    return FileLock(folder / "track.lock", poll_interval=0.2)
+# --- the process ------------------------------------------------------------------------------------------------------
 
 
 def _main(folder: Path, root: Path, config: TrackingConfig, writer: int) -> None:
@@ -161,19 +115,16 @@ def _main(folder: Path, root: Path, config: TrackingConfig, writer: int) -> None
         os.nice(19)
     answer = os.dup(1)
     os.dup2(2, 1)  # what the trackers print is no answer
-    over = threading.Event()
+    record, over = TrainingRecord(folder), threading.Event()
     threading.Thread(target=_watch, args=(over, config.finish_seconds, writer), daemon=True).start()
     with contextlib.suppress(Timeout), contextlib.ExitStack() as stack:
         next_one = FileLock(folder / "next.lock", blocking=False)
         if over.wait(0.05):  # All is there: one process that waits for its turn is enough, it brings this as well.
             stack.enter_context(next_one)
             time.sleep(_GATHER_SECONDS)
-        stack.enter_context(delivery_lock(folder))
+        stack.enter_context(record.delivering())
         next_one.release()
-        channels = [Channel(name, config, root) for name in config.backends]
-        for channel in channels:
-            stack.callback(channel.close)
-        _follow(folder, channels, over, answer)
+        _follow(record, stack.enter_context(Trackers(config, root)), over, answer)
 
 
 def _watch(over: threading.Event, seconds: float, writer: int) -> None:
@@ -190,15 +141,13 @@ def _watch(over: threading.Event, seconds: float, writer: int) -> None:
     os._exit(75)
 
 
-def _follow(folder: Path, channels: list[Channel], over: threading.Event, answer: int) -> None:
+def _follow(record: TrainingRecord, trackers: Trackers, over: threading.Event, answer: int) -> None:
     """Deliver a record until it is whole and nobody writes any more; tell of every new problem."""
-    record, told, pause = Record(folder), set[str](), _POLL_SECONDS
-    while folder.exists():
+    told, pause = set[str](), _POLL_SECONDS
+    while record.folder.exists():
         last = over.is_set()
-        run = record.refresh(writing=not last)
-        for channel in channels:
-            channel.deliver(run)
-        problem = "; ".join(channel.problem for channel in channels if channel.problem)
+        trackers.deliver(record.run(writing=not last))
+        problem = "; ".join(trackers.problems.values())
         if problem not in told | {""}:
             told.add(problem)
             with contextlib.suppress(OSError):  # nobody listens any more
@@ -206,10 +155,7 @@ def _follow(folder: Path, channels: list[Channel], over: threading.Event, answer
         if last and not problem:
             return
         pause = min(_LONGEST_PAUSE, 2 * pause) if problem else _POLL_SECONDS
-        if last:
-            time.sleep(pause)
-        else:
-            over.wait(pause)
+        (time.sleep if last else over.wait)(pause)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     run.json      parameters, git commit, DVC experiment, when it started; its outcome's hash, and which files it kept
     events.jsonl  the log (`track.events`)
-    kept/         what the stages wrote, under the names of `run.FILES`
+    kept/         what the stages wrote, under the names of `FILES`
     track.log     what the trackers' own code says
 
 The outbox (`track.outbox`) brings it to the trackers while the run lasts, `evopipe track sync` whatever that missed.
@@ -16,68 +16,245 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from filelock import FileLock
 
 from evopipe.errors import DataError, EvopipeError
 from evopipe.storage import safeio
 from evopipe.track.events import End, Event, Generation, Start, read_event
-from evopipe.track.run import FILES, TRAINED, Kept, Run
 
-ABOUT = "run.json"
+TRAINED = "models/trained"
+FILES = {
+    "lineage": "reports/lineage.jsonl",
+    "fitness": "reports/fitness.csv",
+    "timing": "reports/timing.csv",
+    "train": "reports/train.json",
+    "evaluation": "reports/evaluation.json",
+    "members": "reports/members.json",
+    "report": "reports/report.html",
+    "elite": "models/elite",
+}
+"""What a pipeline leaves that is worth seeing in a tracker, by name: `stages/paths.py` has the same places."""
+_ABOUT, _TOLD = "run.json", ("key", "params", "started", "experiment", "revision", "version")
 
 
-def begin(folder: Path, params: Mapping[str, Any], revision: str | None, experiment: str | None, version: str) -> None:
-    """Begin a record; one that is there already (the run goes on, or is repeated) stays.
+@dataclass(frozen=True)
+class Kept:
+    """A file or folder of a run."""
 
-    Args:
-        folder: the training's state folder.
-        params: all of `params.yaml`.
-        revision: the git commit; `experiment`: the DVC experiment's name; `version`: of evopipe.
+    path: Path
+    md5: str  # as in `dvc.lock`
+    time: float  # when it was written, seconds since 1970
 
-    Raises:
-        DiskError: it cannot be written.
+
+@dataclass
+class Run:
+    """One training as a tracker is told of it, whether it was read from its record or from DVC's files (`track.locks`).
+
+    A tracker that is given the same run twice must hold it once.
     """
-    if not (folder / ABOUT).exists():
-        about = {"key": folder.name, "params": params, "started": round(time.time(), 3), "result": None, "files": {}}
-        about |= {"revision": revision, "experiment": experiment, "version": version}
-        safeio.write_json(folder / ABOUT, about)
+
+    key: str  # its name among all trainings: 32 hex digits, or `dvc-` and those of its outcome
+    params: Mapping[str, Any]  # all of `params.yaml`
+    started: float  # seconds since 1970
+    status: Literal["running", "finished", "killed"] = "running"
+    result: str | None = None  # hash of `models/trained`, as in `dvc.lock`; None while it trains
+    generations: list[tuple[float, Generation]] = field(default_factory=list)  # with their times, in order, each once
+    ended: tuple[float, str] | None = None  # when, and why; None if it did not end by itself
+    files: dict[str, Kept] = field(default_factory=dict)  # what there is of `FILES`
+    experiment: str | None = None  # name of the DVC experiment
+    revision: str | None = None  # git commit
+    version: str | None = None  # of evopipe
+    replace: bool = True  # whether its files are newer than another copy that a tracker may hold
+
+    @property
+    def env(self) -> str:
+        """The environment's id."""
+        return str(self.params["env"]["id"])
+
+    @property
+    def algo(self) -> str:
+        """The algorithm's name."""
+        return str(self.params["train"]["algo"])
+
+    @property
+    def name(self) -> str:
+        """What people read: the DVC experiment's name, or the algorithm and the start of the key."""
+        return self.experiment or f"{self.algo}-{self.key.removeprefix('dvc-')[:8]}"
+
+    @property
+    def last(self) -> tuple[float, int]:
+        """When the last generation ended, and the population's training steps until then."""
+        return (self.generations[-1][0], self.generations[-1][1].env_steps) if self.generations else (self.started, 0)
+
+    def after(self, generation: int) -> list[tuple[float, Generation]]:
+        """Return the generations after one, for a tracker that holds the others."""
+        return [(clock, event) for clock, event in self.generations if event.generation > generation]
+
+    def fresh(self, held: Mapping[str, str], names: Iterable[str] = FILES) -> dict[str, Kept]:
+        """Return the files for a tracker that holds some, by name and hash; an older one replaces no newer one."""
+        there = {name: self.files[name] for name in names if name in self.files}
+        return {n: kept for n, kept in there.items() if n not in held or (self.replace and held[n] != kept.md5)}
+
+    def stand(self) -> tuple[Any, ...]:
+        """Return how far it is: equal as long as there is nothing new to tell."""
+        files = {name: kept.md5 for name, kept in self.files.items()}
+        return self.key, len(self.generations), self.status, self.result, files
+
+    def scores(self) -> dict[str, float]:
+        """Return the elite's held-out scores; nothing if they are not there or not of this format."""
+        try:
+            scores = dict(json.loads(self.files["evaluation"].path.read_bytes())["elite"])
+            if "interval" in scores:
+                scores["interval_low"], scores["interval_high"] = scores.pop("interval")
+            return {f"evaluation/{name}": float(value) for name, value in scores.items()}
+        except (OSError, ValueError, TypeError, KeyError):
+            return {}
+
+    def flat_params(self) -> dict[str, str]:
+        """Return the parameters by dotted name, lists as JSON, without blocks that the run does not use."""
+        used = {name: value for name, value in self.params.items() if name != "tracking"}
+        if isinstance(used.get("algos"), Mapping):
+            used["algos"] = {self.algo: used["algos"].get(self.algo, {})}
+        if isinstance(used.get("fetch"), Mapping):
+            unused = {"collect", "minari", "hdf5"} - {used["fetch"].get("source")}
+            used["fetch"] = {name: value for name, value in used["fetch"].items() if name not in unused}
+        return dict(_leaves(used, ""))
 
 
-def keep(folder: Path, work: Path, names: Iterable[str], ended: bool = False) -> bool:
-    """Keep the files of a pipeline that are there and new, so that later runs cannot overwrite them.
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for key, entry in value.items():
+            yield from _leaves(entry, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
-    Args:
-        folder: the record.
-        work: the folder that the pipeline runs in.
-        names: which of `FILES`; they must be of this training.
-        ended: whether training has just ended: its outcome is noted as well.
 
-    Returns:
-        whether any was new.
+class New(Counter[str]):
+    """How many `run`, `generation` and `file` a tracker did not hold before."""
+
+    def __str__(self) -> str:
+        return ", ".join(f"{n:,} new {what}{'s' * (n > 1)}" for what, n in self.items() if n) or "0 new"
+
+
+class TrainingRecord:
+    """A record, to write or to read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._run: Run | None = None
+        self._offset = 0  # of the first byte of the log that was not read
+
+    @classmethod
+    def all(cls, home: Path) -> list[TrainingRecord]:
+        """Return all records below `<DVC root>/.evopipe/train`, in the order of their names."""
+        return [cls(path.parent) for path in sorted(home.glob(f"*/{_ABOUT}"))]
+
+    @classmethod
+    def find(cls, home: Path, result: str) -> TrainingRecord | None:
+        """Return the record of the training whose `models/trained` has this hash."""
+        for record in cls.all(home):
+            with contextlib.suppress(EvopipeError):
+                if record._about()["result"] == result:
+                    return record
+        return None
+
+    def begin(self, params: Mapping[str, Any], **told: str | None) -> None:
+        """Begin it; one that is there already (the run goes on, or is repeated) stays.
+
+        Args:
+            params: all of `params.yaml`.
+            told: the git `revision`, the DVC `experiment`, the `version` of evopipe.
+        """
+        if not (self.folder / _ABOUT).exists():
+            about = {"key": self.folder.name, "params": params, "started": round(time.time(), 3), **told}
+            safeio.write_json(self.folder / _ABOUT, {**about, "result": None, "files": {}})
+
+    def keep(self, work: Path, names: Iterable[str], ended: bool = False) -> bool:
+        """Keep the files of a pipeline that are there and new, so that later runs cannot overwrite them.
+
+        Args:
+            work: the folder that the pipeline runs in.
+            names: which of `FILES`; they must be of this training.
+            ended: whether training has just ended: its outcome is noted as well.
+
+        Returns:
+            whether any was new.
+        """
+        about = self._about()
+        new = {**about, "files": {**about["files"]}}
+        if ended:
+            new["result"] = md5_of(work / TRAINED)
+        for name in names:
+            source = work / FILES[name]
+            if source.exists() and (md5 := md5_of(source)) != new["files"].get(name, {}).get("md5"):
+                _copy(source, self._place(name))
+                new["files"][name] = {"md5": md5, "time": round(time.time(), 3)}
+        if new != about:
+            safeio.write_json(self.folder / _ABOUT, new)
+        return bool(new != about)
+
+    def run(self, writing: bool = False) -> Run:
+        """Return the run as it stands; a later call reads what was added.
+
+        Args:
+            writing: whether its process lives; a run that has not ended and is not written any more was killed.
+
+        Raises:
+            MissingInputError, DataError: its description is not there, or is damaged.
+        """
+        about = self._about()
+        run = self._run = self._run or Run(**{name: about[name] for name in _TOLD})
+        with contextlib.suppress(FileNotFoundError), (self.folder / "events.jsonl").open("rb") as stream:
+            stream.seek(self._offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                if (read := read_event(line)) is not None:
+                    _take(run, *read)
+        places = {name: self._place(name) for name in about["files"]}
+        run.files = {name: Kept(place, **about["files"][name]) for name, place in places.items() if place.exists()}
+        run.result = about["result"]
+        run.status = "finished" if run.ended else "running" if writing else "killed"
+        return run
+
+    def delivering(self) -> FileLock:
+        """Return the lock of who delivers it; not the training's own lock."""
+        return FileLock(self.folder / "track.lock", poll_interval=0.2)
+
+    def _about(self) -> dict[str, Any]:
+        about = safeio.read_json(self.folder / _ABOUT)
+        if not isinstance(about, dict) or not about.keys() >= {*_TOLD, "result", "files"}:
+            raise DataError(f"{self.folder / _ABOUT}: is not the description of a run; remove it")
+        return about
+
+    def _place(self, name: str) -> Path:
+        return self.folder / "kept" / name / Path(FILES[name]).name
+
+
+def _take(run: Run, clock: float, event: Event) -> None:
+    """Take an event in.
+
+    A run that was killed repeats what came after its last checkpoint, bit for bit: the first word on a generation
+    counts, for that is what a tracker has been told.
     """
-    about = safeio.read_json(folder / ABOUT)
-    new = {**about, "files": {**about.get("files", {})}}
-    if ended:
-        new["result"] = md5_of(work / TRAINED)
-    for name in names:
-        source = work / FILES[name]
-        if source.exists() and (md5 := md5_of(source)) != new["files"].get(name, {}).get("md5"):
-            _copy(source, folder / "kept" / name / source.name)
-            new["files"][name] = {"md5": md5, "time": round(time.time(), 3)}
-    if new != about:
-        safeio.write_json(folder / ABOUT, new)
-    return bool(new != about)
+    if isinstance(event, Generation) and not run.after(event.generation - 1):
+        run.generations.append((clock, event))
+    elif isinstance(event, Start) and run.result is None:
+        run.ended = None
+    elif isinstance(event, End) and run.ended is None:
+        run.ended = (clock, event.reason)
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Put a copy of a file or folder in place of an older one.
-
-    Hard links where the file system has them: stages never write into a file, they put a new one in its place.
-    """
-    if target.parent.exists():
-        shutil.rmtree(target.parent)
+    """Put a copy of a file or folder in place of an older one."""
+    shutil.rmtree(target.parent, ignore_errors=True)
     safeio.make_folder(target.parent)
     if source.is_dir():
         shutil.copytree(source, target, copy_function=_link)
@@ -86,94 +263,18 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _link(source: str, target: str) -> None:
+    """Link if the file system can: stages never write into a file, they put a new one in its place."""
     try:
         os.link(os.path.realpath(source), target)
     except OSError:
         safeio.write_bytes(Path(target), safeio.read_bytes(Path(source).resolve()))
 
 
-def records(home: Path) -> Iterator[Path]:
-    """Return the folders of all records below `<DVC root>/.evopipe/train`, in the order of their names."""
-    return (path.parent for path in sorted(home.glob(f"*/{ABOUT}")))
-
-
-def find(home: Path, result: str) -> Path | None:
-    """Return the record of the training whose `models/trained` has this hash; None where there is none."""
-    for folder in records(home):
-        with contextlib.suppress(EvopipeError, AttributeError):
-            if safeio.read_json(folder / ABOUT).get("result") == result:
-                return folder
-    return None
-
-
-class Record:
-    """Reads a record, and on every `refresh` what was added to it.
-
-    Args:
-        folder: the record.
-
-    Raises:
-        MissingInputError, DataError: its description is not there, or is damaged.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._offset = 0  # of the first byte of the log that was not read
-        about = safeio.read_json(folder / ABOUT)
-        try:
-            told = {name: about[name] for name in ("key", "params", "started", "experiment", "revision", "version")}
-            self.run = Run(**told)
-        except (KeyError, TypeError) as error:
-            raise DataError(f"{folder / ABOUT}: is not the description of a run ({error!r}); remove it") from error
-
-    def refresh(self, writing: bool = False) -> Run:
-        """Return the run as it stands.
-
-        Args:
-            writing: whether its process lives; a run that has not ended and is not written any more was killed.
-        """
-        run = self.run
-        with contextlib.suppress(FileNotFoundError), (self._folder / "events.jsonl").open("rb") as stream:
-            stream.seek(self._offset)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    break
-                self._offset += len(line)
-                if (read := read_event(line)) is not None:
-                    self._take(*read)
-        about = safeio.read_json(self._folder / ABOUT)
-        run.result = about["result"]
-        places = {name: self._folder / "kept" / name / Path(FILES[name]).name for name in about.get("files", {})}
-        run.files = {name: Kept(place, **about["files"][name]) for name, place in places.items() if place.exists()}
-        run.status = "finished" if run.ended else "running" if writing else "killed"
-        return run
-
-    def _take(self, clock: float, event: Event) -> None:
-        """Take an event in.
-
-        A run that was killed repeats what came after its last checkpoint, bit for bit: the first word on a generation
-        counts, for that is what a tracker has been told.
-        """
-        run = self.run
-        if isinstance(event, Generation) and not run.after(event.generation - 1):
-            run.generations.append((clock, event))
-        elif isinstance(event, Start) and run.result is None:
-            run.ended = None
-        elif isinstance(event, End) and run.ended is None:
-            run.ended = (clock, event.reason)
-
-
 def md5_of(path: Path) -> str:
     """Return the hash of a file or folder as `dvc.lock` holds it."""
     if not path.is_dir():
-        return _md5(path)
-    files = [
-        {"md5": _md5(file), "relpath": file.relative_to(path).as_posix()} for file in path.rglob("*") if file.is_file()
-    ]
-    listed = json.dumps(sorted(files, key=lambda file: file["relpath"]), sort_keys=True)
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    hashes = {file.relative_to(path).as_posix(): md5_of(file) for file in path.rglob("*") if file.is_file()}
+    listed = json.dumps([{"md5": hashes[name], "relpath": name} for name in sorted(hashes)])
     return hashlib.md5(listed.encode(), usedforsecurity=False).hexdigest() + ".dir"
-
-
-def _md5(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -7,13 +7,16 @@ where it uses it, for that may be missing.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Any, Protocol, cast
 
-if TYPE_CHECKING:
-    from evopipe.schema.blocks import TrackingConfig
-    from evopipe.track.run import New, Run
+from evopipe.errors import EvopipeError, TrackerError
+from evopipe.schema.blocks import TrackingConfig
+from evopipe.storage import safeio
+from evopipe.track.events import Generation
+from evopipe.track.record import New, Run
 
 
 class Backend(Protocol):
@@ -26,20 +29,97 @@ class Backend(Protocol):
         """Let go."""
 
 
-class _Tracker(Protocol):
-    PACKAGE: str
+def connect(name: str, config: TrackingConfig, root: Path) -> Backend:
+    """Open a tracker.
 
-    def connect(self, config: TrackingConfig, root: Path) -> Backend: ...
-
-
-def find_tracker(name: str) -> _Tracker:
-    """Return a tracker's module."""
-    return cast(_Tracker, importlib.import_module(f"{__name__}.{name}"))
+    Raises:
+        TrackerError: its package is not installed, or the DVC root is gone.
+    """
+    if not root.is_dir():  # a temporary copy; do not make a part of it anew
+        raise TrackerError(f"{root}: this folder is gone, and with it what was to be delivered")
+    if (missing := missing_package(name)) is not None:
+        raise TrackerError(missing)
+    return cast(Backend, _tracker(name).connect(config, root))
 
 
 def missing_package(name: str) -> str | None:
-    """Say what to install where a tracker's package is not there; it is not imported to find out."""
+    """Say what to install if a tracker's package is not there; it is not imported to find out."""
     if find_spec(name) is not None:
         return None
-    remedy = f"pip install '{find_tracker(name).PACKAGE}'"
+    remedy = f"pip install '{_tracker(name).PACKAGE}'"
     return f"tracking.backends: {name} is not installed, so nothing goes there: {remedy}"
+
+
+def _tracker(name: str) -> Any:
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+class _Writer(Protocol):
+    """One run that is being written."""
+
+    sent: int  # the last generation that is there
+
+    def write(self, clock: float, event: Generation) -> None:
+        """Append a generation, and when it ended, in seconds since 1970."""
+
+    def finish(self, run: Run) -> None:
+        """Append what there is to say of the run as a whole, and close."""
+
+    def close(self) -> None:
+        """Let go of a run that is not complete."""
+
+
+class Appending:
+    """A tracker that can only be added to, and cannot be asked what it has got.
+
+    While a run lasts its generations are appended. What was brought to the end is noted, a small JSON file a training;
+    a delivery that was cut off is written anew by the next one.
+
+    Args:
+        notes: folder of the notes on what was delivered.
+        names: the files that the tracker takes.
+        begin: makes the writer of a run, in place of what was written of it before.
+    """
+
+    def __init__(self, notes: Path, names: Sequence[str], begin: Callable[[Run], _Writer]) -> None:
+        self._notes, self._names, self._begin = notes, names, begin
+        self._writer: _Writer | None = None
+        self._key = ""
+
+    def deliver(self, run: Run) -> New:
+        """Bring what is not there yet."""
+        noted = self._noted(run)
+        brought, held = (noted["generations"], noted["files"]) if noted else (0, {})
+        fresh = run.fresh(held, self._names)
+        new = New(run=int(noted is None), generation=max(0, len(run.generations) - brought), file=len(fresh))
+        if not new.total():
+            return new
+        if self._writer is None or run.key != self._key:
+            self.close()
+            self._writer, self._key = self._begin(run), run.key
+        for clock, event in run.after(self._writer.sent):
+            self._writer.write(clock, event)
+            self._writer.sent = event.generation
+        if run.status != "running":
+            self._writer.finish(run)
+            self._writer = None
+            files = {**held, **{name: kept.md5 for name, kept in fresh.items()}}
+            for key in {run.key, run.result or run.key}:
+                safeio.write_json(self._notes / f"{key}.json", {"generations": len(run.generations), "files": files})
+        return new
+
+    def close(self) -> None:
+        """Let go of the run that is open."""
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
+
+    def _noted(self, run: Run) -> dict[str, Any] | None:
+        for key in (run.key, run.result or run.key):
+            try:
+                noted = safeio.read_json(self._notes / f"{key}.json")
+            except EvopipeError:
+                continue
+            if isinstance(noted, dict) and {"generations", "files"} <= noted.keys():
+                return noted
+        return None

@@ -1,4 +1,4 @@
-"""MLflow: a run for the training, and a nested run for every slot of the population.
+"""MLflow: a run for the training, and a nested run for every slot of the population; and `evopipe track ui`.
 
 A slot, not a member's id: ids live for a generation or two, and a population of 20 over 50 generations has some
 hundreds of them. A slot has one line of fitness from the first step to the last; whose turn it was is there as the
@@ -10,42 +10,42 @@ event, so that what is delivered twice is there once.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
-from collections.abc import Sequence
+import signal
+import socket
+import subprocess
+import sys
+import webbrowser
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from evopipe.errors import MissingInputError, TrackerError, UsageError
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage import safeio
-from evopipe.track.run import (
-    ELITE,
-    EVALUATION,
-    New,
-    Run,
-    TrackerError,
-    evaluation_metrics,
-    flat_params,
-    member_metrics,
-    population_metrics,
-)
+from evopipe.track.backends import missing_package
+from evopipe.track.record import New, Run
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
     from mlflow.entities import Run as Found
 
 PACKAGE = "mlflow"
+_HOME = Path(".evopipe/mlflow")  # the local database and its artifacts, below the DVC root
 _KEY, _RESULT, _KIND, _SENT, _HELD, _SLOT, _EXPERIMENT = (
     f"evopipe.{name}" for name in ("key", "result", "kind", "generations", "files", "slot", "experiment")
 )
 _SQLITE = "sqlite:///"
-_LONGEST_PARAM = 6000
+_LONGEST_PARAM, _LONGEST_TAG = 6000, 5000
+_HOST = "127.0.0.1"
 
 # MLflow would retry for many minutes, and tell its makers that it is used.
-DEFAULTS = {
+_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
@@ -56,43 +56,38 @@ DEFAULTS = {
 
 
 def connect(config: TrackingConfig, root: Path) -> _Mlflow:
-    """Open the store, which is made where it is missing."""
-    for name, value in DEFAULTS.items():
+    """Open the store, which is made if it is missing."""
+    for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
     logging.getLogger("mlflow").setLevel(logging.ERROR)
-    uri = tracking_uri(root)
+    uri = _tracking_uri(root)
     if (database := _database(uri)) is not None:
         _make_database(database)
     return _Mlflow(config, MlflowClient(uri, registry_uri=uri), database)
 
 
-def home(root: Path) -> Path:
-    """Return the folder of the local database and its artifacts."""
-    return root / ".evopipe" / "mlflow"
-
-
-def tracking_uri(root: Path) -> str:
-    """Return `MLFLOW_TRACKING_URI` where it is set, else the database below the DVC root.
+def _tracking_uri(root: Path) -> str:
+    """Return `MLFLOW_TRACKING_URI` if it is set, else the database below the DVC root.
 
     A database's relative path is taken from the DVC root: processes in several folders must mean the same one.
     """
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}{home(root) / 'mlflow.db'}"
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}{root / _HOME / 'mlflow.db'}"
     return uri if _database(uri) is None else f"{_SQLITE}{root / uri.removeprefix(_SQLITE)}"
 
 
 def _database(uri: str) -> Path | None:
-    """Return the file of a SQLite store; None where the store is something else."""
+    """Return the file of a SQLite store; None if the store is something else."""
     name = uri.removeprefix(_SQLITE)
     return None if name in (uri, "") or ":memory:" in name else Path(name.partition("?")[0])
 
 
 def _make_database(path: Path) -> None:
-    """Make the local database where it is missing: one process at a time, and under another name until it is whole.
+    """Make the local database if it is missing.
 
     MLflow makes its tables in dozens of steps. Two processes at once break it, and so does a full disk or a kill in
-    between: what is half made can never be opened again.
+    between: so one process at a time makes it, and under another name until it is whole.
     """
     from mlflow import MlflowClient
 
@@ -113,7 +108,6 @@ class _Mlflow:
 
     def __init__(self, config: TrackingConfig, client: Any, database: Path | None) -> None:
         self._config, self._client, self._database = config, client, database
-        self._everywhere = self._experiments()
 
     def deliver(self, run: Run) -> New:
         """Bring what is not there yet."""
@@ -122,40 +116,38 @@ class _Mlflow:
             found, new["run"] = self._create(run), 1
         elif found.info.lifecycle_stage != "active":  # deleted by someone who did not want to see it
             return new
-        nested = self._search(f"tags.`mlflow.parentRunId` = '{found.info.run_id}'")
+        nested = self._search([found.info.experiment_id], f"tags.`mlflow.parentRunId` = '{found.info.run_id}'")
         slots = {int(one.data.tags[_SLOT]): one for one in nested}
         held = json.loads(found.data.tags.get(_HELD, "{}"))
         new["generation"] = self._send(found, slots, run)
         new["file"] = self._attach(found, held, run)
         self._conclude([*slots.values(), found], run)
-        if run.status == "finished" and self._config.register_as and ELITE in held:
-            self._register(self._config.register_as, found, held[ELITE])
+        if run.status == "finished" and self._config.register_as and "elite" in held:
+            self._register(self._config.register_as, found, held["elite"])
         return new
 
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _experiments(self) -> list[str]:
+    def _find(self, run: Run) -> Found | None:
         from mlflow.entities import ViewType
 
-        found, token = list[str](), None
-        while True:
-            page = self._client.search_experiments(view_type=ViewType.ALL, max_results=1000, page_token=token)
-            found.extend(experiment.experiment_id for experiment in page)
-            if not (token := page.token):
-                return found
-
-    def _find(self, run: Run) -> Found | None:
+        everywhere, token = list[str](), None
+        while token != "":
+            page = self._client.search_experiments(ViewType.ALL, 1000, page_token=token)
+            everywhere += [experiment.experiment_id for experiment in page]
+            token = page.token or ""
         for tag, value in ((_KEY, run.key), (_RESULT, run.result)):
-            if value and (found := self._search(f"tags.`{tag}` = '{value}' and tags.`{_KIND}` = 'training'")):
+            training = f"tags.`{tag}` = '{value}' and tags.`{_KIND}` = 'training'"
+            if value and (found := self._search(everywhere, training)):
                 return min(found, key=lambda one: bool(one.info.lifecycle_stage != "active"))
         return None
 
-    def _search(self, text: str) -> Sequence[Found]:
+    def _search(self, experiments: Sequence[str], text: str) -> Sequence[Found]:
         from mlflow.entities import ViewType
 
-        order = ["attributes.start_time ASC"]
-        found: Sequence[Found] = self._client.search_runs(self._everywhere, text, ViewType.ALL, 5000, order)
+        oldest_first = ["attributes.start_time ASC"]
+        found: Sequence[Found] = self._client.search_runs(experiments, text, ViewType.ALL, 5000, oldest_first)
         return found
 
     def _create(self, run: Run) -> Found:
@@ -171,25 +163,17 @@ class _Mlflow:
             "mlflow.source.git.commit": run.revision,
         }
         known = {tag: value for tag, value in tags.items() if value}
-        return self._create_run(self._experiment(self._config.experiment or run.env), run, run.name, known)
-
-    def _create_run(self, experiment: str, run: Run, name: str, tags: dict[str, str]) -> Found:
-        made: Found = self._client.create_run(experiment, _milliseconds(run.started), tags, name)
+        experiment = self._experiment(self._config.experiment or run.env)
+        made: Found = self._client.create_run(experiment, _milliseconds(run.started), known, run.name)
         return made
 
     def _experiment(self, name: str) -> str:
-        from mlflow.exceptions import MlflowException
-
         found = self._client.get_experiment_by_name(name)
         if found is None:
             place = (self._database.parent / "artifacts").as_uri() if self._database is not None else None
-            try:
+            with _made_already():
                 self._client.create_experiment(name, artifact_location=place)
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":  # by another process, which was quicker
-                    raise
             found = self._client.get_experiment_by_name(name)
-            self._everywhere.append(found.experiment_id)
         if found.lifecycle_stage != "active":
             raise TrackerError(
                 f"the MLflow experiment {name!r} was deleted: restore it (`mlflow experiments restore "
@@ -199,9 +183,9 @@ class _Mlflow:
 
     def _send(self, found: Found, slots: dict[int, Found], run: Run) -> int:
         """Send the generations that are not there: the members' first, so that the training's count is true."""
-        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.entities import Param, RunTag
 
-        params = [Param(name, value[:_LONGEST_PARAM]) for name, value in flat_params(run).items()]
+        params = [Param(name, value[:_LONGEST_PARAM]) for name, value in run.flat_params().items()]
         self._client.log_batch(found.info.run_id, params=[p for p in params if p.key not in found.data.params])
         fresh = run.after(int(found.data.tags.get(_SENT, 0)))
         if not fresh:
@@ -209,44 +193,31 @@ class _Mlflow:
         whole: list[Metric] = []
         members: dict[int, list[Metric]] = {}
         for clock, event in fresh:
-            at = (_milliseconds(clock), event.env_steps)
-            whole += [Metric(name, value, *at) for name, value in population_metrics(event).items()]
+            whole += _metrics(event.metrics(), clock, event.env_steps)
             for row in event.members:
-                metrics = members.setdefault(row.slot, [])
-                metrics += [Metric(name, value, *at) for name, value in member_metrics(row).items()]
+                members.setdefault(row.slot, []).extend(_metrics(row.metrics(), clock, event.env_steps))
         for row in fresh[-1][1].members:
             if row.slot not in slots:
-                slots[row.slot] = self._create_run(
-                    found.info.experiment_id,
-                    run,
-                    f"{run.name} · member {row.slot}",
-                    {"mlflow.parentRunId": found.info.run_id, _SLOT: str(row.slot), _KIND: "member"},
-                )
+                tags = {"mlflow.parentRunId": found.info.run_id, _SLOT: str(row.slot), _KIND: "member"}
+                at, name = _milliseconds(run.started), f"{run.name} · member {row.slot}"
+                slots[row.slot] = self._client.create_run(found.info.experiment_id, at, tags, name)
             words = {"network": row.architecture, "activation": row.activation, "mutation": row.mutation}
-            tags = [RunTag(name, text[:5000]) for name, text in {**words, "change": row.change or "-"}.items()]
-            self._client.log_batch(slots[row.slot].info.run_id, metrics=members[row.slot], tags=tags)
+            now = [RunTag(name, text[:_LONGEST_TAG]) for name, text in {**words, "change": row.change or "-"}.items()]
+            self._client.log_batch(slots[row.slot].info.run_id, metrics=members[row.slot], tags=now)
         self._client.log_batch(found.info.run_id, metrics=whole)
         self._client.set_tag(found.info.run_id, _SENT, str(fresh[-1][1].generation))
         return len(fresh)
 
     def _attach(self, found: Found, held: dict[str, str], run: Run) -> int:
         """Bring files, and add them to those that are held."""
-        from mlflow.entities import Metric
-
-        fresh = {
-            name: kept
-            for name, kept in run.files.items()
-            if held.get(name) != kept.md5 and (run.replace or name not in held)
-        }
+        fresh = run.fresh(held)
         for name, kept in fresh.items():
             if kept.path.is_dir():
                 self._client.log_artifacts(found.info.run_id, str(kept.path), name)
             else:
                 self._client.log_artifact(found.info.run_id, str(kept.path))
-            if name == EVALUATION:
-                at = (_milliseconds(kept.time), run.env_steps)
-                metrics = [Metric(name, value, *at) for name, value in evaluation_metrics(run).items()]
-                self._client.log_batch(found.info.run_id, metrics=metrics)
+            if name == "evaluation":
+                self._client.log_batch(found.info.run_id, metrics=_metrics(run.scores(), kept.time, run.last[1]))
             held[name] = kept.md5
         if fresh:
             self._client.set_tag(found.info.run_id, _HELD, json.dumps(held, sort_keys=True))
@@ -263,7 +234,7 @@ class _Mlflow:
         for tag, value in known.items():
             if value and tags.get(tag) != value:
                 self._client.set_tag(found.info.run_id, tag, value)
-        end = _milliseconds(run.ended[0] if run.ended else run.last_time)
+        end = _milliseconds(run.ended[0] if run.ended else run.last[0])
         for one in runs:
             if one.info.status == run.status.upper():
                 continue
@@ -274,19 +245,93 @@ class _Mlflow:
 
     def _register(self, name: str, found: Found, elite: str) -> None:
         """Register the elite once: the version knows by a tag which elite it is."""
-        from mlflow.exceptions import MlflowException
-
-        try:
+        with _made_already():
             self._client.create_registered_model(name)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-        run_id, source = found.info.run_id, f"{found.info.artifact_uri}/{ELITE}"
+        run_id, source = found.info.run_id, f"{found.info.artifact_uri}/elite"
         versions = self._client.search_model_versions(f"name = '{name}'")
         if not any(v.run_id == run_id and v.tags.get("evopipe.elite") == elite for v in versions):
             tags = {"evopipe.elite": elite}
             self._client.create_model_version(name, source, run_id, tags=tags, await_creation_for=0)
 
 
+@contextlib.contextmanager
+def _made_already() -> Iterator[None]:
+    """Bear that what is to be made is there: another process was quicker, or an earlier delivery made it."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _metrics(values: Mapping[str, float], clock: float, step: int) -> list[Metric]:
+    from mlflow.entities import Metric
+
+    return [Metric(name, value, _milliseconds(clock), step) for name, value in values.items()]
+
+
 def _milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
+
+
+# --- the pages --------------------------------------------------------------------------------------------------------
+
+
+def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> None:
+    """Serve MLflow's pages of this project on a port of this machine, until SIGINT or SIGTERM; `tell` gets the address.
+
+    Raises:
+        MissingInputError: nothing was tracked yet, or MLflow is not installed.
+        UsageError: the port is taken.
+        TrackerError: the server ended by itself.
+    """
+    uri, place = _tracking_uri(root), root / _HOME
+    if uri.startswith(("http://", "https://")):
+        tell(f"MLFLOW_TRACKING_URI names a server that has its own pages: {uri}")
+        if browser:
+            webbrowser.open(uri)
+        return
+    if (missing := missing_package("mlflow")) is not None:
+        raise MissingInputError(missing)
+    if uri.startswith(f"{_SQLITE}{place}") and not (place / "mlflow.db").exists():
+        raise MissingInputError(
+            f"{place}: nothing was tracked yet; train with `tracking.backends: [mlflow]`, or bring what was trained "
+            "with `evopipe track sync`"
+        )
+    try:
+        socket.create_server((_HOST, port)).close()
+    except OSError as error:
+        raise UsageError(
+            f"track ui: port {port} cannot be used ({error.strerror}): choose another, such as --port {port + 1}"
+        ) from None
+    words = ["--backend-store-uri", uri, "--host", _HOST, "--port", str(port), "--workers", "1"]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "mlflow", "server", *words],
+        cwd=place if place.exists() else root,
+        env={**_DEFAULTS, **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C is ours: the server is then stopped as a whole
+        text=True,
+        errors="replace",
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it like Ctrl-C
+    last = ""
+    try:
+        for line in server.stdout or ():
+            last = line.strip() or last
+            if "Uvicorn running" in line:
+                tell(f"http://{_HOST}:{port} (Ctrl-C ends it)")
+                if browser:
+                    webbrowser.open(f"http://{_HOST}:{port}")
+        raise TrackerError(f"the MLflow server ended by itself ({last or server.wait()}); try another --port")
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not leave the server behind
+    finally:
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(server.pid, signum)  # its workers too
+                server.communicate(timeout=5.0)

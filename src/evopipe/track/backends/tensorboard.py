@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage import safeio
-from evopipe.track.appending import Appending
+from evopipe.track.backends import Appending
 from evopipe.track.events import Generation
-from evopipe.track.run import EVALUATION, Run, evaluation_metrics, flat_params, member_metrics, population_metrics
+from evopipe.track.record import Run
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -27,7 +27,7 @@ def connect(config: TrackingConfig, root: Path) -> Appending:
     def begin(run: Run) -> _Writer:
         return _Writer(home / _plain(config.experiment or run.env) / _plain(f"{run.name}-{run.key[-6:]}"), run)
 
-    return Appending(home / "delivered", [EVALUATION], begin)
+    return Appending(home / "delivered", ["evaluation"], begin)
 
 
 class _Writer:
@@ -40,16 +40,17 @@ class _Writer:
         self.sent = 0
         self._folder = folder
         self._files: dict[str, SummaryWriter] = {}
-        table = "\n".join(f"| {name} | {value} |" for name, value in flat_params(run).items())
+        table = "\n".join(f"| {name} | {value} |" for name, value in run.flat_params().items())
         self._file("").add_text("params", f"| parameter | value |\n|---|---|\n{table}", 0, run.started)
 
     def write(self, clock: float, event: Generation) -> None:
-        self._add("", population_metrics(event), event.env_steps, clock)
+        self._add("", event.metrics(), event.env_steps, clock)
         for row in event.members:
-            self._add(f"member-{row.slot}", member_metrics(row), event.env_steps, clock)
+            self._add(f"member-{row.slot}", row.metrics(), event.env_steps, clock)
 
     def finish(self, run: Run) -> None:
-        self._add("", evaluation_metrics(run), run.env_steps, run.last_time)
+        clock, step = run.last
+        self._add("", run.scores(), step, clock)
         self.close()
 
     def close(self) -> None:

@@ -12,19 +12,9 @@ from typing import Any
 
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage import safeio
-from evopipe.track.appending import Appending
+from evopipe.track.backends import Appending
 from evopipe.track.events import Generation
-from evopipe.track.run import (
-    ELITE,
-    EVALUATION,
-    LINEAGE,
-    REPORT,
-    Run,
-    evaluation_metrics,
-    flat_params,
-    member_metrics,
-    population_metrics,
-)
+from evopipe.track.record import Run
 
 PACKAGE = "evopipe[wandb]"
 _STEPS = "env_steps"
@@ -38,7 +28,7 @@ def connect(config: TrackingConfig, root: Path) -> Appending:
     def begin(run: Run) -> _Writer:
         return _Writer((config.experiment or run.env).replace("/", "-").replace(":", "-"), home, run)
 
-    return Appending(home / "delivered", [LINEAGE, EVALUATION, REPORT, ELITE], begin)
+    return Appending(home / "delivered", ["lineage", "evaluation", "report", "elite"], begin)
 
 
 class _Writer:
@@ -56,7 +46,7 @@ class _Writer:
             id=run.key,
             name=run.name,
             dir=str(home),
-            config=flat_params(run),
+            config=run.flat_params(),
             mode=mode,  # type: ignore[arg-type]
             resume="allow" if mode == "online" else None,
             settings=wandb.Settings(silent=True, console="off", init_timeout=30, x_disable_stats=True),
@@ -66,22 +56,22 @@ class _Writer:
         self.sent = int(summary.get("population/generation", 0)) if self._run.resumed else 0
 
     def write(self, clock: float, event: Generation) -> None:
-        row: dict[str, Any] = {_STEPS: event.env_steps, "_timestamp": clock, **population_metrics(event)}
+        row: dict[str, Any] = {_STEPS: event.env_steps, "_timestamp": clock, **event.metrics()}
         for member in event.members:
-            row |= {f"member-{member.slot}/{name}": value for name, value in member_metrics(member).items()}
+            row |= {f"member-{member.slot}/{name}": value for name, value in member.metrics().items()}
         self._run.log(row)
 
     def finish(self, run: Run) -> None:
         import wandb
 
-        self._run.summary.update(evaluation_metrics(run))
-        for name in (LINEAGE, ELITE):
+        self._run.summary.update(run.scores())
+        for name in ("lineage", "elite"):
             if (kept := run.files.get(name)) is not None:
-                artifact = wandb.Artifact(f"{name}-{run.key}", type="model" if name == ELITE else name)
+                artifact = wandb.Artifact(f"{name}-{run.key}", type="model" if name == "elite" else name)
                 (artifact.add_dir if kept.path.is_dir() else artifact.add_file)(str(kept.path))
                 self._run.log_artifact(artifact)
-        if (report := run.files.get(REPORT)) is not None:
-            self._run.log({REPORT: wandb.Html(report.path.read_text(encoding="utf-8"), inject=False)})
+        if (report := run.files.get("report")) is not None:
+            self._run.log({"report": wandb.Html(report.path.read_text(encoding="utf-8"), inject=False)})
         self._run.finish(exit_code=0 if run.status == "finished" else 1)
 
     def close(self) -> None:
