@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evopipe import algos, policy
+from evopipe import algos, layout, policy
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.params import Params, load_params, parse_params
-from evopipe.stages import buffer, evaluate, export, fetch, paths, population, report, tracking, train
+from evopipe.stages import buffer, evaluate, export, fetch, population, report, tracking, train
 from evopipe.storage import safeio
 
 
@@ -75,11 +75,11 @@ def _run(params: Params, folder: Path, quiet: bool) -> Result:
     upstream = (fetch, buffer) if _wants_dataset(params) else ()
     for stage in (*upstream, population, train, evaluate, export):
         stage.run(params, quiet=quiet, folder=folder)
-    lines = safeio.read_bytes(folder / paths.LINEAGE).splitlines()
+    lines = safeio.read_bytes(folder / layout.LINEAGE).splitlines()
     return Result(
-        policy=policy.load(folder / paths.ELITE),
-        evaluation=safeio.read_json(folder / paths.EVALUATION),
-        members=safeio.read_json(folder / paths.MEMBERS),
-        summary=safeio.read_json(folder / paths.TRAIN),
-        lineage=[safeio.parse_json(line, str(paths.LINEAGE)) for line in lines],
+        policy=policy.load(folder / layout.ELITE),
+        evaluation=safeio.read_json(folder / layout.EVALUATION),
+        members=safeio.read_json(folder / layout.MEMBERS),
+        summary=safeio.read_json(folder / layout.TRAIN),
+        lineage=[safeio.parse_json(line, str(layout.LINEAGE)) for line in lines],
     )

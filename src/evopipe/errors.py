@@ -97,6 +97,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f", did you mean {near[0]!r}?" if near else ""
 
 
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return what to say behind an unknown word: the nearest known one, or all of them."""
+    known = list(known)
+    return did_you_mean(word, known) or f", known are: {', '.join(known)}"
+
+
 @contextlib.contextmanager
 def translate_failures() -> Iterator[None]:
     """Give failures of the machine a sentence that says what to do. Errors that already have one pass.

@@ -83,7 +83,7 @@ def test_params_check_lists_every_problem_and_exits_65(workspace: Path) -> None:
     assert code == 65
     first, second = message.splitlines()
     assert first.startswith("error: params.yaml:")
-    assert first.endswith(": seed: expected a whole number, got 'x'")
+    assert first.endswith(": seed: must be a whole number, got 'x'")
     assert second.endswith(": algos.dqn.lrr: unknown key, did you mean 'lr'?")
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,3 +113,22 @@ class Record:
     def with_children(self, children: Sequence[Born]) -> Record:
         """Return the record of a generation that had these children."""
         return replace(self, children=tuple(children))
+
+
+def descent(records: Iterable[Record], member: int) -> list[dict[str, Any]]:
+    """Return a member and its ancestors as JSON data, youngest first: id, parent, mutation, and the generation before.
+
+    Args:
+        records: the lineage, from its beginning.
+        member: an id.
+    """
+    births: dict[int | None, dict[str, Any]] = {}
+    for record in records:
+        for child in record.children:  # an elite that survives appears again: its first record is its birth
+            birth = {"id": child.id, "parent": child.parent, "mutation": child.mutation.to_json()}
+            births.setdefault(child.id, {**birth, "generation": record.generation})
+    line, current = [], births.get(member)
+    while current is not None:
+        line.append(current)
+        current = births.get(current["parent"])
+    return line

@@ -14,22 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from evopipe import layout
 from evopipe.errors import EvopipeError
 from evopipe.track.events import Generation, MemberRow
 
-TRAINED = "models/trained"
+TRAINED = str(layout.TRAINED)
 LINEAGE, ELITE, REPORT, EVALUATION = "lineage", "elite", "report", "evaluation"
-FILES = {
-    LINEAGE: "reports/lineage.jsonl",
-    "fitness": "reports/fitness.csv",
-    "timing": "reports/timing.csv",
-    "train": "reports/train.json",
-    EVALUATION: "reports/evaluation.json",
-    "members": "reports/members.json",
-    REPORT: "reports/report.html",
-    ELITE: "models/elite",
-}
-"""What a pipeline leaves that is worth seeing in a tracker, by name: `stages/paths.py` has the same places."""
+_SHOWN = (layout.LINEAGE, layout.FITNESS, layout.TIMING, layout.TRAIN, layout.EVALUATION, layout.MEMBERS, layout.REPORT)
+FILES = {out.stem: str(out) for out in (*_SHOWN, layout.ELITE)}
+"""What a pipeline leaves that is worth seeing in a tracker, by name."""
 
 
 class TrackerError(EvopipeError):

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evopipe import layout
 from evopipe.errors import DataError, EvopipeError
 from evopipe.machine import fingerprint
-from evopipe.stages import paths
 from evopipe.storage import safeio
 from evopipe.verify import clones, compare
 
@@ -111,7 +111,7 @@ def _count(rows: Sequence[compare.Row]) -> str:
 
 def _fingerprint(project: Path) -> Mapping[str, Any]:
     """Return the machine that an elite was made on; nothing where it is not there."""
-    file = project / paths.ELITE / "policy.json"
+    file = project / layout.ELITE / "policy.json"
     return safeio.read_json(file)["provenance"]["fingerprint"] if file.is_file() else {}
 
 
