@@ -22,9 +22,11 @@ import evopipe
 import populations
 import reference
 from evopipe import algos, layout, policy, rng
+from evopipe.core.arch import Arch, Block
 from evopipe.core.population import Member
 from evopipe.envs.heuristics import heuristic, medium
 from evopipe.errors import BusyError, DataError, DiskError, EnvironmentFailed, Interrupted
+from evopipe.evolve.lineage import Born, Record
 from evopipe.evolve.mutate import Mutation
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import fingerprint
@@ -723,13 +725,14 @@ LINEAGE = [
 
 def write_lineage(folder: Path) -> None:
     (folder / "reports").mkdir(exist_ok=True)
-    lines = [
-        {"generation": generation, "children": [
-            {"id": id, "parent": parent, "mutation": {"kind": kind}} for id, parent, kind in children
-        ]}
+    arch = Arch((Block(8),), 8, (), "ReLU", False)
+    records = [
+        Record(generation, 0, children=tuple(
+            Born(0, id, parent, None, arch, {}, Mutation(kind)) for id, parent, kind in children
+        ))
         for generation, children in LINEAGE
     ]  # fmt: skip
-    (folder / "reports/lineage.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "reports/lineage.jsonl").write_text("".join(json.dumps(it.to_json()) + "\n" for it in records))
 
 
 def test_what_is_exported_is_the_elite(tmp_path: Path) -> None:
