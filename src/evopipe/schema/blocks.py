@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
@@ -27,13 +28,15 @@ def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
 
 _Width = Annotated[int, Field(ge=1, le=4096)]
 _Weight = Annotated[float, Field(ge=0.0)]
+_Widths = Annotated[tuple[_Width, ...], Field(max_length=8, strict=False)]
+_Steps = Annotated[tuple[_Width, ...], Field(min_length=1, strict=False)]
 _T = TypeVar("_T")
-_Names = Annotated[tuple[_T, ...], AfterValidator(_each_once)]
-_Step = Annotated[int, Field(ge=1, le=4096)]
+_Names = Annotated[tuple[_T, ...], Field(strict=False), AfterValidator(_each_once)]
+_Name = Annotated[str, Field(min_length=1, max_length=200)]
+_Processes = Annotated[int, Field(ge=0, le=256)]
 
 NEUTRAL = frozenset({"checkpoint_seconds", "env_workers", "learners"})
 """Keys of `runtime` that change no result."""
-_OVERLOOKED = ("size", "nfiles")
 _POLICIES = ("heuristic", "medium", "random", "policy")
 
 
@@ -58,8 +61,8 @@ class EnvConfig(Schema):
     @field_validator("kwargs")
     @classmethod
     def _all_tracked(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
-        for name in _OVERLOOKED:
-            if _names(kwargs, name):
+        for name in _keys(kwargs):
+            if name in ("size", "nfiles"):
                 raise ValueError(
                     f"DVC's run cache overlooks keys named {name!r} inside a mapping, so that a change could go "
                     f"unnoticed; register the environment under an id of its own with it, and use 'module:EnvId'"
@@ -67,11 +70,12 @@ class EnvConfig(Schema):
         return kwargs
 
 
-def _names(value: Any, name: str) -> bool:
-    """Whether a key of this name stands anywhere in nested mappings and lists."""
+def _keys(value: Any) -> Iterator[str]:
+    """All keys of nested mappings and lists."""
     if isinstance(value, dict):
-        return name in value or any(_names(inner, name) for inner in value.values())
-    return isinstance(value, list) and any(_names(inner, name) for inner in value)
+        yield from value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _keys(inner)
 
 
 class CollectConfig(Schema):
@@ -147,9 +151,9 @@ class NetworkConfig(Schema):
         strict=False,
         description="convolutions that each image of an observation goes through, [] to read images as plain numbers",
     )
-    encoder: tuple[_Width, ...] = Field((128,), max_length=8, strict=False, description="hidden widths of the encoder")
+    encoder: _Widths = Field((128,), description="hidden widths of the encoder")
     latent: _Width = Field(128, description="width between encoder and head")
-    head: tuple[_Width, ...] = Field((), max_length=8, strict=False, description="hidden widths of the head")
+    head: _Widths = Field((), description="hidden widths of the head")
     activation: Activation = Field("ReLU", description="activation after every hidden layer")
     layer_norm: bool = Field(False, description="layer normalisation before every activation")
 
@@ -238,17 +242,11 @@ class ArchitectureBounds(Schema):
     max_nodes: int = Field(256, ge=1, le=4096, description="most units of a hidden layer")
     min_latent: int = Field(16, ge=1, le=4096, description="narrowest latent")
     max_latent: int = Field(256, ge=1, le=4096, description="widest latent")
-    node_steps: tuple[_Step, ...] = Field(
-        (16, 32, 64), min_length=1, strict=False, description="units added or removed"
-    )
-    latent_steps: tuple[_Step, ...] = Field(
-        (8, 16, 32), min_length=1, strict=False, description="latent width added or removed"
-    )
+    node_steps: _Steps = Field((16, 32, 64), description="units added or removed")
+    latent_steps: _Steps = Field((8, 16, 32), description="latent width added or removed")
     min_channels: int = Field(8, ge=1, le=1024, description="fewest channels of a convolution")
     max_channels: int = Field(64, ge=1, le=1024, description="most channels of a convolution")
-    channel_steps: tuple[_Step, ...] = Field(
-        (8, 16), min_length=1, strict=False, description="channels added or removed"
-    )
+    channel_steps: _Steps = Field((8, 16), description="channels added or removed")
     min_kernel: int = Field(2, ge=1, le=31, description="smallest kernel; kernels change by 2")
     max_kernel: int = Field(7, ge=1, le=31, description="largest kernel")
 
@@ -285,7 +283,7 @@ class MutationConfig(Schema):
     new_layer_prob: float = Field(0.2, ge=0.0, le=1.0, description="share of layer changes in architecture mutations")
     sd: float = Field(0.1, ge=0.0, le=10.0, description="standard deviation of parameter noise, relative to the weight")
     activations: _Names[Activation] = Field(
-        ("ReLU", "ELU", "GELU"), min_length=1, strict=False, description="what the activation mutation chooses from"
+        ("ReLU", "ELU", "GELU"), min_length=1, description="what the activation mutation chooses from"
     )
     mutate_elite: bool = Field(False, description="whether the elite's own copy in slot 0 mutates too")
     before_training: bool = Field(False, description="mutate every initial member once (kind `none` excluded)")
@@ -305,7 +303,7 @@ class RuntimeConfig(Schema):
         description="`auto`: CUDA graphs on a GPU, nothing on the CPU; `on`: `torch.compile` as well, which changes "
         "the last bits of results; `off`: neither",
     )
-    env_workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = Field(
+    env_workers: _Processes | Literal["auto"] = Field(
         "auto",
         description="processes that step environments; `auto`: by CPUs and environments; 0: none, the trainer steps "
         "them itself; changes no result",
@@ -322,14 +320,10 @@ class TrackingConfig(Schema):
     """Where runs can be looked at and compared. The local log is always written."""
 
     backends: _Names[Tracker] = Field(
-        ("mlflow",), strict=False, description="trackers that runs are brought to; none: the local log only"
+        ("mlflow",), description="trackers that runs are brought to; none: the local log only"
     )
-    experiment: str | None = Field(
-        None, min_length=1, max_length=200, description="name that gathers runs in the tracker; null: `env.id`"
-    )
-    register_as: str | None = Field(
-        None, min_length=1, max_length=200, description="model name under which MLflow registers the elite; null: none"
-    )
+    experiment: _Name | None = Field(None, description="name that gathers runs in the tracker; null: `env.id`")
+    register_as: _Name | None = Field(None, description="model name under which MLflow registers the elite; null: none")
     finish_seconds: float = Field(
         60.0, ge=0.0, le=86_400.0, description="how long a tracker may go on, in the background, after the run"
     )
