@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import evopipe
-from evopipe import algos
 from evopipe.__main__ import main, report
 from evopipe.cli import globals_first
 from evopipe.errors import BusyError, Interrupted, ParamsError
@@ -113,11 +112,11 @@ def test_params_show_one_value(workspace: Path, key: str, shown: str) -> None:
 def test_params_show_of_an_unknown_key(workspace: Path) -> None:
     assert outcome(run("params", "show", "train.algi", cwd=workspace)) == (
         64,
-        "error: params show: no key 'algi' in train, did you mean 'algo'?\n",
+        "error: params show: no key 'algi' in train.algi, did you mean 'algo'?\n",
     )
     assert outcome(run("params", "show", "seed.x", cwd=workspace)) == (
         64,
-        "error: params show: no key 'x' in seed, it holds no keys\n",
+        "error: params show: no key 'x' in seed.x, there are no keys there\n",
     )
 
 
@@ -136,7 +135,7 @@ def test_params_block_of_an_unknown_algorithm() -> None:
     code, message = outcome(run("params", "block", "dqm"))
     assert (code, message) == (
         64,
-        f"error: params block: no algorithm 'dqm', did you mean 'dqn'? (there are: {', '.join(algos.names())})\n",
+        "error: params block: no algorithm 'dqm', did you mean 'dqn'?\n",
     )
 
 
@@ -168,7 +167,7 @@ def test_env_check_of_an_environment_that_cannot_be_used() -> None:
 def test_env_check_with_bad_arguments(kwargs: str, what: str) -> None:
     code, message = outcome(run("env", "check", "CartPole-v1", "--kwargs", kwargs))
     assert code == 64
-    assert message.startswith(f"error: --kwargs: {what}")
+    assert message.startswith(f"error: Invalid value for '--kwargs': {what}")
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
