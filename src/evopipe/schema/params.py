@@ -190,18 +190,12 @@ def _refusal(problems: Iterable[str]) -> ParamsError:
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of `params.yaml`, every algorithm's block included."""
-    blocks: dict[str, Any] = {
-        name: (registry.get(name).Config, Field(None, json_schema_extra=_without_default)) for name in registry.names()
-    }
-    fields: dict[str, Any] = {name: (field.annotation, field) for name, field in Params.model_fields.items()}
-    whole = create_model("Algos", __base__=Schema, __doc__="One block an algorithm.", **blocks)
-    fields["algos"] = (whole, Field(description=Params.model_fields["algos"].description))
-    return create_model("Params", __base__=Schema, __doc__=Params.__doc__, **fields).model_json_schema()
-
-
-def _without_default(schema: dict[str, Any]) -> None:
-    """A block that is not given has no value, null included."""
-    schema.pop("default", None)
+    configs = {name: registry.get(name).Config for name in registry.names()}
+    blocks: dict[str, Any] = {name: (config, Field(default_factory=config)) for name, config in configs.items()}
+    algos = create_model("Algos", __base__=Schema, __doc__="One block an algorithm.", **blocks)
+    described = Field(description=Params.model_fields["algos"].description)
+    whole = create_model("Params", __base__=Params, __doc__=Params.__doc__, algos=(algos, described))
+    return whole.model_json_schema()
 
 
 # --- rules between keys -----------------------------------------------------------------------------------------------
