@@ -12,12 +12,7 @@ from evopipe.policy import Policy
 
 
 def card(policy: Policy, episodes: int) -> str:
-    """Return the card as Markdown.
-
-    Args:
-        policy: with what `policy.json` says of it: `algo`, `env`, `hyper`, and `evaluation`, its held-out scores.
-        episodes: how many were held out.
-    """
+    """Return the card, as Markdown, of a policy that was scored in so many held-out episodes."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=False,  # Markdown

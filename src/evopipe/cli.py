@@ -62,8 +62,6 @@ _env = _group("env", "Try environments.")
 
 @dataclass(frozen=True)
 class _Options:
-    """The options that every command takes."""
-
     params: str
     quiet: bool
 
@@ -210,10 +208,8 @@ def play(
     policy = load(folder)
     cfg = player.environment_of(policy, env, kwargs)
 
-    def tell_score(score: player.Score) -> None:
-        tell(f"seed {score.seed}: return {score.total:.1f}, {score.steps} steps")
-
-    scores = player.watch(policy, cfg, list(films.values()), episodes, seed, max_steps, tell_score)
+    say = lambda score: tell(f"seed {score.seed}: return {score.total:.1f}, {score.steps} steps")  # noqa: E731
+    scores = player.watch(policy, cfg, list(films.values()), episodes, seed, max_steps, say)
     if scores:
         mean = sum(score.total for score in scores) / len(scores)
         tell(f"{cfg.id}: mean return {mean:.1f} of {len(scores)} episode{'s' * (len(scores) > 1)}")

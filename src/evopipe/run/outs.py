@@ -17,13 +17,9 @@ TIMING = ("generation", "seconds", "env_steps", "eval_steps")
 
 
 def write_results(run: Run, champion: Champion, about: Mapping[str, Any], folder: Path) -> None:
-    """Write what train writes but for the timing; no clock is in it, so that equal runs give equal bytes.
+    """Write what a run that has ended leaves, but for the timing: the elite stands behind the members.
 
-    Args:
-        run: the run, at its end.
-        champion: its elite, stored behind the members.
-        about: what the members were made for.
-        folder: the folder that the pipeline runs in.
+    No clock is in any of it, so that equal runs give equal bytes. `about` says what the members were made for.
     """
     elite = {
         "id": champion.member.id,

@@ -25,18 +25,9 @@ def train(
     tracker: Tracker,
     problems: Callable[[], Iterable[str]],
 ) -> Champion:
-    """Resume a run if there is a checkpoint, train it to its end and save in between.
+    """Take a run from its last checkpoint, or its beginning, to its end; return the champion.
 
-    Args:
-        run: the run at its beginning.
-        store: its checkpoints.
-        save_seconds: least time between two of them.
-        stop: tells whether a signal came.
-        tracker: where events go.
-        problems: asked between ticks for sentences that the person who watches should read.
-
-    Returns:
-        The champion. The run is saved as it ended.
+    It is saved every `save_seconds` at most, and as it ended. Between ticks `problems` is asked for warnings to show.
 
     Raises:
         DataError: every checkpoint is damaged.

@@ -19,7 +19,6 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from evopipe.errors import did_you_mean, suggestion
@@ -138,13 +137,7 @@ def located(problems: Iterable[Problem]) -> ValidationError:
 
 
 def explain(error: ValidationError, model: type[BaseModel], data: Any) -> list[Problem]:
-    """Turn a pydantic error into sentences.
-
-    Args:
-        error: what validating `data` raised.
-        model: the block's schema.
-        data: the raw block.
-    """
+    """Turn what validating a block's raw data raised into sentences."""
     # The branches of a union report one error each, at paths with the branch's name appended: one place, one sentence.
     places: dict[tuple[str | int, ...], list[ErrorDetails]] = defaultdict(list)
     for item in error.errors(include_url=False):
@@ -190,7 +183,7 @@ def _sentence(path: tuple[str | int, ...], items: list[ErrorDetails], model: typ
             return first["msg"]
     wanted = dict.fromkeys(_plain(item["msg"]) for item in items)
     field = model.model_fields.get(str(path[0])) if len(path) == 1 else None
-    if _is_nullable(field):
+    if field is not None and NoneType in get_args(field.annotation):
         wanted["null"] = None
     verb = "must be" if " should be " in first["msg"] else "must"
     return f"{verb} {' or '.join(wanted)}, got {_shown(first['input'])}{_hint(items)}"
@@ -202,10 +195,6 @@ def _plain(message: str) -> str:
     for pydantics, plain in _WORDS.items():
         message = message.replace(pydantics, plain)
     return message
-
-
-def _is_nullable(field: FieldInfo | None) -> bool:
-    return field is not None and NoneType in get_args(field.annotation)
 
 
 def _hint(items: list[ErrorDetails]) -> str:

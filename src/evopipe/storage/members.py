@@ -73,10 +73,7 @@ def _build(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Memb
 def write(folder: Path, members: Sequence[Member], about: Mapping[str, Any]) -> None:
     """Write members as a folder of safetensors and JSON, byte-deterministic, with checksums.
 
-    Args:
-        folder: where; replaced as a whole.
-        members: the members.
-        about: what they were made for, and whatever else a reader should know; JSON data.
+    `about` is JSON data: what they were made for, and whatever else a reader should know.
     """
     tensors, described = pack(members, "members")
     data = safeio.dump_json({**about, "members": described}, str(folder / _MEMBERS), indent=2)
@@ -84,16 +81,11 @@ def write(folder: Path, members: Sequence[Member], about: Mapping[str, Any]) -> 
 
 
 def read(folder: Path, wanted: Mapping[str, Any], remedy: str) -> tuple[list[Member], dict[str, Any]]:
-    """Read what `write` wrote: the members, and what was said of them.
-
-    Args:
-        folder: where.
-        wanted: what they must have been made for, part of `about`.
-        remedy: what to do if they were made for something else.
+    """Read what `write` wrote: the members, and what was said of them, `wanted` included.
 
     Raises:
         MissingInputError: the folder is not there.
-        DataError: it is damaged, or the members were made for something else.
+        DataError: it is damaged, or something else was said; the message ends with `remedy`.
     """
     files = safeio.read_folder(folder, only=(_MEMBERS, _TENSORS))
     about = safeio.parse_json(files[_MEMBERS], str(folder / _MEMBERS))
