@@ -349,8 +349,8 @@ def test_training_writes_what_the_loop_ended_with(tmp_path: Path, mode: str) -> 
 
 @pytest.mark.parametrize(("columns", "most", "text"), [
     (3, 2, None),
-    (3, 3, "holds observations of length 3 and 4 actions, handover_envs:Drift-v0 has 3 and 3"),
-    (4, 2, "holds observations of length 4 and 3 actions, handover_envs:Drift-v0 has 3 and 3"),
+    (3, 3, "holds observations of length 3 and 4 discrete actions, handover_envs:Drift-v0 has 3 and 3"),
+    (4, 2, "holds observations of length 4 and 3 discrete actions, handover_envs:Drift-v0 has 3 and 3"),
 ])  # fmt: skip
 def test_training_refuses_transitions_that_it_could_not_learn_from(
     tmp_path: Path, columns: int, most: int, text: str | None

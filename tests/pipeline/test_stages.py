@@ -161,8 +161,8 @@ def test_transitions_of_another_environment(folder: Path) -> None:
     answer = call(folder, "train")
     assert (answer.code, answer.err) == (
         65,
-        "error: data/transitions.h5: holds observations of length 4 and 2 actions, Acrobot-v1 has 6 and 3; "
-        "run `dvc repro fetch buffer` again\n",
+        "error: data/transitions.h5: holds observations of length 4 and 2 discrete actions, Acrobot-v1 has 6 and 3 "
+        "discrete ones; run `dvc repro fetch buffer` again\n",
     )
 
 

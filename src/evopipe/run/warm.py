@@ -25,16 +25,13 @@ def read_warm(spec: Spec, folder: Path) -> Transitions | None:
     found = read_transitions(path, limit)
     if not len(found):
         raise DataError(f"{path}: holds no transition; fetch at least one episode, then `dvc repro fetch buffer`")
-    vectors, remedy = found.action.ndim == 2, "run `dvc repro fetch buffer` again"
-    if vectors != spec.spaces.continuous:
-        kind = "continuous" if vectors else "discrete"
-        raise DataError(f"{path}: holds {kind} actions, {spec.env.id} has {spec.spaces.kind} ones; {remedy}")
-    observations = found.obs.shape[1]
+    vectors, observations = found.action.ndim == 2, found.obs.shape[1]
     actions = found.action.shape[1] if vectors else int(found.action.max()) + 1
-    if observations != spec.observations or actions > spec.actions or (vectors and actions < spec.actions):
-        what = "actions" if not vectors else "numbers in an action"
+    fits = actions == spec.actions if vectors else actions <= spec.actions  # not every action need have been taken
+    if vectors != spec.spaces.continuous or observations != spec.observations or not fits:
+        kind = "continuous" if vectors else "discrete"
         raise DataError(
-            f"{path}: holds observations of length {observations} and {actions} {what}, {spec.env.id} has "
-            f"{spec.observations} and {spec.actions}; {remedy}"
+            f"{path}: holds observations of length {observations} and {actions} {kind} actions, {spec.env.id} has "
+            f"{spec.observations} and {spec.actions} {spec.spaces.kind} ones; run `dvc repro fetch buffer` again"
         )
     return found

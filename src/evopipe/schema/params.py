@@ -85,8 +85,9 @@ class Params(Schema):
         """
         value: Any = self.model_dump(mode="json")
         for step in path.split("."):
-            entries = dict(enumerate(value)) if isinstance(value, list) else value if isinstance(value, dict) else {}
-            known = {str(key): entry for key, entry in entries.items()}
+            if isinstance(value, list):
+                value = {str(number): item for number, item in enumerate(value)}
+            known = value if isinstance(value, dict) else {}
             if step not in known:
                 guess = suggestion(step, known) if known else ", there are no keys there"
                 raise UsageError(f"params show: no key {step!r} in {path}{guess}")
