@@ -15,7 +15,7 @@ from gymnasium import spaces
 import action_envs
 import populations
 from evopipe import play as playing
-from evopipe.algos import bc
+from evopipe.algos import get
 from evopipe.core.forward import forward
 from evopipe.envs.check import check, random_action
 from evopipe.envs.make import ActionSpace
@@ -277,7 +277,7 @@ def sampled(cfg: Any, state: Any, obs: Any, legal: Any, epsilon: Any, draw: Any)
         return distribution(cfg.spaces, forward(state.actor, obs), legal=legal).sample(draw)
 
 
-SEVERAL: Any = SimpleNamespace(**{**vars(bc), "ACTIONS": ("multidiscrete",), "greedy": chosen, "act": sampled})
+SEVERAL: Any = SimpleNamespace(**{**vars(get("bc")), "ACTIONS": ("multidiscrete",), "greedy": chosen, "act": sampled})
 """An algorithm of one's own: behaviour cloning's network, read as a distribution of whatever the actions are."""
 
 
