@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from evopipe import layout
 from evopipe.core.population import Member
 from evopipe.evolve.mutate import Mutation
 from evopipe.evolve.step import evolve
 from evopipe.ops.statistics import bootstrap_interval
+from evopipe.run.outs import CURVE, TIMING
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.params import Params, parse_params
-from evopipe.stages import export, paths
-from evopipe.stages.setup import about_spec, make_spec, write_members
-from evopipe.stages.train import CURVE, TIMING
+from evopipe.stages import export
+from evopipe.stages.setup import about_spec, make_spec
 from evopipe.storage import members as stored
 from evopipe.storage import safeio
 from tiny import params as tiny_params
@@ -154,14 +155,14 @@ def _write(
             "confirmed": True,
         },
     }
-    write_members(folder / paths.TRAINED, [*members, elite], about)
+    stored.write(folder / layout.TRAINED, [*members, elite], about)
     lines = b"".join(safeio.dump_json(record, "lineage") for record in records)
-    safeio.write_bytes(folder / paths.LINEAGE, lines)
-    safeio.write_csv(folder / paths.FITNESS, CURVE, curve)
+    safeio.write_bytes(folder / layout.LINEAGE, lines)
+    safeio.write_csv(folder / layout.FITNESS, CURVE, curve)
     seconds = [
         [row[0], 9.0 + 2.0 * float(chance.random()), STEPS * len(members), row[2] // (2 * row[0])] for row in curve
     ]
-    safeio.write_csv(folder / paths.TIMING, TIMING, seconds)
+    safeio.write_csv(folder / layout.TIMING, TIMING, seconds)
     summary = {
         "reason": "max_steps",
         "generations": len(curve),
@@ -173,7 +174,7 @@ def _write(
         "target": -100.0,
         "warm_start": 0,
     }
-    safeio.write_json(folder / paths.TRAIN, summary)
+    safeio.write_json(folder / layout.TRAIN, summary)
     _write_evaluation(folder, [*members, elite], episodes, chance)
     export.run(params, quiet=True, folder=folder)
 
@@ -196,9 +197,9 @@ def _write_evaluation(folder: Path, members: list[Member], episodes: int, chance
             "max": float(returns.max()),
             "mean_length": float(-returns.mean()),
         }
-    safeio.write_csv(folder / paths.EPISODES, ["member", "seed", "return", "length"], rows)
+    safeio.write_csv(folder / layout.EPISODES, ["member", "seed", "return", "length"], rows)
     elite = summaries.pop("elite")
     safeio.write_json(
-        folder / paths.EVALUATION, {"elite": elite, "episodes": episodes, "steps": 1, "env": "Acrobot-v1"}
+        folder / layout.EVALUATION, {"elite": elite, "episodes": episodes, "steps": 1, "env": "Acrobot-v1"}
     )
-    safeio.write_json(folder / paths.MEMBERS, summaries)
+    safeio.write_json(folder / layout.MEMBERS, summaries)

@@ -42,23 +42,18 @@ def report(error: Exception) -> int:
         pass
     import typer
 
-    # Typer brings its own copy of click in some versions: this is the UsageError of the one in use.
-    if isinstance(error, typer.BadParameter.__mro__[1]):
-        return _report_usage(error)
     if isinstance(error, typer.Abort):
         return _complain("interrupted", 130)
+    # Typer brings its own copy of click in some versions: this is the UsageError of the one in use.
+    if isinstance(error, typer.BadParameter.__mro__[1]):
+        context, message = error.ctx, error.format_message()  # type: ignore[attr-defined]
+        if context is not None and type(error).__name__ == "NoArgsIsHelpError":
+            print(context.get_help(), file=sys.stderr)
+            return 64
+        command = context.command_path if context else "evopipe"
+        return _complain(f"{message.rstrip('.')} (see {command} --help)", 64)
     what = f"{type(error).__name__}: {error}".rstrip(": ").partition("\n")[0]
     return _complain(f"internal error: {what}; this is a bug in evopipe: re-run with --debug and report it", 1)
-
-
-def _report_usage(error: Exception) -> int:
-    message = error.format_message()  # type: ignore[attr-defined]
-    context = getattr(error, "ctx", None)
-    if not message or type(error).__name__ == "NoArgsIsHelpError":
-        sys.stderr.write(context.get_help() + "\n" if context else "")
-        return 64
-    command = context.command_path if context else "evopipe"
-    return _complain(f"{message.rstrip('.')} (see {command} --help)", 64)
 
 
 def _complain(message: str, code: int) -> int:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evopipe import algos, policy
+from evopipe import algos, layout, policy
 from evopipe.evolve.lineage import Record, read_lineage
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.params import Params, load_params, parse_params
-from evopipe.stages import buffer, evaluate, export, fetch, paths, population, report, tracking, train
+from evopipe.stages import buffer, evaluate, export, fetch, population, report, tracking, train
 from evopipe.storage import safeio
 
 
@@ -77,9 +77,9 @@ def _run(params: Params, folder: Path, quiet: bool) -> Result:
     for stage in (*upstream, population, train, evaluate, export):
         stage.run(params, quiet=quiet, folder=folder)
     return Result(
-        policy=policy.load(folder / paths.ELITE),
-        evaluation=safeio.read_json(folder / paths.EVALUATION),
-        members=safeio.read_json(folder / paths.MEMBERS),
-        summary=safeio.read_json(folder / paths.TRAIN),
-        lineage=read_lineage(safeio.read_bytes(folder / paths.LINEAGE), str(paths.LINEAGE)),
+        policy=policy.load(folder / layout.ELITE),
+        evaluation=safeio.read_json(folder / layout.EVALUATION),
+        members=safeio.read_json(folder / layout.MEMBERS),
+        summary=safeio.read_json(folder / layout.TRAIN),
+        lineage=read_lineage(safeio.read_bytes(folder / layout.LINEAGE), str(layout.LINEAGE)),
     )

@@ -7,25 +7,26 @@ it needs.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from evopipe import __version__
-from evopipe.errors import EnvironmentFailed, UsageError, did_you_mean
+from evopipe.errors import EnvironmentFailed, UsageError, suggestion
 
 if TYPE_CHECKING:
     from evopipe.schema.params import Params
 
-_FLAGS = frozenset({"--quiet", "-q", "--debug"})
 _STAGES = {
     "fetch": "Collect, download or convert the dataset: data/dataset.",
     "buffer": "Pack the dataset into transitions: data/transitions.h5.",
@@ -61,21 +62,17 @@ _env = _group("env", "Try environments.")
 
 @dataclass(frozen=True)
 class _Options:
-    """The options that every command takes."""
-
     params: str
     quiet: bool
 
     def load(self) -> Params:
-        """Read the params file."""
         from evopipe.schema.params import load_params
 
         return load_params(self.params)
 
-    def tell(self, sentence: str) -> None:
-        """Print a result."""
+    def tell(self, sentence: str, err: bool = False) -> None:
         if not self.quiet:
-            typer.echo(sentence)
+            typer.echo(sentence, err=err)
 
 
 def _warn(sentence: str) -> None:
@@ -95,8 +92,9 @@ def _without_torch() -> None:
     """Let what is imported from here on load torch and numpy where it first uses them, which these commands never do.
 
     Algorithm files say `import torch` at their top, which costs 1.6 s, and only their `Config` is read: see
-    docs/decisions/0015.
+    docs/decisions/0015. Nor is it worth the time to look for plugins of pydantic.
     """
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     for name in ("torch", "numpy"):
         sys.modules.setdefault(name, _Later(name))
 
@@ -112,14 +110,13 @@ def globals_first(arguments: list[str]) -> list[str]:
     words = iter(arguments)
     for word in words:
         if word == "--":
-            rest.extend((word, *words))
-        elif word in _FLAGS or word.startswith("--params="):
+            rest += [word, *words]
+        elif word in ("--quiet", "-q", "--debug") or word.startswith("--params="):
             front.append(word)
         elif word == "--params":
-            value = next(words, None)
-            if value is None:
+            front += [word, *islice(words, 1)]
+            if front[-1] == word:
                 raise UsageError("--params needs the name of a file: --params FILE")
-            front.extend((word, value))
         else:
             rest.append(word)
     return front + rest
@@ -164,6 +161,23 @@ for _name, _what in _STAGES.items():
     app.command(_name, help=_what)(_stage(_name))
 
 
+def _arguments(text: str) -> dict[str, Any]:
+    """Read the keyword arguments of an environment."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"not JSON ({error}): write it like '{{\"continuous\": false}}'") from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter("must be a JSON object: write it like '{\"continuous\": false}'")
+    return value
+
+
+_Arguments = Annotated[
+    dict[str, Any] | None,
+    typer.Option("--kwargs", metavar="JSON", parser=_arguments, help="Keyword arguments of the environment."),
+]
+
+
 @app.command()
 def play(
     context: typer.Context,
@@ -174,31 +188,28 @@ def play(
     gif: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an animated GIF; no window.")] = None,
     mp4: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an MP4 film; no window.")] = None,
     env: Annotated[str | None, typer.Option(metavar="ID", help="Another environment than the policy's own.")] = None,
-    kwargs: Annotated[str | None, typer.Option(metavar="JSON", help="Other arguments of the environment.")] = None,
+    kwargs: _Arguments = None,
 ) -> None:
     """Watch a policy: in a window, or as a file."""
-    settings = None if kwargs is None else _json_mapping(kwargs)
     from evopipe import film
     from evopipe import play as player
     from evopipe.policy import load
 
     tell = context.obj.tell
-    if not (gif or mp4 or player.has_display()):
+    films = {path: partial(write, path) for write, path in ((film.gif, gif), (film.mp4, mp4)) if path}
+    if not (films or player.has_display()):
         raise UsageError(
             "play: there is no display here to open a window on; write a file instead: "
             f"evopipe play {shlex.quote(str(folder))} --gif play.gif, or --mp4 play.mp4"
         )
-    for path in filter(None, (gif, mp4)):
+    for path in films:
         if path.is_dir():
             raise UsageError(f"play: {path} is a folder; give the name of a file")
     policy = load(folder)
-    cfg = player.environment_of(policy, env, settings)
-    films = {path: partial(write, path) for write, path in ((film.gif, gif), (film.mp4, mp4)) if path}
+    cfg = player.environment_of(policy, env, kwargs)
 
-    def tell_score(score: player.Score) -> None:
-        tell(f"seed {score.seed}: return {score.total:.1f}, {score.steps} steps")
-
-    scores = player.watch(policy, cfg, list(films.values()), episodes, seed, max_steps, tell_score)
+    say = lambda score: tell(f"seed {score.seed}: return {score.total:.1f}, {score.steps} steps")  # noqa: E731
+    scores = player.watch(policy, cfg, list(films.values()), episodes, seed, max_steps, say)
     if scores:
         mean = sum(score.total for score in scores) / len(scores)
         tell(f"{cfg.id}: mean return {mean:.1f} of {len(scores)} episode{'s' * (len(scores) > 1)}")
@@ -220,11 +231,8 @@ def verify(
     """Run HEAD anew in two clean clones and compare every out."""
     from evopipe.verify.clones import verify as run_verify
 
-    def tell(sentence: str) -> None:
-        if not context.obj.quiet:
-            typer.echo(sentence, err=True)
-
-    run_verify(pipeline, lock, jobs, tolerance, keep, context.obj.tell, tell, _warn)
+    tell = context.obj.tell
+    run_verify(pipeline, lock, jobs, tolerance, keep, tell, partial(tell, err=True), _warn)
 
 
 @app.command()
@@ -246,11 +254,9 @@ def algos() -> None:
     _without_torch()
     from evopipe import algos as registry
 
-    found = [(name, registry.get(name)) for name in registry.names()]
-    rows = [(name, (algo.__doc__ or "").partition("\n")[0], algo.PAPER) for name, algo in found]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for name in registry.names():
+        algo = registry.get(name)
+        typer.echo(f"{name:8} {(algo.__doc__ or '').partition(chr(10))[0]} {algo.PAPER}")
 
 
 _params.callback()(_without_torch)
@@ -279,9 +285,8 @@ def params_show(
     """Print the parameters in effect, or one of them."""
     from evopipe.schema.write import dump_yaml
 
-    value: Any = context.obj.load().model_dump(mode="json")
-    if key is not None:
-        value = _value_at(value, key)
+    params = context.obj.load()
+    value = params.model_dump(mode="json") if key is None else params.at(key)
     typer.echo(value if isinstance(value, str) else dump_yaml(value).rstrip("\n"))
 
 
@@ -292,66 +297,39 @@ def params_block(algo: Annotated[str, typer.Argument(metavar="ALGO", help="An al
     from evopipe.schema.write import block
 
     if algo not in registry.names():
-        guess = did_you_mean(algo, registry.names())
-        raise UsageError(f"params block: no algorithm {algo!r}{guess} (there are: {', '.join(registry.names())})")
+        raise UsageError(f"params block: no algorithm {algo!r}{suggestion(algo, registry.names())}")
     typer.echo(block(algo, registry.get(algo).Config(), depth=1), nl=False)
-
-
-def _value_at(value: Any, path: str) -> Any:
-    for depth, step in enumerate(steps := path.split(".")):
-        if isinstance(value, list) and step.isdecimal() and int(step) < len(value):
-            value = value[int(step)]
-        elif isinstance(value, Mapping) and step in value:
-            value = value[step]
-        else:
-            where = f" in {'.'.join(steps[:depth])}" if depth else ""
-            known = list(value) if isinstance(value, Mapping) else []
-            there = f", known are: {', '.join(known)}" if known else ", it holds no keys"
-            raise UsageError(f"params show: no key {step!r}{where}{did_you_mean(step, known) or there}")
-    return value
 
 
 @_env.command("check")
 def env_check(
     context: typer.Context,
     env_id: Annotated[str, typer.Argument(metavar="ID", help="Gymnasium id, or module:EnvId.")],
-    kwargs: Annotated[str, typer.Option(metavar="JSON", help="Keyword arguments of the environment.")] = "{}",
+    kwargs: _Arguments = None,
 ) -> None:
     """Try an environment: spaces, resets, steps, dtypes, determinism."""
-    arguments = _json_mapping(kwargs)
     from evopipe.envs.check import check
 
-    findings = check(env_id, arguments)
-    errors = [finding.removeprefix("error: ") for finding in findings if finding.startswith("error: ")]
-    for finding in findings:
-        if not finding.startswith("error: "):
+    errors = []
+    for finding in check(env_id, kwargs or {}):
+        if finding.startswith("error: "):
+            errors.append(f"{env_id}: {finding.removeprefix('error: ')}")
+        else:
             typer.echo(f"{env_id}: {finding}", err=True)
     if errors:
-        raise EnvironmentFailed("\n".join(f"{env_id}: {error}" for error in errors))
+        raise EnvironmentFailed("\n".join(errors))
     context.obj.tell(f"{env_id}: ok")
-
-
-def _json_mapping(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"--kwargs: not JSON ({error}): write it like '{{\"continuous\": false}}'") from None
-    if not isinstance(value, dict):
-        raise UsageError("--kwargs: must be a JSON object: write it like '{\"continuous\": false}'")
-    return value
 
 
 @_gpu.command("check")
 def gpu_check(
     context: typer.Context,
-    device: Annotated[str, typer.Option(metavar="cuda|cpu", help="cpu tries the check itself.")] = "cuda",
+    device: Annotated[Literal["cuda", "cpu"], typer.Option(help="cpu tries the check itself.")] = "cuda",
     algo: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Not all algorithms; may stand again.")] = None,
     members: Annotated[int, typer.Option(metavar="N", min=1, max=4096, help="Members of the population.")] = 8,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Timings of each way, in turns.")] = 9,
 ) -> None:
     """Compare graphs with eager code and the GPU with the CPU, and time both ways."""
-    if device not in ("cuda", "cpu"):
-        raise UsageError(f"gpu check: --device must be cuda or cpu, got {device!r}")
     from evopipe.verify import gpu
 
     def tell(finding: gpu.Finding) -> None:

@@ -15,7 +15,11 @@ _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.E
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
 # HDF5 and safetensors report a failed write in words, in errors of their own.
 _DISK_WORDS = ("No space left on device", "Disk quota exceeded", "Read-only file system")
-_MEMORY_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+_MEMORY_WORDS = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "OutOfMemoryError: ",  # torch's, which need not be imported for that
+)
 
 
 class EvopipeError(Exception):
@@ -103,6 +107,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f", did you mean {near[0]!r}?" if near else ""
 
 
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return what to say behind an unknown word: the nearest known one, or all of them."""
+    known = list(known)
+    return did_you_mean(word, known) or f", known are: {', '.join(known)}"
+
+
 @contextlib.contextmanager
 def translate_failures() -> Iterator[None]:
     """Give failures of the machine a sentence that says what to do. Errors that already have one pass.
@@ -116,25 +126,21 @@ def translate_failures() -> Iterator[None]:
     except EvopipeError:
         raise
     except Exception as error:
-        code, file = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
         said = (str(getattr(error, "strerror", None) or error).strip() or type(error).__name__).splitlines()[0][:200]
-        if (
-            isinstance(error, MemoryError)
-            or code == errno.ENOMEM
-            or type(error).__name__ == "OutOfMemoryError"  # torch's, which need not be imported for that
-            or any(words in str(error) for words in _MEMORY_WORDS)
-        ):
-            raise ResourceError(
-                f"memory ran out ({said}); lower train.replay.capacity, population.size or env.num_envs"
-            ) from error
-        if code in _DISK or any(words in str(error) for words in _DISK_WORDS):
-            raise DiskError(
-                f"{f'{file}: ' if file else ''}a file could not be written ({said}); free some space or make the "
-                "folder writable, then run again: training continues from its last checkpoint"
-            ) from error
+        code, file = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
+        place = f"{file}: " if file else ""
+        if isinstance(error, MemoryError) or code == errno.ENOMEM or _says(error, _MEMORY_WORDS):
+            remedy = "lower train.replay.capacity, population.size or env.num_envs"
+            raise ResourceError(f"memory ran out ({said}); {remedy}") from error
+        if code in _DISK or _says(error, _DISK_WORDS):
+            remedy = "free some space or make the folder writable, then run again: training continues from its last"
+            raise DiskError(f"{place}a file could not be written ({said}); {remedy} checkpoint") from error
         if code in _FORBIDDEN and file:
-            raise DiskError(
-                f"{file}: this process may not use that file ({said}); change its permissions, or run as the user who "
-                "owns it"
-            ) from error
+            remedy = "change its permissions, or run as the user who owns it"
+            raise DiskError(f"{place}this process may not use that file ({said}); {remedy}") from error
         raise
+
+
+def _says(error: Exception, words: Iterable[str]) -> bool:
+    text = f"{type(error).__name__}: {error}"
+    return any(word in text for word in words)

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from evopipe import layout
 from evopipe.errors import DiskError, MissingInputError, UsageError
 
 
@@ -37,7 +38,7 @@ def state_folder(stage: str, key: str, where: Path = Path()) -> Path:
     Raises:
         DiskError: the folder cannot be made.
     """
-    top = dvc_root(where) / ".evopipe"
+    top = dvc_root(where) / layout.STATE
     folder = top / stage / key
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ import torch
 
 import populations
 import tiny
-from evopipe import algos
+from evopipe import algos, layout
 from evopipe.run.drive import begin
 from evopipe.run.run import Run as Training
 from evopipe.schema.params import Params, load_params
@@ -111,7 +111,7 @@ def test_every_bit_of_the_state_comes_back(tmp_path: Path, sharing: str) -> None
     folder = prepared(tmp_path, {"train.replay.sharing": sharing, "train.max_steps": 1000})
     params = load_params(folder / "params.yaml")
     problem = make_spec(params)
-    members, _ = read_members(folder / "models/population", problem, "population")
+    members, _ = read_members(folder, layout.POPULATION, problem)
 
     def step(loop: Training) -> None:
         if loop.clock.generation_over:
@@ -159,7 +159,7 @@ def test_every_bit_of_an_on_policy_state_comes_back(tmp_path: Path, kind: str) -
     """Half-full rollouts, what networks remember, actions that are chosen: saved and loaded at random ticks."""
     folder = prepared(tmp_path, {**on_policy(kind), "train.max_steps": 1000})
     problem = make_spec(load_params(folder / "params.yaml"))
-    members, _ = read_members(folder / "models/population", problem, "population")
+    members, _ = read_members(folder, layout.POPULATION, problem)
 
     def step(loop: Any, choose: bool = False) -> None:
         if loop.clock.generation_over:
@@ -256,7 +256,7 @@ def test_stage_evaluate_asked_to_stop(start: Starter, tmp_path: Path, signum: si
     run.send(signum)
     assert run.wait() == code, run.log
     assert time.monotonic() - asked < 10
-    assert run.log == "error: evaluation stopped, nothing was written; the same command begins it again\n"
+    assert run.log == "error: stopped, nothing was written; the same command begins it again\n"
     assert not (folder / "reports/evaluation.json").exists()
 
 
@@ -351,7 +351,7 @@ def test_saving_takes_little_of_the_time(tmp_path: Path) -> None:
     )
     params = load_params(folder / "params.yaml")
     problem = make_spec(params)
-    members, _ = read_members(folder / "models/population", problem, "population")
+    members, _ = read_members(folder, layout.POPULATION, problem)
     loop = begin(problem, members)
     while not loop.reason:
         if loop.clock.generation_over:

@@ -21,7 +21,7 @@ import torch
 import evopipe
 import populations
 import reference
-from evopipe import algos, policy, rng
+from evopipe import algos, layout, policy, rng
 from evopipe.core.arch import Arch, Block
 from evopipe.core.population import Member
 from evopipe.envs.heuristics import GOOD, POOR
@@ -31,18 +31,21 @@ from evopipe.evolve.mutate import Mutation
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import fingerprint
 from evopipe.rng import Purpose
+from evopipe.run import train as run_train
 from evopipe.run.drive import begin
+from evopipe.run.outs import write_results
 from evopipe.run.run import Champion
 from evopipe.run.spec import first_members
+from evopipe.run.warm import read_warm
 from evopipe.schema.params import Params, parse_params
 from evopipe.signals import StopSignal
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
-from evopipe.stages.setup import about_spec, make_spec, read_members, write_members
+from evopipe.stages.setup import about_spec, make_spec, read_members
+from evopipe.storage import members as stored
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.dataset import Episode, Transitions, read_minari, write_transitions
 from evopipe.storage.lock import RunLock
 from evopipe.track.events import End, Generation, Progress, Start, Tracker, read_events
-from evopipe.track.outbox import Outbox
 from handover_envs import LIMIT, Drift
 from tiny import digests
 from tiny import params as tiny_params
@@ -236,7 +239,7 @@ def test_the_first_population_is_written_as_it_was_made(tmp_path: Path) -> None:
     population.run(params, quiet=True, folder=tmp_path)
     problem = make_spec(params)
     expected, births = first_members(problem, 3)
-    members, about = read_members(tmp_path / "models/population", problem, "population")
+    members, about = read_members(tmp_path, layout.POPULATION, problem)
     assert [replace(m, tensors={}) for m in members] == [replace(m, tensors={}) for m in expected]
     assert [m.key for m in members] == rng.member_keys(SEED, range(3)).tolist()
     assert all(populations.same(a, b) for a, b in zip(members, expected, strict=True))
@@ -257,7 +260,7 @@ def start(folder: Path, healthy: Sequence[bool]) -> list[Member]:
         )
         for m, well in zip(first_members(problem, len(healthy))[0], healthy, strict=True)
     ]
-    write_members(folder, members, {**about_spec(problem), "elite": {}})
+    stored.write(folder, members, {**about_spec(problem), "elite": {}})
     return members
 
 
@@ -266,7 +269,7 @@ def test_a_run_goes_on_from_the_elite_and_the_healthy(tmp_path: Path, monkeypatc
     first, _, third, elite = start(Path("begin"), [True, False, True, True])
     params = small({"population.start": "begin", "population.size": 5, "train.warm_start": 0})
     population.run(params, quiet=True)
-    members, about = read_members(Path("models/population"), make_spec(params), "population")
+    members, about = read_members(Path(), layout.POPULATION, make_spec(params))
     for slot, (member, old) in enumerate(zip(members, [elite, first, third, elite, first], strict=True)):
         assert populations.same(member, old)
         assert (member.arch, member.hyper, member.healthy) == (old.arch, old.hyper, True)
@@ -274,7 +277,7 @@ def test_a_run_goes_on_from_the_elite_and_the_healthy(tmp_path: Path, monkeypatc
     assert [m.key for m in members] == rng.member_keys(SEED, range(5)).tolist()
     assert [birth["kind"] for birth in about["mutations"]] == ["none"] * 5
     train.run(params, quiet=True)
-    after, _ = read_members(Path("models/trained"), make_spec(params), "train")
+    after, _ = read_members(Path(), layout.TRAINED, make_spec(params))
     assert min(int(m.tensors["updates"]) for m in after) > 103, "and they learn on"
 
 
@@ -307,7 +310,7 @@ def test_training_writes_what_the_loop_ended_with(tmp_path: Path, mode: str) -> 
     loop.close()
     assert loop.champion is not None
 
-    trained, about = read_members(tmp_path / "models/trained", problem, "train")
+    trained, about = read_members(tmp_path, layout.TRAINED, problem)
     expected = [*loop.members, loop.champion.member]
     assert [replace(m, tensors={}) for m in trained] == [replace(m, tensors={}) for m in expected]
     assert all(populations.same(a, b) for a, b in zip(trained, expected, strict=True))
@@ -345,8 +348,8 @@ def test_training_writes_what_the_loop_ended_with(tmp_path: Path, mode: str) -> 
 
 @pytest.mark.parametrize(("columns", "most", "text"), [
     (3, 2, None),
-    (3, 3, "holds observations of length 3 and 4 actions, handover_envs:Drift-v0 has 3 and 3"),
-    (4, 2, "holds observations of length 4 and 3 actions, handover_envs:Drift-v0 has 3 and 3"),
+    (3, 3, "holds observations of length 3 and 4 discrete actions, handover_envs:Drift-v0 has 3 and 3"),
+    (4, 2, "holds observations of length 4 and 3 discrete actions, handover_envs:Drift-v0 has 3 and 3"),
 ])  # fmt: skip
 def test_training_refuses_transitions_that_it_could_not_learn_from(
     tmp_path: Path, columns: int, most: int, text: str | None
@@ -356,10 +359,10 @@ def test_training_refuses_transitions_that_it_could_not_learn_from(
     write_transitions(tmp_path / "data/transitions.h5", rows, {})
     params = small()
     if text is None:
-        assert len(train._transitions(params, make_spec(params), tmp_path) or ()) == 4
+        assert len(read_warm(make_spec(params), tmp_path) or ()) == 4
     else:
         with pytest.raises(DataError, match=text):
-            train._transitions(params, make_spec(params), tmp_path)
+            read_warm(make_spec(params), tmp_path)
 
 
 def test_what_training_writes_by_hand(tmp_path: Path) -> None:
@@ -375,9 +378,9 @@ def test_what_training_writes_by_hand(tmp_path: Path) -> None:
     clock = loop.clock
     clock.tick, clock.generation, clock.env_steps, clock.eval_steps = 40, 2, 360, 93
     loop.regime.warm, clock.broken, clock.broken_here = 17, 5, 1
-    train._write_outputs(loop, loop.champion, params, tmp_path)
+    write_results(loop, loop.champion, about_spec(problem), tmp_path)
     loop.close()
-    members, about = read_members(tmp_path / "models/trained", problem, "train")
+    members, about = read_members(tmp_path, layout.TRAINED, problem)
     assert [m.id for m in members] == [*(m.id for m in loop.members), 77]
     assert [m.slot for m in members] == [0, 1, 2, 1]
     assert all(populations.same(a, b) for a, b in zip(members, [*loop.members, champion], strict=True))
@@ -504,16 +507,16 @@ def test_a_signal_saves_a_run_that_has_not_ended(tmp_path: Path) -> None:
     problem = make_spec(params)
     loop = begin(problem, first_members(problem, 2)[0])
     store, stop = CheckpointStore(tmp_path / "store"), StopSignal()
-    others = Tracker([]), Outbox(None, tmp_path, params.tracking)
+    others = Tracker([]), lambda: ()
     loop.advance()
     stop.signum = 15
     with pytest.raises(Interrupted, match="stopped at step 3 of each member; saved"):
-        train._train(loop, params, store, stop, *others)
+        run_train.train(loop, store, 100.0, stop, *others)
     saved = store.load()
     assert saved is not None
     assert saved.meta["clock"]["tick"] == 1
     populations.finish(loop)
-    assert train._train(loop, params, CheckpointStore(tmp_path / "none"), stop, *others) is loop.champion
+    assert run_train.train(loop, CheckpointStore(tmp_path / "none"), 100.0, stop, *others) is loop.champion
     loop.close()
 
 
@@ -547,10 +550,10 @@ def test_saving_waits_its_seconds_and_a_hundred_times_what_it_costs(tmp_path: Pa
     problem = make_spec(small({"train.warm_start": 0}))
     loop = begin(problem, first_members(problem, 2)[0])
     store = CheckpointStore(tmp_path / "store")
-    saver = train._Saver(loop, store, 100.0)
+    saver = run_train._Saver(loop, store, 100.0)
     for cost, waited, due in ((0.0, 50.0, False), (2.0, 150.0, False), (0.5, 101.0, True), (2.0, 250.0, True)):
         saver.cost, saver.last = cost, time.perf_counter() - waited
-        saver()
+        saver.save_if_due()
         assert (store.load() is not None) == due
         assert not due or 0.0 < saver.cost != cost
         assert (time.perf_counter() - saver.last < 49.0) == due
@@ -584,7 +587,7 @@ def trained(folder: Path, params: Params) -> list[Member]:
         hyper = {**made.hyper, "lr": 1e-4 * (i + 1)}
         members.append(replace(made, id=20 + i, tensors=tensors, hyper=hyper, slot=i % 3, fitness=(float(i),)))
     elite = {"id": 23, "generation": 3, "score": 4.5, "standard_error": 0.25, "confirmed": True}
-    write_members(folder / "models/trained", members, {**about_spec(problem), "elite": elite})
+    stored.write(folder / "models/trained", members, {**about_spec(problem), "elite": elite})
     return members
 
 
@@ -770,7 +773,7 @@ def test_what_is_exported_is_the_elite(tmp_path: Path) -> None:
         "evopipe": evopipe.__version__,
         "git_revision": "0123456789abcdef" * 2 + "01234567",
         "code_hash": content_key({}, [Path(evopipe.__file__).parent]),
-        "params_hash": export._params_hash(params),
+        "params_hash": content_key(params.tracked()),
         "fingerprint": fingerprint(),
     }
 
@@ -786,7 +789,7 @@ def test_what_is_exported_is_the_elite(tmp_path: Path) -> None:
 
 def test_a_policys_provenance_changes_with_what_it_depends_on() -> None:
     def told(changes: Mapping[str, Any]) -> str:
-        return export._params_hash(small(changes))
+        return content_key(small(changes).tracked())
 
     first = told({})
     kept = {k: v for k, v in SAME_RUN.items() if k.startswith(("runtime", "tracking"))}

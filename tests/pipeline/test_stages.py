@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evopipe import policy
+from evopipe import layout, policy
 from evopipe.errors import DataError
 from tiny import call, digests, write_params
 
@@ -161,18 +161,19 @@ def test_transitions_of_another_environment(folder: Path) -> None:
     answer = call(folder, "train")
     assert (answer.code, answer.err) == (
         65,
-        "error: data/transitions.h5: holds observations of length 4 and 2 actions, Acrobot-v1 has 6 and 3; "
-        "run `dvc repro fetch buffer` again\n",
+        "error: data/transitions.h5: holds observations of length 4 and 2 discrete actions, Acrobot-v1 has 6 and 3 "
+        "discrete ones; run `dvc repro fetch buffer` again\n",
     )
 
 
 def test_made_for_another_algorithm(folder: Path) -> None:
     from evopipe.schema.params import load_params
-    from evopipe.stages.setup import make_spec, read_members, write_members
+    from evopipe.stages.setup import make_spec, read_members
+    from evopipe.storage import members as stored
 
     problem = make_spec(load_params(folder / "params.yaml"))
-    members, about = read_members(folder / "models/population", problem, "population")
-    write_members(folder / "models/population", members, about | {"algo": "ppo"})
+    members, about = read_members(folder, layout.POPULATION, problem)
+    stored.write(folder / "models/population", members, about | {"algo": "ppo"})
     answer = call(folder, "train")
     assert (answer.code, answer.err) == (
         65,

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import evopipe
-from evopipe import algos
 from evopipe.__main__ import main, report
 from evopipe.cli import globals_first
 from evopipe.errors import BusyError, Interrupted, ParamsError
@@ -83,7 +82,7 @@ def test_params_check_lists_every_problem_and_exits_65(workspace: Path) -> None:
     assert code == 65
     first, second = message.splitlines()
     assert first.startswith("error: params.yaml:")
-    assert first.endswith(": seed: expected a whole number, got 'x'")
+    assert first.endswith(": seed: must be a whole number, got 'x'")
     assert second.endswith(": algos.dqn.lrr: unknown key, did you mean 'lr'?")
 
 
@@ -113,11 +112,11 @@ def test_params_show_one_value(workspace: Path, key: str, shown: str) -> None:
 def test_params_show_of_an_unknown_key(workspace: Path) -> None:
     assert outcome(run("params", "show", "train.algi", cwd=workspace)) == (
         64,
-        "error: params show: no key 'algi' in train, did you mean 'algo'?\n",
+        "error: params show: no key 'algi' in train.algi, did you mean 'algo'?\n",
     )
     assert outcome(run("params", "show", "seed.x", cwd=workspace)) == (
         64,
-        "error: params show: no key 'x' in seed, it holds no keys\n",
+        "error: params show: no key 'x' in seed.x, there are no keys there\n",
     )
 
 
@@ -136,7 +135,7 @@ def test_params_block_of_an_unknown_algorithm() -> None:
     code, message = outcome(run("params", "block", "dqm"))
     assert (code, message) == (
         64,
-        f"error: params block: no algorithm 'dqm', did you mean 'dqn'? (there are: {', '.join(algos.names())})\n",
+        "error: params block: no algorithm 'dqm', did you mean 'dqn'?\n",
     )
 
 
@@ -168,7 +167,7 @@ def test_env_check_of_an_environment_that_cannot_be_used() -> None:
 def test_env_check_with_bad_arguments(kwargs: str, what: str) -> None:
     code, message = outcome(run("env", "check", "CartPole-v1", "--kwargs", kwargs))
     assert code == 64
-    assert message.startswith(f"error: --kwargs: {what}")
+    assert message.startswith(f"error: Invalid value for '--kwargs': {what}")
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
@@ -296,7 +295,7 @@ def processor_seconds(*words: str) -> float:
 def test_light_commands_answer_at_once() -> None:
     """A small multiple of what their three libraries take to load; torch alone would be twelve times that."""
     libraries = processor_seconds("-c", "import ruamel.yaml, typer; from pydantic import BaseModel, Field")
-    for words, most in (("--help", 1.2), ("params check", 3.0), ("algos", 3.5)):
+    for words, most in (("--help", 1.2), ("params check", 2.7), ("algos", 2.8)):
         assert processor_seconds("-m", "evopipe", *words.split()) < most * libraries, words
 
 

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 from minari import MinariDataset
 
-from evopipe import policy
+from evopipe import layout, policy
 from evopipe.core.arch import named
 from evopipe.envs.heuristics import GOOD
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, ParamsError
 from evopipe.rng import Purpose, host
 from evopipe.schema.params import Params
 from evopipe.stages import buffer, fetch, population
-from evopipe.stages.paths import POPULATION
 from evopipe.stages.setup import make_spec, read_members
 from evopipe.storage.dataset import Transitions, read_minari, read_transitions
 
@@ -182,7 +181,7 @@ def test_unusable_mixes_are_refused(env: str, collect: dict[str, Any], text: str
 def exported(folder: Path, settings: Params, prefers: int = 0) -> policy.Policy:
     """A policy that was never trained and takes one action wherever it may."""
     population.run(settings, quiet=True, folder=Path("aside"))
-    members, about = read_members(Path("aside") / POPULATION, make_spec(settings), "population")
+    members, about = read_members(Path("aside"), layout.POPULATION, make_spec(settings))
     spaces = {name: about[name] for name in ("observations", "actions")}
     start = settings.env.kwargs.get("offset", 0)
     widths = make_spec(settings).widths["q"]

@@ -59,7 +59,9 @@ def test_without_a_gpu_one_sentence_says_so(tmp_path: Path) -> None:
 
 def test_wrong_words_are_refused_with_a_sentence(tmp_path: Path) -> None:
     answer = call(tmp_path, "gpu", "check", "--device", "tpu")
-    assert (answer.code, answer.err) == (64, "error: gpu check: --device must be cuda or cpu, got 'tpu'\n")
+    assert answer.code == 64
+    assert answer.err.startswith("error: Invalid value for '--device': ")
+    assert "'tpu' is not one of 'cuda', 'cpu'" in answer.err
     with pytest.raises(UsageError, match="no algorithm 'dqm', did you mean 'dqn'"):
         gpu.check(["dqm"], CPU, 3, 1, lambda _: None, envs=2)
 

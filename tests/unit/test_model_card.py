@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from evopipe.card import card
 from evopipe.envs.spaces import ObservationSpace
-from evopipe.stages import export
+from evopipe.policy import Policy
+from evopipe.run.spec import first_members
+from populations import problem
 
+SCORE = {"mean": 1.23, "interval": [-1.0, 2.5], "std": 0.2, "median": 1.0, "iqm": 1.1}
 NESTED = spaces.Dict(
     {
         "image": spaces.Box(0, 255, (6, 5, 3), np.uint8),
@@ -23,14 +28,23 @@ NESTED = spaces.Dict(
 )
 
 
+def written(space: spaces.Space[Any]) -> str:
+    """The card of a policy that sees this space."""
+    p = problem()
+    about = {"algo": "dqn", "env": {"id": "My-v0"}, "hyper": {"lr": 0.001, "gamma": 0.5}, "evaluation": SCORE}
+    made = Policy(p.algo, p.algo_config, first_members(p, 1)[0][0], {**p.spaces.to_json(), "action_start": 0, **about})
+    made.observation_space = ObservationSpace.of(space)
+    return card(made, episodes=7)
+
+
 def table(text: str) -> list[list[str]]:
     """The cells of a Markdown table's rows, without its head."""
     rows = [re.findall(r"(?<=\| )[^|]*(?= \|)", line) for line in text.splitlines() if line.startswith("| ")]
-    return rows[1:]
+    return rows[rows.index(["part", "shape", "columns", "what they are"]) + 1 :]
 
 
 def test_the_table_names_every_part_in_the_rows_order() -> None:
-    assert table(export._rows(ObservationSpace.of(NESTED))) == [
+    assert table(written(NESTED)) == [
         ["observation['goal']", "[]", "3", "one-hot, 3 values from 2 on"],
         ["observation['grid']", "[2, 3]", "6", "its numbers"],
         ["observation['image']", "[6, 5, 3]", "90", "its channels moved to the front, x / 255"],
@@ -56,4 +70,20 @@ def test_rows_made_as_the_table_says_are_the_policys() -> None:
 
 
 def test_a_vector_needs_no_table() -> None:
-    assert export._rows(ObservationSpace.of(gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32))) == ""
+    assert "what they are" not in written(gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32))
+
+
+def test_the_card_says_how_good_it_is_and_with_which_hyper_parameters() -> None:
+    lines = written(NESTED).splitlines()
+    assert lines[:3] == ["---", "library_name: evopipe", "tags: [reinforcement-learning, dqn, My-v0]"]
+    assert lines[5] == "# DQN on My-v0"
+    at = lines.index("| held-out episodes | mean | 95 % interval | std | median | IQM |")
+    assert lines[at + 2 : at + 8] == [
+        "| 7 | 1.2 | [-1.0, 2.5] | 0.2 | 1.0 | 1.1 |",
+        "",
+        "| hyper-parameter | value |",
+        "|---|---|",
+        "| gamma | 0.5 |",
+        "| lr | 0.001 |",
+    ]
+    assert "actions, values = program(obs)" in lines

@@ -304,8 +304,8 @@ def test_a_dataset_of_other_spaces_is_refused(folder: Path) -> None:
     for stage in (fetch, buffer):
         stage.run(settings(), quiet=True)
     for env, algo, text in (
-        ("Pendulum-v1", "iql", "holds discrete actions, Pendulum-v1 has continuous ones"),
-        ("Acrobot-v1", "cqn", "holds observations of length 4 and 2 actions, Acrobot-v1 has 6 and 3"),
+        ("Pendulum-v1", "iql", "discrete actions, Pendulum-v1 has 3 and 1 continuous ones"),
+        ("Acrobot-v1", "cqn", "holds observations of length 4 and 2 discrete actions, Acrobot-v1 has 6 and 3"),
     ):
         other = settings(env, algo)
         population.run(other, quiet=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from evopipe import layout
 from evopipe.algos import get, names
 from evopipe.schema.blocks import NEUTRAL as NEUTRAL_RUNTIME
 from evopipe.schema.read import parse_yaml, read_yaml
@@ -22,8 +23,8 @@ PARAMS = read_yaml(ROOT / "params.yaml").data
 STAGES: dict[str, Any] = read_yaml(ROOT / "dvc.yaml").data["stages"]
 # They steer a run or report on it; what it computes does not depend on how they are written.
 NEUTRAL = {
-    "__init__.py", "algos/_hyper.py", "errors.py", "keys.py", "machine.py", "parallel.py", "signals.py", "types.py",
-    "stages/paths.py", "stages/tell.py", "stages/tracking.py", "storage/checkpoint.py", "storage/lock.py",
+    "__init__.py", "algos/_hyper.py", "errors.py", "keys.py", "layout.py", "machine.py", "parallel.py", "signals.py",
+    "types.py", "stages/tell.py", "stages/tracking.py", "storage/checkpoint.py", "storage/lock.py",
     "storage/safeio.py",
 }  # fmt: skip
 
@@ -99,6 +100,13 @@ def test_a_stage_reads_what_an_earlier_one_writes(stage: str) -> None:
     assert {dep for dep in tracked(stage, "deps") if not dep.startswith("src/")} <= earlier
 
 
+def test_the_outs_of_a_stage_lie_where_the_layout_says() -> None:
+    assert list(STAGES) == list(layout.OUTS)
+    for stage, outs in layout.OUTS.items():
+        written = {path for section in ("outs", "metrics", "plots") for path in tracked(stage, section)}
+        assert written == {out.as_posix() for out in outs}, stage
+
+
 def test_every_parameter_is_tracked_by_a_stage() -> None:
     paths = {path for stage in STAGES for path in tracked(stage, "params")}
     for path in paths:
@@ -119,7 +127,7 @@ def test_every_parameter_is_tracked_by_a_stage() -> None:
 
 
 def test_the_fitness_plot_names_columns_of_the_file() -> None:
-    from evopipe.stages.train import CURVE
+    from evopipe.run.outs import CURVE
 
     (plot,) = read_yaml(ROOT / "dvc.yaml").data["plots"]
     assert {plot["fitness"]["x"], *plot["fitness"]["y"]["reports/fitness.csv"]} <= set(CURVE)

@@ -25,14 +25,15 @@ from PIL import Image
 import rendering_envs  # noqa: F401  # registers them
 from evopipe.errors import DataError, MissingInputError
 from evopipe.film import Frames
+from evopipe.layout import OUTS, WRITER
 from evopipe.play import Score
 from evopipe.report import draw, figures, read, words
 from evopipe.report.lineage import Node
 from evopipe.report.movie import BUDGET, FRAMES, WIDTH, Movie, film
 from evopipe.report.page import compose, page, without_measured
 from evopipe.report.read import Run
-from evopipe.stages import paths, report
-from evopipe.stages.train import TIMING, _write_timing
+from evopipe.run.outs import TIMING, write_timing
+from evopipe.stages import report
 from evopipe.track.events import End, Generation, JsonlSink, Progress, Start
 from reports import write_run
 from tiny import environment
@@ -200,7 +201,7 @@ def test_what_comes_from_data_is_escaped(copy: Path) -> None:
 
 def test_the_parameters_are_shown(folder: Path) -> None:
     params = write_run(folder / "again", members=1, generations=1, episodes=3)
-    shown = report.shown(params)
+    shown = report._shown(params)
     text = Document(compose(read.read(folder), shown, NO_MOVIE)).text
     for words_ in (
         "evo_steps400",
@@ -312,12 +313,10 @@ def test_a_fitness_curve_with_gaps(copy: Path) -> None:
     assert document(copy).plots
 
 
-@pytest.mark.parametrize("path", sorted(read.WRITERS))
+@pytest.mark.parametrize("path", [*OUTS["train"][1:], *OUTS["evaluate"], *OUTS["export"]])
 def test_a_missing_file_names_its_stage(copy: Path, path: Path) -> None:
     shutil.rmtree(copy / path) if (copy / path).is_dir() else (copy / path).unlink()
-    with pytest.raises(
-        MissingInputError, match=rf"{path}: not there; run `evopipe {read.WRITERS[path]}` or `dvc repro"
-    ):
+    with pytest.raises(MissingInputError, match=rf"{path}: not there; run `evopipe {WRITER[path]}` or `dvc repro"):
         page(copy, {})
 
 
@@ -340,11 +339,6 @@ def test_a_damaged_file_is_named(copy: Path, path: str, content: str) -> None:
     (copy / path).write_text(content)
     with pytest.raises(DataError, match=re.escape(str(copy / path))):
         page(copy, {})
-
-
-def test_the_names_of_files_are_the_stages_own() -> None:
-    for name in ("FITNESS", "LINEAGE", "TIMING", "TRAIN", "EVALUATION", "MEMBERS", "EPISODES", "ELITE"):
-        assert getattr(read, name) == getattr(paths, name)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -450,7 +444,7 @@ def timing(folder: Path, events: list[Any], generations: int = 3) -> list[list[s
         log.emit(event)
     log.close()
     curve = [[g, 100 * g, 400 * g, 50 * g, 1.0, 1.0, 1.0] for g in range(1, generations + 1)]
-    _write_timing(folder / "events.jsonl", curve, folder)
+    write_timing(folder / "events.jsonl", curve, folder)
     header, *rows = csv.reader(io.StringIO((folder / "reports/timing.csv").read_text()))
     assert header == list(TIMING)
     return rows
@@ -484,7 +478,7 @@ def test_timing_where_the_log_lost_lines(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_bytes(b'{"event": "other", "time": 1}\n')
     assert timing(tmp_path, []) == []
     (tmp_path / "events.jsonl").unlink()
-    _write_timing(tmp_path / "events.jsonl", [], tmp_path)
+    write_timing(tmp_path / "events.jsonl", [], tmp_path)
     assert (tmp_path / "reports/timing.csv").read_text() == "generation,seconds,env_steps,eval_steps\n"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from evopipe.errors import MissingInputError, ParamsError
-from evopipe.schema.read import MAX_BYTES, Document, parse_yaml, read_yaml
+from evopipe.schema.read import MAX_BYTES, parse_yaml, read_yaml
 from evopipe.schema.write import dump_yaml
 
 
@@ -40,8 +40,10 @@ def test_marks_give_line_and_column_of_keys_and_items() -> None:
 
 
 def test_mark_of_an_absent_path_is_its_nearest_ancestor() -> None:
-    document = Document("p.yaml", {"a": {"b": 1}}, {("a",): (4, 2), ("a", "b"): (5, 3)})
+    document = parse_yaml("\n\n\n{a:\n  {b: 1, c: [x]}}\n", "p.yaml")
     assert document.mark(("a", "x", "y")) == (4, 2)
+    assert document.mark(("a", "b", "y")) == (5, 4)
+    assert document.mark(("a", "c", 1)) == (5, 10)
     assert document.mark(("z",)) == (1, 1)
     assert document.mark(()) == (1, 1)
 
@@ -53,7 +55,7 @@ def test_mark_of_an_absent_path_is_its_nearest_ancestor() -> None:
         ("# only a comment\n", "p.yaml: the file is empty: write the parameters, or restore it"),
         ("- a\n", "p.yaml:1:1: the file must hold a mapping of keys to values, such as `seed: 1`"),
         ("\nabc", "p.yaml:2:1: the file must hold a mapping of keys to values, such as `seed: 1`"),
-        ("a:\n  b: 1\n  b: 2\n", "p.yaml:3:3: a.b: key given twice, first on line 2: delete one of the two"),
+        ("a:\n  b: 1\n  b: 2\n", "p.yaml:3:3: b: key given twice, first on line 2: delete one of the two"),
         ("a: &x 1\n", "p.yaml:1:4: anchors (&x) are not supported: delete it, write values out"),
         ("a: *x\n", "p.yaml:1:4: aliases (*x) are not supported: write the value out"),
         ("&x a: 1\n", "p.yaml:1:1: anchors (&x) are not supported: delete it, write values out"),

@@ -415,7 +415,7 @@ def test_training_takes_it_where_it_is_asked_for_and_only_there(tmp_path: Path) 
         (config("envs_for_tests:Chain-v0"), "env.backend: torch has no 'envs_for_tests:Chain-v0'; it has Acrobot-v1, "),
         (
             config("Pendulum-v1", g="strong"),
-            "env.kwargs: torch's 'Pendulum-v1' does not take g: expected a number, got 'strong'; change it, "
+            "env.kwargs: torch's 'Pendulum-v1' does not take g: must be a number, got 'strong'; change it, "
             "or set env.backend to sync",
         ),
         (

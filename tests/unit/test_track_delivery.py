@@ -433,7 +433,7 @@ def test_params_of_tracking(tmp_path: Path) -> None:
     from evopipe.schema.params import load_params
 
     for overrides, sentence in [
-        ({"tracking.backends": ["mlflow", "mlflow"]}, "a tracker is named twice"),
+        ({"tracking.backends": ["mlflow", "mlflow"]}, "a name stands twice"),
         ({"tracking.backends": ["mlfow"]}, "tracking.backends"),
         ({"tracking.finish_seconds": -1.0}, "tracking.finish_seconds"),
     ]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -129,3 +129,22 @@ def read_lineage(data: bytes, where: str) -> list[Record]:
                 f"{where}:{number}: is no record of a lineage ({what}); run `dvc repro train` again"
             ) from error
     return records
+
+
+def descent(records: Iterable[Record], member: int) -> list[dict[str, Any]]:
+    """Return a member and its ancestors as JSON data, youngest first: id, parent, mutation, and the generation before.
+
+    Args:
+        records: the lineage, from its beginning.
+        member: an id.
+    """
+    births: dict[int | None, dict[str, Any]] = {}
+    for record in records:
+        for child in record.children:  # an elite that survives appears again: its first record is its birth
+            birth = {"id": child.id, "parent": child.parent, "mutation": child.mutation.to_json()}
+            births.setdefault(child.id, {**birth, "generation": record.generation})
+    line, current = [], births.get(member)
+    while current is not None:
+        line.append(current)
+        current = births.get(current["parent"])
+    return line

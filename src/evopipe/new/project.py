@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from io import StringIO
 from pathlib import Path
 from string import Template
@@ -65,11 +66,13 @@ def make(folder: Path, env_id: str | None = None) -> str:
         DiskError: it cannot be written.
         EvopipeError: git or DVC failed; what was written is removed again.
     """
-    _check_place(folder)
+    existed = folder.exists()
+    if existed and (folder.is_file() or any(folder.iterdir())):
+        what = "is a file" if folder.is_file() else "is not empty"
+        raise UsageError(f"new: {folder} {what}; give the name of a new folder")
     if env_id is not None:
         _check_env(env_id)
     files = contents(folder.resolve().name, env_id)
-    existed = folder.exists()
     safeio.make_folder(folder)
     try:
         for name, text in files.items():
@@ -149,24 +152,15 @@ def params_yaml(root: str, values: Mapping[str, Any]) -> str:
 # --- checks, git and DVC ----------------------------------------------------------------------------------------------
 
 
-def _check_place(folder: Path) -> None:
-    if folder.is_dir() and any(folder.iterdir()):
-        raise UsageError(f"new: {folder} is not empty; give the name of a new folder")
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"new: {folder} is a file; give the name of a new folder")
-
-
 def _check_env(env_id: str) -> None:
-    env = make_env(EnvConfig(id=env_id))
-    try:
+    with closing(make_env(EnvConfig(id=env_id))) as env:
         ObservationSpace.of(env.observation_space)
-        if (kind := ActionSpace.of(env.action_space).kind) != "discrete":
-            raise ParamsError(
-                f"new: {env_id} has {kind} actions, and a new project begins with DQN, which serves discrete ones; "
-                "make it without --env and take the blocks `train` and `algos` of evopipe's own pipelines/sac-pendulum"
-            )
-    finally:
-        env.close()
+        kind = ActionSpace.of(env.action_space).kind
+    if kind != "discrete":
+        raise ParamsError(
+            f"new: {env_id} has {kind} actions, and a new project begins with DQN, which serves discrete ones; "
+            "make it without --env and take the blocks `train` and `algos` of evopipe's own pipelines/sac-pendulum"
+        )
 
 
 def _remove(folder: Path, existed: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,3 +40,19 @@ def mean_of_finite(x: NDArray[np.float64]) -> float:
 def standard_error(x: NDArray[np.float64]) -> float:
     """Return the standard error of the mean of `x` `[n]`; 0 for one value."""
     return float(x.std(ddof=1) / np.sqrt(len(x))) if len(x) > 1 else 0.0
+
+
+def summary(
+    returns: NDArray[np.float64], lengths: NDArray[np.int64], resamples: int, rng: np.random.Generator
+) -> dict[str, Any]:
+    """Summarise a member's episodes by their returns and lengths, `[n]`; the interval is the bootstrap's, 95 %."""
+    return {
+        "mean": float(returns.mean()),
+        "std": float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,
+        "median": float(np.median(returns)),
+        "iqm": interquartile_mean(returns),
+        "interval": list(bootstrap_interval(returns, resamples, rng)),
+        "min": float(returns.min()),
+        "max": float(returns.max()),
+        "mean_length": float(lengths.mean()),
+    }

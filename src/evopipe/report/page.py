@@ -13,9 +13,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from evopipe.errors import DataError
+from evopipe.layout import ELITE
 from evopipe.report import draw, figures, words
 from evopipe.report.movie import Movie, film
-from evopipe.report.read import ELITE, Run, read
+from evopipe.report.read import Run, read
 
 
 def page(folder: str | Path, params: Mapping[str, Any]) -> str:

@@ -13,19 +13,23 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from evopipe.errors import DataError, MissingInputError
+from evopipe.errors import DataError
 from evopipe.evolve.lineage import read_lineage
+from evopipe.layout import (
+    ELITE,
+    EPISODES,
+    EVALUATION,
+    FITNESS,
+    LINEAGE,
+    MEMBERS,
+    TIMING,
+    TRAIN,
+    WRITER,
+    need,
+)
 from evopipe.report import words
 from evopipe.report.lineage import Key, Node, nodes
 from evopipe.storage import safeio
-
-# Below the folder that the pipeline ran in; `stages/paths.py` has the same, and a test holds them together.
-FITNESS, LINEAGE = Path("reports/fitness.csv"), Path("reports/lineage.jsonl")
-TIMING, TRAIN = Path("reports/timing.csv"), Path("reports/train.json")
-EVALUATION, MEMBERS = Path("reports/evaluation.json"), Path("reports/members.json")
-EPISODES, ELITE = Path("reports/episodes.csv"), Path("models/elite")
-WRITERS = dict.fromkeys((FITNESS, LINEAGE, TIMING, TRAIN), "train")
-WRITERS |= dict.fromkeys((EVALUATION, MEMBERS, EPISODES), "evaluate") | {ELITE: "export"}
 
 T = TypeVar("T")
 
@@ -214,9 +218,8 @@ def read(folder: Path) -> Run:
         MissingInputError: a file is not there.
         DataError: a file is damaged, or does not hold what its stage writes.
     """
-    for path, stage in WRITERS.items():
-        if not (folder / path).exists():
-            raise MissingInputError(f"{folder / path}: not there; run `evopipe {stage}` or `dvc repro {stage}` first")
+    for out in (FITNESS, LINEAGE, TIMING, TRAIN, EVALUATION, MEMBERS, EPISODES, ELITE):
+        need(folder, out)
     scores = {"elite": _json(folder, EVALUATION, _Evaluation).elite, **_json(folder, MEMBERS, dict[str, _Score])}
     episodes = _rows(folder, EPISODES, _Episode)
     held = {name: tuple(episode for episode in episodes if episode.member == name) for name in scores}
@@ -254,4 +257,4 @@ def _checked(folder: Path, path: Path, kind: type[T], data: Any) -> T:
 
 
 def _unlike(folder: Path, path: Path, fault: str) -> DataError:
-    return DataError(f"{folder / path}: does not hold what it should ({fault}); run `dvc repro {WRITERS[path]}` again")
+    return DataError(f"{folder / path}: does not hold what it should ({fault}); run `dvc repro {WRITER[path]}` again")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from evopipe.schema.declare import Schema
-from evopipe.schema.explain import Problem, located, suggestion
+from evopipe.errors import suggestion
+from evopipe.schema.declare import Problem, Schema, located
 
 Activation = Literal["ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity"]
 EncoderKind = Literal["mlp", "simba", "resnet", "lstm"]
@@ -17,13 +18,25 @@ if TYPE_CHECKING:
     Tracker = str
 else:  # one file each
     Tracker = Literal[*(module.name for module in iter_modules([str(Path(__file__).parents[1] / "track/backends")]))]
+
+
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError(f"a name stands twice ({', '.join(names)}): give each once")
+    return names
+
+
 _Width = Annotated[int, Field(ge=1, le=4096)]
 _Weight = Annotated[float, Field(ge=0.0)]
-_Step = Annotated[int, Field(ge=1, le=4096)]
+_Widths = Annotated[tuple[_Width, ...], Field(max_length=8, strict=False)]
+_Steps = Annotated[tuple[_Width, ...], Field(min_length=1, strict=False)]
+_T = TypeVar("_T")
+_Names = Annotated[tuple[_T, ...], Field(strict=False), AfterValidator(_each_once)]
+_Name = Annotated[str, Field(min_length=1, max_length=200)]
+_Processes = Annotated[int, Field(ge=0, le=256)]
 
 NEUTRAL = frozenset({"checkpoint_seconds", "env_workers", "learners"})
 """Keys of `runtime` that change no result."""
-_OVERLOOKED = ("size", "nfiles")
 _POLICIES = ("heuristic", "medium", "random", "policy")
 
 
@@ -48,8 +61,8 @@ class EnvConfig(Schema):
     @field_validator("kwargs")
     @classmethod
     def _all_tracked(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
-        for name in _OVERLOOKED:
-            if _names(kwargs, name):
+        for name in _keys(kwargs):
+            if name in ("size", "nfiles"):
                 raise ValueError(
                     f"DVC's run cache overlooks keys named {name!r} inside a mapping, so that a change could go "
                     f"unnoticed; register the environment under an id of its own with it, and use 'module:EnvId'"
@@ -57,11 +70,12 @@ class EnvConfig(Schema):
         return kwargs
 
 
-def _names(value: Any, name: str) -> bool:
-    """Whether a key of this name stands anywhere in nested mappings and lists."""
+def _keys(value: Any) -> Iterator[str]:
+    """All keys of nested mappings and lists."""
     if isinstance(value, dict):
-        return name in value or any(_names(inner, name) for inner in value.values())
-    return isinstance(value, list) and any(_names(inner, name) for inner in value)
+        yield from value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _keys(inner)
 
 
 class CollectConfig(Schema):
@@ -78,63 +92,37 @@ class CollectConfig(Schema):
 
     @model_validator(mode="after")
     def _policies_usable(self) -> Self:
-        problems = [
-            Problem(("policies", name), f"unknown policy{suggestion(name, _POLICIES)}")
-            for name in self.policies
-            if name not in _POLICIES
+        unknown = [name for name in self.policies if name not in _POLICIES]
+        problems: list[Problem] = [
+            (("policies", name), f"unknown policy{suggestion(name, _POLICIES)}") for name in unknown
         ]
         if not any(self.policies.values()):
-            problems.append(Problem(("policies",), "all weights are 0: give at least one policy a positive weight"))
+            problems.append((("policies",), "all weights are 0: give at least one policy a positive weight"))
         if self.policies.get("policy", 0.0) > 0 and self.policy_path is None:
-            problems.append(
-                Problem(
-                    ("policy_path",), "the policy `policy` has a weight: name the exported folder it is loaded from"
-                )
-            )
+            sentence = "the policy `policy` has a weight: name the exported folder it is loaded from"
+            problems.append((("policy_path",), sentence))
         if problems:
             raise located(problems)
         return self
 
 
-class MinariConfig(Schema):
-    """`fetch.source: minari`: a Minari dataset."""
-
-    dataset: str = Field("data/minari", description="a local folder, or a remote dataset id")
-
-
-class Hdf5Config(Schema):
-    """`fetch.source: hdf5`: a D4RL or AgileRL file (observations, actions, rewards, terminals[, timeouts])."""
-
-    path: str = Field("data/dataset.hdf5", description="the file")
-
-
 class FetchConfig(Schema):
     """Where the dataset comes from."""
 
+    class Minari(Schema):
+        """`fetch.source: minari`: a Minari dataset."""
+
+        dataset: str = Field("data/minari", description="a local folder, or a remote dataset id")
+
+    class Hdf5(Schema):
+        """`fetch.source: hdf5`: a D4RL or AgileRL file (observations, actions, rewards, terminals[, timeouts])."""
+
+        path: str = Field("data/dataset.hdf5", description="the file")
+
     source: Literal["collect", "minari", "hdf5"] = Field("collect", description="which of the blocks below is used")
     collect: CollectConfig = Field(default_factory=CollectConfig)
-    minari: MinariConfig = Field(default_factory=MinariConfig)
-    hdf5: Hdf5Config = Field(default_factory=Hdf5Config)
-
-
-class PopulationConfig(Schema):
-    """The initial population."""
-
-    size: int = Field(4, ge=1, le=4096, description="members")
-    start: str | None = Field(
-        None, description="a folder of trained members to begin with in place of fresh ones: a copy of models/trained"
-    )
-
-
-class ConvConfig(Schema):
-    """One convolution."""
-
-    channels: int = Field(ge=1, le=1024, description="channels that it gives")
-    kernel: int = Field(ge=1, le=31, description="side of its square kernel, pixels")
-    stride: int = Field(ge=1, le=31, description="pixels between two places of the kernel")
-
-
-_CONV = (ConvConfig(channels=16, kernel=3, stride=2), ConvConfig(channels=32, kernel=3, stride=2))
+    minari: Minari = Field(default_factory=Minari)
+    hdf5: Hdf5 = Field(default_factory=Hdf5)
 
 
 class NetworkConfig(Schema):
@@ -144,19 +132,28 @@ class NetworkConfig(Schema):
     their gates in the place of activation and normalisation.
     """
 
+    class Conv(Schema):
+        """One convolution."""
+
+        channels: int = Field(ge=1, le=1024, description="channels that it gives")
+        kernel: int = Field(ge=1, le=31, description="side of its square kernel, pixels")
+        stride: int = Field(ge=1, le=31, description="pixels between two places of the kernel")
+
     encoder_kind: EncoderKind = Field(
         "mlp",
         description="`mlp`: plain layers, then the latent; `simba` and `resnet`: the latent, then a residual block for "
         "each width of `encoder`, normalised before (SimBa), activated before (ResNet); `lstm`: layers that remember "
         "from step to step, then the latent, for algorithms that carry a memory",
     )
-    conv: tuple[ConvConfig, ...] = Field(
-        _CONV, max_length=8, strict=False,
+    conv: tuple[Conv, ...] = Field(
+        default_factory=lambda: tuple(NetworkConfig.Conv(channels=n, kernel=3, stride=2) for n in (16, 32)),
+        max_length=8,
+        strict=False,
         description="convolutions that each image of an observation goes through, [] to read images as plain numbers",
-    )  # fmt: skip
-    encoder: tuple[_Width, ...] = Field((128,), max_length=8, strict=False, description="hidden widths of the encoder")
+    )
+    encoder: _Widths = Field((128,), description="hidden widths of the encoder")
     latent: _Width = Field(128, description="width between encoder and head")
-    head: tuple[_Width, ...] = Field((), max_length=8, strict=False, description="hidden widths of the head")
+    head: _Widths = Field((), description="hidden widths of the head")
     activation: Activation = Field("ReLU", description="activation after every hidden layer")
     layer_norm: bool = Field(False, description="layer normalisation before every activation")
 
@@ -236,24 +233,6 @@ class TournamentConfig(Schema):
     window: int = Field(1, ge=1, le=10**4, description="fitness is the mean of a member's last so many evaluations")
 
 
-class Probabilities(Schema):
-    """Relative weights of the mutation kinds; they are normalised."""
-
-    none: _Weight = Field(0.4, description="child equals parent")
-    architecture: _Weight = Field(
-        0.2, description="add or remove a layer, nodes, latent width, or channels; change a kernel"
-    )
-    parameters: _Weight = Field(0.2, description="Gaussian noise on some weights")
-    activation: _Weight = Field(0.2, description="another activation function")
-    rl_hp: _Weight = Field(0.2, description="one RL hyper-parameter grows or shrinks")
-
-    @model_validator(mode="after")
-    def _some_mass(self) -> Probabilities:
-        if self.none + self.architecture + self.parameters + self.activation + self.rl_hp <= 0:
-            raise ValueError("all mutation probabilities are 0: give at least one kind a positive weight")
-        return self
-
-
 class ArchitectureBounds(Schema):
     """How far, and in which steps, architectures may wander."""
 
@@ -263,22 +242,16 @@ class ArchitectureBounds(Schema):
     max_nodes: int = Field(256, ge=1, le=4096, description="most units of a hidden layer")
     min_latent: int = Field(16, ge=1, le=4096, description="narrowest latent")
     max_latent: int = Field(256, ge=1, le=4096, description="widest latent")
-    node_steps: tuple[_Step, ...] = Field(
-        (16, 32, 64), min_length=1, strict=False, description="units added or removed"
-    )
-    latent_steps: tuple[_Step, ...] = Field(
-        (8, 16, 32), min_length=1, strict=False, description="latent width added or removed"
-    )
+    node_steps: _Steps = Field((16, 32, 64), description="units added or removed")
+    latent_steps: _Steps = Field((8, 16, 32), description="latent width added or removed")
     min_channels: int = Field(8, ge=1, le=1024, description="fewest channels of a convolution")
     max_channels: int = Field(64, ge=1, le=1024, description="most channels of a convolution")
-    channel_steps: tuple[_Step, ...] = Field(
-        (8, 16), min_length=1, strict=False, description="channels added or removed"
-    )
+    channel_steps: _Steps = Field((8, 16), description="channels added or removed")
     min_kernel: int = Field(2, ge=1, le=31, description="smallest kernel; kernels change by 2")
     max_kernel: int = Field(7, ge=1, le=31, description="largest kernel")
 
     @model_validator(mode="after")
-    def _ordered(self) -> ArchitectureBounds:
+    def _ordered(self) -> Self:
         for what in ("layers", "nodes", "latent", "channels", "kernel"):
             low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
             if low > high:
@@ -289,43 +262,32 @@ class ArchitectureBounds(Schema):
 class MutationConfig(Schema):
     """Mutation of children after selection."""
 
+    class Probabilities(Schema):
+        """Relative weights of the mutation kinds; they are normalised."""
+
+        none: _Weight = Field(0.4, description="child equals parent")
+        architecture: _Weight = Field(
+            0.2, description="add or remove a layer, nodes, latent width, or channels; change a kernel"
+        )
+        parameters: _Weight = Field(0.2, description="Gaussian noise on some weights")
+        activation: _Weight = Field(0.2, description="another activation function")
+        rl_hp: _Weight = Field(0.2, description="one RL hyper-parameter grows or shrinks")
+
+        @model_validator(mode="after")
+        def _some_mass(self) -> Self:
+            if not any(dict(self).values()):
+                raise ValueError("all mutation probabilities are 0: give at least one kind a positive weight")
+            return self
+
     probabilities: Probabilities = Field(default_factory=Probabilities)
     new_layer_prob: float = Field(0.2, ge=0.0, le=1.0, description="share of layer changes in architecture mutations")
     sd: float = Field(0.1, ge=0.0, le=10.0, description="standard deviation of parameter noise, relative to the weight")
-    activations: tuple[Activation, ...] = Field(
-        ("ReLU", "ELU", "GELU"), min_length=1, strict=False, description="what the activation mutation chooses from"
+    activations: _Names[Activation] = Field(
+        ("ReLU", "ELU", "GELU"), min_length=1, description="what the activation mutation chooses from"
     )
     mutate_elite: bool = Field(False, description="whether the elite's own copy in slot 0 mutates too")
     before_training: bool = Field(False, description="mutate every initial member once (kind `none` excluded)")
     architecture: ArchitectureBounds = Field(default_factory=ArchitectureBounds)
-
-    @field_validator("activations")
-    @classmethod
-    def _all_different(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(names)) < len(names):
-            raise ValueError(f"an activation is named twice ({', '.join(names)}): name each once")
-        return names
-
-
-class EvolutionConfig(Schema):
-    """Selection and mutation."""
-
-    tournament: TournamentConfig = Field(default_factory=TournamentConfig)
-    mutation: MutationConfig = Field(default_factory=MutationConfig)
-
-
-class EvaluateConfig(Schema):
-    """The held-out evaluation."""
-
-    episodes: int = Field(100, ge=1, le=10**6, description="episodes of each member, on seeds no training run uses")
-    steps: int | None = Field(None, ge=1, description="step cap of an episode; null: until it ends")
-    bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
-
-
-class ExportConfig(Schema):
-    """The exported elite."""
-
-    program: bool = Field(True, description="also write a `torch.export` program that runs with torch alone")
 
 
 class RuntimeConfig(Schema):
@@ -341,7 +303,7 @@ class RuntimeConfig(Schema):
         description="`auto`: CUDA graphs on a GPU, nothing on the CPU; `on`: `torch.compile` as well, which changes "
         "the last bits of results; `off`: neither",
     )
-    env_workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = Field(
+    env_workers: _Processes | Literal["auto"] = Field(
         "auto",
         description="processes that step environments; `auto`: by CPUs and environments; 0: none, the trainer steps "
         "them itself; changes no result",
@@ -357,22 +319,11 @@ class RuntimeConfig(Schema):
 class TrackingConfig(Schema):
     """Where runs can be looked at and compared. The local log is always written."""
 
-    backends: tuple[Tracker, ...] = Field(
-        ("mlflow",), strict=False, description="trackers that runs are brought to; none: the local log only"
+    backends: _Names[Tracker] = Field(
+        ("mlflow",), description="trackers that runs are brought to; none: the local log only"
     )
-    experiment: str | None = Field(
-        None, min_length=1, max_length=200, description="name that gathers runs in the tracker; null: `env.id`"
-    )
-    register_as: str | None = Field(
-        None, min_length=1, max_length=200, description="model name under which MLflow registers the elite; null: none"
-    )
+    experiment: _Name | None = Field(None, description="name that gathers runs in the tracker; null: `env.id`")
+    register_as: _Name | None = Field(None, description="model name under which MLflow registers the elite; null: none")
     finish_seconds: float = Field(
         60.0, ge=0.0, le=86_400.0, description="how long a tracker may go on, in the background, after the run"
     )
-
-    @field_validator("backends")
-    @classmethod
-    def _each_once(cls, names: tuple[Tracker, ...]) -> tuple[Tracker, ...]:
-        if len(set(names)) < len(names):
-            raise ValueError(f"a tracker is named twice ({', '.join(names)}): name each once")
-        return names

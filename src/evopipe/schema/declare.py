@@ -1,9 +1,13 @@
-"""How a block of `params.yaml` is declared: its base, and the hyper-parameters of an algorithm."""
+"""How a block of `params.yaml` is declared, and the sentences for data that does not fit it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Self
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from types import NoneType
+from typing import Any, Self, TypeAlias, get_args
 
 from pydantic import (
     BaseModel,
@@ -15,24 +19,43 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-from evopipe.schema.explain import explain, located, missing_keys
+from evopipe.errors import did_you_mean, suggestion
 from evopipe.types import Spaces
 
 COMPLETE = "complete"
 """The context of a validation in which every key must be given."""
 
+Problem: TypeAlias = "tuple[tuple[str | int, ...], str]"
+"""One thing that is wrong: the keys to it, and a sentence that says what and what to do."""
+
+# Pydantic's words, and those of people who write YAML.
+_WORDS = {
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "a text",
+    "a valid boolean": "true or false",
+    "a valid tuple": "a list",
+    "a valid list": "a list",
+    "a valid dictionary": "a block of keys",
+}
+
 
 class Schema(BaseModel):
     """Base of every block of `params.yaml`: immutable, strictly typed, unknown keys refused, no NaN or infinity."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True, defer_build=True)
 
     @model_validator(mode="wrap")
     @classmethod
     def _explained(cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         """Put into sentences what is wrong with a block."""
-        problems = list(missing_keys(cls, data)) if info.context == COMPLETE and isinstance(data, Mapping) else []
+        problems = list(_missing_keys(cls, data)) if info.context == COMPLETE and isinstance(data, Mapping) else []
         try:
             made = handler(data)
         except ValidationError as error:
@@ -76,12 +99,8 @@ def hyper(
 
 def evolvable(schema: type[BaseModel]) -> list[str]:
     """Return the names of the hyper-parameters that `hyper` declared evolvable, in the order of the schema."""
-    fields = schema.model_fields.items()
-    return [
-        name
-        for name, field in fields
-        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("evolvable")
-    ]
+    extras = {name: field.json_schema_extra for name, field in schema.model_fields.items()}
+    return [name for name, extra in extras.items() if isinstance(extra, dict) and extra.get("evolvable")]
 
 
 class AlgoConfig(Schema):
@@ -101,3 +120,99 @@ class AlgoConfig(Schema):
         config = self.model_copy()
         config._spaces = spaces
         return config
+
+
+# --- what is wrong with a block ---------------------------------------------------------------------------------------
+
+
+def located(problems: Iterable[Problem]) -> ValidationError:
+    """Return an error to raise inside a pydantic validator; each path goes on below the validated value."""
+    return ValidationError.from_exception_data(
+        "evopipe",
+        [
+            {"type": PydanticCustomError("evopipe", "{said}", {"said": said}), "loc": path, "input": None}
+            for path, said in problems
+        ],
+    )
+
+
+def explain(error: ValidationError, model: type[BaseModel], data: Any) -> list[Problem]:
+    """Turn what validating a block's raw data raised into sentences."""
+    # The branches of a union report one error each, at paths with the branch's name appended: one place, one sentence.
+    places: dict[tuple[str | int, ...], list[ErrorDetails]] = defaultdict(list)
+    for item in error.errors(include_url=False):
+        places[_place(item, data)].append(item)
+    return [(path, _sentence(path, items, model)) for path, items in places.items()]
+
+
+def _missing_keys(model: type[BaseModel], data: Mapping[str, Any]) -> Iterator[Problem]:
+    """Every key of a block that `data` leaves to its default; those whose validator looks for itself are not told."""
+    for name, field in model.model_fields.items():
+        if name not in data and not field.is_required() and not field.validate_default:
+            default = field.get_default(call_default_factory=True)
+            text = default if isinstance(default, str) else json.dumps(default, default=lambda it: it.model_dump())
+            if isinstance(default, BaseModel):
+                yield (name,), f"missing block: add it, the defaults are {text}"
+            else:
+                yield (name,), f"missing key (default {text}): add it"
+
+
+def _place(item: ErrorDetails, data: Any) -> tuple[str | int, ...]:
+    """The part of an error's path that exists in the data; a key that is missing is meant as it is."""
+    loc = item["loc"]
+    if item["type"] in ("missing", "evopipe"):
+        return loc
+    for depth, step in enumerate(loc):
+        try:
+            data = data[step]
+        except (KeyError, IndexError, TypeError):
+            return loc[:depth]
+    return loc
+
+
+def _sentence(path: tuple[str | int, ...], items: list[ErrorDetails], model: type[BaseModel]) -> str:
+    first = items[0]
+    match first["type"]:
+        case "extra_forbidden":
+            return f"unknown key{suggestion(str(path[-1]), model.model_fields)}"
+        case "missing":
+            return "missing key: add it"
+        case "value_error":
+            return str(first["ctx"]["error"])
+        case "evopipe":
+            return first["msg"]
+    wanted = dict.fromkeys(_plain(item["msg"]) for item in items)
+    field = model.model_fields.get(str(path[0])) if len(path) == 1 else None
+    if field is not None and NoneType in get_args(field.annotation):
+        wanted["null"] = None
+    verb = "must be" if " should be " in first["msg"] else "must"
+    return f"{verb} {' or '.join(wanted)}, got {_shown(first['input'])}{_hint(items)}"
+
+
+def _plain(message: str) -> str:
+    """What stands behind pydantic's `Input should be`, in plain words."""
+    message = re.sub(r"^\w+ should (be )?| or instance of \w+$| after validation.*", "", message)
+    for pydantics, plain in _WORDS.items():
+        message = message.replace(pydantics, plain)
+    return message
+
+
+def _hint(items: list[ErrorDetails]) -> str:
+    """What the value was probably meant to be."""
+    value = items[0]["input"]
+    if isinstance(value, float) and value.is_integer() and any(item["type"] == "int_type" for item in items):
+        return f": write {int(value)}" if abs(value) < 2**63 else ""
+    if not isinstance(value, str):
+        return ""
+    words = [word for item in items for word in str(item.get("ctx", {}).get("expected")).split("'")[1::2]]
+    same = next((word for word in words if word.casefold() == value.casefold()), None)
+    return f", did you mean {same!r}?" if same else did_you_mean(value, words)
+
+
+def _shown(value: Any) -> str:
+    """A value as YAML may have it, cut short."""
+    try:
+        text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):  # not plain data, or a number that is too long to print
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= 40 else f"{text[:40]}…"

@@ -9,20 +9,18 @@ from typing import Any
 from pydantic import Field, ValidationError, ValidationInfo, create_model, field_validator
 
 from evopipe import algos as registry
-from evopipe.errors import ParamsError
+from evopipe.errors import ParamsError, UsageError, suggestion
 from evopipe.schema.blocks import (
+    NEUTRAL,
     EnvConfig,
-    EvaluateConfig,
-    EvolutionConfig,
-    ExportConfig,
     FetchConfig,
-    PopulationConfig,
+    MutationConfig,
     RuntimeConfig,
+    TournamentConfig,
     TrackingConfig,
     TrainConfig,
 )
-from evopipe.schema.declare import COMPLETE, Schema, evolvable
-from evopipe.schema.explain import Problem, explain, located, suggestion, unknown_key
+from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain, located
 from evopipe.schema.read import read_yaml
 from evopipe.types import Spaces
 
@@ -33,14 +31,41 @@ _MAX_ENVIRONMENTS = 65_536
 class Params(Schema):
     """All of `params.yaml`."""
 
+    class Population(Schema):
+        """The initial population."""
+
+        size: int = Field(4, ge=1, le=4096, description="members")
+        start: str | None = Field(
+            None,
+            description="a folder of trained members to begin with in place of fresh ones: a copy of models/trained",
+        )
+
+    class Evolution(Schema):
+        """Selection and mutation."""
+
+        tournament: TournamentConfig = Field(default_factory=TournamentConfig)
+        mutation: MutationConfig = Field(default_factory=MutationConfig)
+
+    class Evaluate(Schema):
+        """The held-out evaluation."""
+
+        episodes: int = Field(100, ge=1, le=10**6, description="episodes of each member, on seeds no training run uses")
+        steps: int | None = Field(None, ge=1, description="step cap of an episode; null: until it ends")
+        bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
+
+    class Export(Schema):
+        """The exported elite."""
+
+        program: bool = Field(True, description="also write a `torch.export` program that runs with torch alone")
+
     seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
     env: EnvConfig = Field(default_factory=EnvConfig)
     fetch: FetchConfig = Field(default_factory=FetchConfig)
-    population: PopulationConfig = Field(default_factory=PopulationConfig)
+    population: Population = Field(default_factory=Population)
     train: TrainConfig = Field(default_factory=TrainConfig)
-    evolution: EvolutionConfig = Field(default_factory=EvolutionConfig)
-    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
-    export: ExportConfig = Field(default_factory=ExportConfig)
+    evolution: Evolution = Field(default_factory=Evolution)
+    evaluate: Evaluate = Field(default_factory=Evaluate)
+    export: Export = Field(default_factory=Export)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
     algos: dict[str, Any] = Field(
@@ -52,16 +77,37 @@ class Params(Schema):
         """The chosen algorithm's `Config`."""
         return self.algos[self.train.algo]
 
+    def at(self, path: str) -> Any:
+        """Return what stands at a dotted key, as JSON data.
+
+        Raises:
+            UsageError: nothing does.
+        """
+        value: Any = self.model_dump(mode="json")
+        for step in path.split("."):
+            if isinstance(value, list):
+                value = {str(number): item for number, item in enumerate(value)}
+            known = value if isinstance(value, dict) else {}
+            if step not in known:
+                guess = suggestion(step, known) if known else ", there are no keys there"
+                raise UsageError(f"params show: no key {step!r} in {path}{guess}")
+            value = known[step]
+        return value
+
+    def tracked(self, *blocks: str) -> dict[str, Any]:
+        """Return what results depend on as JSON data: the chosen algorithm's block as `algo`, and these; or all."""
+        values = self.model_dump(mode="json", exclude={"algos": True, "tracking": True, "runtime": set(NEUTRAL)})
+        kept = {name: values[name] for name in blocks or values}
+        return {**kept, "algo": self.algo_config.model_dump(mode="json")}
+
     @field_validator("population")
     @classmethod
-    def _population_fits(cls, population: PopulationConfig, info: ValidationInfo) -> PopulationConfig:
+    def _population_fits(cls, population: Population, info: ValidationInfo) -> Population:
         env = info.data.get("env")
         if env is not None and population.size * env.num_envs > _MAX_ENVIRONMENTS:
-            sentence = (
-                f"{population.size} members with {env.num_envs} environments each (env.num_envs) are "
-                f"{population.size * env.num_envs} environments, at most {_MAX_ENVIRONMENTS} are possible"
-            )
-            raise located([Problem(("size",), sentence)])
+            made = f"{population.size} members with {env.num_envs} environments each (env.num_envs) are"
+            sentence = f"{made} {population.size * env.num_envs} environments, at most {_MAX_ENVIRONMENTS} are possible"
+            raise located([(("size",), sentence)])
         return population
 
     @field_validator("train")
@@ -82,7 +128,7 @@ class Params(Schema):
         problems: list[Problem] = []
         for name, block in blocks.items():
             if name not in registry.names():
-                problems.append(Problem((name,), unknown_key(name, registry.names())))
+                problems.append(((name,), f"unknown key{suggestion(name, registry.names())}"))
                 continue
             schema = registry.get(name).Config
             try:
@@ -90,12 +136,12 @@ class Params(Schema):
                 found = list(_algo_problems(name, parsed[name]))
             except ValidationError as error:
                 found = explain(error, schema, block)
-            problems += [Problem((name, *problem.path), problem.sentence) for problem in found]
+            problems += [((name, *path), sentence) for path, sentence in found]
         if chosen is not None and chosen not in blocks:
             parsed[chosen] = registry.get(chosen).Config()
             if info.context == COMPLETE:
                 sentence = f"missing block: put what `evopipe params block {chosen}` prints below `algos:`"
-                problems.append(Problem((chosen,), sentence))
+                problems.append(((chosen,), sentence))
         if problems:
             raise located(problems)
         return parsed
@@ -113,8 +159,9 @@ def load_params(path: str | os.PathLike[str] = "params.yaml") -> Params:
     try:
         return Params.model_validate(document.data, context=COMPLETE)
     except ValidationError as error:
-        placed = sorted((document.mark(p.path), str(p)) for p in explain(error, Params, document.data))
-    raise ParamsError(_listed(f"{document.name}:{line}:{column}: {text}" for (line, column), text in placed))
+        found = explain(error, Params, document.data)
+    placed = sorted((document.mark(keys), _line(keys, sentence)) for keys, sentence in found)
+    raise _refusal(f"{document.name}:{line}:{column}: {text}" for (line, column), text in placed)
 
 
 def parse_params(data: Mapping[str, Any]) -> Params:
@@ -126,71 +173,70 @@ def parse_params(data: Mapping[str, Any]) -> Params:
     try:
         return Params.model_validate(data)
     except ValidationError as error:
-        problems = explain(error, Params, data)
-    raise ParamsError(_listed(map(str, problems)))
+        found = explain(error, Params, data)
+    raise _refusal(_line(*problem) for problem in found)
+
+
+def _line(keys: tuple[str | int, ...], sentence: str) -> str:
+    shown = (str(key) if str(key).isprintable() else repr(key) for key in keys)
+    return ": ".join(filter(None, (".".join(shown), sentence)))
+
+
+def _refusal(problems: Iterable[str]) -> ParamsError:
+    """One line a problem, cut short where a broken file has hundreds."""
+    lines = list(problems)
+    more = [f"… and {len(lines) - MAX_PROBLEMS} more"] if len(lines) > MAX_PROBLEMS else []
+    return ParamsError("\n".join(lines[:MAX_PROBLEMS] + more))
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of `params.yaml`, every algorithm's block included."""
-    blocks: dict[str, Any] = {
-        name: (registry.get(name).Config, Field(None, json_schema_extra=_without_default)) for name in registry.names()
-    }
-    fields: dict[str, Any] = {name: (field.annotation, field) for name, field in Params.model_fields.items()}
-    whole = create_model("Algos", __base__=Schema, __doc__="One block an algorithm.", **blocks)
-    fields["algos"] = (whole, Field(description=Params.model_fields["algos"].description))
-    return create_model("Params", __base__=Schema, __doc__=Params.__doc__, **fields).model_json_schema()
+    """Return the JSON schema of `params.yaml`, every algorithm's block included."""
+    configs = {name: registry.get(name).Config for name in registry.names()}
+    blocks: dict[str, Any] = {name: (config, Field(default_factory=config)) for name, config in configs.items()}
+    algos = create_model("Algos", __base__=Schema, __doc__="One block an algorithm.", **blocks)
+    described = Field(description=Params.model_fields["algos"].description)
+    whole = create_model("Params", __base__=Params, __doc__=Params.__doc__, algos=(algos, described))
+    return whole.model_json_schema()
 
 
-def _without_default(schema: dict[str, Any]) -> None:
-    """A block that is not given has no value, null included."""
-    schema.pop("default", None)
+# --- rules between keys -----------------------------------------------------------------------------------------------
 
 
 def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Problem]:
     """What the chosen algorithm or the environments refuse in the block `train`."""
     if env is not None and train.evo_steps < env.num_envs:
-        sentence = (
-            f"must be at least env.num_envs ({env.num_envs}), for one step of all environments counts as that many, "
-            f"got {train.evo_steps}"
-        )
-        yield Problem(("evo_steps",), sentence)
+        least = f"must be at least env.num_envs ({env.num_envs}), for one step of all environments counts as that many"
+        yield ("evo_steps",), f"{least}, got {train.evo_steps}"
     if train.algo not in registry.names():
-        yield Problem(("algo",), f"unknown algorithm {train.algo!r}{suggestion(train.algo, registry.names())}")
+        yield ("algo",), f"unknown algorithm {train.algo!r}{suggestion(train.algo, registry.names())}"
         return
     algo = registry.get(train.algo)
-    if train.mode == "online" and getattr(algo, "OFFLINE_ONLY", False):
-        yield Problem(("mode",), f"{train.algo} only learns from a dataset: set it to offline")
+    if train.mode == "online" and algo.OFFLINE_ONLY:
+        yield ("mode",), f"{train.algo} only learns from a dataset: set it to offline"
     elif train.mode == "offline" and registry.on_policy(algo):
-        yield Problem(("mode",), f"{train.algo} only learns from its own steps: set it to online")
+        yield ("mode",), f"{train.algo} only learns from its own steps: set it to online"
     elif train.normalise.rewards and not registry.on_policy(algo):
-        sentence = (
-            f"{train.algo} learns from a memory, and the scale of its values would move under its targets: set it to "
-            "false, or take an on-policy algorithm"
-        )
-        yield Problem(("normalise", "rewards"), sentence)
+        why = f"{train.algo} learns from a memory, and the scale of its values would move under its targets"
+        yield ("normalise", "rewards"), f"{why}: set it to false, or take an on-policy algorithm"
 
 
-def _algo_problems(algo: str, config: Any) -> Iterator[Problem]:
+def _algo_problems(name: str, config: Any) -> Iterator[Problem]:
     """What an algorithm can do nothing with in its own block."""
-    able = evolvable(type(config))
-    for name in config.evolve:
-        if name in able:
-            yield from _out_of_bounds(config, name)
+    algo, able = registry.get(name), evolvable(type(config))
+    for hyper in config.evolve:
+        if hyper in able:
+            yield from _out_of_bounds(config, hyper)
         else:
-            sentence = f"no hyper-parameter of that name can evolve{suggestion(name, able)}"
-            yield Problem(("evolve", name), sentence)
-    if registry.on_policy(registry.get(algo)) and config.batch_size > config.learn_step:
-        sentence = (
-            f"{config.batch_size} steps are more than a rollout has ({algo}.learn_step: {config.learn_step}); lower "
-            "it, or raise learn_step"
-        )
-        yield Problem(("batch_size",), sentence)
+            yield ("evolve", hyper), f"no hyper-parameter of that name can evolve{suggestion(hyper, able)}"
+    if registry.on_policy(algo) and config.batch_size > config.learn_step:
+        steps = f"{config.batch_size} steps are more than a rollout has ({name}.learn_step: {config.learn_step})"
+        yield ("batch_size",), f"{steps}; lower it, or raise learn_step"
     # A network that it never serves, whichever of the actions it serves an environment has.
-    kinds = [Spaces(1, 1, kind == "continuous", kind=kind) for kind in registry.get(algo).ACTIONS]
-    misfits = [registry.misfit(algo, config, spaces) for spaces in kinds]
+    kinds = [Spaces(1, 1, kind == "continuous", kind=kind) for kind in algo.ACTIONS]
+    misfits = [registry.misfit(name, config, spaces) for spaces in kinds]
     if misfits[0] is not None and all(misfits):
         key, sentence = misfits[0]
-        yield Problem(tuple(key.split(".")), sentence)
+        yield tuple(key.split(".")), sentence
 
 
 def _out_of_bounds(config: Any, name: str) -> Iterator[Problem]:
@@ -199,16 +245,9 @@ def _out_of_bounds(config: Any, name: str) -> Iterator[Problem]:
     for end in ("min", "max"):
         value = getattr(config.evolve[name], end)
         if whole and not value.is_integer():
-            yield Problem(("evolve", name, end), f"{name} is a whole number, got {value}")
+            yield ("evolve", name, end), f"{name} is a whole number, got {value}"
             continue
         try:
             type(config).model_validate({**dict(config), name: int(value) if whole else value})
         except ValidationError as error:
-            yield Problem(("evolve", name, end), f"{name} cannot be {value:g}: {error.errors()[0]['msg']}")
-
-
-def _listed(lines: Iterable[str]) -> str:
-    """One line a problem, cut short where a broken file has hundreds."""
-    lines = list(lines)
-    more = [f"… and {len(lines) - MAX_PROBLEMS} more"] if len(lines) > MAX_PROBLEMS else []
-    return "\n".join(lines[:MAX_PROBLEMS] + more)
+            yield ("evolve", name, end), f"{name} cannot be {value:g}: {error.errors()[0]['msg']}"

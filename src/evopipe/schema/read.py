@@ -8,16 +8,16 @@ from __future__ import annotations
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer, MaxDepthExceededError
+from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.events import AliasEvent
-from ruamel.yaml.nodes import Node, ScalarNode, SequenceNode
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from evopipe.errors import MissingInputError, ParamsError
@@ -25,8 +25,6 @@ from evopipe.errors import MissingInputError, ParamsError
 MAX_BYTES = 1_000_000
 _MAX_DEPTH = 20
 _MAX_VALUES = 10_000  # about a second of parsing
-
-KeyPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -36,18 +34,30 @@ class Document:
     Attributes:
         name: the path as the caller wrote it; errors begin with it.
         data: mappings, lists, texts, numbers, booleans and None.
-        marks: line and column (from 1) of every mapping's key and every list's item, by its path of keys.
+        root: ruamel's node of it all.
     """
 
     name: str
     data: dict[str, Any]
-    marks: Mapping[KeyPath, tuple[int, int]]
+    root: Node
 
-    def mark(self, path: KeyPath) -> tuple[int, int]:
-        """Line and column (from 1) of `path`, or of its nearest ancestor that is in the file."""
-        while path and path not in self.marks:
-            path = path[:-1]
-        return self.marks.get(path, (1, 1))
+    def mark(self, path: tuple[str | int, ...]) -> tuple[int, int]:
+        """Line and column (from 1) of the key or item at `path`, or of its nearest ancestor that is in the file."""
+        node, place = self.root, (1, 1)
+        for step in path:
+            found = [(key, value) for key, value in _entries(node) if step in (key, getattr(key, "value", None))]
+            if not found:
+                break
+            key, node = found[0]
+            place = _place((node if isinstance(key, int) else key).start_mark)
+        return place
+
+
+def _entries(node: Node) -> list[tuple[Any, Node]]:
+    """Keys (nodes) and values of a mapping, numbers and items of a list."""
+    if isinstance(node, MappingNode):
+        return list(node.value)
+    return list(enumerate(node.value)) if isinstance(node, SequenceNode) else []
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Document:
@@ -87,14 +97,12 @@ def read_yaml(path: str | os.PathLike[str]) -> Document:
 def parse_yaml(text: str, name: str) -> Document:
     """Parse one YAML mapping from `text`; errors begin with `name`. See `read_yaml`."""
     yaml = YAML(typ="safe", pure=True)
-    yaml.Composer = _Composer
-    yaml.max_depth = _MAX_DEPTH
-    marks: dict[KeyPath, tuple[int, int]] = {}
+    yaml.Composer, yaml.Constructor, yaml.max_depth = _Composer, _Constructor, _MAX_DEPTH
     try:
         root = yaml.compose(text)
         if root is None:
             raise ParamsError(f"{name}: the file is empty: write the parameters, or restore it")
-        data = _built(root, (), marks, yaml.constructor)
+        data = yaml.constructor.construct_document(root)
         if not isinstance(data, dict):
             raise _Refused(root, "the file must hold a mapping of keys to values, such as `seed: 1`")
     except MarkedYAMLError as error:
@@ -109,7 +117,7 @@ def parse_yaml(text: str, name: str) -> Document:
         raise
     except Exception as error:  # ruamel.yaml raises whatever it stumbles over on some malformed texts
         raise ParamsError(f"{name}: not valid YAML ({error}): correct the file") from error
-    return Document(name, data, marks)
+    return Document(name, data, root)
 
 
 class _Refused(MarkedYAMLError):
@@ -145,58 +153,49 @@ class _Composer(Composer):
         return super().compose_node(parent, index)
 
 
-def _built(node: Node, path: KeyPath, marks: dict[KeyPath, tuple[int, int]], constructor: Any) -> Any:
-    """The plain data of a node; the places of what it holds are added to `marks`."""
-    if isinstance(node, ScalarNode):
-        return _scalar(node, constructor)
-    entries: Iterator[tuple[Any, Node, Node]]  # key, where it stands, value
-    if isinstance(node, SequenceNode):
-        entries = ((number, item, item) for number, item in enumerate(node.value))
-    else:
-        entries = ((_key(key, constructor), key, value) for key, value in node.value)
-    data: dict[Any, Any] = {}
-    for key, where, value in entries:
-        here = (*path, key)
-        if key in data:
-            dotted, first = ".".join(map(str, here)), marks[here][0]
-            raise _Refused(where, f"{dotted}: key given twice, first on line {first}: delete one of the two")
-        marks[here] = _place(where.start_mark)
-        data[key] = _built(value, here, marks, constructor)
-    return list(data.values()) if isinstance(node, SequenceNode) else data
+class _Constructor(SafeConstructor):
+    """Refuses what no params file may hold of what YAML can say."""
+
+    def flatten_mapping(self, node: Any) -> None:
+        for key, _ in node.value:
+            if _kind(key) == "merge":
+                raise _Refused(key, "merge keys (<<) are not supported: write the keys out")
+
+    def check_mapping_key(self, node: Any, key_node: Any, mapping: Any, key: Any, value: Any) -> bool:
+        if not isinstance(key_node, ScalarNode):
+            raise _Refused(key_node, "a key must be a text, not a list or a mapping: name it with a word")
+        if not isinstance(key, str):
+            shown = f"the key {key_node.value!r} is not a text"
+            raise _Refused(key_node, f"{shown}: name it with a word, or put it in quotes")
+        if key in mapping:
+            first = next(other for other, _ in node.value if other.value == key)
+            line, _ = _place(first.start_mark)
+            raise _Refused(key_node, f"{key}: key given twice, first on line {line}: delete one of the two")
+        return True
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        if not isinstance(node, ScalarNode):
+            return super().construct_object(node, deep)
+        text = node.value
+        if _kind(node) == "timestamp":
+            raise _Refused(node, f"dates are not supported: put {text!r} in quotes")
+        if _kind(node) not in ("null", "bool", "int", "float"):
+            # Escapes can smuggle in what no file name, JSON file or terminal takes.
+            if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+                raise _Refused(node, "the text holds a NUL or half a surrogate pair: delete the escape")
+            return text
+        try:
+            value = super().construct_object(node, deep)
+        except Exception:
+            shown = text if len(text) <= 40 else f"{text[:40]}…"
+            sentence = f"{shown} looks like a number and is none: correct it, or put it in quotes"
+            raise _Refused(node, sentence) from None
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _Refused(node, f"{text} is not a finite number: give one")
+        return value
 
 
-def _key(node: Node, constructor: Any) -> str:
-    if not isinstance(node, ScalarNode):
-        raise _Refused(node, "a key must be a text, not a list or a mapping: name it with a word")
-    if _kind(node) == "merge":
-        raise _Refused(node, "merge keys (<<) are not supported: write the keys out")
-    key = _scalar(node, constructor)
-    if not isinstance(key, str):
-        raise _Refused(node, f"the key {node.value!r} is not a text: name it with a word, or put it in quotes")
-    return key
-
-
-def _scalar(node: ScalarNode, constructor: Any) -> Any:
-    text: str = node.value
-    if _kind(node) == "timestamp":
-        raise _Refused(node, f"dates are not supported: put {text!r} in quotes")
-    if _kind(node) not in ("null", "bool", "int", "float"):
-        # Escapes can smuggle in what no file name, JSON file or terminal takes.
-        if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-            raise _Refused(node, "the text holds a NUL or half a surrogate pair: delete the escape")
-        return text
-    try:
-        value = constructor.construct_object(node)
-    except Exception:
-        shown = text if len(text) <= 40 else f"{text[:40]}…"
-        sentence = f"{shown} looks like a number and is none: correct it, or put it in quotes"
-        raise _Refused(node, sentence) from None
-    if isinstance(value, float) and not math.isfinite(value):
-        raise _Refused(node, f"{text} is not a finite number: give one")
-    return value
-
-
-def _kind(node: ScalarNode) -> str:
+def _kind(node: Node) -> str:
     return str(node.tag).rpartition(":")[2]
 
 

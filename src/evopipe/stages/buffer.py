@@ -10,13 +10,12 @@ import numpy.typing as npt
 
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DataError, MissingInputError
+from evopipe.layout import BUFFERED, DATASET, TRANSITIONS
 from evopipe.schema.params import Params
-from evopipe.stages.paths import DATASET, REPORTS, TRANSITIONS
 from evopipe.stages.tell import tell
 from evopipe.storage import safeio
 from evopipe.storage.dataset import Transitions, check_spaces, pack, read_minari, write_transitions
 
-REPORT = REPORTS / "buffer.json"
 _LISTED = 128  # most elements that are described one by one: images have thousands
 
 
@@ -42,7 +41,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     finally:
         pool.close()
     write_transitions(folder / TRANSITIONS, transitions, stats)
-    safeio.write_json(folder / REPORT, stats)
+    safeio.write_json(folder / BUFFERED, stats)
     tell(
         f"{TRANSITIONS}: {stats['transitions']} transitions of {stats['episodes']} episodes, "
         f"{stats['terminations']} terminated, {stats['truncations']} truncated",

@@ -15,11 +15,11 @@ from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
 from evopipe.envs.spaces import Leaf, ObservationSpace, brief
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError
+from evopipe.layout import DATASET, FETCHED
 from evopipe.machine import configure
 from evopipe.rng import Purpose, host
 from evopipe.schema.blocks import CollectConfig
 from evopipe.schema.params import Params
-from evopipe.stages.paths import DATASET, REPORTS
 from evopipe.stages.tell import tell
 from evopipe.storage import safeio
 from evopipe.storage.dataset import REMEDY, Dataset, Episode, check_spaces, read_d4rl, read_minari, write_minari
@@ -27,7 +27,6 @@ from evopipe.storage.dataset import REMEDY, Dataset, Episode, check_spaces, read
 if TYPE_CHECKING:
     import gymnasium
 
-REPORT = REPORTS / "fetch.json"
 MEDIUM_RANDOM = 0.3  # share of random actions of the policy `medium`, so that its data shows what it would not do
 
 Policy = Callable[[EnvPool, np.random.Generator], Any]
@@ -68,7 +67,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     finally:
         pool.close()
     safeio.write_json(
-        folder / REPORT, {"env": params.env.id, "source": params.fetch.source, **report, **_totals(episodes)}
+        folder / FETCHED, {"env": params.env.id, "source": params.fetch.source, **report, **_totals(episodes)}
     )
     for sentence in _summary(params, report, episodes):
         tell(sentence, quiet)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evopipe.run.spec import first_members, go_on
+from evopipe.core.population import Member
+from evopipe.errors import DataError, MissingInputError
+from evopipe.layout import POPULATION
+from evopipe.run.spec import Spec, first_members, go_on
 from evopipe.schema.params import Params
-from evopipe.stages.paths import POPULATION
-from evopipe.stages.setup import about_spec, make_spec, read_start, write_members
+from evopipe.stages.setup import about_spec, make_spec
 from evopipe.stages.tell import tell
+from evopipe.storage import members as stored
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
@@ -24,10 +27,21 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     spec, start = make_spec(params), params.population.start
     members, mutations = first_members(spec, params.population.size)
     if start is not None:
-        members, mutations = go_on(spec, read_start(Path(start), spec), members)
-    about = {
-        **about_spec(spec),
-        "mutations": [mutation.to_json() for mutation in mutations],
-    }
-    write_members(folder / POPULATION, members, about)
+        members, mutations = go_on(spec, _read_start(Path(start), spec), members)
+    about = {**about_spec(spec), "mutations": [mutation.to_json() for mutation in mutations]}
+    stored.write(folder / POPULATION, members, about)
     tell(f"{POPULATION}: {len(members)} members, {members[0].arch.describe()} {members[0].arch.activation}", quiet)
+
+
+def _read_start(folder: Path, spec: Spec) -> list[Member]:
+    """Read trained members to go on from, the elite first, without those that diverged."""
+    remedy = "population.start names a copy of models/trained of a run with the same algorithm and environment"
+    if not folder.exists():
+        raise MissingInputError(f"{folder}: not there; {remedy}")
+    members, about = stored.read(folder, about_spec(spec), remedy)
+    if "elite" in about:
+        members = [members[-1], *members[:-1]]
+    healthy = [member for member in members if member.healthy]
+    if not healthy:
+        raise DataError(f"{folder}: every member has diverged; {remedy}")
+    return healthy

@@ -1,9 +1,10 @@
-"""Members as tensors and plain JSON data, for checkpoints and models."""
+"""Members as tensors and plain JSON data: in checkpoints, and in folders of their own."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ import torch
 from evopipe.core.arch import Arch
 from evopipe.core.population import Member
 from evopipe.errors import DataError
+from evopipe.storage import safeio
+
+_MEMBERS, _TENSORS = "members.json", "members.safetensors"
 
 
 def pack(members: Sequence[Member], prefix: str) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
@@ -64,3 +68,30 @@ def _build(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Memb
         healthy=bool(data["healthy"]),
         fitness=tuple(-math.inf if f is None else float(f) for f in data["fitness"]),
     )
+
+
+def write(folder: Path, members: Sequence[Member], about: Mapping[str, Any]) -> None:
+    """Write members as a folder of safetensors and JSON, byte-deterministic, with checksums.
+
+    `about` is JSON data: what they were made for, and whatever else a reader should know.
+    """
+    tensors, described = pack(members, "members")
+    data = safeio.dump_json({**about, "members": described}, str(folder / _MEMBERS), indent=2)
+    safeio.write_folder(folder, {_MEMBERS: data, _TENSORS: safeio.dump_tensors(tensors)})
+
+
+def read(folder: Path, wanted: Mapping[str, Any], remedy: str) -> tuple[list[Member], dict[str, Any]]:
+    """Read what `write` wrote: the members, and what was said of them, `wanted` included.
+
+    Raises:
+        MissingInputError: the folder is not there.
+        DataError: it is damaged, or something else was said; the message ends with `remedy`.
+    """
+    files = safeio.read_folder(folder, only=(_MEMBERS, _TENSORS))
+    about = safeio.parse_json(files[_MEMBERS], str(folder / _MEMBERS))
+    for name, value in wanted.items():
+        if about.get(name) != value:
+            made = f"written for {name} {about.get(name)!r}, params.yaml says {value!r}"
+            raise DataError(f"{folder}: {made}; {remedy}")
+    tensors = safeio.load_tensors(files[_TENSORS], str(folder / _TENSORS))
+    return unpack(tensors, about["members"], "members"), about

@@ -24,22 +24,15 @@ from typing import Any, Literal
 
 from filelock import FileLock
 
+from evopipe import layout
 from evopipe.errors import DataError, EvopipeError
 from evopipe.storage import safeio
 from evopipe.track.events import End, Event, Generation, Start, read_event
 
-TRAINED = "models/trained"
-FILES = {
-    "lineage": "reports/lineage.jsonl",
-    "fitness": "reports/fitness.csv",
-    "timing": "reports/timing.csv",
-    "train": "reports/train.json",
-    "evaluation": "reports/evaluation.json",
-    "members": "reports/members.json",
-    "report": "reports/report.html",
-    "elite": "models/elite",
-}
-"""What a pipeline leaves that is worth seeing in a tracker, by name: `stages/paths.py` has the same places."""
+TRAINED = str(layout.TRAINED)
+_SHOWN = (layout.LINEAGE, layout.FITNESS, layout.TIMING, layout.TRAIN, layout.EVALUATION, layout.MEMBERS, layout.REPORT)
+FILES = {out.stem: str(out) for out in (*_SHOWN, layout.ELITE)}
+"""What a pipeline leaves that is worth seeing in a tracker, by name."""
 _ABOUT, _TOLD = "run.json", ("key", "params", "started", "experiment", "revision", "version")
 
 

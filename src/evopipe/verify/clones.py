@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import evopipe
+from evopipe import layout
 from evopipe.errors import DataError, EvopipeError, Interrupted, MissingInputError, UsageError
 from evopipe.signals import StopSignal
-from evopipe.stages import paths
 from evopipe.verify import Differs, compare
 
 _Tell = Callable[[str], None]
@@ -290,7 +290,7 @@ def _count(rows: Sequence[compare.Row]) -> str:
 
 def _machine_of(clone: Clone) -> dict[str, Any]:
     """Return the machine that a clone's elite was made on; nothing where there is no elite."""
-    file = clone.project / paths.ELITE / "policy.json"
+    file = clone.project / layout.ELITE / "policy.json"
     return dict(json.loads(file.read_bytes())["provenance"]["fingerprint"]) if file.is_file() else {}
 
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from evopipe import layout
 from evopipe.errors import DataError, EvopipeError, MissingInputError
 from evopipe.schema.read import read_yaml
-from evopipe.stages import paths
 
 _Verdict = Literal["same", "DIFFERENT", "missing", "measured", "close", "learned anew"]
-_MEASURED = paths.TIMING.as_posix()  # it differs from run to run, and nothing is computed from it
+_MEASURED = layout.TIMING.as_posix()  # it differs from run to run, and nothing is computed from it
 # Outs that depend on the last bits of training; so does all that depends on them.
-_LEARNED = frozenset(path.as_posix() for path in (paths.TRAINED, paths.LINEAGE, paths.FITNESS, paths.TRAIN))
-_EVALUATION, _REPORT = paths.EVALUATION.as_posix(), paths.REPORT.as_posix()
+_LEARNED = frozenset(path.as_posix() for path in (layout.TRAINED, layout.LINEAGE, layout.FITNESS, layout.TRAIN))
+_EVALUATION, _REPORT = layout.EVALUATION.as_posix(), layout.REPORT.as_posix()
 _NUMBERS, _MANIFEST = (".csv", ".json", ".jsonl", ".safetensors"), "manifest.json"
 _NAMED, _SHOWN = 8, 60  # differing files of a folder, characters of a line
 
@@ -113,7 +113,9 @@ def compare(one: Path, two: Path, tolerance: float | None = None) -> list[Row]:
             notes = _differences(there, here)
         rows.append(Row(path, made.stage, made.deps, a, b, verdict, tuple(notes)))
     if _EVALUATION not in before and any(row.verdict == "learned anew" for row in rows):
-        raise MissingInputError(f"verify: {paths.EVALUATION} is no out of this pipeline; what was learned has no score")
+        raise MissingInputError(
+            f"verify: {layout.EVALUATION} is no out of this pipeline; what was learned has no score"
+        )
     return rows
 
 

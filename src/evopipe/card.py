@@ -1,0 +1,48 @@
+"""The model card of an exported policy: what it is, how good, how to use it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from evopipe.algos import get
+from evopipe.envs.spaces import Leaf
+from evopipe.policy import Policy
+
+
+def card(policy: Policy, episodes: int) -> str:
+    """Return the card, as Markdown, of a policy that was scored in so many held-out episodes."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=False,  # Markdown
+        keep_trailing_newline=True,
+        lstrip_blocks=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters["columns"] = _columns
+    return environment.get_template("card.md.j2").render(
+        about=policy.about,
+        arch=policy.arch,
+        episodes=episodes,
+        memory=policy.memory,
+        space=policy.observation_space,
+        values=get(policy.about["algo"]).values is not None,
+    )
+
+
+def _columns(leaf: Leaf) -> str:
+    """Say how an array becomes columns."""
+    if leaf.counts:
+        firsts = set(leaf.firsts)
+        begin = firsts.pop() if len(firsts) == 1 else list(leaf.firsts)
+        each = "" if len(leaf.counts) == 1 else " each"
+        return f"one-hot{each}, {', '.join(map(str, leaf.counts))} values from {begin} on"
+    if leaf.channels is None:
+        return "its numbers"
+    first = "channels first" if leaf.channels == 0 else "its channels moved to the front"
+    if (leaf.low, leaf.high) == (0.0, 1.0):
+        return first
+    above = "x" if leaf.low == 0.0 else f"(x {'-' if leaf.low > 0.0 else '+'} {abs(leaf.low):g})"
+    return f"{first}, {above} / {leaf.high - leaf.low:g}"

@@ -1,0 +1,50 @@
+"""Where each out lies, below the folder that a pipeline runs in, and which stage writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evopipe.errors import MissingInputError
+
+DATASET = Path("data/dataset")
+TRANSITIONS = Path("data/transitions.h5")
+POPULATION = Path("models/population")
+TRAINED = Path("models/trained")
+ELITE = Path("models/elite")
+FETCHED = Path("reports/fetch.json")
+BUFFERED = Path("reports/buffer.json")
+LINEAGE = Path("reports/lineage.jsonl")
+FITNESS = Path("reports/fitness.csv")
+TIMING = Path("reports/timing.csv")
+TRAIN = Path("reports/train.json")
+EVALUATION = Path("reports/evaluation.json")
+MEMBERS = Path("reports/members.json")
+EPISODES = Path("reports/episodes.csv")
+REPORT = Path("reports/report.html")
+
+OUTS = {
+    "fetch": (DATASET, FETCHED),
+    "buffer": (TRANSITIONS, BUFFERED),
+    "population": (POPULATION,),
+    "train": (TRAINED, LINEAGE, FITNESS, TIMING, TRAIN),
+    "evaluate": (EVALUATION, MEMBERS, EPISODES),
+    "export": (ELITE,),
+    "report": (REPORT,),
+}
+"""What each stage writes, in the order in which they run."""
+WRITER = {out: stage for stage, outs in OUTS.items() for out in outs}
+
+STATE = ".evopipe"
+"""The folder below the DVC root that holds what is no out: runs that go on, and what trackers are told of them."""
+
+
+def need(folder: Path, out: Path) -> Path:
+    """Return where an out lies that an earlier stage wrote.
+
+    Raises:
+        MissingInputError: it is not there.
+    """
+    path, stage = folder / out, WRITER[out]
+    if not path.exists():
+        raise MissingInputError(f"{path}: not there; run `evopipe {stage}` or `dvc repro {stage}` first")
+    return path

@@ -1,0 +1,81 @@
+"""What a finished run leaves: the trained members, its lineage and curve, a summary, and how long it took."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evopipe import layout
+from evopipe.run.run import Champion, Run
+from evopipe.storage import members, safeio
+from evopipe.track.events import Generation, Start, read_events
+
+CURVE = ("generation", "step", "env_steps", "eval_steps", "best", "mean", "elite")
+TIMING = ("generation", "seconds", "env_steps", "eval_steps")
+
+
+def write_results(run: Run, champion: Champion, about: Mapping[str, Any], folder: Path) -> None:
+    """Write what a run that has ended leaves, but for the timing: the elite stands behind the members.
+
+    No clock is in any of it, so that equal runs give equal bytes. `about` says what the members were made for.
+    """
+    elite = {
+        "id": champion.member.id,
+        "generation": champion.generation,
+        "score": champion.score,
+        "standard_error": champion.error,
+        "confirmed": champion.confirmed,
+    }
+    members.write(folder / layout.TRAINED, [*run.members, champion.member], {**about, "elite": elite})
+    lines = b"".join(safeio.dump_json(record.to_json(), str(layout.LINEAGE)) for record in run.lineage)
+    safeio.write_bytes(folder / layout.LINEAGE, lines)
+    safeio.write_csv(folder / layout.FITNESS, CURVE, [["" if x is None else x for x in row] for row in run.curve])
+    clock = run.clock
+    summary = {
+        "reason": run.reason,
+        "generations": clock.generation,
+        "steps": {
+            "each_member": clock.step,
+            "training": clock.env_steps,
+            "evaluation": clock.eval_steps,
+            "all": clock.env_steps + clock.eval_steps,
+        },
+        "broken_transitions": clock.broken,
+        "elite": elite,
+        "best_fitness": run.curve[-1][4],
+        "mean_fitness": run.curve[-1][5],
+        "target": run.target,
+        "warm_start": run.regime.warm,
+        **({"remarks": run.regime.remarks} if run.regime.remarks else {}),
+    }
+    safeio.write_json(folder / layout.TRAIN, summary)
+
+
+def write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> None:
+    """Write how long each generation took: the one out that holds a clock, a measurement and no result.
+
+    A run that was killed repeats what came after its last checkpoint, so the last word on a generation counts. A
+    generation that began in one process and ended in another has the seconds and the steps of its last part only, so
+    that its speed is right. Rows that the log has lost (a full disk) are left out.
+    """
+    rows: dict[int, tuple[int, float, int, int]] = {}
+    ends: dict[int, Sequence[Any]] = {int(row[0]): row for row in curve}
+    began = 0  # step of each member at which the measured seconds begin
+    with contextlib.suppress(OSError):  # a log that cannot be read costs the measurement, not the run
+        for _, event in read_events(log):
+            if isinstance(event, Start):
+                began = event.resumed_step or 0
+            elif isinstance(event, Generation) and event.generation in ends:
+                rows[event.generation] = _timing(event, began, ends)
+                began = event.step
+    safeio.write_csv(folder / layout.TIMING, TIMING, [rows[generation] for generation in sorted(rows)])
+
+
+def _timing(event: Generation, began: int, ends: Mapping[int, Sequence[Any]]) -> tuple[int, float, int, int]:
+    """Return a row of `timing.csv`: the seconds, and the steps of the population that were taken in them."""
+    _, start, training, evaluation, *_ = ends.get(event.generation - 1, (0, 0, 0, 0))
+    share = (event.step - max(start, began)) / max(1, event.step - start)
+    steps = round((event.env_steps - training) * min(1.0, max(0.0, share)))
+    return event.generation, round(event.seconds, 3), steps, event.eval_steps - evaluation

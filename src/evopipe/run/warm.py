@@ -1,0 +1,37 @@
+"""The transitions that a run begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evopipe import layout
+from evopipe.algos import on_policy
+from evopipe.errors import DataError
+from evopipe.run.spec import Spec
+from evopipe.storage.dataset import Transitions, read_transitions
+
+
+def read_warm(spec: Spec, folder: Path) -> Transitions | None:
+    """Read the transitions that fill the memory first, offline all there are; None if the run wants none.
+
+    Raises:
+        MissingInputError: `data/transitions.h5` is not there.
+        DataError: it is damaged, holds no transition, or is of another environment.
+    """
+    limit = None if spec.train.mode == "offline" else spec.train.warm_start
+    if limit == 0 or on_policy(spec.algo):
+        return None
+    path = layout.need(folder, layout.TRANSITIONS)
+    found = read_transitions(path, limit)
+    if not len(found):
+        raise DataError(f"{path}: holds no transition; fetch at least one episode, then `dvc repro fetch buffer`")
+    vectors, observations = found.action.ndim == 2, found.obs.shape[1]
+    actions = found.action.shape[1] if vectors else int(found.action.max()) + 1
+    fits = actions == spec.actions if vectors else actions <= spec.actions  # not every action need have been taken
+    if vectors != spec.spaces.continuous or observations != spec.observations or not fits:
+        kind = "continuous" if vectors else "discrete"
+        raise DataError(
+            f"{path}: holds observations of length {observations} and {actions} {kind} actions, {spec.env.id} has "
+            f"{spec.observations} and {spec.actions} {spec.spaces.kind} ones; run `dvc repro fetch buffer` again"
+        )
+    return found
