@@ -20,7 +20,7 @@ from evopipe.stages import export, paths
 from evopipe.stages.setup import about_spec, make_spec, write_members
 from evopipe.stages.train import CURVE, TIMING
 from evopipe.storage import members as stored
-from evopipe.storage import safeio
+from evopipe.storage.files import dump_json, write_bytes, write_csv, write_json
 from tiny import params as tiny_params
 
 STEPS = 5_000  # of each member, in a generation
@@ -155,13 +155,13 @@ def _write(
         },
     }
     write_members(folder / paths.TRAINED, [*members, elite], about)
-    lines = b"".join(safeio.dump_json(record, "lineage") for record in records)
-    safeio.write_bytes(folder / paths.LINEAGE, lines)
-    safeio.write_csv(folder / paths.FITNESS, CURVE, curve)
+    lines = b"".join(dump_json(record, "lineage") for record in records)
+    write_bytes(folder / paths.LINEAGE, lines)
+    write_csv(folder / paths.FITNESS, CURVE, curve)
     seconds = [
         [row[0], 9.0 + 2.0 * float(chance.random()), STEPS * len(members), row[2] // (2 * row[0])] for row in curve
     ]
-    safeio.write_csv(folder / paths.TIMING, TIMING, seconds)
+    write_csv(folder / paths.TIMING, TIMING, seconds)
     summary = {
         "reason": "max_steps",
         "generations": len(curve),
@@ -173,7 +173,7 @@ def _write(
         "target": -100.0,
         "warm_start": 0,
     }
-    safeio.write_json(folder / paths.TRAIN, summary)
+    write_json(folder / paths.TRAIN, summary)
     _write_evaluation(folder, [*members, elite], episodes, chance)
     export.run(params, quiet=True, folder=folder)
 
@@ -196,9 +196,7 @@ def _write_evaluation(folder: Path, members: list[Member], episodes: int, chance
             "max": float(returns.max()),
             "mean_length": float(-returns.mean()),
         }
-    safeio.write_csv(folder / paths.EPISODES, ["member", "seed", "return", "length"], rows)
+    write_csv(folder / paths.EPISODES, ["member", "seed", "return", "length"], rows)
     elite = summaries.pop("elite")
-    safeio.write_json(
-        folder / paths.EVALUATION, {"elite": elite, "episodes": episodes, "steps": 1, "env": "Acrobot-v1"}
-    )
-    safeio.write_json(folder / paths.MEMBERS, summaries)
+    write_json(folder / paths.EVALUATION, {"elite": elite, "episodes": episodes, "steps": 1, "env": "Acrobot-v1"})
+    write_json(folder / paths.MEMBERS, summaries)

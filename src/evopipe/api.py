@@ -12,7 +12,7 @@ from evopipe import algos, policy
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.params import Params, load_params, parse_params
 from evopipe.stages import buffer, evaluate, export, fetch, paths, population, report, tracking, train
-from evopipe.storage import safeio
+from evopipe.storage.files import parse_json, read_bytes, read_json
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ def _run(params: Params, folder: Path, quiet: bool) -> Result:
     upstream = (fetch, buffer) if _wants_dataset(params) else ()
     for stage in (*upstream, population, train, evaluate, export):
         stage.run(params, quiet=quiet, folder=folder)
-    lines = safeio.read_bytes(folder / paths.LINEAGE).splitlines()
+    lines = read_bytes(folder / paths.LINEAGE).splitlines()
     return Result(
         policy=policy.load(folder / paths.ELITE),
-        evaluation=safeio.read_json(folder / paths.EVALUATION),
-        members=safeio.read_json(folder / paths.MEMBERS),
-        summary=safeio.read_json(folder / paths.TRAIN),
-        lineage=[safeio.parse_json(line, str(paths.LINEAGE)) for line in lines],
+        evaluation=read_json(folder / paths.EVALUATION),
+        members=read_json(folder / paths.MEMBERS),
+        summary=read_json(folder / paths.TRAIN),
+        lineage=[parse_json(line, str(paths.LINEAGE)) for line in lines],
     )

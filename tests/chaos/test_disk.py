@@ -114,7 +114,7 @@ def test_outs_do_not_fit(tmp_path: Path, expected: dict[str, str]) -> None:
         pytest.param("population", marks=pytest.mark.slow),
         "train",
         pytest.param("evaluate", marks=pytest.mark.slow),
-        "export",
+        pytest.param("export", marks=pytest.mark.slow),
     ],
 )
 def test_the_folder_is_read_only(tmp_path: Path, stage: str) -> None:

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from evopipe.errors import DataError, UsageError
-from evopipe.storage import safeio
+from evopipe.storage import checkpoint
 from evopipe.storage.checkpoint import CheckpointStore
+from evopipe.storage.folders import write_folder
 
 META = {"generation": 3, "lr": 0.1 + 0.2, "key": 2**127 + 1, "history": [1, None, True, "x"], "nested": {"a": {}}}
 
@@ -153,10 +154,10 @@ def test_a_renamed_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_foreign_folders(tmp_path: Path) -> None:
-    safeio.write_folder(tmp_path / "run" / "step-000000000001", {"other": b""})
-    with pytest.raises(DataError, match=r"meta\.json: is not part of the checkpoint"):
+    write_folder(tmp_path / "run" / "step-000000000001", {"other": b""})
+    with pytest.raises(DataError, match=r"meta\.json: is not in the folder's manifest"):
         CheckpointStore(tmp_path / "run").load()
-    safeio.write_folder(tmp_path / "run" / "step-000000000001", {"meta.json": b"[]", "state.safetensors": b""})
+    write_folder(tmp_path / "run" / "step-000000000001", {"meta.json": b"[]", "state.safetensors": b""})
     with pytest.raises(DataError, match=r"meta\.json: does not describe step 1"):
         CheckpointStore(tmp_path / "run").load()
 
@@ -178,6 +179,21 @@ def test_clear_removes_everything(tmp_path: Path) -> None:
     store.clear()
     assert names(tmp_path) == []
     assert store.load() is None
+
+
+def test_clear_removes_the_newest_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever it is interrupted, what is left is what a resumed run should go on from, or nothing."""
+    store, rename, left = CheckpointStore(tmp_path / "run", keep=3), os.rename, []
+    for step in (1, 2, 3):
+        store.save(step, state(step), {})
+
+    def watched(source: Path, target: Path) -> None:
+        left.append([name for name in names(tmp_path / "run") if name.startswith("step-")])
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", watched)
+    store.clear()
+    assert [[int(name[5:]) for name in each] for each in left] == [[1, 2, 3], [2, 3], [3]]
 
 
 def test_what_cannot_be_saved_leaves_the_rest(tmp_path: Path) -> None:
@@ -203,7 +219,7 @@ def python(script: str, *arguments: str, wrapper: tuple[str, ...] = ()) -> list[
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(safeio.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": str(Path(checkpoint.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
 
 
 FULL = """

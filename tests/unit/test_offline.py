@@ -14,6 +14,8 @@ import pytest
 import torch
 
 import populations
+from evopipe.data.minari import read_own
+from evopipe.data.transitions import Transitions, read_transitions
 from evopipe.errors import DataError, EvopipeError, ParamsError
 from evopipe.memory.replay import RowLayout
 from evopipe.run.drive import begin
@@ -22,7 +24,6 @@ from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.params import parse_params
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
-from evopipe.storage.dataset import Transitions, read_minari, read_transitions
 from evopipe.types import Spaces
 from populations import advance, close_generation, equal, equal_states, finish, same
 
@@ -335,7 +336,7 @@ def test_collected_actions_are_the_environments_own_and_packed_ones_relative(fol
     params = settings("Pendulum-v1", "iql")
     fetch.run(params, quiet=True)
     buffer.run(params, quiet=True)
-    own = np.concatenate([episode.action for episode in read_minari("data/dataset").episodes])
+    own = np.concatenate([episode.action for episode in read_own(Path("data/dataset")).episodes])
     packed = read_transitions(Path("data/transitions.h5"))
     assert own.shape == packed.action.shape == (360, 1)
     assert 1.5 < np.abs(own).max() <= 2.0
@@ -368,7 +369,7 @@ def test_an_exported_continuous_policy_is_a_behaviour(folder: Path) -> None:
     fetch.run(again, quiet=True)
     from evopipe.policy import load
 
-    episode = read_minari("data/dataset").episodes[0]
+    episode = read_own(Path("data/dataset")).episodes[0]
     np.testing.assert_allclose(episode.action, load("models/elite").act(episode.obs[:-1]), atol=1e-5)
 
 

@@ -15,7 +15,7 @@ import torch
 from evopipe.errors import DataError, MissingInputError, UsageError
 from evopipe.report.page import without_measured
 from evopipe.schema.write import dump_yaml
-from evopipe.storage import safeio
+from evopipe.storage.tensors import dump_tensors
 from evopipe.verify import clones, compare
 from evopipe.verify.clones import Clone, Origin
 from evopipe.verify.compare import Row
@@ -230,7 +230,7 @@ def test_distances_of_numbers(tmp_path: Path) -> None:
     assert distance("x.json", b'{"provenance": "x"}', b'{"provenance": "y"}') == 0.0
     assert distance("x.csv", b"a,b\n1,2\n", b"a,b\n1,2.002\n") == pytest.approx(0.001, rel=0.01)
     assert distance("x.jsonl", b'{"a": 1}\n', b'{"a": 1}\n{"a": 1}\n') == math.inf
-    tensors = [safeio.dump_tensors({"w": torch.tensor([1.0, value])}) for value in (2.0, 2.1)]
+    tensors = [dump_tensors({"w": torch.tensor([1.0, value])}) for value in (2.0, 2.1)]
     assert distance("x.safetensors", *tensors) == pytest.approx(0.1 / 2.1)
     assert distance("x.safetensors", tensors[0], b"damaged") == math.inf
     assert distance("x.bin", b"a", b"b") == math.inf

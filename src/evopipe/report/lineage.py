@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evopipe.errors import DataError
-from evopipe.storage import safeio
+from evopipe.storage.files import parse_json, read_bytes
 
 Key = tuple[int, int]
 """A member at the end of a generation: (generation, slot)."""
@@ -55,7 +55,7 @@ def read_nodes(path: Path) -> dict[Key, Node]:
         DataError: the file is damaged, or is no lineage.
     """
     try:
-        return _nodes([safeio.parse_json(line, str(path)) for line in safeio.read_bytes(path).splitlines()])
+        return _nodes([parse_json(line, str(path)) for line in read_bytes(path).splitlines()])
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: is no lineage of a run ({error!r}); run `dvc repro train` again") from error
 

@@ -22,7 +22,7 @@ from evopipe.signals import StopSignal
 from evopipe.stages import paths
 from evopipe.stages.setup import make_spec, read_members, with_slots
 from evopipe.stages.tell import tell
-from evopipe.storage import safeio
+from evopipe.storage.files import write_csv, write_json
 
 BROKEN_SHARE = 0.1  # of a member's episodes that may be broken
 ROWS = 128  # environments that evaluation steps at a time, where there are that many episodes
@@ -69,15 +69,15 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     }
     elite = summaries.pop("elite")
     about = {"episodes": n, "steps": played.steps, "env": params.env.id}
-    safeio.write_json(folder / paths.EVALUATION, {"elite": elite, **about})
-    safeio.write_json(folder / paths.MEMBERS, summaries)
+    write_json(folder / paths.EVALUATION, {"elite": elite, **about})
+    write_json(folder / paths.MEMBERS, summaries)
     rows = [
         [name, int(seeds[i]), float(played.returns[m, i]), int(played.lengths[m, i])]
         for m, name in enumerate(names)
         for i in range(n)
         if whole[m, i]
     ]
-    safeio.write_csv(folder / paths.EPISODES, ["member", "seed", "return", "length"], rows)
+    write_csv(folder / paths.EPISODES, ["member", "seed", "return", "length"], rows)
     low, high = elite["interval"]
     tell(f"elite: mean {elite['mean']:.1f} over {n} held-out episodes, 95 % interval [{low:.1f}, {high:.1f}]", quiet)
 

@@ -20,7 +20,7 @@ from evopipe.schema.params import Params
 from evopipe.stages import paths
 from evopipe.stages.setup import make_spec, read_members
 from evopipe.stages.tell import tell
-from evopipe.storage import safeio
+from evopipe.storage.files import parse_json, read_bytes, read_json
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
@@ -63,7 +63,7 @@ def _score(path: Path) -> dict[str, float]:
     """Return the elite's scores on held-out seeds."""
     if not path.exists():
         raise MissingInputError(f"{path}: not there; run `evopipe evaluate` or `dvc repro evaluate` first")
-    report = safeio.read_json(path)
+    report = read_json(path)
     score = report.get("elite") if isinstance(report, dict) else None
     if not isinstance(score, dict) or not score.keys() >= {"mean", "interval", "std", "median", "iqm"}:
         raise DataError(f"{path}: has no scores of the elite; run `evopipe evaluate` or `dvc repro evaluate` again")
@@ -93,8 +93,8 @@ def _ancestry(folder: Path, elite: int) -> list[dict[str, Any]]:
     """Return the elite's line of descent, youngest first: id, parent, generation, mutation."""
     path = folder / paths.LINEAGE
     births: dict[int, dict[str, Any]] = {}
-    for text in safeio.read_bytes(path).splitlines():
-        record = safeio.parse_json(text, str(path))
+    for text in read_bytes(path).splitlines():
+        record = parse_json(text, str(path))
         try:
             for child in record["children"]:  # an elite that survives appears again: its first record is its birth
                 birth = {name: child[name] for name in ("id", "parent", "mutation")}

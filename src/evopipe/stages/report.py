@@ -12,7 +12,7 @@ from evopipe.schema.blocks import NEUTRAL, RuntimeConfig
 from evopipe.schema.params import Params
 from evopipe.stages import paths
 from evopipe.stages.tell import tell
-from evopipe.storage import safeio
+from evopipe.storage.files import write_text
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
@@ -25,7 +25,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     configure(params.runtime)
     with translate_failures():
         text = page(folder, shown(params))
-        safeio.write_text(folder / paths.REPORT, text)
+        write_text(folder / paths.REPORT, text)
     tell(f"{paths.REPORT}: {len(text.encode()) / 1e6:.1f} MB, opens in any browser, without a network", quiet)
 
 

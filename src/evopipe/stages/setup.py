@@ -20,7 +20,9 @@ from evopipe.run.spec import Spec
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.params import Params
 from evopipe.storage import members as stored
-from evopipe.storage import safeio
+from evopipe.storage.files import dump_json, parse_json
+from evopipe.storage.folders import read_folder, write_folder
+from evopipe.storage.tensors import dump_tensors, load_tensors
 from evopipe.types import Spaces
 
 MEMBERS, TENSORS = "members.json", "members.safetensors"
@@ -70,8 +72,8 @@ def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
 def write_members(folder: Path, members: Sequence[Member], about: dict[str, Any]) -> None:
     """Write members as a folder of safetensors and JSON, byte-deterministic, with checksums."""
     tensors, described = stored.pack(members, "members")
-    data = safeio.dump_json({**about, "members": described}, str(folder / MEMBERS), indent=2)
-    safeio.write_folder(folder, {MEMBERS: data, TENSORS: safeio.dump_tensors(tensors)})
+    data = dump_json({**about, "members": described}, str(folder / MEMBERS), indent=2)
+    write_folder(folder, {MEMBERS: data, TENSORS: dump_tensors(tensors)})
 
 
 def about_spec(spec: Spec) -> dict[str, Any]:
@@ -107,13 +109,13 @@ def _read_members(folder: Path, spec: Spec, if_missing: str, if_other: str) -> t
     """Read members; the last two arguments are the remedies where there are none, or those of another run."""
     if not folder.exists():
         raise MissingInputError(f"{folder}: not there; {if_missing}")
-    files = safeio.read_folder(folder, only=(MEMBERS, TENSORS))
-    about = safeio.parse_json(files[MEMBERS], str(folder / MEMBERS))
+    files = read_folder(folder, only=(MEMBERS, TENSORS))
+    about = parse_json(files[MEMBERS], str(folder / MEMBERS))
     for name, value in about_spec(spec).items():
         if about.get(name) != value:
             made = f"written for {name} {about.get(name)!r}, params.yaml says {value!r}"
             raise DataError(f"{folder}: {made}; {if_other}")
-    tensors = safeio.load_tensors(files[TENSORS], str(folder / TENSORS))
+    tensors = load_tensors(files[TENSORS], str(folder / TENSORS))
     return stored.unpack(tensors, about["members"], "members"), about
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import evopipe
 from evopipe.algos import on_policy
+from evopipe.data.transitions import Transitions, read_transitions
 from evopipe.envs.make import source_of
 from evopipe.envs.workers import Crew
 from evopipe.errors import (
@@ -33,9 +34,8 @@ from evopipe.schema.params import Params
 from evopipe.signals import StopSignal
 from evopipe.stages import paths, tracking
 from evopipe.stages.setup import about_spec, make_spec, read_members, write_members
-from evopipe.storage import safeio
 from evopipe.storage.checkpoint import CheckpointStore
-from evopipe.storage.dataset import Transitions, read_transitions
+from evopipe.storage.files import dump_json, write_bytes, write_csv, write_json
 from evopipe.storage.lock import RunLock
 from evopipe.track.console import console_sink
 from evopipe.track.events import End, Generation, JsonlSink, Message, Start, Tracker, read_events
@@ -228,9 +228,9 @@ def _write_outputs(run: Run, champion: Champion, params: Params, folder: Path) -
         },
     }
     write_members(folder / paths.TRAINED, [*run.members, champion.member], about)
-    lines = b"".join(safeio.dump_json(record.to_json(), str(paths.LINEAGE)) for record in run.lineage)
-    safeio.write_bytes(folder / paths.LINEAGE, lines)
-    safeio.write_csv(folder / paths.FITNESS, CURVE, [["" if x is None else x for x in row] for row in run.curve])
+    lines = b"".join(dump_json(record.to_json(), str(paths.LINEAGE)) for record in run.lineage)
+    write_bytes(folder / paths.LINEAGE, lines)
+    write_csv(folder / paths.FITNESS, CURVE, [["" if x is None else x for x in row] for row in run.curve])
     summary = {
         "reason": run.reason,
         "generations": run.clock.generation,
@@ -248,7 +248,7 @@ def _write_outputs(run: Run, champion: Champion, params: Params, folder: Path) -
         "warm_start": run.regime.warm,
         **({"remarks": run.regime.remarks} if run.regime.remarks else {}),
     }
-    safeio.write_json(folder / paths.TRAIN, summary)
+    write_json(folder / paths.TRAIN, summary)
 
 
 def _write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> None:
@@ -268,7 +268,7 @@ def _write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> No
             elif isinstance(event, Generation) and event.generation in ends:
                 rows[event.generation] = _timing(event, began, ends)
                 began = event.step
-    safeio.write_csv(folder / paths.TIMING, TIMING, [rows[generation] for generation in sorted(rows)])
+    write_csv(folder / paths.TIMING, TIMING, [rows[generation] for generation in sorted(rows)])
 
 
 def _timing(event: Generation, began: int, ends: dict[int, Sequence[Any]]) -> tuple[int, float, int, int]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evopipe.errors import DataError, DiskError, MissingInputError, UsageError
-from evopipe.storage import safeio
+from evopipe.storage.files import RESTORE, Content, delete, dump_json, parse_json, translating
+from evopipe.storage.folders import clean_temporaries, read_folder, remove_folder, write_folder
+from evopipe.storage.tensors import load_tensors, tensor_pieces
 
 if TYPE_CHECKING:
     import torch
@@ -73,12 +74,9 @@ class CheckpointStore:
         if step < 0:
             raise UsageError(f"step={step}: a checkpoint's step cannot be negative")
         path = self.folder / f"step-{step:012d}"
-        where = str(path / _META)
-        files: dict[str, safeio.Buffer | Sequence[safeio.Buffer]] = {
-            _META: safeio.dump_json({"meta": dict(meta), "step": step}, where),
-            _TENSORS: safeio.tensor_pieces(tensors),
-        }
-        safeio.write_folder(path, files)
+        about = dump_json({"meta": dict(meta), "step": step}, str(path / _META))
+        files: dict[str, Content] = {_META: about, _TENSORS: tensor_pieces(tensors)}
+        write_folder(path, files)
         self._damaged.discard(path)
         self._prune(step)
 
@@ -88,7 +86,11 @@ class CheckpointStore:
         Raises:
             DataError: there are checkpoints, and all of them are damaged.
         """
-        warnings = self._clean()
+        warnings: list[str] = []
+        try:
+            clean_temporaries(self.folder)
+        except DiskError as error:  # reading must work where writing does not
+            warnings.append(str(error))
         self._damaged.clear()
         faults: list[str] = []
         for step, path in reversed(self._saved()):
@@ -96,7 +98,7 @@ class CheckpointStore:
                 tensors, meta = _read(step, path)
             except (DataError, MissingInputError) as error:
                 self._damaged.add(path)
-                faults.append(str(error))
+                faults.append(str(error).removesuffix(f": {RESTORE}"))
             else:
                 skipped = [f"{fault}: skipped, the checkpoint of step {step} is used instead" for fault in faults]
                 return Loaded(step, tensors, meta, (*warnings, *skipped))
@@ -114,10 +116,9 @@ class CheckpointStore:
             DiskError: something cannot be removed.
         """
         for _, path in self._saved():
-            safeio.remove_folder(path)
-        if self.folder.is_dir():
-            with safeio.translating(self.folder):
-                shutil.rmtree(self.folder)
+            remove_folder(path)
+        with translating(self.folder):
+            delete(self.folder)
 
     def _saved(self) -> list[tuple[int, Path]]:
         """Return steps and folders, oldest first."""
@@ -130,24 +131,13 @@ class CheckpointStore:
         kept = set(usable[-self.keep :])
         for _, path in self._saved():
             if path not in kept:
-                safeio.remove_folder(path)
+                remove_folder(path)
         self._damaged.clear()
-
-    def _clean(self) -> tuple[str, ...]:
-        """Remove leftovers; reading must work where writing does not, so a failure is only a warning."""
-        try:
-            safeio.clean_temporaries(self.folder)
-        except DiskError as error:
-            return (str(error),)
-        return ()
 
 
 def _read(step: int, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    files = safeio.read_folder(path, remedy="")
-    missing = sorted({_META, _TENSORS} - files.keys())
-    if missing:
-        raise DataError(f"{path / missing[0]}: is not part of the checkpoint")
-    document = safeio.parse_json(files[_META], str(path / _META))
+    files = read_folder(path, only=(_META, _TENSORS))
+    document = parse_json(files[_META], str(path / _META))
     if not isinstance(document, dict) or document.get("step") != step or not isinstance(document.get("meta"), dict):
         raise DataError(f"{path / _META}: does not describe step {step}")
-    return safeio.load_tensors(files[_TENSORS], str(path / _TENSORS)), document["meta"]
+    return load_tensors(files[_TENSORS], str(path / _TENSORS)), document["meta"]

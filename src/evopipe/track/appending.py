@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from evopipe.errors import EvopipeError
-from evopipe.storage import safeio
+from evopipe.storage.files import read_json, write_json
 from evopipe.track.events import Generation
 from evopipe.track.run import New, Run
 
@@ -62,7 +62,7 @@ class Appending:
             held = (self._read(run) or {"files": {}})["files"]
             note = {"generations": len(run.generations), "result": run.result, "files": {**held, **self._files(run)}}
             for key in {run.key, run.result or run.key}:
-                safeio.write_json(self._notes / f"{key}.json", note)
+                write_json(self._notes / f"{key}.json", note)
         return new
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Appending:
     def _read(self, run: Run) -> dict[str, Any] | None:
         for key in (run.key, run.result or run.key):
             try:
-                noted = safeio.read_json(self._notes / f"{key}.json")
+                noted = read_json(self._notes / f"{key}.json")
             except EvopipeError:
                 continue
             if isinstance(noted, dict) and {"generations", "result", "files"} <= noted.keys():

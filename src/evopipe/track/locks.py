@@ -18,7 +18,7 @@ from typing import Any
 
 from evopipe.errors import DataError, EvopipeError, MissingInputError
 from evopipe.schema.read import parse_yaml
-from evopipe.storage import safeio
+from evopipe.storage.files import write_bytes
 from evopipe.track.events import Generation, MemberRow
 from evopipe.track.run import FILES, LINEAGE, TRAINED, Kept, Run
 
@@ -77,13 +77,13 @@ class Locked:
         """Copy a file or folder, from the cache or from where git has it."""
         md5 = self.outs[out]
         if not md5.endswith(".dir"):
-            safeio.write_bytes(target, self._content(out, md5))
+            write_bytes(target, self._content(out, md5))
             return target
         for entry in json.loads(self._content(out, md5)):
             inner = PurePosixPath(entry["relpath"])
             if inner.is_absolute() or ".." in inner.parts:
                 raise DataError(f"{self.where}: {out}: the cache names a file outside the folder ({inner})")
-            safeio.write_bytes(target / inner, self._content(f"{out}/{inner}", entry["md5"]))
+            write_bytes(target / inner, self._content(f"{out}/{inner}", entry["md5"]))
         return target
 
     def _content(self, out: str, md5: str) -> bytes:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from evopipe.errors import DataError, EvopipeError
-from evopipe.storage import safeio
+from evopipe.storage.files import make_folder, read_bytes, read_json, write_bytes, write_json
 from evopipe.track.events import End, Event, Generation, Start, read_event
 from evopipe.track.run import FILES, TRAINED, Kept, Run
 
@@ -42,7 +42,7 @@ def begin(folder: Path, params: Mapping[str, Any], revision: str | None, experim
     if not (folder / ABOUT).exists():
         about = {"key": folder.name, "params": params, "started": round(time.time(), 3), "result": None, "files": {}}
         about |= {"revision": revision, "experiment": experiment, "version": version}
-        safeio.write_json(folder / ABOUT, about)
+        write_json(folder / ABOUT, about)
 
 
 def keep(folder: Path, work: Path, names: Iterable[str], ended: bool = False) -> bool:
@@ -57,7 +57,7 @@ def keep(folder: Path, work: Path, names: Iterable[str], ended: bool = False) ->
     Returns:
         whether any was new.
     """
-    about = safeio.read_json(folder / ABOUT)
+    about = read_json(folder / ABOUT)
     new = {**about, "files": {**about.get("files", {})}}
     if ended:
         new["result"] = md5_of(work / TRAINED)
@@ -67,7 +67,7 @@ def keep(folder: Path, work: Path, names: Iterable[str], ended: bool = False) ->
             _copy(source, folder / "kept" / name / source.name)
             new["files"][name] = {"md5": md5, "time": round(time.time(), 3)}
     if new != about:
-        safeio.write_json(folder / ABOUT, new)
+        write_json(folder / ABOUT, new)
     return bool(new != about)
 
 
@@ -78,7 +78,7 @@ def _copy(source: Path, target: Path) -> None:
     """
     if target.parent.exists():
         shutil.rmtree(target.parent)
-    safeio.make_folder(target.parent)
+    make_folder(target.parent)
     if source.is_dir():
         shutil.copytree(source, target, copy_function=_link)
     else:
@@ -89,7 +89,7 @@ def _link(source: str, target: str) -> None:
     try:
         os.link(os.path.realpath(source), target)
     except OSError:
-        safeio.write_bytes(Path(target), safeio.read_bytes(Path(source).resolve()))
+        write_bytes(Path(target), read_bytes(Path(source).resolve()))
 
 
 def records(home: Path) -> Iterator[Path]:
@@ -101,7 +101,7 @@ def find(home: Path, result: str) -> Path | None:
     """Return the record of the training whose `models/trained` has this hash; None where there is none."""
     for folder in records(home):
         with contextlib.suppress(EvopipeError, AttributeError):
-            if safeio.read_json(folder / ABOUT).get("result") == result:
+            if read_json(folder / ABOUT).get("result") == result:
                 return folder
     return None
 
@@ -119,7 +119,7 @@ class Record:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._offset = 0  # of the first byte of the log that was not read
-        about = safeio.read_json(folder / ABOUT)
+        about = read_json(folder / ABOUT)
         try:
             told = {name: about[name] for name in ("key", "params", "started", "experiment", "revision", "version")}
             self.run = Run(**told)
@@ -141,7 +141,7 @@ class Record:
                 self._offset += len(line)
                 if (read := read_event(line)) is not None:
                     self._take(*read)
-        about = safeio.read_json(self._folder / ABOUT)
+        about = read_json(self._folder / ABOUT)
         run.result = about["result"]
         places = {name: self._folder / "kept" / name / Path(FILES[name]).name for name in about.get("files", {})}
         run.files = {name: Kept(place, **about["files"][name]) for name, place in places.items() if place.exists()}

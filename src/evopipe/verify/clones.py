@@ -17,7 +17,7 @@ from pathlib import Path
 import evopipe
 from evopipe.errors import EvopipeError, Interrupted, MissingInputError, UsageError
 from evopipe.signals import StopSignal
-from evopipe.storage import safeio
+from evopipe.storage.files import write_text
 
 _STAGE = re.compile(r"(?:Running stage|failed to reproduce) '([^']+)'")
 _POLL, _GRACE, _TAIL = 0.2, 15.0, 20
@@ -98,7 +98,7 @@ def make_clone(origin: Origin, name: str, home: Path, cache: Path | None = None)
         raise MissingInputError(
             "verify: no committed .dvc folder at or above the pipeline; run `dvc init` and commit it"
         )
-    safeio.write_text(
+    write_text(
         settings / "config.local",
         f"[cache]\n    dir = {cache or clone.beside('cache')}\n"
         "[core]\n    autostage = false\n    analytics = false\n    check_update = false\n    remote = origin\n"

@@ -15,7 +15,9 @@ from evopipe.errors import DataError, EvopipeError, MissingInputError
 from evopipe.report.page import without_measured
 from evopipe.schema.read import read_yaml
 from evopipe.stages import paths
-from evopipe.storage import safeio
+from evopipe.storage.files import read_json
+from evopipe.storage.folders import MANIFEST
+from evopipe.storage.tensors import load_tensors
 
 Verdict = Literal["same", "DIFFERENT", "missing", "measured", "close", "learned anew"]
 
@@ -153,7 +155,7 @@ def _learned(path: str, there: Path, here: Path, tolerance: float) -> tuple[Verd
 def _score(path: Path) -> tuple[float, float, float]:
     """Return the elite's mean and its 95 % interval."""
     try:
-        elite = safeio.read_json(path)["elite"]
+        elite = read_json(path)["elite"]
         return float(elite["mean"]), float(elite["interval"][0]), float(elite["interval"][1])
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise DataError(f"{path}: has no score of the elite ({error!r})") from error
@@ -201,7 +203,7 @@ def distance(one: Path, two: Path) -> float:
     """
     pairs = [(one, two)]
     if one.is_dir() and two.is_dir():
-        pairs = [(one / n, two / n) for n in _names(one, two) if Path(n).suffix in _READERS and n != safeio.MANIFEST]
+        pairs = [(one / n, two / n) for n in _names(one, two) if Path(n).suffix in _READERS and n != MANIFEST]
     try:
         return max((_apart(_content(a), _content(b)) for a, b in pairs), default=math.inf)
     except (OSError, EvopipeError, ValueError):
@@ -227,7 +229,7 @@ _READERS: Mapping[str, Callable[[bytes], Any]] = {
     ".csv": _cells,
     ".json": json.loads,
     ".jsonl": lambda data: [json.loads(line) for line in data.splitlines()],
-    ".safetensors": lambda data: {name: rows.flatten().tolist() for name, rows in safeio.load_tensors(data).items()},
+    ".safetensors": lambda data: {name: rows.flatten().tolist() for name, rows in load_tensors(data).items()},
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from evopipe.errors import DataError, EvopipeError
 from evopipe.machine import fingerprint
 from evopipe.stages import paths
-from evopipe.storage import safeio
+from evopipe.storage.files import read_json
 from evopipe.verify import clones, compare
 
 Tell = Callable[[str], None]
@@ -112,7 +112,7 @@ def _count(rows: Sequence[compare.Row]) -> str:
 def _fingerprint(project: Path) -> Mapping[str, Any]:
     """Return the machine that an elite was made on; nothing where it is not there."""
     file = project / paths.ELITE / "policy.json"
-    return safeio.read_json(file)["provenance"]["fingerprint"] if file.is_file() else {}
+    return read_json(file)["provenance"]["fingerprint"] if file.is_file() else {}
 
 
 def _machines(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:

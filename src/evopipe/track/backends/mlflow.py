@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from evopipe.schema.blocks import TrackingConfig
-from evopipe.storage import safeio
+from evopipe.storage.files import make_folder
 from evopipe.track.run import (
     ELITE,
     EVALUATION,
@@ -98,7 +98,7 @@ def _make_database(path: Path) -> None:
 
     if path.exists():
         return
-    safeio.make_folder(path.parent)
+    make_folder(path.parent)
     with FileLock(path.with_name(f".{path.name}.lock")):
         if not path.exists():
             draft = path.with_name(f".{path.name}.new")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evopipe.schema.blocks import TrackingConfig
-from evopipe.storage import safeio
+from evopipe.storage.files import make_folder
 from evopipe.track.appending import Appending
 from evopipe.track.events import Generation
 from evopipe.track.run import EVALUATION, Run, evaluation_metrics, flat_params, member_metrics, population_metrics
@@ -36,7 +36,7 @@ class _Writer:
     def __init__(self, folder: Path, run: Run) -> None:
         if folder.exists():
             shutil.rmtree(folder)
-        safeio.make_folder(folder)
+        make_folder(folder)
         self.sent = 0
         self._folder = folder
         self._files: dict[str, SummaryWriter] = {}
