@@ -132,7 +132,7 @@ class Frames:
         """Remember the last n next frames of each environment."""
         ring = source, (self._turn[source] + rank) % self._steps
         self._last[ring], self._seen[ring] = place, frames  # where a ring goes round, NumPy lets the last one stay
-        self._turn = (self._turn + np.bincount(source, minlength=len(self._last))) % self._steps
+        self._turn += np.bincount(source, minlength=len(self._last))
 
     def _read(self, rows: np.ndarray, start: int) -> np.ndarray:
         """The frames in the observations that begin at a column of packed rows: `[n, S]` uint8."""
