@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evopipe.errors import DataError, DiskError, MissingInputError, UsageError
-from evopipe.storage.files import RESTORE, Content, delete, dump_json, parse_json, translating
+from evopipe.errors import DataError, DiskError, MissingInputError
+from evopipe.storage.files import RESTORE, delete, dump_json, parse_json, translating
 from evopipe.storage.folders import clean_temporaries, read_folder, remove_folder, write_folder
 from evopipe.storage.tensors import load_tensors, tensor_pieces
 
 if TYPE_CHECKING:
     import torch
 
+_KEPT = 2  # so the run survives damage to the newest
 _NAME = re.compile(r"step-(\d{12,})")
 _TENSORS = "state.safetensors"
 _META = "meta.json"
@@ -39,26 +40,19 @@ class Loaded:
 
 
 class CheckpointStore:
-    """The checkpoints of one run in one folder.
+    """The checkpoints of one run in one folder, in which nothing else should lie.
 
     One process at a time: hold a `RunLock` while you use it.
-
-    Args:
-        folder: where they lie; created at the first save. Nothing else should lie there.
-        keep: how many to keep, at least 1. With 2 the run survives damage to the newest.
     """
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
-        if keep < 1:
-            raise UsageError(f"keep={keep}: at least one checkpoint must be kept")
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.keep = keep
         self._damaged: set[Path] = set()
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
         """Save durably, then remove what is no longer needed.
 
-        Removed are the oldest beyond `keep`, checkpoints of a later step (they belong to a future that this run left
+        Removed are all but the last two, checkpoints of a later step (they belong to a future that this run left
         behind) and those that `load` found damaged.
 
         Args:
@@ -67,18 +61,17 @@ class CheckpointStore:
             meta: plain JSON values (no NaN or infinity: keep such numbers in a tensor).
 
         Raises:
-            UsageError: the step is negative.
             DataError: a tensor or a value cannot be saved.
             DiskError: the disk is full or read-only; the checkpoints from before are unchanged.
         """
-        if step < 0:
-            raise UsageError(f"step={step}: a checkpoint's step cannot be negative")
         path = self.folder / f"step-{step:012d}"
         about = dump_json({"meta": dict(meta), "step": step}, str(path / _META))
-        files: dict[str, Content] = {_META: about, _TENSORS: tensor_pieces(tensors)}
-        write_folder(path, files)
+        write_folder(path, {_META: about, _TENSORS: tensor_pieces(tensors)})
         self._damaged.discard(path)
-        self._prune(step)
+        usable = [each for number, each in self._saved() if number <= step and each not in self._damaged]
+        for _, each in self._saved():
+            if each not in usable[-_KEPT:]:
+                remove_folder(each)
 
     def load(self) -> Loaded | None:
         """Return the newest intact checkpoint, or None where none was ever saved.
@@ -91,7 +84,6 @@ class CheckpointStore:
             clean_temporaries(self.folder)
         except DiskError as error:  # reading must work where writing does not
             warnings.append(str(error))
-        self._damaged.clear()
         faults: list[str] = []
         for step, path in reversed(self._saved()):
             try:
@@ -125,14 +117,6 @@ class CheckpointStore:
         entries = self.folder.iterdir() if self.folder.is_dir() else ()
         matches = ((_NAME.fullmatch(path.name), path) for path in entries)
         return sorted((int(match[1]), path) for match, path in matches if match)
-
-    def _prune(self, newest: int) -> None:
-        usable = [path for step, path in self._saved() if step <= newest and path not in self._damaged]
-        kept = set(usable[-self.keep :])
-        for _, path in self._saved():
-            if path not in kept:
-                remove_folder(path)
-        self._damaged.clear()
 
 
 def _read(step: int, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from evopipe.errors import DataError, MissingInputError, UsageError
+from evopipe.errors import DataError, MissingInputError
 from evopipe.storage.files import (
     RESTORE,
     TEMPORARY,
@@ -45,12 +45,8 @@ def write_folder(path: Path, files: Mapping[str, Content]) -> None:
         files: content by relative name, `/` between the parts. Equal files give an equal folder, to the byte.
 
     Raises:
-        UsageError: a name is not a plain relative one.
         DiskError: it cannot be written; what was there before still is.
     """
-    wrong = next((name for name in files if not _is_plain(name)), None)
-    if wrong is not None:
-        raise UsageError(f"file name {wrong!r}: use a plain relative name other than {MANIFEST!r}")
     with publishing(path, _swap_in) as temporary:
         temporary.mkdir()
         entries = {}
@@ -179,12 +175,6 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             "use the version of evopipe that wrote it"
         )
     entries = content.get("files")
-    if not isinstance(entries, dict) or not all(map(_is_plain, entries)):
+    if not isinstance(entries, dict) or any({"", ".", ".."} & set(name.split("/")) or "\0" in name for name in entries):
         raise DataError(f"{path}: lists files in a way that is not safe to read: {RESTORE}")
     return entries
-
-
-def _is_plain(name: str) -> bool:
-    """Whether a file's name stays in its folder and is not the manifest's."""
-    parts = name.split("/")
-    return name != MANIFEST and not set(name) & {"\0", "\\"} and not set(parts) & {"", ".", ".."}

@@ -44,23 +44,20 @@ def unpack(tensors: Mapping[str, torch.Tensor], described: Sequence[Mapping[str,
         start = f"{prefix}.{i}."
         own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
         try:
-            members.append(_build(data, own))
+            member = Member(
+                slot=int(data["slot"]),
+                id=int(data["id"]),
+                parent=data["parent"],
+                key=int(data["key"]),
+                arch=Arch.from_json(data["arch"]),
+                hyper=dict(data["hyper"]),
+                tensors=own,
+                healthy=bool(data["healthy"]),
+                fitness=tuple(-math.inf if f is None else float(f) for f in data["fitness"]),
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"member {i} of {prefix!r} cannot be rebuilt from its description: {error!r}") from error
         if not own:
             raise DataError(f"member {i} of {prefix!r} has no tensors")
+        members.append(member)
     return members
-
-
-def _build(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Member:
-    return Member(
-        slot=int(data["slot"]),
-        id=int(data["id"]),
-        parent=data["parent"],
-        key=int(data["key"]),
-        arch=Arch.from_json(data["arch"]),
-        hyper=dict(data["hyper"]),
-        tensors=dict(tensors),
-        healthy=bool(data["healthy"]),
-        fitness=tuple(-math.inf if f is None else float(f) for f in data["fitness"]),
-    )
