@@ -27,23 +27,19 @@ class Unusable(Exception):
     """A file's content cannot be used; whoever opened the file puts its name before the text."""
 
 
-@contextlib.contextmanager
-def open_own(source: Path | bytes, where: str) -> Iterator[h5py.File]:
+def open_own(source: Path | bytes, where: str) -> contextlib.AbstractContextManager[h5py.File]:
     """Open a file, or the content of one, that evopipe wrote; see `open_foreign`."""
-    with _opened(source, where) as file:
-        yield file
+    return _opened(source, where)
 
 
-@contextlib.contextmanager
-def open_foreign(path: Path) -> Iterator[h5py.File]:
+def open_foreign(path: Path) -> contextlib.AbstractContextManager[h5py.File]:
     """Open a file that anybody may have written.
 
     Raises:
         MissingInputError: it is not there.
         DataError: it is damaged, or the block found it `Unusable`.
     """
-    with _opened(path, str(path)) as file:
-        yield file
+    return _opened(path, str(path))
 
 
 @contextlib.contextmanager
@@ -98,15 +94,7 @@ def dataset(group: h5py.Group, name: str) -> h5py.Dataset:
 def numbers(
     group: h5py.Group, name: str, kinds: str = "biuf", *, rank: int | None = None, limit: int | None = None
 ) -> Array:
-    """Read a dataset's numbers, its first `limit` rows, after looking at where they are and how many.
-
-    Args:
-        group: where it lies.
-        name: its name there.
-        kinds: NumPy's letters of the types that are served.
-        rank: how many dimensions it must have; any but none where None.
-        limit: rows to read; None reads all.
-    """
+    """Read a dataset's first `limit` rows, of `rank` dimensions, if its type is one of `kinds` (NumPy's letters)."""
     found = dataset(group, name)
     if found.dtype.kind not in kinds:
         names = {"b": "bool", "i": "integer", "f": "float"}

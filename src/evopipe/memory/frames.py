@@ -26,14 +26,7 @@ NONE = -1
 
 
 class Frames:
-    """Frames, and which of them every row has.
-
-    Args:
-        images: the columns of an observation that are images of bytes, in order.
-        observations: `O`.
-        rows: `N` of all memories together.
-        steps: n, environment steps that a transition spans.
-        device: where frames live.
+    """The frames of `N` rows of all memories together, each a transition over n steps, and which every row has.
 
     Attributes:
         size: `S`, bytes of a frame: all images of an observation.

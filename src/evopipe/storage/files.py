@@ -144,31 +144,17 @@ def write_bytes(path: Path, data: Content) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text as UTF-8, see `write_bytes`.
-
-    Raises:
-        DataError: the text holds half a surrogate pair and has no UTF-8 form.
-        DiskError: it cannot be written.
-    """
+    """Write text as UTF-8, see `write_bytes`; half a surrogate pair is a DataError."""
     write_bytes(path, _encode(text, str(path)))
 
 
 def write_json(path: Path, obj: Any) -> None:
-    """Write JSON with sorted keys, two spaces of indentation and a newline at the end, see `write_bytes`.
-
-    Raises:
-        DataError: see `dump_json`.
-        DiskError: it cannot be written.
-    """
+    """Write what `dump_json` gives with two spaces of indentation, see `write_bytes`."""
     write_bytes(path, dump_json(obj, str(path), indent=2))
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    r"""Write comma-separated values with `\n` line ends: floats in full, None as an empty cell, NaN as `nan`.
-
-    Raises:
-        DiskError: it cannot be written.
-    """
+    r"""Write comma-separated values with `\n` line ends: floats in full, None as an empty cell, NaN as `nan`."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
     write_text(path, text.getvalue())
@@ -237,12 +223,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON.
-
-    Raises:
-        MissingInputError: it is not there.
-        DataError: it cannot be read or is not valid JSON (NaN and infinity are not).
-    """
+    """Read JSON, see `read_bytes` and `parse_json`."""
     return parse_json(read_bytes(path), str(path))
 
 
