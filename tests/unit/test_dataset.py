@@ -216,7 +216,7 @@ def replaced(path: Path, name: str, data: Any) -> Path:
         ("action", np.zeros(14, np.int64), "ragged, dataset 'action' has 14 rows and 'obs' 15"),
         ("reward", np.full(15, np.nan, np.float32), "dataset 'reward' holds nan at index [0], not a finite float32"),
         ("next_obs", np.zeros((15, 2), np.float32), "'obs' (15, 3) and 'next_obs' (15, 2) differ"),
-        ("action", np.full(15, -1), "dataset 'action' holds -1 at index (0,), not from 0 to inf"),
+        ("action", np.full(15, -1), "dataset 'action' holds -1 at index [0], not from 0 to inf"),
         ("reward", np.zeros((15, 1), np.float32), "dataset 'reward' has shape (15, 1), expected 1 dimension(s)"),
         ("episode", None, "has no dataset 'episode'"),
         ("reward", ["a"] * 15, "dataset 'reward' has dtype object, expected bool or integer or float"),

@@ -22,6 +22,7 @@ from evopipe.run.drive import begin
 from evopipe.run.offline import pack
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
+from evopipe.schema.blocks import MinariConfig
 from evopipe.schema.params import parse_params
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
 from evopipe.types import Spaces
@@ -439,17 +440,21 @@ def test_rounding_beyond_the_bounds_is_forgiven(folder: Path) -> None:
 def test_recorded_bounds_that_differ_are_refused(folder: Path) -> None:
     params = settings("Pendulum-v1", "iql")
     fetch.run(params, quiet=True)
-    Path("data/dataset/manifest.json").unlink()
-    path = Path("data/dataset/data/metadata.json")
+    Path("data/dataset").rename("theirs")
+    Path("theirs/manifest.json").unlink()
+    other = params.model_copy(
+        update={"fetch": params.fetch.model_copy(update={"source": "minari", "minari": MinariConfig(dataset="theirs")})}
+    )
+    path = Path("theirs/data/metadata.json")
     metadata = json.loads(path.read_text())
     space = json.loads(metadata["action_space"])
     for changed, text in (
-        ({"low": [-1.0], "high": [1.0]}, "its actions go from [-1.0] to [1.0], env's from [-2.0] to [2.0]"),
-        ({"dtype": "int64"}, "is not served, only Discrete and a Box of floats are"),
-        ({"type": "Discrete", "n": 3}, "its actions are indices, env's vectors of numbers"),
+        ({"low": [-1.0], "high": [1.0]}, "its action space is Box(-1.0, 1.0, (1,), float32), env's Box(-2.0, 2.0"),
+        ({"dtype": "int64"}, "its action space is Box(-2, 2, (1,), int64), env's Box(-2.0, 2.0, (1,), float32)"),
+        ({"type": "Discrete", "n": 3, "start": 0}, "its action space is Discrete(3), env's Box(-2.0, 2.0"),
     ):
         path.write_text(json.dumps({**metadata, "action_space": json.dumps({**space, **changed})}))
-        refused(lambda: buffer.run(params, quiet=True), DataError, text)
+        refused(lambda: fetch.run(other, quiet=True), DataError, text)
 
 
 def test_packed_vectors_outside_of_their_range_are_refused(folder: Path) -> None:
@@ -459,5 +464,5 @@ def test_packed_vectors_outside_of_their_range_are_refused(folder: Path) -> None
     with h5py.File("data/transitions.h5", "a") as file:
         file["action"][3, 0] = 1.5
     refused(
-        lambda: read_transitions(Path("data/transitions.h5")), DataError, "'action' holds 1.5 at index [3, 0], not in"
+        lambda: read_transitions(Path("data/transitions.h5")), DataError, "'action' holds 1.5 at index [3, 0], not from"
     )

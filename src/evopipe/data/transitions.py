@@ -115,8 +115,8 @@ def read_transitions(path: Path, limit: int | None = None) -> Transitions:
         low, high = (0, np.inf) if found.action.ndim == 1 else (-1, 1)
         wrong = np.argwhere((found.action < low) | (found.action > high))
         if wrong.size:
-            place = tuple(wrong[0].tolist())
-            raise Unusable(f"dataset 'action' holds {found.action[place]} at index {place}, not from {low} to {high}")
+            value = found.action[tuple(wrong[0])]
+            raise Unusable(f"dataset 'action' holds {value} at index {wrong[0].tolist()}, not from {low} to {high}")
     return found
 
 
