@@ -14,7 +14,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 from harness.page import page  # noqa: E402
 from harness.plots import plots  # noqa: E402
 
-from evopipe.storage import safeio  # noqa: E402
+from evopipe.storage.files import read_json, write_bytes, write_text  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 IMAGES = HERE.parent / "docs" / "images"
@@ -29,7 +29,7 @@ NAMES = (
 def read(folder: Path) -> Mapping[str, Any]:
     """Return the results that are there, by measurement."""
     files = {name: folder / f"{name}.json" for name in NAMES}
-    found = {name: safeio.read_json(file) for name, file in files.items() if file.exists()}
+    found = {name: read_json(file) for name, file in files.items() if file.exists()}
     return {name: result for name, result in found.items() if result["runs"]}
 
 
@@ -46,9 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
         fresh = args.page.exists() and args.page.read_text(encoding="utf-8") == text
         print("fresh" if fresh else f"{args.page} is stale: run `python benchmarks/make_page.py`")
         return 0 if fresh else 1
-    safeio.write_text(args.page, text)
+    write_text(args.page, text)
     for name, data in plots(results).items():
-        safeio.write_bytes(args.page.parent / "images" / name, data)
+        write_bytes(args.page.parent / "images" / name, data)
     return 0
 
 

@@ -21,7 +21,7 @@ from evopipe.schema.params import Params, parse_params
 from evopipe.stages import export
 from evopipe.stages.setup import about_spec, make_spec
 from evopipe.storage import members as stored
-from evopipe.storage import safeio
+from evopipe.storage.files import dump_json, write_bytes, write_csv, write_json
 from tiny import params as tiny_params
 
 STEPS = 5_000  # of each member, in a generation
@@ -156,13 +156,13 @@ def _write(
         },
     }
     stored.write(folder / layout.TRAINED, [*members, elite], about)
-    lines = b"".join(safeio.dump_json(record, "lineage") for record in records)
-    safeio.write_bytes(folder / layout.LINEAGE, lines)
-    safeio.write_csv(folder / layout.FITNESS, CURVE, curve)
+    lines = b"".join(dump_json(record, "lineage") for record in records)
+    write_bytes(folder / layout.LINEAGE, lines)
+    write_csv(folder / layout.FITNESS, CURVE, curve)
     seconds = [
         [row[0], 9.0 + 2.0 * float(chance.random()), STEPS * len(members), row[2] // (2 * row[0])] for row in curve
     ]
-    safeio.write_csv(folder / layout.TIMING, TIMING, seconds)
+    write_csv(folder / layout.TIMING, TIMING, seconds)
     summary = {
         "reason": "max_steps",
         "generations": len(curve),
@@ -174,7 +174,7 @@ def _write(
         "target": -100.0,
         "warm_start": 0,
     }
-    safeio.write_json(folder / layout.TRAIN, summary)
+    write_json(folder / layout.TRAIN, summary)
     _write_evaluation(folder, [*members, elite], episodes, chance)
     export.run(params, quiet=True, folder=folder)
 
@@ -197,9 +197,7 @@ def _write_evaluation(folder: Path, members: list[Member], episodes: int, chance
             "max": float(returns.max()),
             "mean_length": float(-returns.mean()),
         }
-    safeio.write_csv(folder / layout.EPISODES, ["member", "seed", "return", "length"], rows)
+    write_csv(folder / layout.EPISODES, ["member", "seed", "return", "length"], rows)
     elite = summaries.pop("elite")
-    safeio.write_json(
-        folder / layout.EVALUATION, {"elite": elite, "episodes": episodes, "steps": 1, "env": "Acrobot-v1"}
-    )
-    safeio.write_json(folder / layout.MEMBERS, summaries)
+    write_json(folder / layout.EVALUATION, {"elite": elite, "episodes": episodes, "steps": 1, "env": "Acrobot-v1"})
+    write_json(folder / layout.MEMBERS, summaries)

@@ -37,8 +37,8 @@ from evopipe.run.spec import Spec, first_members
 from evopipe.schema.params import Params, load_params, parse_params
 from evopipe.stages import evaluate, population, train
 from evopipe.stages.setup import make_spec
-from evopipe.storage import safeio
 from evopipe.storage.checkpoint import CheckpointStore
+from evopipe.storage.files import read_json
 from evopipe.types import Batch
 
 Settings = Mapping[str, Any]
@@ -163,7 +163,7 @@ def end_to_end(s: Settings) -> dict[str, Any]:
         population.run(params, quiet=True, folder=folder)
         train.run(params, quiet=True, folder=folder)
         seconds = time.perf_counter() - began
-        steps = safeio.read_json(folder / "reports/train.json")["steps"]
+        steps = read_json(folder / "reports/train.json")["steps"]
     if here and clock.steps != steps["all"]:
         raise RuntimeError(f"the environments took {clock.steps} steps, the run reports {steps['all']}")
     return {
@@ -199,8 +199,8 @@ def time_to_solved(s: Settings) -> dict[str, Any]:
             evaluate.run(params, quiet=True, folder=folder)
             result = {
                 "solved": True,
-                "score": safeio.read_json(folder / "reports/train.json")["elite"]["score"],
-                "second_score": safeio.read_json(folder / "reports/evaluation.json")["elite"]["mean"],
+                "score": read_json(folder / "reports/train.json")["elite"]["score"],
+                "second_score": read_json(folder / "reports/evaluation.json")["elite"]["mean"],
             }
     return {**result, "seconds": seconds, "steps": min(steps, s["budget_steps"])}
 

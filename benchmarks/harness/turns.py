@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from evopipe.storage import safeio
+from evopipe.storage.files import dump_json, read_json, write_bytes
 from harness import machine, venvs
 from harness.measurements import Contestant, Measurement, Options, Settings
 
@@ -37,7 +37,7 @@ class Record:
         self.path, self._lock = path, threading.Lock()
         self.data: dict[str, Any] = {**about, "choices": {}, "runs": []}
         if path.exists() and not fresh:
-            old = safeio.read_json(path)
+            old = read_json(path)
             same = all(_plain(old.get(key)) == _plain(about[key]) for key in ("settings", "contestants", "lanes"))
             if not same or old["machine"]["source"] != about["machine"]["source"]:
                 raise SystemExit(
@@ -54,13 +54,13 @@ class Record:
         """Keep a run."""
         with self._lock:
             self.data["runs"] = sorted((*self.data["runs"], run), key=lambda r: r["turn"])
-            safeio.write_bytes(self.path, safeio.dump_json(self.data, str(self.path), indent=2))
+            write_bytes(self.path, dump_json(self.data, str(self.path), indent=2))
 
     def choose(self, contestant: str, choice: Mapping[str, Any]) -> None:
         """Keep which variant of a contestant runs."""
         with self._lock:
             self.data["choices"][contestant] = choice
-            safeio.write_bytes(self.path, safeio.dump_json(self.data, str(self.path), indent=2))
+            write_bytes(self.path, dump_json(self.data, str(self.path), indent=2))
 
 
 def _plain(value: Any) -> Any:

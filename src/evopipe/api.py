@@ -13,7 +13,7 @@ from evopipe.evolve.lineage import Record, read_lineage
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.params import Params, load_params, parse_params
 from evopipe.stages import buffer, evaluate, export, fetch, population, report, tracking, train
-from evopipe.storage import safeio
+from evopipe.storage.files import read_bytes, read_json
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ def _run(params: Params, folder: Path, quiet: bool) -> Result:
         stage.run(params, quiet=quiet, folder=folder)
     return Result(
         policy=policy.load(folder / layout.ELITE),
-        evaluation=safeio.read_json(folder / layout.EVALUATION),
-        members=safeio.read_json(folder / layout.MEMBERS),
-        summary=safeio.read_json(folder / layout.TRAIN),
-        lineage=read_lineage(safeio.read_bytes(folder / layout.LINEAGE), str(layout.LINEAGE)),
+        evaluation=read_json(folder / layout.EVALUATION),
+        members=read_json(folder / layout.MEMBERS),
+        summary=read_json(folder / layout.TRAIN),
+        lineage=read_lineage(read_bytes(folder / layout.LINEAGE), str(layout.LINEAGE)),
     )

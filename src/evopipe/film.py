@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evopipe.errors import UsageError
-from evopipe.storage import safeio
+from evopipe.storage.files import write_bytes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -104,7 +104,7 @@ def gif(path: Path, fps: int) -> Iterator[Show]:
     frames = Frames(400, colours=128)
     with frames.begin(fps) as show:
         yield show
-    safeio.write_bytes(path, animate(frames.images, "GIF", frames.gap, unit=10, optimize=False))
+    write_bytes(path, animate(frames.images, "GIF", frames.gap, unit=10, optimize=False))
 
 
 @contextlib.contextmanager
@@ -139,4 +139,4 @@ def mp4(path: Path, fps: int) -> Iterator[Show]:
         finally:
             if encoder is not None:
                 encoder.close()
-        safeio.write_bytes(path, part.read_bytes())
+        write_bytes(path, part.read_bytes())

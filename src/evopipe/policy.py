@@ -18,7 +18,9 @@ from evopipe.core.population import Cohort, Member, Widths, acting_networks, for
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import DataError, UsageError
 from evopipe.rng import Purpose, Stream
-from evopipe.storage import safeio
+from evopipe.storage.files import dump_json, parse_json
+from evopipe.storage.folders import read_folder, write_folder
+from evopipe.storage.tensors import dump_tensors, load_tensors
 
 POLICY, TENSORS, PROGRAM, CARD = "policy.json", "policy.safetensors", "policy.pt2", "README.md"
 FORMAT = 1
@@ -237,11 +239,11 @@ def save(folder: Path, algo_name: str, member: Member, about: Mapping[str, Any],
         tensors |= named(member.arch, policy.widths[network], member.tensors[network])
     content = {**about, "format": FORMAT, "algo": algo_name, "network": algo.POLICY, "arch": member.arch.to_json()}
     files: dict[str, bytes] = {
-        POLICY: safeio.dump_json(content, str(folder / POLICY), indent=2),
-        TENSORS: safeio.dump_tensors(tensors),
+        POLICY: dump_json(content, str(folder / POLICY), indent=2),
+        TENSORS: dump_tensors(tensors),
         CARD: card.encode(),
     }
-    safeio.write_folder(folder, files | ({PROGRAM: _export(policy)} if program else {}))
+    write_folder(folder, files | ({PROGRAM: _export(policy)} if program else {}))
 
 
 def _export(policy: Policy) -> bytes:
@@ -265,9 +267,9 @@ def load(path: str | Path) -> Policy:
         DataError: it is damaged, of a newer format, or not a policy.
     """
     folder = Path(path)
-    files = safeio.read_folder(folder, only=(POLICY, TENSORS))
-    about = safeio.parse_json(files[POLICY], str(folder / POLICY))
-    tensors = safeio.load_tensors(files[TENSORS], str(folder / TENSORS))
+    files = read_folder(folder, only=(POLICY, TENSORS))
+    about = parse_json(files[POLICY], str(folder / POLICY))
+    tensors = load_tensors(files[TENSORS], str(folder / TENSORS))
     if about.get("format") != FORMAT:
         raise DataError(f"{folder / POLICY}: format {about.get('format')!r} is not known to this version of evopipe")
     try:

@@ -1,4 +1,4 @@
-"""500 one-bit flips and 200 truncations over checkpoints and an elite-like folder: every one is noticed before use."""
+"""200 one-bit flips and 80 truncations over checkpoints and an elite-like folder: every one is noticed before use."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from evopipe.errors import DataError
-from evopipe.storage import safeio
 from evopipe.storage.checkpoint import CheckpointStore
+from evopipe.storage.files import dump_json
+from evopipe.storage.folders import read_folder, write_folder
+from evopipe.storage.tensors import dump_tensors
 
-FLIPS, TRUNCATIONS = 250, 100  # of each kind of folder, of which there are two
+FLIPS, TRUNCATIONS = 100, 40  # of each kind of folder, of which there are two
 NEWEST = "step-000000000020"
 
 
@@ -72,21 +74,21 @@ def test_checkpoints(tmp_path: Path, damage: Callable[..., None], times: int) ->
 def test_elite(tmp_path: Path, damage: Callable[..., None], times: int) -> None:
     folder = tmp_path / "models" / "elite"
     files = {
-        "weights.safetensors": safeio.dump_tensors(state(1)),
-        "policy.json": safeio.dump_json({"algo": "dqn", "hidden": [64, 64], "lineage": list(range(50))}, "policy"),
+        "weights.safetensors": dump_tensors(state(1)),
+        "policy.json": dump_json({"algo": "dqn", "hidden": [64, 64], "lineage": list(range(50))}, "policy"),
         "program/policy.pt2": random.Random(1).randbytes(5000),
         "README.md": b"# A model card\n",
     }
-    safeio.write_folder(folder, files)
+    write_folder(folder, files)
 
     def refused_and_named(path: Path) -> None:
         with pytest.raises(DataError) as caught:
-            safeio.read_folder(folder)
+            read_folder(folder)
         assert str(caught.value).startswith(f"{path}: ")
         assert str(caught.value).endswith(": restore it with `dvc checkout`, or run the stage that writes it again")
 
     damage_each_in_turn(folder, times, damage, refused_and_named)
-    assert safeio.read_folder(folder) == files
+    assert read_folder(folder) == files
 
 
 def test_both_generations_damaged(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import tiny
 from tiny import call, checkpoints, digests, environment
 
-SHORT = {"train.max_steps": 1200, "runtime.checkpoint_seconds": 1e-3}
+SHORT = {"train.max_steps": 800, "runtime.checkpoint_seconds": 1e-3}
 EVOPIPE = f"{sys.executable} -m evopipe"
 
 
@@ -57,11 +57,11 @@ def test_the_disk_is_full_while_saving(tmp_path: Path, expected: dict[str, str])
     (tmp_path / "disk").mkdir()
     prepared(tmp_path / "home")
     script = f"""
-    mount -t tmpfs -o size=260k tmpfs disk && cp -r home/. disk && cd disk
+    mount -t tmpfs -o size=230k tmpfs disk && cp -r home/. disk && cd disk
     {EVOPIPE} train
     echo "exit $?"
     ls .evopipe/train/*/checkpoints
-    mount -o remount,size=50m . && {EVOPIPE} train && cp -r . ../home
+    cp -r . ../home
     """
     done = mounted(script, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -71,14 +71,16 @@ def test_the_disk_is_full_while_saving(tmp_path: Path, expected: dict[str, str])
     assert all(word.startswith("step-") for word in words[2:]), "a half-written checkpoint was left"
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert ": cannot be written, the disk is full (No space left on device): free some space and run again" in error
-    assert "goes on at step" in done.stderr
+    answer = call(tmp_path / "home", "train")
+    assert answer.code == 0, answer.err
+    assert "goes on at step" in answer.err
     assert digests(tmp_path / "home") == expected
 
 
 def test_the_file_size_limit_is_reached_while_saving(tmp_path: Path, expected: dict[str, str]) -> None:
     prepared(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, limits[1]))
     try:
         answer = call(tmp_path, "train")
     finally:
@@ -104,7 +106,7 @@ def test_outs_do_not_fit(tmp_path: Path, expected: dict[str, str]) -> None:
         (tmp_path / out).unlink()
     answer = call(tmp_path, "train")
     assert answer.code == 0
-    assert "goes on at step 1,200\n" in answer.err
+    assert "goes on at step 800\n" in answer.err
     assert digests(tmp_path) == expected
 
 
@@ -114,7 +116,7 @@ def test_outs_do_not_fit(tmp_path: Path, expected: dict[str, str]) -> None:
         pytest.param("population", marks=pytest.mark.slow),
         "train",
         pytest.param("evaluate", marks=pytest.mark.slow),
-        "export",
+        pytest.param("export", marks=pytest.mark.slow),
     ],
 )
 def test_the_folder_is_read_only(tmp_path: Path, stage: str) -> None:

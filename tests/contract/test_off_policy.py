@@ -13,13 +13,13 @@ import torch
 import populations
 from evopipe import algos, rng
 from evopipe.core import population
+from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError
 from evopipe.rng import Purpose
 from evopipe.run.act import act
 from evopipe.run.drive import begin
 from evopipe.run.learn import discount_rate, learn, updates_due
 from evopipe.run.spec import first_members
-from evopipe.storage.dataset import Transitions
 from evopipe.types import Batch
 from populations import LONG, advance, batch_for, draw_at, equal, of_slot, plant_weight, same, unlike, update, updated
 

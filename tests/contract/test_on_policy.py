@@ -20,6 +20,7 @@ from evopipe.algos import get, on_policy
 from evopipe.core import optim, population
 from evopipe.core.graphs import Paths
 from evopipe.core.population import Member
+from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError, UsageError
 from evopipe.rng import Purpose
 from evopipe.run import learners
@@ -31,7 +32,6 @@ from evopipe.run.rollouts import learn_from_rollout, rollout_ends
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.params import load_params
-from evopipe.storage.dataset import Transitions
 from evopipe.types import Learned
 from populations import (
     LONG,

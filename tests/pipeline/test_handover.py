@@ -24,6 +24,9 @@ import reference
 from evopipe import algos, layout, policy, rng
 from evopipe.core.arch import Arch, Block
 from evopipe.core.population import Member
+from evopipe.data.episodes import Episode
+from evopipe.data.minari import read_own
+from evopipe.data.transitions import Transitions, write_transitions
 from evopipe.envs.heuristics import GOOD, POOR
 from evopipe.errors import BusyError, DataError, DiskError, EnvironmentFailed, Interrupted
 from evopipe.evolve.lineage import Born, Record
@@ -43,7 +46,6 @@ from evopipe.stages import buffer, evaluate, export, fetch, population, train
 from evopipe.stages.setup import about_spec, make_spec, read_members
 from evopipe.storage import members as stored
 from evopipe.storage.checkpoint import CheckpointStore
-from evopipe.storage.dataset import Episode, Transitions, read_minari, write_transitions
 from evopipe.storage.lock import RunLock
 from evopipe.track.events import End, Generation, Progress, Start, Tracker, read_events
 from handover_envs import LIMIT, Drift
@@ -129,7 +131,7 @@ def test_what_was_fetched_is_what_the_environment_gives_and_is_packed_as_it_is(t
     params = small({"fetch.collect.max_steps": cap, "fetch.collect.episodes": 12, "env.backend": "torch"})
     fetch.run(params, quiet=True, folder=tmp_path)
     buffer.run(params, quiet=True, folder=tmp_path)
-    episodes = read_minari(tmp_path / "data/dataset").episodes
+    episodes = read_own(tmp_path / "data/dataset").episodes
     assert len(episodes) == 12
     assert all(played(episode, cap) for episode in episodes)
     with h5py.File(tmp_path / "data/dataset/data/main_data.hdf5") as file:  # no reader need mend it
@@ -179,7 +181,7 @@ def test_what_was_fetched_is_what_the_environment_gives_and_is_packed_as_it_is(t
 def test_an_episode_that_breaks_ends_with_its_last_whole_step(tmp_path: Path) -> None:
     """Those that start right of 0.2 break with their second step."""
     fetch.run(small({"env.kwargs": {"breaks": 0.2}}), quiet=True, folder=tmp_path)
-    episodes = read_minari(tmp_path / "data/dataset").episodes
+    episodes = read_own(tmp_path / "data/dataset").episodes
     broken = [episode for episode in episodes if episode.obs[0, 0] > 0.2]
     assert 0 < len(broken) < len(episodes) == 9
     for episode in broken:
@@ -191,7 +193,7 @@ def test_a_poor_rule_acts_at_random_three_times_in_ten(tmp_path: Path) -> None:
     params = small({"env.id": "CartPole-v1", "fetch.collect.policies": {"medium": 1.0, "heuristic": 1.0}})
     fetch.run(params, quiet=True, folder=tmp_path)
     poor = 0
-    for number, episode in enumerate(read_minari(tmp_path / "data/dataset").episodes):
+    for number, episode in enumerate(read_own(tmp_path / "data/dataset").episodes):
         draw = rng.host(SEED, Purpose.BEHAVIOUR, number)
         name = ["heuristic", "medium"][int(draw.choice(2, p=[0.5, 0.5]))]
         assert int(draw.integers(2**31)) == episode.seed
@@ -221,7 +223,7 @@ def test_a_recurrent_policy_begins_each_episode_without_a_memory(
     policy.save(Path("elite"), "ppo", member, {**about_spec(problem), "action_start": 2, "config": config}, False, "")
     fetch.run(params, quiet=True)
     loaded, stale, unlike = policy.load("elite"), None, 0
-    for episode in read_minari("data/dataset").episodes:
+    for episode in read_own("data/dataset").episodes:
         memory = None
         for obs, action in zip(episode.obs[:-1], episode.action.tolist(), strict=True):
             chosen, memory = loaded.step(obs, memory)

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from evopipe.errors import DataError, UsageError
-from evopipe.storage import safeio
+from evopipe.errors import DataError
+from evopipe.storage import checkpoint
 from evopipe.storage.checkpoint import CheckpointStore
+from evopipe.storage.folders import write_folder
 
 META = {"generation": 3, "lr": 0.1 + 0.2, "key": 2**127 + 1, "history": [1, None, True, "x"], "nested": {"a": {}}}
 
@@ -65,7 +66,7 @@ def test_equal_states_give_equal_bytes(tmp_path: Path) -> None:
 
 
 def test_keep_and_order(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "run", keep=2)
+    store = CheckpointStore(tmp_path / "run")
     for step in (9, 10, 100, 10**12 - 1, 10**12):
         store.save(step, state(step), {})
     assert names(tmp_path / "run") == ["step-1000000000000", "step-999999999999"]
@@ -99,7 +100,7 @@ def test_damaged_newest_is_skipped_and_named(tmp_path: Path, file: str, damage: 
 
 
 def test_a_damaged_one_is_not_counted_as_kept(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "run", keep=2)
+    store = CheckpointStore(tmp_path / "run")
     store.save(10, state(10), {})
     store.save(20, state(20), {})
     flip(tmp_path / "run" / "step-000000000020" / "meta.json")
@@ -120,10 +121,11 @@ def test_a_step_that_was_damaged_and_is_saved_anew_is_kept(tmp_path: Path) -> No
 
 
 def test_checkpoints_of_a_future_left_behind_go(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "run", keep=1)
+    store = CheckpointStore(tmp_path / "run")
     store.save(20, state(20), {})
     store.save(15, state(15), {})
     assert names(tmp_path / "run") == ["step-000000000015"]
+    assert holds(store, 15)
 
 
 def test_all_damaged(tmp_path: Path) -> None:
@@ -153,10 +155,10 @@ def test_a_renamed_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_foreign_folders(tmp_path: Path) -> None:
-    safeio.write_folder(tmp_path / "run" / "step-000000000001", {"other": b""})
-    with pytest.raises(DataError, match=r"meta\.json: is not part of the checkpoint"):
+    write_folder(tmp_path / "run" / "step-000000000001", {"other": b""})
+    with pytest.raises(DataError, match=r"meta\.json: is not in the folder's manifest"):
         CheckpointStore(tmp_path / "run").load()
-    safeio.write_folder(tmp_path / "run" / "step-000000000001", {"meta.json": b"[]", "state.safetensors": b""})
+    write_folder(tmp_path / "run" / "step-000000000001", {"meta.json": b"[]", "state.safetensors": b""})
     with pytest.raises(DataError, match=r"meta\.json: does not describe step 1"):
         CheckpointStore(tmp_path / "run").load()
 
@@ -180,6 +182,21 @@ def test_clear_removes_everything(tmp_path: Path) -> None:
     assert store.load() is None
 
 
+def test_clear_removes_the_newest_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever it is interrupted, what is left is what a resumed run should go on from, or nothing."""
+    store, rename, left = CheckpointStore(tmp_path / "run"), os.rename, []
+    for step in (1, 2):
+        store.save(step, state(step), {})
+
+    def watched(source: Path, target: Path) -> None:
+        left.append([name for name in names(tmp_path / "run") if name.startswith("step-")])
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", watched)
+    store.clear()
+    assert [[int(name[5:]) for name in each] for each in left] == [[1, 2], [2]]
+
+
 def test_what_cannot_be_saved_leaves_the_rest(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "run")
     store.save(1, state(1), {})
@@ -187,10 +204,6 @@ def test_what_cannot_be_saved_leaves_the_rest(tmp_path: Path) -> None:
         store.save(2, state(2), {"fitness": [float("-inf")]})
     with pytest.raises(DataError, match=r"tensor 'a': torch\.complex64"):
         store.save(2, {"a": torch.zeros(1, dtype=torch.complex64)}, {})
-    with pytest.raises(UsageError, match="step=-1: a checkpoint's step cannot be negative"):
-        store.save(-1, state(1), {})
-    with pytest.raises(UsageError, match="keep=0: at least one checkpoint must be kept"):
-        CheckpointStore(tmp_path / "run", keep=0)
     assert names(tmp_path / "run") == ["step-000000000001"]
     assert holds(store, 1)
 
@@ -203,7 +216,7 @@ def python(script: str, *arguments: str, wrapper: tuple[str, ...] = ()) -> list[
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(safeio.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": str(Path(checkpoint.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
 
 
 FULL = """

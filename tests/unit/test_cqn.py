@@ -14,10 +14,10 @@ import populations
 from evopipe.algos import cqn, dqn
 from evopipe.core.net import Net
 from evopipe.core.population import Cohort
+from evopipe.data.transitions import Transitions
 from evopipe.ops.value import conservative_gap
 from evopipe.run.drive import begin
 from evopipe.run.spec import first_members
-from evopipe.storage.dataset import Transitions
 from evopipe.types import Batch
 
 pytestmark = pytest.mark.numerical

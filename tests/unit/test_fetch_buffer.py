@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ from minari import MinariDataset
 
 from evopipe import layout, policy
 from evopipe.core.arch import named
+from evopipe.data.minari import read_own
+from evopipe.data.transitions import Transitions, read_transitions, statistics
 from evopipe.envs.heuristics import GOOD
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, ParamsError
 from evopipe.rng import Purpose, host
 from evopipe.schema.params import Params
 from evopipe.stages import buffer, fetch, population
 from evopipe.stages.setup import make_spec, read_members
-from evopipe.storage.dataset import Transitions, read_minari, read_transitions
+from evopipe.storage.folders import read_folder, write_folder
 
 CART = {"id": "CartPole-v1", "kwargs": {}}
 
@@ -89,7 +92,7 @@ def test_collect_then_buffer(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_statistics_by_hand() -> None:
     """An end that is both counts as a termination, an episode without a step as none, an action nobody took as 0."""
-    found = buffer.statistics(
+    found = statistics(
         Transitions(
             obs=np.array([[1, 10], [2, 20], [6, 30]], np.float32),
             action=np.array([0, 2, 0]),
@@ -119,10 +122,15 @@ def test_statistics_by_hand() -> None:
 
 def test_very_many_columns_are_described_as_one() -> None:
     rows = np.arange(3 * 129, dtype=np.float32).reshape(3, 129)
-    assert buffer._by_element(rows) == {
+
+    def described(obs: np.ndarray) -> Any:
+        ends = np.zeros(3, bool)
+        return statistics(Transitions(obs, np.zeros(3, int), np.zeros(3), ends, ends, obs, np.zeros(3, int)), 1)["obs"]
+
+    assert described(rows) == {
         "mean": [193.0], "std": [pytest.approx(((387**2 - 1) / 12) ** 0.5)], "min": [0.0], "max": [386.0],
     }  # fmt: skip
-    assert buffer._by_element(rows[:, :128])["min"] == list(range(128))
+    assert described(rows[:, :128])["min"] == list(range(128))
 
 
 def test_outs_are_equal_to_the_byte_and_follow_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +205,7 @@ def test_an_exported_policy_is_a_behaviour(env: str, kwargs: dict[str, Any]) -> 
     settings = params(env, kwargs=kwargs, collect=mix)
     fetch.run(settings, quiet=True)
     assert report("fetch")["policies"]["policy"]["episodes"] == 6
-    first = read_minari("data/dataset").episodes[0]
+    first = read_own(Path("data/dataset")).episodes[0]
     if env == "CartPole-v1":
         np.testing.assert_array_equal(first.action, chosen.act(first.obs[:-1]))
     else:
@@ -205,11 +213,14 @@ def test_an_exported_policy_is_a_behaviour(env: str, kwargs: dict[str, Any]) -> 
         assert first.action.tolist() == [4 if cell == 0 else 3 for cell in first.obs[:-1].argmax(axis=1)]
 
 
-@pytest.mark.parametrize(("env", "has"), [("Acrobot-v1", "6 and 3"), (own("Pairs"), "4 and 10")])
+@pytest.mark.parametrize(
+    ("env", "has"),
+    [("Acrobot-v1", "6 observations and 3 discrete actions"), (own("Pairs"), "4 observations and 10 discrete actions")],
+)
 def test_a_policy_of_another_environment_is_refused(env: str, has: str) -> None:
     exported(Path("elite"), params())
     settings = params(env, collect={"policies": {"policy": 1.0}, "policy_path": "elite"})
-    text = f"fetch.collect.policy_path: elite takes 4 observations and 2 actions, the environment has {has}"
+    text = f"fetch.collect.policy_path: elite takes 4 observations and 2 discrete actions, the environment has {has}"
     refused(fetch.run, settings, ParamsError, text)
 
 
@@ -221,7 +232,7 @@ def test_a_policy_that_is_not_there() -> None:
 def test_a_rule_acts_in_the_environments_own_bounds() -> None:
     """Torques from −2 to 2, which an algorithm knows as −1 to 1."""
     fetch.run(params("Pendulum-v1", collect={"episodes": 1, "policies": {"heuristic": 1.0}}), quiet=True)
-    (episode,) = read_minari("data/dataset").episodes
+    (episode,) = read_own(Path("data/dataset")).episodes
     rule, env = GOOD["Pendulum-v1"], gymnasium.make("Pendulum-v1")
     expected = np.array([rule(env, obs) for obs in episode.obs[:-1]])
     np.testing.assert_allclose(episode.action, expected, rtol=1e-5, atol=1e-6)
@@ -240,7 +251,7 @@ def test_masks_and_action_offsets_are_kept() -> None:
     settings = params(own("Masked"), kwargs={"offset": 4})
     fetch.run(settings, quiet=True)
     buffer.run(settings, quiet=True)
-    raw = np.concatenate([episode.action for episode in read_minari("data/dataset").episodes])
+    raw = np.concatenate([episode.action for episode in read_own(Path("data/dataset")).episodes])
     transitions = read_transitions(Path("data/transitions.h5"))
     assert set(raw.tolist()) <= {4, 5}
     np.testing.assert_array_equal(transitions.action, raw - 4)
@@ -276,12 +287,12 @@ def test_buffer_without_fetch() -> None:
 
 def test_a_minari_folder_is_a_source(tmp_path: Path) -> None:
     fetch.run(params(), quiet=True)
-    before = read_minari("data/dataset")
+    before = read_own(Path("data/dataset"))
     Path("data/dataset").rename("mine")
     settings = params(source="minari", minari={"dataset": "mine/data"})
     fetch.run(settings, quiet=True)
     buffer.run(settings, quiet=True)
-    after = read_minari("data/dataset")
+    after = read_own(Path("data/dataset"))
     assert all(a.obs.tobytes() == b.obs.tobytes() for a, b in zip(before.episodes, after.episodes, strict=True))
     assert report("fetch")["source"] == "minari"
 
@@ -318,18 +329,20 @@ def test_vectors_that_happen_to_be_whole_stay_vectors() -> None:
 def test_a_dataset_of_another_environment_is_refused_by_both_stages() -> None:
     fetch.run(params(), quiet=True)
     other = params("Acrobot-v1", source="minari", minari={"dataset": "data/dataset"})
-    text = "its observation space has 4 numbers, env's 6"
+    text = "its action space is Discrete(2), env's Discrete(3): set `env` to the dataset's environment"
     refused(fetch.run, other, DataError, text)
     refused(buffer.run, other, DataError, text)
 
 
 def test_an_empty_dataset_is_refused() -> None:
     fetch.run(params(), quiet=True)
-    Path("data/dataset/manifest.json").unlink()
-    with h5py.File("data/dataset/data/main_data.hdf5", "w"):
+    content = io.BytesIO()
+    with h5py.File(content, "w"):
         pass
-    metadata = Path("data/dataset/data/metadata.json")
-    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "total_episodes": 0}))
+    files = read_folder(Path("data/dataset"))
+    metadata = json.dumps({**json.loads(files["data/metadata.json"]), "total_episodes": 0}).encode()
+    changed = {"data/metadata.json": metadata, "data/main_data.hdf5": content.getvalue()}
+    write_folder(Path("data/dataset"), changed)
     refused(buffer.run, params(), DataError, "holds no step")
     settings = params(source="minari", minari={"dataset": "data/dataset"})
     refused(fetch.run, settings, DataError, "holds no step")

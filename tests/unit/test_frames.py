@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from gymnasium import spaces
 from device import DEVICE, Device, Recorder
 from evopipe.core import optim, population
 from evopipe.core.graphs import Paths
+from evopipe.data.transitions import Transitions
 from evopipe.envs.pool import EnvPool
 from evopipe.memory.nstep import NStep
 from evopipe.memory.priorities import Priorities
@@ -28,7 +30,6 @@ from evopipe.run.offline import pack
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.storage.checkpoint import CheckpointStore
-from evopipe.storage.dataset import Transitions
 from evopipe.types import Image
 from populations import advance, close_generation, equal, equal_states, problem
 
@@ -114,10 +115,22 @@ def grow(memories: tuple[Replay, ...], games: Games | Walks, broken: float = 0.0
         memory.add(rows.reshape(memory.memories, -1, games.layout.size), keep.reshape(memory.memories, -1))
 
 
-@pytest.mark.parametrize("memories", [1, 3])
-@pytest.mark.parametrize("length", [1, 1.2, 4, 1000])
-@pytest.mark.parametrize("capacity", [1, 2, 5, 17, 64])
-@pytest.mark.parametrize(("broken", "values"), [(0.0, 256), (0.2, 256), (0.2, 2)])
+@pytest.mark.parametrize(
+    ("memories", "length", "capacity", "broken", "values"),
+    [
+        (1, 1, 1, 0.2, 256),
+        (3, 1, 64, 0.0, 256),
+        (1, 1.2, 17, 0.2, 2),
+        (3, 1.2, 2, 0.2, 256),
+        (3, 4, 1, 0.0, 256),
+        (1, 4, 5, 0.2, 256),
+        (1, 4, 64, 0.2, 2),
+        (3, 4, 17, 0.0, 256),
+        (1, 1000, 2, 0.0, 256),
+        (3, 1000, 5, 0.2, 2),
+        (1, 1000, 64, 0.2, 256),
+    ],
+)
 def test_rows_come_out_as_they_came_in(memories: int, length: int, capacity: int, broken: float, values: int) -> None:
     plain, framed = pair(memories, capacity)
     games = Games(LAYOUT, 6, length, values, seed=capacity)
@@ -128,10 +141,21 @@ def test_rows_come_out_as_they_came_in(memories: int, length: int, capacity: int
     assert plain.size.tolist() == [capacity] * memories, "the ring went round"
 
 
-@pytest.mark.parametrize("memories", [1, 3])
-@pytest.mark.parametrize("length", [1.5, 4, 30])
-@pytest.mark.parametrize("capacity", [1, 4, 40])
-@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("steps", "capacity", "length", "memories"),
+    [
+        (1, 4, 4, 1),
+        (1, 40, 1.5, 3),
+        (2, 1, 4, 3),
+        (2, 40, 30, 1),
+        (3, 4, 30, 3),
+        (3, 40, 4, 3),
+        (3, 1, 1.5, 1),
+        (5, 40, 4, 1),
+        (5, 4, 1.5, 3),
+        (5, 1, 30, 1),
+    ],
+)
 def test_transitions_over_several_steps_come_out_as_they_came_in(
     steps: int, capacity: int, length: float, memories: int
 ) -> None:
@@ -167,9 +191,7 @@ def test_a_frame_is_kept_once() -> None:
     assert len(torch.unique(framed.frames.store[: framed.frames.used], dim=0)) == framed.frames.used
 
 
-@pytest.mark.parametrize("memories", [1, 4])
-@pytest.mark.parametrize("length", [2, 20])
-@pytest.mark.parametrize("steps", [1, 3, 5])
+@pytest.mark.parametrize(("steps", "length", "memories"), [(1, 20, 4), (3, 2, 1), (3, 20, 4), (5, 2, 4), (5, 20, 1)])
 def test_a_frame_is_kept_once_however_many_steps_a_transition_spans(steps: int, length: int, memories: int) -> None:
     walks = Walks(steps, 8, length)
     _, framed = pair(memories, 10_000, walks.layout)
@@ -192,8 +214,7 @@ def test_a_full_memory_of_several_steps_takes_no_more_places(steps: int) -> None
     assert framed.frames.used < 1.05 * 1000 + 2 * 8 * steps + 50, "episodes, both ends of the ring, and chance"
 
 
-@pytest.mark.parametrize("memories", [1, 3])
-@pytest.mark.parametrize("ticks", [1, 2, 4, 30])
+@pytest.mark.parametrize(("ticks", "memories"), [(1, 1), (2, 3), (4, 1), (30, 3)])
 def test_a_restored_memory_of_several_steps_goes_on_exactly(ticks: int, memories: int) -> None:
     walks = Walks(3, 6, 5)
     plain, framed = pair(memories, 20, walks.layout)
@@ -274,8 +295,47 @@ def test_a_sequence_added_at_once_keeps_its_frames_once() -> None:
         assert whole(framed) == whole(plain)
 
 
-@pytest.mark.parametrize("memories", [1, 3])
-@pytest.mark.parametrize("ticks", [0, 3, 50])
+def parts(steps: int, rows: int) -> tuple[RowLayout, list[np.ndarray]]:
+    """Transitions of one environment in order of time, in parts of one to seven."""
+    walks, found = Walks(steps, 1, 6), list[np.ndarray]()
+    while len(found) < rows:
+        made, keep = walks.tick()
+        found += list(made[keep])
+    sizes = np.random.default_rng(1).integers(1, 8, size=rows).cumsum()
+    return walks.layout, np.split(np.stack(found), sizes[sizes < len(found)])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+def test_a_sequence_added_in_parts_keeps_its_frames_once(steps: int) -> None:
+    """Where parts meet, the place in the ring of an environment's last frames is what it is within one."""
+    layout, added = parts(steps, 200)
+    _, framed = pair(1, 1000, layout)
+    for part in added:
+        framed.add(part[None], np.ones((1, len(part)), bool), each=len(part))
+    assert framed.frames is not None
+    rows = np.concatenate(added)
+    images = np.concatenate((rows[:, PIXELS], rows[:, OBS + PIXELS]))
+    # An episode's last frame comes again where parts meet between the transitions that share it.
+    ends = [(before[-1, OBS + PIXELS], after[0, OBS + PIXELS]) for before, after in itertools.pairwise(added)]
+    again = sum(np.array_equal(last, first) for last, first in ends)
+    assert framed.frames.used == len(np.unique(images, axis=0)) + again
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_rows_that_share_a_frame_each_count_for_it(steps: int) -> None:
+    """A memory that counts anew, as one does that was restored, lets go of the same frames at the same time."""
+    layout, added = parts(steps, 200)
+    plain, framed = pair(1, 30, layout)
+    _, restored = pair(1, 30, layout)
+    for part in added:
+        restored.restore(framed.state())
+        for memory in (plain, framed, restored):
+            memory.add(part[None], np.ones((1, len(part)), bool), each=len(part))
+        assert equal_states((framed.state(), {}), (restored.state(), {})) == []
+        assert whole(framed) == whole(plain)
+
+
+@pytest.mark.parametrize(("memories", "ticks"), [(1, 0), (3, 3), (1, 50), (3, 50)])
 def test_a_restored_memory_goes_on_exactly(memories: int, ticks: int, tmp_path: Path) -> None:
     plain, framed = pair(memories, 20)
     games = Games(LAYOUT, 6, 5)
@@ -397,8 +457,15 @@ def test_which_images_are_bytes() -> None:
         assert byte_images(EnvPool(problem(env, kwargs=kwargs).env, 1)) == []
 
 
-@pytest.mark.parametrize("sharing", ["shared", "own"])
-@pytest.mark.parametrize("more", [{}, {"n_step": 3}, {"prioritised": True}, {"n_step": 3, "prioritised": True}])
+@pytest.mark.parametrize(
+    ("sharing", "more"),
+    [
+        ("own", {}),
+        ("shared", {"n_step": 3}),
+        ("own", {"prioritised": True}),
+        ("own", {"n_step": 3, "prioritised": True}),
+    ],
+)
 def test_a_run_is_that_of_a_memory_of_plain_numbers(sharing: str, more: dict[str, Any], runs: list[Run]) -> None:
     p = pictures(**memory_of(sharing, **more))
     runs += [begun(p), begun(p, framed=False)]
@@ -521,8 +588,7 @@ def studied(p: Spec, data: Transitions, framed: bool = True, processes: int = 1)
     return run
 
 
-@pytest.mark.parametrize("steps", [1, 3, 5])
-@pytest.mark.parametrize("rows", [1, 7, 100])
+@pytest.mark.parametrize(("steps", "rows"), [(1, 7), (1, 100), (3, 1), (3, 8), (5, 7), (5, 100)])
 def test_a_dataset_is_kept_as_frames_each_once(
     steps: int, rows: int, runs: list[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -574,8 +640,9 @@ def test_several_processes_learn_the_same_from_a_dataset(runs: list[Run], monkey
     assert equal_states(runs[0].state(), runs[1].state()) == []
 
 
-@pytest.mark.parametrize("where", ["obs", "next_obs"])
-@pytest.mark.parametrize("value", [0.5, -1 / 255, 256 / 255, -0.0])
+@pytest.mark.parametrize(
+    ("where", "value"), [("obs", 0.5), ("next_obs", -1 / 255), ("obs", 256 / 255), ("next_obs", -0.0)]
+)
 def test_a_dataset_whose_images_are_no_bytes_stays_as_it_is(where: str, value: float, runs: list[Run]) -> None:
     p = pictures(mode="offline", **memory_of())
     data = recorded(p)

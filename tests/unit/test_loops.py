@@ -20,6 +20,7 @@ import populations
 from envs_for_tests import Diary, Lottery
 from evopipe import rng
 from evopipe.core import population
+from evopipe.data.transitions import Transitions
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DivergedError, EnvironmentFailed
 from evopipe.evolve.mutate import NONE
@@ -30,7 +31,6 @@ from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Champion
 from evopipe.run.spec import Spec, first_members, go_on
 from evopipe.run.world import TensorWorld, World
-from evopipe.storage.dataset import Transitions
 from evopipe.track.events import Generation, Message, Progress, Tracker
 from populations import LONG, advance, close_generation, equal_states, finish, plant_weight, same
 

@@ -12,7 +12,8 @@ from evopipe.core.arch import Arch, Block
 from evopipe.core.population import Member
 from evopipe.errors import DataError
 from evopipe.storage import members as stored
-from evopipe.storage import safeio
+from evopipe.storage.files import dump_json, parse_json
+from evopipe.storage.tensors import dump_tensors, load_tensors
 
 ARCHS = (
     Arch((Block(24), Block(8, blend=True)), 16, (Block(9),), "GELU", True),
@@ -45,8 +46,8 @@ def test_members_come_back_as_they_were() -> None:
     """Through the bytes of both files: sick ones sick, failed evaluations at −∞, each with its own tensors."""
     before = some()
     tensors, described = stored.pack(before, "group")
-    told = safeio.parse_json(safeio.dump_json({"all": described}, "a test"), "a test")["all"]
-    after = stored.unpack(safeio.load_tensors(safeio.dump_tensors(tensors)), told, "group")
+    told = parse_json(dump_json({"all": described}, "a test"), "a test")["all"]
+    after = stored.unpack(load_tensors(dump_tensors(tensors)), told, "group")
     assert len(after) == len(before)
     for old, new in zip(before, after, strict=True):
         assert populations.same(old, new)

@@ -23,6 +23,7 @@ from evopipe.core import normalise, optim, population
 from evopipe.core.graphs import Paths
 from evopipe.core.normalise import EPSILON, Normaliser, Statistics
 from evopipe.core.population import Member
+from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError
 from evopipe.rng import Purpose
 from evopipe.run import learners
@@ -33,8 +34,7 @@ from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import EnvConfig, NormaliseConfig
 from evopipe.schema.params import parse_params
 from evopipe.stages.setup import spaces_of
-from evopipe.storage import safeio
-from evopipe.storage.dataset import Transitions
+from evopipe.storage.tensors import dump_tensors, load_tensors
 from evopipe.types import Image, Spaces
 from populations import LONG, UNLIKE, advance, close_generation, equal, equal_states, finish, same
 from tiny import call, write_params
@@ -322,7 +322,7 @@ def test_a_run_that_is_restored_goes_on_bit_for_bit(algo: str, ticks: int, run: 
     whole, stopped, resumed = run(p), run(p), run(p)
     advance(stopped, ticks)
     tensors, meta = stopped.state()
-    resumed.restore(safeio.load_tensors(safeio.dump_tensors(tensors), "state"), json.loads(json.dumps(meta)))
+    resumed.restore(load_tensors(dump_tensors(tensors), "state"), json.loads(json.dumps(meta)))
     for loop in (whole, resumed):
         finish(loop)
     assert equal_states(whole.state(), resumed.state()) == []

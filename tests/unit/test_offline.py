@@ -14,15 +14,17 @@ import pytest
 import torch
 
 import populations
+from evopipe.data.minari import read_own
+from evopipe.data.transitions import Transitions, read_transitions
 from evopipe.errors import DataError, EvopipeError, ParamsError
 from evopipe.memory.replay import RowLayout
 from evopipe.run.drive import begin
 from evopipe.run.offline import pack
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
+from evopipe.schema.blocks import MinariConfig
 from evopipe.schema.params import parse_params
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
-from evopipe.storage.dataset import Transitions, read_minari, read_transitions
 from evopipe.types import Spaces
 from populations import advance, close_generation, equal, equal_states, finish, same
 
@@ -336,7 +338,7 @@ def test_collected_actions_are_the_environments_own_and_packed_ones_relative(fol
     params = settings("Pendulum-v1", "iql")
     fetch.run(params, quiet=True)
     buffer.run(params, quiet=True)
-    own = np.concatenate([episode.action for episode in read_minari("data/dataset").episodes])
+    own = np.concatenate([episode.action for episode in read_own(Path("data/dataset")).episodes])
     packed = read_transitions(Path("data/transitions.h5"))
     assert own.shape == packed.action.shape == (360, 1)
     assert 1.5 < np.abs(own).max() <= 2.0
@@ -369,7 +371,7 @@ def test_an_exported_continuous_policy_is_a_behaviour(folder: Path) -> None:
     fetch.run(again, quiet=True)
     from evopipe.policy import load
 
-    episode = read_minari("data/dataset").episodes[0]
+    episode = read_own(Path("data/dataset")).episodes[0]
     np.testing.assert_allclose(episode.action, load("models/elite").act(episode.obs[:-1]), atol=1e-5)
 
 
@@ -439,17 +441,21 @@ def test_rounding_beyond_the_bounds_is_forgiven(folder: Path) -> None:
 def test_recorded_bounds_that_differ_are_refused(folder: Path) -> None:
     params = settings("Pendulum-v1", "iql")
     fetch.run(params, quiet=True)
-    Path("data/dataset/manifest.json").unlink()
-    path = Path("data/dataset/data/metadata.json")
+    Path("data/dataset").rename("theirs")
+    Path("theirs/manifest.json").unlink()
+    other = params.model_copy(
+        update={"fetch": params.fetch.model_copy(update={"source": "minari", "minari": MinariConfig(dataset="theirs")})}
+    )
+    path = Path("theirs/data/metadata.json")
     metadata = json.loads(path.read_text())
     space = json.loads(metadata["action_space"])
     for changed, text in (
-        ({"low": [-1.0], "high": [1.0]}, "its actions go from [-1.0] to [1.0], env's from [-2.0] to [2.0]"),
-        ({"dtype": "int64"}, "is not served, only Discrete and a Box of floats are"),
-        ({"type": "Discrete", "n": 3}, "its actions are indices, env's vectors of numbers"),
+        ({"low": [-1.0], "high": [1.0]}, "its action space is Box(-1.0, 1.0, (1,), float32), env's Box(-2.0, 2.0"),
+        ({"dtype": "int64"}, "its action space is Box(-2, 2, (1,), int64), env's Box(-2.0, 2.0, (1,), float32)"),
+        ({"type": "Discrete", "n": 3, "start": 0}, "its action space is Discrete(3), env's Box(-2.0, 2.0"),
     ):
         path.write_text(json.dumps({**metadata, "action_space": json.dumps({**space, **changed})}))
-        refused(lambda: buffer.run(params, quiet=True), DataError, text)
+        refused(lambda: fetch.run(other, quiet=True), DataError, text)
 
 
 def test_packed_vectors_outside_of_their_range_are_refused(folder: Path) -> None:
@@ -459,5 +465,5 @@ def test_packed_vectors_outside_of_their_range_are_refused(folder: Path) -> None
     with h5py.File("data/transitions.h5", "a") as file:
         file["action"][3, 0] = 1.5
     refused(
-        lambda: read_transitions(Path("data/transitions.h5")), DataError, "'action' holds 1.5 at index [3, 0], not in"
+        lambda: read_transitions(Path("data/transitions.h5")), DataError, "'action' holds 1.5 at index [3, 0], not from"
     )

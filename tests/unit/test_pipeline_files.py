@@ -24,8 +24,8 @@ STAGES: dict[str, Any] = read_yaml(ROOT / "dvc.yaml").data["stages"]
 # They steer a run or report on it; what it computes does not depend on how they are written.
 NEUTRAL = {
     "__init__.py", "algos/_hyper.py", "errors.py", "keys.py", "layout.py", "machine.py", "parallel.py", "signals.py",
-    "types.py", "stages/tell.py", "stages/tracking.py", "storage/checkpoint.py", "storage/lock.py",
-    "storage/safeio.py",
+    "types.py", "stages/tell.py", "stages/tracking.py", "storage/checkpoint.py", "storage/files.py",
+    "storage/folders.py", "storage/lock.py", "storage/tensors.py",
 }  # fmt: skip
 
 

@@ -26,7 +26,9 @@ from evopipe.errors import DataError, MissingInputError, UsageError
 from evopipe.policy import Policy
 from evopipe.rng import Purpose
 from evopipe.run.spec import first_members
-from evopipe.storage import safeio
+from evopipe.storage.files import dump_json, read_json
+from evopipe.storage.folders import write_folder
+from evopipe.storage.tensors import dump_tensors, load_tensors
 from evopipe.types import Spaces
 
 OBS, ACTIONS = 5, 3
@@ -206,7 +208,7 @@ def test_the_program_does_not_say_where_it_was_made(tmp_path: Path) -> None:
 
 
 def test_tensors_are_named_and_shaped(folder: Path) -> None:
-    tensors = safeio.load_tensors((folder / "policy.safetensors").read_bytes())
+    tensors = load_tensors((folder / "policy.safetensors").read_bytes())
     assert tensors["encoder.0.weight"].shape[0] == OBS
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
 
@@ -229,9 +231,9 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 def rewritten(folder: Path, change: Mapping[str, Any], tensors: Mapping[str, torch.Tensor] | None = None) -> Path:
     """Write the policy anew, intact but with another content."""
-    about = safeio.read_json(folder / "policy.json") | change
-    data = (folder / "policy.safetensors").read_bytes() if tensors is None else safeio.dump_tensors(tensors)
-    safeio.write_folder(folder, {"policy.json": safeio.dump_json(about, "policy"), "policy.safetensors": data})
+    about = read_json(folder / "policy.json") | change
+    data = (folder / "policy.safetensors").read_bytes() if tensors is None else dump_tensors(tensors)
+    write_folder(folder, {"policy.json": dump_json(about, "policy"), "policy.safetensors": data})
     return folder
 
 

@@ -544,10 +544,10 @@ def test_an_environment_that_cannot_be_drawn_gets_a_sentence(copy: Path) -> None
     about = json.loads(path.read_text())
     about["env"] = {"id": "no_such_module:Nowhere-v0", "kwargs": {}}
     manifest = copy / "models/elite"
-    from evopipe.storage import safeio
+    from evopipe.storage.folders import read_folder, write_folder
 
-    files = safeio.read_folder(manifest)
-    safeio.write_folder(manifest, {**files, "policy.json": json.dumps(about).encode()})
+    files = read_folder(manifest)
+    write_folder(manifest, {**files, "policy.json": json.dumps(about).encode()})
     run = read.read(copy)
     sentence = film(manifest, run.elite, None)
     assert isinstance(sentence, str)

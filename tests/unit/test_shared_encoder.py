@@ -29,7 +29,7 @@ from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import _layer_changes, _node_changes, _stem_changes, mutate_architecture, mutate_parameters
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig
-from evopipe.storage import safeio
+from evopipe.storage.tensors import load_tensors
 from evopipe.types import Image
 from populations import UNLIKE, started, updated
 
@@ -416,7 +416,7 @@ def test_an_exported_policy_has_the_encoder_with_it(algo: str, tmp_path: Path) -
         program = torch.export.load(folder / policy.PROGRAM).module()
         np.testing.assert_allclose(program(obs[0]).numpy(), own, atol=1e-5)
     assert set(named(member.arch, p.widths["encoder"], member.tensors["encoder"])) < set(
-        safeio.load_tensors((folder / policy.TENSORS).read_bytes(), "policy")
+        load_tensors((folder / policy.TENSORS).read_bytes(), "policy")
     )
 
 

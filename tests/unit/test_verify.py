@@ -14,7 +14,7 @@ import torch
 from evopipe.errors import DataError, MissingInputError, UsageError
 from evopipe.report.page import without_measured
 from evopipe.schema.write import dump_yaml
-from evopipe.storage import safeio
+from evopipe.storage.tensors import dump_tensors
 from evopipe.verify import compare
 from evopipe.verify.clones import Clone, Origin
 from evopipe.verify.compare import Row
@@ -231,7 +231,7 @@ def test_numbers_are_close_within_a_thousandth(tmp_path: Path) -> None:
     assert close("x.csv", b"a,b\n1,2\n", b"a,b\n1,2.001\n")
     assert not close("x.csv", b"a,b\n1,2\n", b"a,b\n1,2.01\n")
     assert not close("x.jsonl", b'{"a": 1}\n', b'{"a": 1}\n{"a": 1}\n')
-    tensors = [safeio.dump_tensors({"w": torch.tensor([1.0, value])}) for value in (2.0, 2.0001, 2.1)]
+    tensors = [dump_tensors({"w": torch.tensor([1.0, value])}) for value in (2.0, 2.0001, 2.1)]
     assert close("x.safetensors", tensors[0], tensors[1])
     assert not close("x.safetensors", tensors[0], tensors[2])
     assert not close("x.safetensors", tensors[0], b"damaged")

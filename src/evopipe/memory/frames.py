@@ -26,14 +26,7 @@ NONE = -1
 
 
 class Frames:
-    """Frames, and which of them every row has.
-
-    Args:
-        images: the columns of an observation that are images of bytes, in order.
-        observations: `O`.
-        rows: `N` of all memories together.
-        steps: n, environment steps that a transition spans.
-        device: where frames live.
+    """The frames of `N` rows of all memories together, each a transition over n steps, and which every row has.
 
     Attributes:
         size: `S`, bytes of a frame: all images of an observation.
@@ -132,7 +125,7 @@ class Frames:
         """Remember the last n next frames of each environment."""
         ring = source, (self._turn[source] + rank) % self._steps
         self._last[ring], self._seen[ring] = place, frames  # where a ring goes round, NumPy lets the last one stay
-        self._turn = (self._turn + np.bincount(source, minlength=len(self._last))) % self._steps
+        self._turn += np.bincount(source, minlength=len(self._last))
 
     def _read(self, rows: np.ndarray, start: int) -> np.ndarray:
         """The frames in the observations that begin at a column of packed rows: `[n, S]` uint8."""

@@ -103,16 +103,13 @@ class NStep:
 
     def state(self) -> dict[str, np.ndarray]:
         """Return a copy of everything."""
-        return {name.removeprefix("_"): getattr(self, name).copy() for name in self._parts}
+        return {name: array.copy() for name, array in self._arrays().items()}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what `state` returned."""
-        for name in self._parts:
-            setattr(self, name, state[name.removeprefix("_")].copy())
+        for name, array in self._arrays().items():
+            array[:] = state[name]
 
-    @property
-    def _parts(self) -> tuple[str, ...]:
-        return (*_PARTS, "_legal_at") if self._layout.legal else _PARTS
-
-
-_PARTS = ("_obs", "_action", "_reward", "_legal", "_first", "_next")
+    def _arrays(self) -> dict[str, np.ndarray]:
+        names = ["obs", "action", "reward", "legal", "first", "next", *(["legal_at"] if self._layout.legal else [])]
+        return {name: getattr(self, f"_{name}") for name in names}

@@ -48,15 +48,13 @@ class Priorities:
         return [*self.levels, self.largest]
 
     def admit(self, slots: torch.Tensor, index: torch.Tensor) -> None:
-        """Give new rows the largest priority so far: row `index` `[n]` of member `slots` `[n]`."""
-        self._write(slots, index, self.largest.index_select(0, slots))
+        """Give new rows the largest priority so far: row `index` `[n]` of member `slots` `[n]`, all different."""
+        flat, at = self.levels[0].view(-1), slots * self.levels[0].shape[1] + index
+        flat.index_copy_(0, at, self.largest.index_select(0, slots))
+        self._add_up(slots, index)
 
     def draw(self, slots: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw rows in proportion to their priorities.
-
-        Args:
-            slots: `[P]` int64, which members.
-            u: `[P, B]` float64 in [0, 1).
+        """Draw rows in proportion to their priorities, for members `[P]` int64 and u `[P, B]` float64 in [0, 1).
 
         Returns:
             Rows `[P, B]` int64, and the probability `[P, B]` float32 of each.
@@ -105,11 +103,6 @@ class Priorities:
         self.largest.index_fill_(0, slots, 1.0)
         self._add_up_all()
 
-    def _write(self, slots: torch.Tensor, index: torch.Tensor, priority: torch.Tensor) -> None:
-        """Set rows `index` `[n]` of members `slots` `[n]`, all different."""
-        self.levels[0].view(-1).index_copy_(0, slots * self.levels[0].shape[1] + index, priority)
-        self._add_up(slots, index)
-
     def _add_up(self, slots: torch.Tensor, index: torch.Tensor) -> None:
         """Sum anew, on every level, what is above rows `index` `[n]` of members `slots` `[n]`."""
         for below, above in itertools.pairwise(self.levels):
@@ -123,7 +116,7 @@ class Priorities:
             above.copy_(below.view(-1, FAN_OUT).sum(dim=1).view(above.shape))
 
     def state(self, filled: int) -> dict[str, torch.Tensor]:
-        """Return a copy of everything: the priorities of the first so many rows, and the largest of each member."""
+        """Return a copy of the priorities of the first so many rows, and of each member's largest."""
         return {
             "priorities": self.levels[0][:, :filled].to("cpu", copy=True),
             "largest": self.largest.to("cpu", copy=True),

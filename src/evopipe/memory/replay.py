@@ -26,30 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where a transition's parts lie in a packed row.
+    """Where a transition's parts lie in a packed row."""
 
-    Attributes:
-        obs: `O`.
-        actions: `A`.
-        masked: whether it holds the legal actions in the next observation.
-        continuous: whether an action is a vector.
-        steps: environment steps that it spans at most.
-        legal: whether it holds the legal actions in the observation.
-    """
-
-    obs: int
-    actions: int
-    masked: bool
-    continuous: bool = False
-    steps: int = 1
-    legal: bool = False
+    obs: int  # O
+    actions: int  # A
+    masked: bool  # whether it holds the legal actions in the next observation
+    continuous: bool = False  # whether an action is a vector
+    steps: int = 1  # environment steps that it spans at most
+    legal: bool = False  # whether it holds the legal actions in the observation
 
     @classmethod
     def of(cls, spaces: Spaces, masked: bool, steps: int = 1, legal: bool = False) -> RowLayout:
-        """Return the layout for an environment's spaces and transitions over at most so many steps.
-
-        `legal` is whether the algorithm has `MASKED_LOSS`: it costs nothing where no action is masked.
-        """
+        """Return the layout for an environment's spaces; `legal` is whether the algorithm has `MASKED_LOSS`."""
         return cls(spaces.observations, spaces.actions, masked, spaces.continuous, steps, masked and legal)
 
     @property
@@ -106,27 +94,22 @@ class RowLayout:
     def unpack(self, rows: torch.Tensor, weight: torch.Tensor, gamma: torch.Tensor) -> Batch:
         """Split rows `[P, B, size]` into a batch of views; weight is `[P, B]`, gamma `[P]`."""
         o, r = self.obs, self._reward
+        if self.steps == 1:
+            reward, bootstrap = rows[..., r], gamma[:, None]
+        else:
+            powers = gamma[:, None] ** torch.arange(self.steps, device=gamma.device)
+            reward = (rows[..., r : r + self.steps] * powers[:, None]).sum(dim=-1)  # Σ γᵏ r
+            bootstrap = gamma[:, None] ** rows[..., r + self.steps + 1]  # γⁿ
         return Batch(
             obs=rows[..., :o],
             action=rows[..., 2 * o : r] if self.continuous else rows[..., 2 * o].long(),
-            reward=self._discounted(rows[..., r : r + self.steps], gamma),
-            discount=self._bootstrap(rows, gamma) * (1 - rows[..., r + self.steps]),
+            reward=reward,
+            discount=bootstrap * (1 - rows[..., r + self.steps]),
             next_obs=rows[..., o : 2 * o],
             next_legal=rows[..., self._mask : self._legal] > 0.5 if self.masked else None,
             weight=weight,
             legal=rows[..., self._legal :] > 0.5 if self.legal else None,
         )
-
-    def _discounted(self, rewards: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
-        """Σ γᵏ r: rewards `[P, B, n]`, gamma `[P]` → `[P, B]`."""
-        if self.steps == 1:
-            return rewards[..., 0]
-        powers = gamma[:, None] ** torch.arange(self.steps, device=gamma.device)
-        return (rewards * powers[:, None]).sum(dim=-1)
-
-    def _bootstrap(self, rows: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
-        """γⁿ: `[P, 1]` or `[P, B]`."""
-        return gamma[:, None] if self.steps == 1 else gamma[:, None] ** rows[..., self._reward + self.steps + 1]
 
 
 class Replay:
@@ -138,11 +121,10 @@ class Replay:
         capacity: rows of each memory.
         device: where rows live.
         priorities: every member's, where sampling goes by them; as many rows as `capacity`.
-        images: the columns of an observation that are images of bytes, to be kept as bytes.
+        images: the columns of an observation that are images of bytes, to be kept as bytes in `frames`.
 
     Attributes:
         rows: `[M, capacity, size]`, less the columns that lie in `frames`.
-        frames: the images; None without any.
         position: `[M]` int64 on the host, where the next row goes.
         size: `[M]` int64 on the host, rows filled.
     """
@@ -163,15 +145,15 @@ class Replay:
         self.rows = torch.zeros(memories, capacity, width, device=device)
         self.position = np.zeros(memories, np.int64)
         self.size = np.zeros(memories, np.int64)
-        self._flat = self.rows.view(-1, width)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all that sampling reads beside the priorities."""
         return [self.rows, *([self.frames.places, self.frames.store] if self.frames else [])]
 
-    def rebind(self) -> None:
-        """Take note that `rows` lies elsewhere now."""
-        self._flat = self.rows.view(-1, self.rows.shape[2])
+    @property
+    def _flat(self) -> torch.Tensor:
+        """The rows of all memories, one after another."""
+        return self.rows.view(-1, self.rows.shape[2])
 
     def add(self, rows: np.ndarray, keep: np.ndarray, each: int | None = None) -> None:
         """Append rows; the oldest go where a memory is full.
@@ -201,21 +183,15 @@ class Replay:
         at = upload(torch.from_numpy(place), self.device)
         self._flat[at] = upload(torch.from_numpy(chosen), self.device)
         if self.priorities is not None:
-            self._admit(at)
+            if self.memories > 1:
+                self.priorities.admit(at // self.capacity, at % self.capacity)
+            else:  # all members sample it
+                members = len(self.priorities.largest)
+                slots = torch.arange(members, device=self.device).repeat_interleave(len(at))
+                self.priorities.admit(slots, at.repeat(members))
         count = kept.sum(axis=1)
         self.position = (self.position + count) % self.capacity
         self.size = np.minimum(self.size + count, self.capacity)
-
-    def _admit(self, at: torch.Tensor) -> None:
-        """Let members know of new rows, `[n]` counted through all memories."""
-        assert self.priorities is not None
-        memory, row = at // self.capacity, at % self.capacity
-        if self.memories > 1:
-            self.priorities.admit(memory, row)
-            return
-        members = len(self.priorities.largest)
-        slots = torch.arange(members, device=at.device).repeat_interleave(len(at))
-        self.priorities.admit(slots, row.repeat(members))
 
     def draw_by_priority(
         self,
@@ -226,12 +202,12 @@ class Replay:
         weight: torch.Tensor,
         beta: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Draw rows by the members' priorities.
+        """Draw rows by the members' priorities: as `draw`, for u `[P, B]`.
 
         Args:
             slots: `[P]` int64, on the device.
-            first: `[P]`, see `first`.
-            size: `[P]`, see `filled`.
+            first: see `draw`.
+            size: see `draw`.
             u: `[P, B]` float64 in [0, 1).
             weight: `[P, B]`, how much a place of the batch counts, 0 beyond the member's own batch.
             beta: `[]`, how much importance weights correct.
@@ -248,15 +224,7 @@ class Replay:
         return rows, index, weight * importance / largest
 
     def sample(self, slots: Sequence[int], u: torch.Tensor) -> torch.Tensor:
-        """Draw rows uniformly, with replacement.
-
-        Args:
-            slots: the members `[P]` that sample.
-            u: `[P, U, B]` float64 in [0, 1).
-
-        Returns:
-            `[P, U, B, size]`.
-        """
+        """Draw rows `[P, U, B, size]` uniformly, with replacement, for members `[P]` and u `[P, U, B]` in [0, 1)."""
         size = upload(torch.from_numpy(self.filled(slots)), self.device)
         return self.draw(self.first(slots), size, u)
 
@@ -276,12 +244,9 @@ class Replay:
         """`sample` from what is on the device already, so that a graph can hold it: the size is no constant in it.
 
         Args:
-            first: `[P]`, see `first`.
-            size: `[P]`, see `filled`.
+            first: `[P]`, what `first` returned.
+            size: `[P]`, what `filled` returned.
             u: `[P, U, B]` float64 in [0, 1).
-
-        Returns:
-            `[P, U, B, size]`.
         """
         index = (u * size[:, None, None]).long() + first[:, None, None]
         return self._whole(index.view(-1)).view(*u.shape, self.layout.size)

@@ -38,15 +38,7 @@ class StepLayout:
 
 
 class Rollout:
-    """What members did at up to T ticks, in E environments each.
-
-    Args:
-        layout: what a row holds.
-        members: `P`.
-        ticks: `T`.
-        envs: `E`.
-        memory: `M`, numbers that a member's networks carry from step to step.
-        device: where it lives.
+    """What `P` members did at up to `T` ticks, in `E` environments each, with `M` numbers that networks carry on.
 
     Attributes:
         rows: `[P, T, E, size]`.
@@ -128,11 +120,7 @@ class Rollout:
     def estimate(self, ticks: int, next_value: torch.Tensor, gamma: torch.Tensor, lam: torch.Tensor) -> None:
         """Enter advantages and value targets of the first so many ticks.
 
-        Args:
-            ticks: how many.
-            next_value: `[P, T · E]`, of what `following` returned.
-            gamma: `[P]`.
-            lam: `[P]`, λ.
+        `next_value` is `[P, T · E]`, of what `following` returned; gamma and λ are `[P]`.
         """
         at = self.layout.log_prob
         reward, terminated, cut, valid = self.after[:, :ticks, :, -AFTER:].unbind(dim=-1)
@@ -185,13 +173,9 @@ class Rollout:
 
 
 def windows(ticks: int, longest: int, cut: Cut) -> list[tuple[int, int]]:
-    """Return the stretches (first tick, end) that a rollout of so many ticks is cut into.
+    """Return the stretches (first tick, end) of at most `longest` ticks that a rollout is cut into.
 
-    Args:
-        ticks: `T`.
-        longest: most ticks of a stretch, at least 1.
-        cut: `chunked`: one after another; `overlapping`: each begins in the middle of the one before; `whole`: the
-            whole rollout is one stretch.
+    `chunked`: one after another; `overlapping`: each begins in the middle of the one before; `whole`: all is one.
     """
     if cut == "whole" or longest >= ticks:
         return [(0, ticks)]

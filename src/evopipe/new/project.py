@@ -23,7 +23,7 @@ from evopipe.errors import EvopipeError, ParamsError, UsageError
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.read import parse_yaml
 from evopipe.schema.write import dump_yaml
-from evopipe.storage import safeio
+from evopipe.storage.files import make_folder, write_text
 
 _MODULE, _STUB = "my_env.py", "my_env:Catch-v0"
 _REQUIREMENTS = "requirements.txt"
@@ -73,10 +73,10 @@ def make(folder: Path, env_id: str | None = None) -> str:
     if env_id is not None:
         _check_env(env_id)
     files = contents(folder.resolve().name, env_id)
-    safeio.make_folder(folder)
+    make_folder(folder)
     try:
         for name, text in files.items():
-            safeio.write_text(folder / name, text)
+            write_text(folder / name, text)
         return f"{folder}: a project for {env_id or _STUB}; {_repository(folder)}"
     except BaseException:
         _remove(folder, existed)
@@ -194,7 +194,7 @@ def _repository(folder: Path) -> str:
 def _dvc_init(folder: Path, *words: str) -> None:
     _run(folder, sys.executable, "-m", "dvc", "init", "--quiet", *words)
     no_scm = "    no_scm = True\n" if "--no-scm" in words else ""
-    safeio.write_text(folder / ".dvc/config", "[core]\n    analytics = false\n    check_update = false\n" + no_scm)
+    write_text(folder / ".dvc/config", "[core]\n    analytics = false\n    check_update = false\n" + no_scm)
 
 
 def _run(folder: Path, *words: str, may_fail: bool = False) -> bool:

@@ -29,7 +29,8 @@ from evopipe.layout import (
 )
 from evopipe.report import words
 from evopipe.report.lineage import Key, Node, nodes
-from evopipe.storage import safeio
+from evopipe.storage.files import parse_json, read_bytes, read_json
+from evopipe.storage.folders import read_folder
 
 T = TypeVar("T")
 
@@ -227,12 +228,12 @@ def read(folder: Path) -> Run:
         if not held[name]:
             raise _unlike(folder, EPISODES, f"no episode of {name}")
     elite, *last = (Held(n.replace("member_", "slot "), at.mean, at.interval, held[n]) for n, at in scores.items())
-    policy = safeio.read_folder(folder / ELITE, only=("policy.json",))["policy.json"]
+    policy = read_folder(folder / ELITE, only=("policy.json",))["policy.json"]
     return Run(
         generations=_rows(folder, FITNESS, _Generation),
-        nodes=nodes(read_lineage(safeio.read_bytes(folder / LINEAGE), str(folder / LINEAGE))),
+        nodes=nodes(read_lineage(read_bytes(folder / LINEAGE), str(folder / LINEAGE))),
         summary=_json(folder, TRAIN, _Summary),
-        policy=safeio.parse_json(policy, str(folder / ELITE / "policy.json")),
+        policy=parse_json(policy, str(folder / ELITE / "policy.json")),
         elite=elite,
         members=tuple(last),
         timing=_rows(folder, TIMING, _Timing),
@@ -240,11 +241,11 @@ def read(folder: Path) -> Run:
 
 
 def _json(folder: Path, path: Path, kind: type[T]) -> T:
-    return _checked(folder, path, kind, safeio.read_json(folder / path))
+    return _checked(folder, path, kind, read_json(folder / path))
 
 
 def _rows(folder: Path, path: Path, kind: type[T]) -> tuple[T, ...]:
-    text = safeio.read_bytes(folder / path).decode(errors="replace")
+    text = read_bytes(folder / path).decode(errors="replace")
     return _checked(folder, path, tuple[kind, ...], list(csv.DictReader(text.splitlines())))  # type: ignore[valid-type]
 
 

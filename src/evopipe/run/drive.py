@@ -24,7 +24,7 @@ from evopipe.run.spec import Spec
 from evopipe.track.events import Generation, Message, Progress, Tracker
 
 if TYPE_CHECKING:
-    from evopipe.storage.dataset import Transitions
+    from evopipe.data.transitions import Transitions
 
 
 def begin(

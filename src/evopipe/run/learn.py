@@ -84,10 +84,6 @@ class ReplayLessons:
         places = [] if self.replay.frames is None else [self.replay.frames.places]
         return [self.replay.rows, *places, *trees]
 
-    def rebind(self) -> None:
-        """Take note that they lie elsewhere now."""
-        self.replay.rebind()
-
     def adopt(self, cohorts: Sequence[Cohort]) -> list[torch.Tensor]:
         """Cohorts have nothing of their own here."""
         return []

@@ -111,9 +111,6 @@ class Lessons(Protocol):
     def shared(self) -> list[torch.Tensor]:
         """Return the tensors that all learn from, as long as the run lasts."""
 
-    def rebind(self) -> None:
-        """Take note that they lie elsewhere now."""
-
     def adopt(self, cohorts: Sequence[Cohort]) -> list[torch.Tensor]:
         """Prepare for new cohorts; return the tensors that all learn from as long as these last."""
 
@@ -144,7 +141,6 @@ class Learners:
         self.processes = processes if spec.device.type == "cpu" and spec.paths.capture == "none" else 1
         if self.processes > 1:
             _share(lessons.shared())
-            lessons.rebind()
         self._helpers: list[Helper] = []
         # What each process learns with; empty where this one is alone.
         self._parts: list[list[tuple[Share, Cohort]]] = []

@@ -29,7 +29,7 @@ from evopipe.run.world import World
 from evopipe.types import Image
 
 if TYPE_CHECKING:
-    from evopipe.storage.dataset import Transitions
+    from evopipe.data.transitions import Transitions
 
 _BYTES = ((0.0, 255.0), (0.0, 1.0))  # bounds of such images
 

@@ -21,7 +21,7 @@ from evopipe.run.off_policy import after, byte_images, hand_down_priorities, lea
 from evopipe.run.spec import Spec
 
 if TYPE_CHECKING:
-    from evopipe.storage.dataset import Transitions
+    from evopipe.data.transitions import Transitions
 
 
 _PART = 1 << 24  # bytes of rows that are packed at once

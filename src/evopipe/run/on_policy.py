@@ -26,7 +26,7 @@ from evopipe.run.spec import Spec
 from evopipe.run.world import Playable, TensorWorld, World
 
 if TYPE_CHECKING:
-    from evopipe.storage.dataset import Transitions
+    from evopipe.data.transitions import Transitions
 
 
 _RECORDED: dict[str, type] = {

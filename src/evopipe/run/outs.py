@@ -9,7 +9,8 @@ from typing import Any
 
 from evopipe import layout
 from evopipe.run.run import Champion, Run
-from evopipe.storage import members, safeio
+from evopipe.storage import members
+from evopipe.storage.files import dump_json, write_bytes, write_csv, write_json
 from evopipe.track.events import Generation, Start, read_events
 
 CURVE = ("generation", "step", "env_steps", "eval_steps", "best", "mean", "elite")
@@ -29,9 +30,9 @@ def write_results(run: Run, champion: Champion, about: Mapping[str, Any], folder
         "confirmed": champion.confirmed,
     }
     members.write(folder / layout.TRAINED, [*run.members, champion.member], {**about, "elite": elite})
-    lines = b"".join(safeio.dump_json(record.to_json(), str(layout.LINEAGE)) for record in run.lineage)
-    safeio.write_bytes(folder / layout.LINEAGE, lines)
-    safeio.write_csv(folder / layout.FITNESS, CURVE, [["" if x is None else x for x in row] for row in run.curve])
+    lines = b"".join(dump_json(record.to_json(), str(layout.LINEAGE)) for record in run.lineage)
+    write_bytes(folder / layout.LINEAGE, lines)
+    write_csv(folder / layout.FITNESS, CURVE, [["" if x is None else x for x in row] for row in run.curve])
     clock = run.clock
     summary = {
         "reason": run.reason,
@@ -50,7 +51,7 @@ def write_results(run: Run, champion: Champion, about: Mapping[str, Any], folder
         "warm_start": run.regime.warm,
         **({"remarks": run.regime.remarks} if run.regime.remarks else {}),
     }
-    safeio.write_json(folder / layout.TRAIN, summary)
+    write_json(folder / layout.TRAIN, summary)
 
 
 def write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> None:
@@ -70,7 +71,7 @@ def write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> Non
             elif isinstance(event, Generation) and event.generation in ends:
                 rows[event.generation] = _timing(event, began, ends)
                 began = event.step
-    safeio.write_csv(folder / layout.TIMING, TIMING, [rows[generation] for generation in sorted(rows)])
+    write_csv(folder / layout.TIMING, TIMING, [rows[generation] for generation in sorted(rows)])
 
 
 def _timing(event: Generation, began: int, ends: Mapping[int, Sequence[Any]]) -> tuple[int, float, int, int]:

@@ -189,9 +189,6 @@ class RolloutLessons:
         """Rollouts come and go with the cohorts."""
         return []
 
-    def rebind(self) -> None:
-        """Nothing lies elsewhere."""
-
     def adopt(self, cohorts: Sequence[Cohort]) -> list[torch.Tensor]:
         """Make room for the rollouts of new cohorts; return it."""
         self.rollouts = []

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from evopipe import layout
 from evopipe.algos import on_policy
+from evopipe.data.transitions import Transitions, read_transitions
 from evopipe.errors import DataError
 from evopipe.run.spec import Spec
-from evopipe.storage.dataset import Transitions, read_transitions
 
 
 def read_warm(spec: Spec, folder: Path) -> Transitions | None:

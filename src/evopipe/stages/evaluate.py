@@ -22,7 +22,7 @@ from evopipe.schema.params import Params
 from evopipe.signals import StopSignal
 from evopipe.stages.setup import make_spec, read_members
 from evopipe.stages.tell import tell
-from evopipe.storage import safeio
+from evopipe.storage.files import write_csv, write_json
 
 _BROKEN_SHARE = 0.1  # of a member's episodes that may be broken
 _STOPPED = "stopped, nothing was written; the same command begins it again"
@@ -64,9 +64,9 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         columns = (seeds[whole[m]].tolist(), returns.tolist(), lengths.tolist())
         episodes += [[name, *row] for row in zip(*columns, strict=True)]
     elite, about = scores.pop("elite"), {"episodes": n, "steps": played.steps, "env": params.env.id}
-    safeio.write_json(folder / layout.EVALUATION, {"elite": elite, **about})
-    safeio.write_json(folder / layout.MEMBERS, scores)
-    safeio.write_csv(folder / layout.EPISODES, ["member", "seed", "return", "length"], episodes)
+    write_json(folder / layout.EVALUATION, {"elite": elite, **about})
+    write_json(folder / layout.MEMBERS, scores)
+    write_csv(folder / layout.EPISODES, ["member", "seed", "return", "length"], episodes)
     mean, (low, high) = elite["mean"], elite["interval"]
     tell(f"elite: mean {mean:.1f} over {n} held-out episodes, 95 % interval [{low:.1f}, {high:.1f}]", quiet)
 

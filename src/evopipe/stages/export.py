@@ -19,7 +19,7 @@ from evopipe.machine import configure, fingerprint, git_revision
 from evopipe.schema.params import Params
 from evopipe.stages.setup import make_spec, read_members
 from evopipe.stages.tell import tell
-from evopipe.storage import safeio
+from evopipe.storage.files import read_bytes, read_json
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
@@ -42,7 +42,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         "hyper": dict(elite.hyper),
         "training": trained["elite"],
         "evaluation": score,
-        "lineage": descent(read_lineage(safeio.read_bytes(folder / layout.LINEAGE), str(layout.LINEAGE)), elite.id),
+        "lineage": descent(read_lineage(read_bytes(folder / layout.LINEAGE), str(layout.LINEAGE)), elite.id),
         "provenance": {
             "evopipe": evopipe.__version__,
             "git_revision": git_revision(folder.absolute()),
@@ -57,7 +57,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
 
 
 def _score(path: Path) -> dict[str, Any]:
-    report = safeio.read_json(path)
+    report = read_json(path)
     score = report.get("elite") if isinstance(report, dict) else None
     if not isinstance(score, dict) or not score.keys() >= {"mean", "interval", "std", "median", "iqm"}:
         raise DataError(f"{path}: has no scores of the elite; run `evopipe evaluate` or `dvc repro evaluate` again")

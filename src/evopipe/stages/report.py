@@ -11,7 +11,7 @@ from evopipe.machine import configure
 from evopipe.report.page import page
 from evopipe.schema.params import Params
 from evopipe.stages.tell import tell
-from evopipe.storage import safeio
+from evopipe.storage.files import write_text
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
@@ -24,7 +24,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     configure(params.runtime)
     with translate_failures():
         text = page(folder, _shown(params))
-        safeio.write_text(folder / REPORT, text)
+        write_text(folder / REPORT, text)
     tell(f"{REPORT}: {len(text.encode()) / 1e6:.1f} MB, opens in any browser, without a network", quiet)
 
 

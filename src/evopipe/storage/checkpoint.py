@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evopipe.errors import DataError, DiskError, MissingInputError, UsageError
-from evopipe.storage import safeio
+from evopipe.errors import DataError, DiskError, MissingInputError
+from evopipe.storage.files import RESTORE, delete, dump_json, parse_json, translating
+from evopipe.storage.folders import clean_temporaries, read_folder, remove_folder, write_folder
+from evopipe.storage.tensors import load_tensors, tensor_pieces
 
 if TYPE_CHECKING:
     import torch
 
+_KEPT = 2  # so the run survives damage to the newest
 _NAME = re.compile(r"step-(\d{12,})")
 _TENSORS = "state.safetensors"
 _META = "meta.json"
@@ -38,26 +40,19 @@ class Loaded:
 
 
 class CheckpointStore:
-    """The checkpoints of one run in one folder.
+    """The checkpoints of one run in one folder, in which nothing else should lie.
 
     One process at a time: hold a `RunLock` while you use it.
-
-    Args:
-        folder: where they lie; created at the first save. Nothing else should lie there.
-        keep: how many to keep, at least 1. With 2 the run survives damage to the newest.
     """
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
-        if keep < 1:
-            raise UsageError(f"keep={keep}: at least one checkpoint must be kept")
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.keep = keep
         self._damaged: set[Path] = set()
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
         """Save durably, then remove what is no longer needed.
 
-        Removed are the oldest beyond `keep`, checkpoints of a later step (they belong to a future that this run left
+        Removed are all but the last two, checkpoints of a later step (they belong to a future that this run left
         behind) and those that `load` found damaged.
 
         Args:
@@ -66,21 +61,17 @@ class CheckpointStore:
             meta: plain JSON values (no NaN or infinity: keep such numbers in a tensor).
 
         Raises:
-            UsageError: the step is negative.
             DataError: a tensor or a value cannot be saved.
             DiskError: the disk is full or read-only; the checkpoints from before are unchanged.
         """
-        if step < 0:
-            raise UsageError(f"step={step}: a checkpoint's step cannot be negative")
         path = self.folder / f"step-{step:012d}"
-        where = str(path / _META)
-        files: dict[str, safeio.Buffer | Sequence[safeio.Buffer]] = {
-            _META: safeio.dump_json({"meta": dict(meta), "step": step}, where),
-            _TENSORS: safeio.tensor_pieces(tensors),
-        }
-        safeio.write_folder(path, files)
+        about = dump_json({"meta": dict(meta), "step": step}, str(path / _META))
+        write_folder(path, {_META: about, _TENSORS: tensor_pieces(tensors)})
         self._damaged.discard(path)
-        self._prune(step)
+        usable = [each for number, each in self._saved() if number <= step and each not in self._damaged]
+        for _, each in self._saved():
+            if each not in usable[-_KEPT:]:
+                remove_folder(each)
 
     def load(self) -> Loaded | None:
         """Return the newest intact checkpoint, or None where none was ever saved.
@@ -88,15 +79,18 @@ class CheckpointStore:
         Raises:
             DataError: there are checkpoints, and all of them are damaged.
         """
-        warnings = self._clean()
-        self._damaged.clear()
+        warnings: list[str] = []
+        try:
+            clean_temporaries(self.folder)
+        except DiskError as error:  # reading must work where writing does not
+            warnings.append(str(error))
         faults: list[str] = []
         for step, path in reversed(self._saved()):
             try:
                 tensors, meta = _read(step, path)
             except (DataError, MissingInputError) as error:
                 self._damaged.add(path)
-                faults.append(str(error))
+                faults.append(str(error).removesuffix(f": {RESTORE}"))
             else:
                 skipped = [f"{fault}: skipped, the checkpoint of step {step} is used instead" for fault in faults]
                 return Loaded(step, tensors, meta, (*warnings, *skipped))
@@ -114,10 +108,9 @@ class CheckpointStore:
             DiskError: something cannot be removed.
         """
         for _, path in self._saved():
-            safeio.remove_folder(path)
-        if self.folder.is_dir():
-            with safeio.translating(self.folder):
-                shutil.rmtree(self.folder)
+            remove_folder(path)
+        with translating(self.folder):
+            delete(self.folder)
 
     def _saved(self) -> list[tuple[int, Path]]:
         """Return steps and folders, oldest first."""
@@ -125,29 +118,10 @@ class CheckpointStore:
         matches = ((_NAME.fullmatch(path.name), path) for path in entries)
         return sorted((int(match[1]), path) for match, path in matches if match)
 
-    def _prune(self, newest: int) -> None:
-        usable = [path for step, path in self._saved() if step <= newest and path not in self._damaged]
-        kept = set(usable[-self.keep :])
-        for _, path in self._saved():
-            if path not in kept:
-                safeio.remove_folder(path)
-        self._damaged.clear()
-
-    def _clean(self) -> tuple[str, ...]:
-        """Remove leftovers; reading must work where writing does not, so a failure is only a warning."""
-        try:
-            safeio.clean_temporaries(self.folder)
-        except DiskError as error:
-            return (str(error),)
-        return ()
-
 
 def _read(step: int, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    files = safeio.read_folder(path, remedy="")
-    missing = sorted({_META, _TENSORS} - files.keys())
-    if missing:
-        raise DataError(f"{path / missing[0]}: is not part of the checkpoint")
-    document = safeio.parse_json(files[_META], str(path / _META))
+    files = read_folder(path, only=(_META, _TENSORS))
+    document = parse_json(files[_META], str(path / _META))
     if not isinstance(document, dict) or document.get("step") != step or not isinstance(document.get("meta"), dict):
         raise DataError(f"{path / _META}: does not describe step {step}")
-    return safeio.load_tensors(files[_TENSORS], str(path / _TENSORS)), document["meta"]
+    return load_tensors(files[_TENSORS], str(path / _TENSORS)), document["meta"]

@@ -11,11 +11,10 @@ import socket
 import weakref
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from evopipe.errors import BusyError
-from evopipe.storage.safeio import make_folder, translating
+from evopipe.storage.files import make_folder, translating
 
 _NOTE_LIMIT = 4096
 
@@ -40,23 +39,27 @@ class RunLock:
 
     def __enter__(self) -> Self:
         if self._handle is not None:
-            raise _busy(self.path)
+            raise self._busy()
         make_folder(self.path.parent)
         with translating(self.path):
             self._handle = self._acquire()
             _held.add(self)
             try:
-                self._sign(self._handle)
+                started = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+                note = {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
+                os.ftruncate(self._handle, 0)
+                os.pwrite(self._handle, (json.dumps(note) + "\n").encode(), 0)
             except BaseException:
-                self._release(self._handle)
+                self.__exit__()
                 raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._handle is not None:
-            self._release(self._handle)
+    def __exit__(self, *exception: object) -> None:
+        # Removed while still held: who opened it before sees at once that it is not the file of this name any more.
+        with contextlib.suppress(OSError):
+            if self._handle is not None and self._is_current(self._handle):
+                self.path.unlink()
+        self._drop()
 
     def _acquire(self) -> int:
         while True:
@@ -68,7 +71,7 @@ class RunLock:
             except OSError as error:
                 os.close(handle)
                 if error.errno in (errno.EAGAIN, errno.EACCES):
-                    raise _busy(self.path) from None
+                    raise self._busy() from None
                 raise
             os.close(handle)  # its holder released and removed it between our open and our lock
 
@@ -78,24 +81,20 @@ class RunLock:
         except FileNotFoundError:
             return False
 
-    def _sign(self, handle: int) -> None:
-        started = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-        note = {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, (json.dumps(note) + "\n").encode(), 0)
-
-    def _release(self, handle: int) -> None:
-        # Removed while still held: who opened it before sees at once that it is not the file of this name any more.
-        with contextlib.suppress(OSError):
-            if self._is_current(handle):
-                self.path.unlink()
-        self._drop()
-
     def _drop(self) -> None:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
             _held.discard(self)
+
+    def _busy(self) -> BusyError:
+        """Name the holder; its note may be missing for the instant between locking and signing."""
+        holder = "another process"
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(self.path, "rb") as file:
+            note = json.loads(file.read(_NOTE_LIMIT))
+            place = "" if note["host"] == socket.gethostname() else f" on {note['host']}"
+            holder = f"process {note['pid']}{place} (since {note['started']})"
+        return BusyError(f"{self.path}: this run is being worked on by {holder}: wait for it, or stop it")
 
 
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
@@ -108,18 +107,3 @@ def _drop_all() -> None:
 
 # A forked child shares the lock: without this an orphaned environment worker would keep a dead run's lock.
 os.register_at_fork(after_in_child=_drop_all)
-
-
-def _busy(path: Path) -> BusyError:
-    return BusyError(f"{path}: this run is being worked on by {_holder(path)}: wait for it, or stop it")
-
-
-def _holder(path: Path) -> str:
-    """Describe the holder; the note may be missing for the instant between locking and signing."""
-    try:
-        with open(path, "rb") as file:
-            note = json.loads(file.read(_NOTE_LIMIT))
-        place = "" if note["host"] == socket.gethostname() else f" on {note['host']}"
-        return f"process {note['pid']}{place} (since {note['started']})"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"

@@ -12,7 +12,9 @@ import torch
 from evopipe.core.arch import Arch
 from evopipe.core.population import Member
 from evopipe.errors import DataError
-from evopipe.storage import safeio
+from evopipe.storage.files import dump_json, parse_json
+from evopipe.storage.folders import read_folder, write_folder
+from evopipe.storage.tensors import dump_tensors, load_tensors
 
 _MEMBERS, _TENSORS = "members.json", "members.safetensors"
 
@@ -48,26 +50,23 @@ def unpack(tensors: Mapping[str, torch.Tensor], described: Sequence[Mapping[str,
         start = f"{prefix}.{i}."
         own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
         try:
-            members.append(_build(data, own))
+            member = Member(
+                slot=int(data["slot"]),
+                id=int(data["id"]),
+                parent=data["parent"],
+                key=int(data["key"]),
+                arch=Arch.from_json(data["arch"]),
+                hyper=dict(data["hyper"]),
+                tensors=own,
+                healthy=bool(data["healthy"]),
+                fitness=tuple(-math.inf if f is None else float(f) for f in data["fitness"]),
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"member {i} of {prefix!r} cannot be rebuilt from its description: {error!r}") from error
         if not own:
             raise DataError(f"member {i} of {prefix!r} has no tensors")
+        members.append(member)
     return members
-
-
-def _build(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Member:
-    return Member(
-        slot=int(data["slot"]),
-        id=int(data["id"]),
-        parent=data["parent"],
-        key=int(data["key"]),
-        arch=Arch.from_json(data["arch"]),
-        hyper=dict(data["hyper"]),
-        tensors=dict(tensors),
-        healthy=bool(data["healthy"]),
-        fitness=tuple(-math.inf if f is None else float(f) for f in data["fitness"]),
-    )
 
 
 def write(folder: Path, members: Sequence[Member], about: Mapping[str, Any]) -> None:
@@ -76,8 +75,8 @@ def write(folder: Path, members: Sequence[Member], about: Mapping[str, Any]) -> 
     `about` is JSON data: what they were made for, and whatever else a reader should know.
     """
     tensors, described = pack(members, "members")
-    data = safeio.dump_json({**about, "members": described}, str(folder / _MEMBERS), indent=2)
-    safeio.write_folder(folder, {_MEMBERS: data, _TENSORS: safeio.dump_tensors(tensors)})
+    data = dump_json({**about, "members": described}, str(folder / _MEMBERS), indent=2)
+    write_folder(folder, {_MEMBERS: data, _TENSORS: dump_tensors(tensors)})
 
 
 def read(folder: Path, wanted: Mapping[str, Any], remedy: str) -> tuple[list[Member], dict[str, Any]]:
@@ -87,11 +86,11 @@ def read(folder: Path, wanted: Mapping[str, Any], remedy: str) -> tuple[list[Mem
         MissingInputError: the folder is not there.
         DataError: it is damaged, or something else was said; the message ends with `remedy`.
     """
-    files = safeio.read_folder(folder, only=(_MEMBERS, _TENSORS))
-    about = safeio.parse_json(files[_MEMBERS], str(folder / _MEMBERS))
+    files = read_folder(folder, only=(_MEMBERS, _TENSORS))
+    about = parse_json(files[_MEMBERS], str(folder / _MEMBERS))
     for name, value in wanted.items():
         if about.get(name) != value:
             made = f"written for {name} {about.get(name)!r}, params.yaml says {value!r}"
             raise DataError(f"{folder}: {made}; {remedy}")
-    tensors = safeio.load_tensors(files[_TENSORS], str(folder / _TENSORS))
+    tensors = load_tensors(files[_TENSORS], str(folder / _TENSORS))
     return unpack(tensors, about["members"], "members"), about

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from evopipe.errors import DataError, EvopipeError, MissingInputError
 from evopipe.schema.read import parse_yaml
-from evopipe.storage import safeio
+from evopipe.storage.files import read_bytes, write_bytes
 from evopipe.track.events import Generation
 from evopipe.track.record import FILES, TRAINED, Kept, Run
 
@@ -97,13 +97,13 @@ class Locked:
         """Copy a file or folder, from the cache or from where git has it."""
         md5, target = self.outs[out], folder / PurePosixPath(out).name
         if not md5.endswith(".dir"):
-            safeio.write_bytes(target, self._content(out, md5))
+            write_bytes(target, self._content(out, md5))
             return target
         for entry in json.loads(self._content(out, md5)):
             inner = PurePosixPath(entry["relpath"])
             if inner.is_absolute() or ".." in inner.parts:
                 raise DataError(f"{self.where}: {out}: the cache names a file outside the folder ({inner})")
-            safeio.write_bytes(target / inner, self._content(f"{out}/{inner}", entry["md5"]))
+            write_bytes(target / inner, self._content(f"{out}/{inner}", entry["md5"]))
         return target
 
     def _content(self, out: str, md5: str) -> bytes:
@@ -194,7 +194,7 @@ def _generations(run: Run) -> Iterator[tuple[float, Generation]]:
 
     clock, evolve = run.started, run.params.get("algos", {}).get(run.algo, {}).get("evolve", {})
     steps, seconds = _columns(run, "fitness", "env_steps", "eval_steps"), _columns(run, "timing", "seconds")
-    before, *records = read_lineage(safeio.read_bytes(run.files["lineage"].path), FILES["lineage"])
+    before, *records = read_lineage(read_bytes(run.files["lineage"].path), FILES["lineage"])
     births: dict[int, Mutation] = {}
     for record in records:
         if before.children:  # else all had diverged, and those before came back

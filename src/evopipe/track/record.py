@@ -26,7 +26,7 @@ from filelock import FileLock
 
 from evopipe import layout
 from evopipe.errors import DataError, EvopipeError
-from evopipe.storage import safeio
+from evopipe.storage.files import make_folder, read_bytes, read_json, write_bytes, write_json
 from evopipe.track.events import End, Event, Generation, Start, read_event
 
 TRAINED = str(layout.TRAINED)
@@ -166,7 +166,7 @@ class TrainingRecord:
         """
         if not (self.folder / _ABOUT).exists():
             about = {"key": self.folder.name, "params": params, "started": round(time.time(), 3), **told}
-            safeio.write_json(self.folder / _ABOUT, {**about, "result": None, "files": {}})
+            write_json(self.folder / _ABOUT, {**about, "result": None, "files": {}})
 
     def keep(self, work: Path, names: Iterable[str], ended: bool = False) -> bool:
         """Keep the files of a pipeline that are there and new, so that later runs cannot overwrite them.
@@ -189,7 +189,7 @@ class TrainingRecord:
                 _copy(source, self._place(name))
                 new["files"][name] = {"md5": md5, "time": round(time.time(), 3)}
         if new != about:
-            safeio.write_json(self.folder / _ABOUT, new)
+            write_json(self.folder / _ABOUT, new)
         return bool(new != about)
 
     def run(self, writing: bool = False) -> Run:
@@ -222,7 +222,7 @@ class TrainingRecord:
         return FileLock(self.folder / "track.lock", poll_interval=0.2)
 
     def _about(self) -> dict[str, Any]:
-        about = safeio.read_json(self.folder / _ABOUT)
+        about = read_json(self.folder / _ABOUT)
         if not isinstance(about, dict) or not about.keys() >= {*_TOLD, "result", "files"}:
             raise DataError(f"{self.folder / _ABOUT}: is not the description of a run; remove it")
         return about
@@ -248,7 +248,7 @@ def _take(run: Run, clock: float, event: Event) -> None:
 def _copy(source: Path, target: Path) -> None:
     """Put a copy of a file or folder in place of an older one."""
     shutil.rmtree(target.parent, ignore_errors=True)
-    safeio.make_folder(target.parent)
+    make_folder(target.parent)
     if source.is_dir():
         shutil.copytree(source, target, copy_function=_link)
     else:
@@ -260,7 +260,7 @@ def _link(source: str, target: str) -> None:
     try:
         os.link(os.path.realpath(source), target)
     except OSError:
-        safeio.write_bytes(Path(target), safeio.read_bytes(Path(source).resolve()))
+        write_bytes(Path(target), read_bytes(Path(source).resolve()))
 
 
 def md5_of(path: Path) -> str:

@@ -193,9 +193,9 @@ def _close(one: Path, two: Path) -> bool:
 def _content(path: Path) -> Any:
     data = path.read_bytes()
     if path.suffix == ".safetensors":
-        from evopipe.storage import safeio  # with torch: a pipeline of small files is compared before that is loaded
+        from evopipe.storage.tensors import load_tensors  # with torch: a pipeline of small files is compared before
 
-        return {name: tensor.flatten().tolist() for name, tensor in safeio.load_tensors(data).items()}
+        return {name: tensor.flatten().tolist() for name, tensor in load_tensors(data).items()}
     if path.suffix == ".csv":
         return [[_number(cell) for cell in row] for row in csv.reader(data.decode().splitlines())]
     if path.suffix in (".json", ".jsonl"):

@@ -20,6 +20,7 @@ from torch.utils.benchmark import Timer
 from evopipe import algos, rng
 from evopipe.core import population
 from evopipe.core.graphs import Paths
+from evopipe.data.transitions import Transitions
 from evopipe.errors import ResourceError, UsageError, did_you_mean
 from evopipe.machine import configure
 from evopipe.rng import Purpose
@@ -30,7 +31,6 @@ from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.params import parse_params
 from evopipe.stages.setup import make_spec
-from evopipe.storage.dataset import Transitions
 from evopipe.verify import Differs
 
 _UPDATES, _ROWS = 4, 4096  # updates at a time; transitions that are there before the first step

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 from evopipe.errors import EvopipeError, TrackerError
 from evopipe.schema.blocks import TrackingConfig
-from evopipe.storage import safeio
+from evopipe.storage.files import read_json, write_json
 from evopipe.track.events import Generation
 from evopipe.track.record import New, Run
 
@@ -105,7 +105,7 @@ class Appending:
             self._writer = None
             files = {**held, **{name: kept.md5 for name, kept in fresh.items()}}
             for key in {run.key, run.result or run.key}:
-                safeio.write_json(self._notes / f"{key}.json", {"generations": len(run.generations), "files": files})
+                write_json(self._notes / f"{key}.json", {"generations": len(run.generations), "files": files})
         return new
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Appending:
     def _noted(self, run: Run) -> dict[str, Any] | None:
         for key in (run.key, run.result or run.key):
             try:
-                noted = safeio.read_json(self._notes / f"{key}.json")
+                noted = read_json(self._notes / f"{key}.json")
             except EvopipeError:
                 continue
             if isinstance(noted, dict) and {"generations", "files"} <= noted.keys():

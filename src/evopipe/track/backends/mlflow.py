@@ -27,7 +27,7 @@ from filelock import FileLock
 
 from evopipe.errors import MissingInputError, TrackerError, UsageError
 from evopipe.schema.blocks import TrackingConfig
-from evopipe.storage import safeio
+from evopipe.storage.files import make_folder
 from evopipe.track.backends import missing_package
 from evopipe.track.record import New, Run
 
@@ -93,7 +93,7 @@ def _make_database(path: Path) -> None:
 
     if path.exists():
         return
-    safeio.make_folder(path.parent)
+    make_folder(path.parent)
     with FileLock(path.with_name(f".{path.name}.lock")):
         if not path.exists():
             draft = path.with_name(f".{path.name}.new")

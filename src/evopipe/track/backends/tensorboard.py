@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evopipe.schema.blocks import TrackingConfig
-from evopipe.storage import safeio
+from evopipe.storage.files import make_folder
 from evopipe.track.backends import Appending
 from evopipe.track.events import Generation
 from evopipe.track.record import Run
@@ -36,7 +36,7 @@ class _Writer:
     def __init__(self, folder: Path, run: Run) -> None:
         if folder.exists():
             shutil.rmtree(folder)
-        safeio.make_folder(folder)
+        make_folder(folder)
         self.sent = 0
         self._folder = folder
         self._files: dict[str, SummaryWriter] = {}

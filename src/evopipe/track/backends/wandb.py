@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evopipe.schema.blocks import TrackingConfig
-from evopipe.storage import safeio
+from evopipe.storage.files import make_folder
 from evopipe.track.backends import Appending
 from evopipe.track.events import Generation
 from evopipe.track.record import Run
@@ -38,7 +38,7 @@ class _Writer:
         import wandb
 
         mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False, verify=False) else "offline")
-        safeio.make_folder(home)
+        make_folder(home)
         for old in home.glob(f"wandb/offline-run-*-{run.key}"):
             shutil.rmtree(old)
         self._run = wandb.init(

@@ -1,0 +1,160 @@
+"""Collecting: episodes of behaviour policies in an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evopipe.data.episodes import Episode
+from evopipe.envs.heuristics import GOOD, POOR, Heuristic
+from evopipe.envs.pool import EnvPool
+from evopipe.envs.rows import Step
+from evopipe.errors import EnvironmentFailed, ParamsError
+from evopipe.rng import Purpose, host
+from evopipe.schema.blocks import CollectConfig
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_MEDIUM_RANDOM = 0.3  # share of random actions of the policy `medium`, so that its data shows what it would not do
+
+Behaviour = Callable[[EnvPool, np.random.Generator], Any]
+"""From a pool of one row and the episode's own generator to an action as an algorithm knows it: an index, or `[A]`."""
+
+
+def collect(
+    cfg: CollectConfig, pool: EnvPool, env_id: str, seed: int, exported: Any = None
+) -> tuple[list[Episode], dict[str, Any]]:
+    """Play episodes, each by one of the behaviour policies that have a weight.
+
+    Args:
+        cfg: how many episodes of which policies.
+        pool: of one row.
+        env_id: its id, which the rules are found by.
+        seed: of the run; an episode's draws are a function of it and of the episode's number.
+        exported: the `evopipe.policy.Policy` on rows that `policy` stands for; needed where that has a weight.
+
+    Returns:
+        The episodes, and what the report says of them.
+
+    Raises:
+        ParamsError: no policy with a weight is there for this environment, or the exported one is another's.
+        EnvironmentFailed: the environment raised, or no episode gave a step.
+    """
+    behaviours, notes = _behaviours(cfg, pool, env_id, exported)
+    names = sorted(behaviours)
+    weights = np.array([cfg.policies[name] for name in names], np.float64)
+    played: list[tuple[str, Episode]] = []
+    broken = 0
+    for number in range(cfg.episodes):
+        rng = host(seed, Purpose.BEHAVIOUR, number)
+        name = names[int(rng.choice(len(names), p=weights / weights.sum()))]
+        episode, cut = _roll(pool, behaviours[name], rng, cfg.max_steps)
+        broken += cut
+        if len(episode):
+            played.append((name, episode))
+    if not played:
+        raise EnvironmentFailed(f"behaviour environment {env_id!r}: no episode gave a finite first step")
+    if broken:
+        notes.append(f"{broken} episodes cut where the environment gave a value that is not finite or no legal action")
+    by_policy = {name: totals([episode for player, episode in played if player == name]) for name in names}
+    return [episode for _, episode in played], {"notes": notes, "broken_steps": broken, "policies": by_policy}
+
+
+def totals(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Count episodes and transitions, and describe the undiscounted returns; None where there are no episodes."""
+    returns = [episode.reward.sum(dtype=np.float64) for episode in episodes]
+    return {
+        "episodes": len(episodes),
+        "transitions": sum(len(episode) for episode in episodes),
+        "return": {"mean": float(np.mean(returns)), "std": float(np.std(returns))} if returns else None,
+    }
+
+
+def _roll(pool: EnvPool, behave: Behaviour, rng: np.random.Generator, max_steps: int | None) -> tuple[Episode, bool]:
+    """Play one episode in the pool's only row; True where a broken step cut it short (that step is left out)."""
+    seed = int(rng.integers(2**31))
+    pool.reset([0], [seed])
+    obs, actions, steps = [pool.obs[0].copy()], [], list[Step]()
+    while True:
+        action = behave(pool, rng)
+        step = pool.step([action])
+        if step.broken[0]:
+            break
+        obs.append(step.obs[0])
+        actions.append(action)
+        steps.append(step)
+        if step.terminated[0] or step.truncated[0] or len(steps) == max_steps:
+            break
+    terminated = np.array([bool(each.terminated[0]) for each in steps], np.bool_)
+    truncated = np.array([bool(each.truncated[0]) for each in steps], np.bool_)
+    truncated[-1:] |= ~terminated[-1:]  # a step cap, or a broken step behind it, cuts the episode
+    reward = np.array([each.reward[0] for each in steps], np.float32)
+    taken = pool.actions.empty(len(actions))
+    if actions:
+        taken[:] = actions
+    own = pool.actions.own(taken).reshape(taken.shape)
+    return Episode(np.stack(obs), own, reward, terminated, truncated, seed), bool(step.broken[0])
+
+
+def _behaviours(
+    cfg: CollectConfig, pool: EnvPool, env_id: str, exported: Any
+) -> tuple[dict[str, Behaviour], list[str]]:
+    """Return the policies that have a weight, and what there is to say about them."""
+    good, poor = GOOD.get(env_id), POOR.get(env_id)
+    known: dict[str, Behaviour | None] = {
+        "random": _random,
+        "heuristic": good and _ruled(good),
+        "medium": poor and _ruled(poor, _MEDIUM_RANDOM),
+        "policy": exported and _exported(exported, cfg.policy_path, pool),
+    }
+    found: dict[str, Behaviour] = {}
+    missing = []
+    for name, weight in cfg.policies.items():
+        behave = known[name]
+        if weight > 0.0 and behave is not None:
+            found[name] = behave
+        elif weight > 0.0:
+            missing.append(name)
+    if not found:
+        raise ParamsError(
+            f"fetch.collect.policies: {env_id} has no {' and no '.join(missing)}; give `random` or `policy` a positive "
+            "weight"
+        )
+    return found, [f"{env_id} has no {name}, its weight went to {', '.join(sorted(found))}" for name in missing]
+
+
+def _random(pool: EnvPool, rng: np.random.Generator) -> Any:
+    return pool.actions.sample(pool.mask[0], rng)
+
+
+def _ruled(rule: Heuristic, random: float = 0.0) -> Behaviour:
+    """Follow a rule, with chance `random` act at random instead."""
+
+    def behave(pool: EnvPool, rng: np.random.Generator) -> Any:
+        if random and rng.random() < random:
+            return _random(pool, rng)
+        return pool.actions.relative(np.asarray([rule(pool.env(0), pool.obs[0])]))[0]
+
+    return behave
+
+
+def _exported(policy: Any, path: str | None, pool: EnvPool) -> Behaviour:
+    """Follow an exported policy."""
+    has, wanted = (
+        f"{observations} observations and {space.size} {'continuous' if space.continuous else 'discrete'} actions"
+        for observations, space in ((policy.observations, policy.action_space), (pool.obs_size, pool.actions))
+    )
+    if has != wanted:
+        raise ParamsError(f"fetch.collect.policy_path: {path} takes {has}, the environment has {wanted}")
+    memory: npt.NDArray[Any] | None = None
+
+    def behave(pool: EnvPool, rng: np.random.Generator) -> Any:
+        nonlocal memory
+        before = memory if pool.episode_length[0] else None
+        chosen, memory = policy.step(pool.obs[0], before, pool.mask[0] if pool.masked else None)
+        return policy.action_space.relative(np.asarray([chosen]))[0]
+
+    return behave

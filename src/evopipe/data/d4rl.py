@@ -1,0 +1,81 @@
+"""HDF5 files in D4RL layout: https://github.com/Farama-Foundation/D4RL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from evopipe.data.episodes import Dataset, Episode
+from evopipe.data.hdf5 import Array, Unusable, actions, flags, open_foreign, rewards, same_length
+from evopipe.data.observations import read_rows
+
+
+def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: bool = False) -> Dataset:
+    """Read observations, actions, rewards, terminals [, timeouts] [, next_observations].
+
+    Such a file records no spaces: its observations are read by the environment's (a group for a Dict or Tuple, as in
+    Minari's files), or must be rows already where `shows` is None. Its actions are indices where they are whole
+    numbers, also ones that stand in a column of floats, as in some of AgileRL's, where they are known to be `discrete`.
+
+    Episodes end at terminals and timeouts, and are never bridged (AgileRL's files have no timeouts, so that where an
+    episode was cut there is not known: `notes` says so). Where the file has no next observations, the last
+    step of an episode that was cut has no true one and is left out (`dropped` counts them); the last step of an episode
+    that terminated is kept, with its own observation repeated, from which nothing bootstraps.
+
+    Raises:
+        MissingInputError: the file is not there.
+        DataError: its content cannot be used; the message names dataset and index.
+    """
+    with open_foreign(Path(path)) as file:
+        arrays = {
+            "actions": actions(file, "actions", discrete),
+            "observations": read_rows(file, "observations", None, shows),
+            "rewards": rewards(file, "rewards"),
+            "terminals": flags(file, "terminals"),
+        }
+        timed, following = "timeouts" in file, "next_observations" in file
+        arrays["timeouts"] = flags(file, "timeouts") if timed else np.zeros_like(arrays["terminals"])
+        if following:
+            arrays["next_observations"] = read_rows(file, "next_observations", None, shows)
+        same_length({name: len(array) for name, array in arrays.items()})
+        if following and arrays["next_observations"].shape != arrays["observations"].shape:
+            raise Unusable("datasets 'observations' and 'next_observations' differ in shape")
+    episodes = [_episode(arrays, first, last) for first, last in _stretches(arrays)]
+    kept = [episode for episode in episodes if len(episode)]
+    dropped = len(arrays["rewards"]) - sum(len(episode) for episode in kept)
+    notes = ["the file has no timeouts: an episode that was cut runs on into the next one"]
+    if timed or following:
+        notes = []
+    if dropped:
+        notes.append(f"{dropped} last steps of cut episodes left out: the file has no next observation for them")
+    return Dataset(kept, str(path), dropped=dropped, notes=tuple(notes))
+
+
+def _stretches(arrays: Mapping[str, Array]) -> Iterator[tuple[int, int]]:
+    """Yield first and last step of each stretch in which one step leads to the next."""
+    ends = arrays["terminals"] | arrays["timeouts"]
+    if "next_observations" in arrays:  # a step that does not lead to the next row ends its stretch, whatever its flags
+        ends[:-1] |= (arrays["next_observations"][:-1] != arrays["observations"][1:]).any(axis=1)
+    ends[-1:] = True
+    first = 0
+    for last in np.flatnonzero(ends).tolist():
+        yield first, last
+        first = last + 1
+
+
+def _episode(arrays: Mapping[str, Array], first: int, last: int) -> Episode:
+    steps = slice(first, last + 1)
+    obs, terminated = arrays["observations"][steps], arrays["terminals"][steps].copy()
+    if "next_observations" in arrays:
+        obs = np.concatenate((obs, arrays["next_observations"][last : last + 1]))
+    elif terminated[-1]:
+        obs = np.concatenate((obs, obs[-1:]))
+    else:
+        steps, terminated = slice(first, last), terminated[:-1]
+    truncated = np.zeros_like(terminated)
+    truncated[-1:] = arrays["timeouts"][last] | ~terminated[-1:]
+    return Episode(obs, arrays["actions"][steps], arrays["rewards"][steps], terminated, truncated)

@@ -1,0 +1,112 @@
+"""Episodes: what every source of data is read into, and whether it fits an environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+from evopipe.envs.spaces import ActionSpace, brief
+from evopipe.errors import DataError, ParamsError
+
+Array = npt.NDArray[Any]
+
+REMEDY = "set `env` to the dataset's environment, or fetch another dataset"
+_SLACK = 1e-4  # share of its width by which an action may lie outside of a Box, as rounding makes it
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One episode of `T` steps.
+
+    Attributes:
+        obs: `[T + 1, O]` float32.
+        action: `[T]` int64 or `[T, A]` float32, the environment's own values.
+        reward: `[T]` float32.
+        terminated: `[T]` bool, True at most in the last step.
+        truncated: `[T]` bool, True at most in the last step.
+        seed: what the environment was reset with, where known.
+    """
+
+    obs: Array
+    action: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    seed: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Episodes and what their source says of them.
+
+    Attributes:
+        episodes: in the source's order.
+        where: the source's name in messages.
+        action_space: the recorded one; None where the source records none.
+        dropped: steps left out because their true next observation is not known.
+        notes: what else there is to say of the source, in sentences.
+    """
+
+    episodes: list[Episode]
+    where: str
+    action_space: gymnasium.Space[Any] | None = None
+    dropped: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def check_fits(dataset: Dataset, obs_size: int, action_space: gymnasium.Space[Any]) -> None:
+    """Compare what a dataset records and holds with an environment: rows of `O` numbers, and its action space.
+
+    Raises:
+        DataError: they differ, the message says which and how; or there is no step at all.
+    """
+    if not any(len(episode) for episode in dataset.episodes):
+        raise DataError(f"{dataset.where}: holds no step; give a dataset with at least one episode")
+    actions, recorded = ActionSpace.of(action_space), dataset.action_space
+    if recorded is not None and not _are_alike(recorded, actions):
+        raise DataError(
+            f"{dataset.where}: its action space is {brief(recorded)}, env's {brief(action_space)}: {REMEDY}"
+        )
+    for number, episode in enumerate(dataset.episodes):
+        where, action = f"{dataset.where}: episode {number}", episode.action
+        if episode.obs.shape[1] != obs_size:
+            raise DataError(
+                f"{where} has observations of {episode.obs.shape[1]} numbers, env's have {obs_size}: {REMEDY}"
+            )
+        if (action.ndim == 2) != actions.continuous:
+            mine, theirs = (
+                "vectors of numbers" if each else "indices" for each in (actions.continuous, action.ndim == 2)
+            )
+            raise DataError(f"{where} took actions that are {theirs}, env's are {mine}: {REMEDY}")
+        if actions.bounds is None:
+            low, high = np.array(actions.start), np.array(actions.start + actions.size - 1)
+        else:
+            low, high = actions.bounds
+            if action.shape[1] != len(low):
+                raise DataError(f"{where} took actions of {action.shape[1]} numbers, env's have {len(low)}: {REMEDY}")
+        slack = _SLACK * (high - low) if actions.continuous else 0
+        wrong = np.argwhere((action < low - slack) | (action > high + slack))
+        if wrong.size:
+            step = wrong[0][0]
+            raise DataError(
+                f"{where} took action {action[step].tolist()} at step {step}, env's go from {low.tolist()} to "
+                f"{high.tolist()}: {REMEDY}"
+            )
+
+
+def _are_alike(recorded: gymnasium.Space[Any], actions: ActionSpace) -> bool:
+    """Whether a recorded space has the same actions; how a Box is shaped does not matter."""
+    try:
+        theirs = ActionSpace.of(recorded)
+    except ParamsError:
+        return False
+    if (theirs.kind, theirs.size, theirs.start) != (actions.kind, actions.size, actions.start):
+        return False
+    return actions.bounds is None or theirs.bounds is None or np.allclose(theirs.bounds, actions.bounds)

@@ -1,0 +1,172 @@
+"""HDF5 files: one place where evopipe's own are opened, one where anybody's are, and how numbers are read from them.
+
+A dataset may come from anywhere, so nothing in it is trusted: links and storage outside of the file, objects, declared
+sizes that the file does not hold, ragged lengths and values that are not finite are refused with dataset and index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from evopipe.errors import DataError, MissingInputError
+
+Array = npt.NDArray[Any]
+
+_MAX_RATIO = 1100  # deflate's limit is 1032: a dataset that declares more than this holds nothing but its declaration
+
+
+class Unusable(Exception):
+    """A file's content cannot be used; whoever opened the file puts its name before the text."""
+
+
+def open_own(source: Path | bytes, where: str) -> contextlib.AbstractContextManager[h5py.File]:
+    """Open a file, or the content of one, that evopipe wrote; see `open_foreign`."""
+    return _opened(source, where)
+
+
+def open_foreign(path: Path) -> contextlib.AbstractContextManager[h5py.File]:
+    """Open a file that anybody may have written.
+
+    Raises:
+        MissingInputError: it is not there.
+        DataError: it is damaged, or the block found it `Unusable`.
+    """
+    return _opened(path, str(path))
+
+
+@contextlib.contextmanager
+def _opened(source: Path | bytes, where: str) -> Iterator[h5py.File]:
+    if isinstance(source, Path) and not source.is_file():
+        if source.exists():
+            raise DataError(f"{where}: is not a regular file")
+        raise MissingInputError(f"{where}: is not there; run the stage that writes it, or correct the path")
+    try:
+        with h5py.File(io.BytesIO(source) if isinstance(source, bytes) else source, "r") as file:
+            link = file.id.links.visit(_leads_away, info=True)  # h5py's own `visititems_links` would follow each
+            if link is not None:
+                raise Unusable(f"'{link.decode(errors='replace')}' is a link to another place; links are not followed")
+            yield file
+    except Unusable as error:
+        raise DataError(f"{where}: {error}") from error
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{where}: is truncated, damaged or not HDF5 ({reason})") from error
+
+
+def _leads_away(name: bytes, info: Any) -> bytes | None:
+    """Name a link that could lead to another file's bytes; soft ones too, for they lead on to external ones."""
+    return None if info.type == h5py.h5l.TYPE_HARD else name
+
+
+def label(group: h5py.Group, name: str) -> str:
+    """Return what to call a member of a group: its path in the file."""
+    return f"{group.name}/{name}".strip("/")
+
+
+def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
+    """Return what lies in a group under a name."""
+    if name not in group:
+        raise Unusable(f"has no dataset '{label(group, name)}'")
+    return group[name]
+
+
+def dataset(group: h5py.Group, name: str) -> h5py.Dataset:
+    """Return a dataset that keeps its values in its own file, as many as it declares."""
+    found = member(group, name)
+    if not isinstance(found, h5py.Dataset):
+        raise Unusable(f"'{label(group, name)}' is a group, expected a dataset")
+    if found.is_virtual or found.external:
+        raise Unusable(f"dataset '{label(group, name)}' keeps its values in other files; that is not read")
+    held = found.id.get_storage_size()
+    if found.nbytes > _MAX_RATIO * held + 2**20:
+        raise Unusable(f"dataset '{label(group, name)}' declares {found.nbytes} bytes and holds {held}")
+    return found
+
+
+def numbers(
+    group: h5py.Group, name: str, kinds: str = "biuf", *, rank: int | None = None, limit: int | None = None
+) -> Array:
+    """Read a dataset's first `limit` rows, of `rank` dimensions, if its type is one of `kinds` (NumPy's letters)."""
+    found = dataset(group, name)
+    if found.dtype.kind not in kinds:
+        names = {"b": "bool", "i": "integer", "f": "float"}
+        expected = " or ".join(names[kind] for kind in kinds if kind in names)
+        raise Unusable(f"dataset '{label(group, name)}' has dtype {found.dtype}, expected {expected}")
+    if not found.shape or rank not in (None, len(found.shape)):
+        raise Unusable(f"dataset '{label(group, name)}' has shape {found.shape}, expected {rank or 1} dimension(s)")
+    return np.asarray(found[:limit])
+
+
+def column(group: h5py.Group, name: str, kinds: str = "biuf") -> Array:
+    """Read one number a step, `[N]`; some files keep them as `[N, 1]`."""
+    array = numbers(group, name, kinds)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise Unusable(f"dataset '{label(group, name)}' has shape {array.shape}, expected 1 dimension(s)")
+    return array
+
+
+def rewards(group: h5py.Group, name: str) -> Array:
+    """Read rewards, `[N]` float32."""
+    return finite(float32(column(group, name, "fiu")), label(group, name))
+
+
+def flags(group: h5py.Group, name: str) -> Array:
+    """Read flags, `[N]` bool, stored as any numbers that are 0 or 1."""
+    array = column(group, name)
+    wrong = np.flatnonzero((array != 0) & (array != 1))
+    if wrong.size:
+        raise Unusable(f"dataset '{label(group, name)}' holds {array[wrong[0]]} at index {wrong[0]}, expected 0 or 1")
+    return array.astype(np.bool_)
+
+
+def actions(group: h5py.Group, name: str, discrete: bool = False) -> Array:
+    """Read actions: integers are indices, `[N]` int64; floats are vectors, `[N, A]` float32.
+
+    Floats `[N]` or `[N, 1]` that are all whole numbers are indices too where actions are known to be `discrete`.
+    """
+    array = numbers(group, name, "fiu")
+    single = array.size == len(array)
+    if array.dtype.kind == "f":
+        if not (discrete and single and np.isfinite(array).all() and (array == np.rint(array)).all()):
+            return finite(float32(array.reshape(len(array), int(np.prod(array.shape[1:])))), label(group, name))
+    elif array.ndim > 1 and array.shape != (len(array), 1):
+        raise Unusable(
+            f"dataset '{label(group, name)}' has shape {array.shape}; whole numbers are one index a step, vectors are "
+            "floats"
+        )
+    return array.reshape(-1).astype(np.int64)
+
+
+def float32(array: Array) -> Array:
+    """Return numbers as float32; what overflows becomes infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.ascontiguousarray(array, np.float32)
+
+
+def finite(array: Array, name: str) -> Array:
+    """Return an array as it is if all of it is finite."""
+    wrong = np.argwhere(~np.isfinite(array))
+    if wrong.size:
+        raise Unusable(
+            f"dataset '{name}' holds {array[tuple(wrong[0])]} at index {wrong[0].tolist()}, not a finite float32"
+        )
+    return array
+
+
+def same_length(lengths: Mapping[str, int]) -> int:
+    """Return the common length of datasets that belong together."""
+    (first, length), *others = lengths.items()
+    for name, other in others:
+        if other != length:
+            raise Unusable(f"ragged, dataset '{name}' has {other} rows and '{first}' {length}")
+    return length

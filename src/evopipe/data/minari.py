@@ -1,0 +1,194 @@
+"""Minari datasets: written as Minari writes them, read by hand.
+
+Metadata is parsed as plain JSON; no environment and no callable is ever made from it, as Minari's own loader would.
+Layout: https://minari.farama.org/content/dataset_standards/.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import h5py
+import numpy as np
+
+from evopipe.data.episodes import Dataset, Episode
+from evopipe.data.hdf5 import Unusable, actions, flags, label, member, open_foreign, open_own, rewards, same_length
+from evopipe.data.observations import compare, read_rows
+from evopipe.data.remote import local_folder
+from evopipe.errors import DataError, MissingInputError
+from evopipe.storage.files import TEMPORARY, dump_json, make_folder, parse_json, read_bytes, translating
+from evopipe.storage.folders import MANIFEST, read_folder, write_folder
+
+if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec
+
+Space = gymnasium.Space[Any]
+
+_OWN = "evopipe/"  # namespace of the ids of evopipe's own datasets, which hold observations as rows
+_METADATA, _CONTENT = "metadata.json", "main_data.hdf5"
+_MAX_METADATA = 16 * 2**20
+
+
+def write_minari(
+    folder: Path,
+    episodes: Sequence[Episode],
+    *,
+    name: str,
+    observation_space: Space,
+    action_space: Space,
+    env_spec: EnvSpec | None,
+    algorithm: str,
+    description: str,
+) -> None:
+    """Write a Minari dataset (`MinariDataset(folder / "data")` opens it) and a manifest of checksums beside it.
+
+    Equal content gives equal bytes. A folder in its place is replaced as a whole. The dataset's id is
+    `evopipe/<name>-v0`.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    from minari import __version__ as minari_version
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+
+    make_folder(folder.parent)
+    with translating(folder), tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder.parent.resolve()) as scratch:
+        storage = MinariStorage.new(
+            scratch, observation_space, action_space, _plain_spec(env_spec), data_format="hdf5", jpeg_encoding=False
+        )
+        storage.update_metadata(
+            {
+                "dataset_id": f"{_OWN}{name}-v0",
+                "minari_version": minari_version,
+                "algorithm_name": algorithm,
+                "description": description,
+            }
+        )
+        storage.update_episodes(
+            EpisodeBuffer(
+                id=number,
+                seed=episode.seed,
+                observations=episode.obs.astype(observation_space.dtype),
+                actions=episode.action.reshape(-1, *(action_space.shape or ())),
+                rewards=episode.reward,
+                terminations=episode.terminated,
+                truncations=episode.truncated,
+            )
+            for number, episode in enumerate(episodes)
+        )
+        files = {f"data/{path.name}": path.read_bytes() for path in sorted(Path(scratch).iterdir())}
+    metadata = json.loads(files[f"data/{_METADATA}"])
+    write_folder(folder, {**files, f"data/{_METADATA}": dump_json(metadata, str(folder), indent=2)})
+
+
+def _plain_spec(env_spec: EnvSpec | None) -> EnvSpec | None:
+    """Leave out a spec that JSON cannot hold (an entry point that is a class): the dataset is whole without it."""
+    with contextlib.suppress(Exception):
+        if env_spec is not None:
+            env_spec.to_json()
+            return env_spec
+    return None
+
+
+def read_own(folder: Path) -> Dataset:
+    """Read what `write_minari` wrote, checked against its manifest.
+
+    Raises:
+        MissingInputError: it is not there.
+        DataError: it is damaged.
+    """
+    files, data = read_folder(folder), folder / "data"
+    metadata = _metadata(files[f"data/{_METADATA}"], f"{data / _METADATA}")
+    where = str(data / _CONTENT)
+    with open_own(files[f"data/{_CONTENT}"], where) as file:
+        return _dataset(file, metadata, None, str(data))
+
+
+def read_minari(dataset: str | Path, shows: Space | None = None) -> Dataset:
+    """Read a Minari dataset of Discrete or Box actions.
+
+    Args:
+        dataset: a folder (the dataset's own, or its `data`), or the id of a remote one (`namespace/name-v0`), which is
+            downloaded into Minari's own cache unless it is there.
+        shows: the environment's observation space, which makes rows of its observations; None where they must be rows
+            already, as in what `write_minari` writes.
+
+    Raises:
+        MissingInputError: there is no such folder, or the remote cannot be reached or does not have it.
+        DataError: the content cannot be used; the message names file, dataset and index.
+    """
+    root = Path(dataset) if Path(dataset).exists() else local_folder(str(dataset))
+    data = next((folder for folder in (root / "data", root) if (folder / _METADATA).is_file()), None)
+    if data is None:
+        raise MissingInputError(f"{root}: holds no Minari dataset (no data/{_METADATA})")
+    if data.name == "data" and (data.parent / MANIFEST).is_file():
+        read_folder(data.parent)  # refuses damage
+    size = (data / _METADATA).stat().st_size
+    if size > _MAX_METADATA:
+        raise DataError(f"{data / _METADATA}: {size} bytes of metadata; a dataset's are a few thousand")
+    metadata = _metadata(read_bytes(data / _METADATA), str(data / _METADATA))
+    with open_foreign(data / _CONTENT) as file:
+        return _dataset(file, metadata, shows, str(data))
+
+
+def _metadata(content: bytes, where: str) -> dict[str, Any]:
+    """Parse metadata, with the spaces built where it records any."""
+    found = parse_json(content, where)
+    if not isinstance(found, dict) or not isinstance(found.get("total_episodes"), int):
+        raise DataError(f"{where}: not the metadata of a Minari dataset (no total_episodes)")
+    if found.get("data_format", "hdf5") != "hdf5":
+        raise DataError(f"{where}: data format {found['data_format']!r} is not served; store the dataset as hdf5")
+    return {**found, **{key: _space(found.get(key), key, where) for key in ("observation_space", "action_space")}}
+
+
+def _space(described: Any, key: str, where: str) -> Space | None:
+    """Build a space from its description, None where there is none."""
+    from minari.serialization import deserialize_space
+
+    if described is None:
+        return None
+    try:
+        description = json.loads(described) if isinstance(described, str) else described
+        space: Space = deserialize_space(description)
+    except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{where}: {key} {str(described)[:100]} describes no space ({reason})") from error
+    return space
+
+
+def _dataset(file: h5py.File, metadata: Mapping[str, Any], shows: Space | None, where: str) -> Dataset:
+    recorded = metadata["observation_space"]
+    if recorded is not None and len(recorded.shape or ()) == 1 and str(metadata.get("dataset_id")).startswith(_OWN):
+        shows = None  # rows already
+    if shows is not None and recorded is not None:
+        compare(recorded, shows)
+    if len(file) != metadata["total_episodes"]:
+        raise Unusable(f"holds {len(file)} episodes, its metadata says {metadata['total_episodes']}")
+    episodes = [_episode(file, f"episode_{number}", recorded, shows) for number in range(len(file))]
+    return Dataset(episodes, where, metadata["action_space"])
+
+
+def _episode(file: h5py.File, name: str, recorded: Space | None, shows: Space | None) -> Episode:
+    group = member(file, name)
+    if not isinstance(group, h5py.Group):
+        raise Unusable(f"'{name}' is no group: not a Minari dataset")
+    taken, reward = actions(group, "actions"), rewards(group, "rewards")
+    terminated, truncated = flags(group, "terminations"), flags(group, "truncations")
+    parts = {"actions": taken, "rewards": reward, "terminations": terminated, "truncations": truncated}
+    steps = same_length({label(group, part): len(array) for part, array in parts.items()})
+    obs = read_rows(group, "observations", recorded, shows)
+    if len(obs) != steps + 1:
+        raise Unusable(f"'{label(group, 'observations')}' has {len(obs)} rows for {steps} steps, expected {steps + 1}")
+    early = np.flatnonzero((terminated | truncated)[:-1])
+    if early.size:
+        raise Unusable(f"'{name}' ends at step {early[0]} and goes on: its flags cannot be right")
+    truncated[-1:] |= ~terminated[-1:]  # where recording stopped, the episode is cut
+    seed = group.attrs.get("seed")
+    return Episode(obs, taken, reward, terminated, truncated, int(seed) if isinstance(seed, int | np.integer) else None)

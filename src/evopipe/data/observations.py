@@ -1,0 +1,132 @@
+"""Observations in files: what was recorded in an environment's own space becomes rows."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import h5py
+import numpy as np
+from gymnasium import spaces
+from PIL import Image
+
+from evopipe.data.episodes import REMEDY
+from evopipe.data.hdf5 import Array, Unusable, dataset, finite, float32, label, member, numbers
+from evopipe.envs.spaces import Leaf, ObservationSpace, brief
+from evopipe.errors import ParamsError
+
+Space = gymnasium.Space[Any]
+
+
+def compare(recorded: Space, shows: Space) -> None:
+    """Raise `Unusable` where observations recorded in one space would make other rows than those of another."""
+    try:
+        theirs, mine = ObservationSpace.of(recorded), ObservationSpace.of(shows)
+    except ParamsError as error:
+        raise Unusable(f"its observation space {brief(recorded)} is not served") from error
+    others = {leaf.path: leaf for leaf in theirs.leaves}
+    if mine.leaves != theirs.leaves:
+        path = next((leaf.path for leaf in mine.leaves if leaf != others.get(leaf.path, leaf)), ())
+        name = Leaf(path, ()).name if path else "observation space"
+        has, wanted = (brief(_part(space, path)) for space in (recorded, shows))
+        raise Unusable(f"its {name} is {has}, env's {wanted}: {REMEDY}")
+
+
+def read_rows(group: h5py.Group, name: str, recorded: Space | None, shows: Space | None) -> Array:
+    """Read observations as rows `[n, O]` float32.
+
+    Args:
+        group: where they lie.
+        name: a dataset's name, or a group's for a Dict or Tuple.
+        recorded: the space that they were recorded in; `shows` where the file does not say.
+        shows: the environment's observation space; None where the file holds rows already.
+    """
+    if shows is None:
+        rows = float32(numbers(group, name, "fiu", rank=2))
+    else:
+        nested = _nested(group, name, recorded or shows)
+        try:
+            rows = _rows(ObservationSpace.of(shows), nested)
+        except ValueError as error:
+            raise Unusable(f"'{label(group, name)}' holds {error}") from error
+    return finite(rows, label(group, name))
+
+
+def _rows(space: ObservationSpace, nested: Any) -> Array:
+    """Turn arrays `[n, …]`, nested as in the space, into rows; a ValueError's text goes on from "holds"."""
+    columns: list[Array] = []
+    for leaf in space.leaves:
+        array = _whole(leaf, _part(nested, leaf.path))
+        if array.shape[1:] != leaf.shape:
+            raise ValueError(f"an {leaf.name} of shape {array.shape[1:]} a step, env's has {leaf.shape}: {REMEDY}")
+        if columns and len(array) != len(columns[0]):
+            raise ValueError(f"an {leaf.name} of {len(array)} steps beside others of {len(columns[0])}")
+        columns.append(leaf.columns(array))
+    return np.concatenate(columns, axis=1)
+
+
+def _part(nested: Any, path: Sequence[str | int]) -> Any:
+    """Follow keys and indices into a space or an observation."""
+    for key in path:
+        nested = nested[key]
+    return nested
+
+
+def _whole(leaf: Leaf, array: Array) -> Array:
+    """Undo what files do to numbers: one a step may stand in a column, and whole ones be stored as floats."""
+    if not leaf.shape and array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if leaf.counts and array.dtype.kind == "f":
+        if not (np.isfinite(array) & (array == np.rint(array))).all():
+            raise ValueError(f"an {leaf.name} of fractions, its space has whole numbers")
+        array = array.astype(np.int64)
+    return array
+
+
+def _nested(group: h5py.Group, name: str, space: Space) -> Any:
+    """Read arrays `[n, …]` that are nested as in a space, as Minari stores them: a group for a Dict or Tuple."""
+    if isinstance(space, spaces.Dict):
+        return _members(group, name, space.spaces)
+    if isinstance(space, spaces.Tuple):
+        parts = {f"_index_{i}": part for i, part in enumerate(space.spaces)}
+        return tuple(_members(group, name, parts).values())
+    stored = getattr(member(group, name), "shape", None) or ()
+    if isinstance(space, spaces.Box) and space.dtype == np.uint8 and 1 <= len(stored) <= 2 <= len(space.shape):
+        return _jpegs(group, name, space.shape)
+    return numbers(group, name)
+
+
+def _members(group: h5py.Group, name: str, parts: Mapping[str, Space]) -> dict[str, Any]:
+    """Read the members of a group, each in its own space."""
+    inner = member(group, name)
+    if not isinstance(inner, h5py.Group):
+        raise Unusable(f"'{label(group, name)}' is no group, the observation space has parts {', '.join(parts)}")
+    unknown = sorted(set(inner) - parts.keys())
+    if unknown:
+        raise Unusable(f"'{label(group, name)}' holds {unknown[0]!r}, which the observation space does not")
+    return {key: _nested(inner, key, part) for key, part in parts.items()}
+
+
+def _jpegs(group: h5py.Group, name: str, shape: tuple[int, ...]) -> Array:
+    """Read images that Minari stored as JPEG, a run of bytes each: `[n, *shape]` uint8."""
+    stored, what = dataset(group, name), f"dataset '{label(group, name)}'"
+    if (h5py.check_vlen_dtype(stored.dtype) or stored.dtype) != np.uint8:
+        raise Unusable(f"{what} has dtype {stored.dtype}, expected images of shape {shape} or JPEGs")
+    images = np.empty((len(stored), *shape), np.uint8)
+    for i in range(len(stored)):
+        try:
+            images[i] = _jpeg(np.asarray(stored[i]).tobytes(), shape)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise Unusable(f"{what} holds neither an image of shape {shape} nor a JPEG of one at index {i}") from error
+    return images
+
+
+def _jpeg(content: bytes, shape: tuple[int, ...]) -> Array:
+    """Unpack an image if it has a shape: a few bytes can declare one that fills the memory."""
+    with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
+        bands = () if image.mode == "L" else (len(image.getbands()),)
+        if (image.height, image.width, *bands) != shape:
+            raise ValueError("another shape")
+        return np.asarray(image)

@@ -1,0 +1,167 @@
+"""The packed transitions that learners read: one HDF5 file, `data/transitions.h5`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from evopipe.core import pixels
+from evopipe.data.episodes import Episode
+from evopipe.data.hdf5 import Array, Unusable, finite, member, numbers, open_own, same_length
+from evopipe.storage.files import dump_json, write_bytes
+
+_FORMAT = 1
+_CHUNK_ROWS = 4096
+_LISTED = 128  # most elements that are described one by one: images have thousands
+_DTYPES = {
+    "obs": np.float32,
+    "action": np.int64,
+    "reward": np.float32,
+    "terminated": np.bool_,
+    "truncated": np.bool_,
+    "next_obs": np.float32,
+    "episode": np.int64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Transitions:
+    """`N` transitions, one row each.
+
+    Attributes:
+        obs: `[N, O]` float32.
+        action: `[N]` int64, indices from 0 whatever the action space starts at; or `[N, A]` float32 in [-1, 1],
+            relative to the action space's bounds.
+        reward: `[N]` float32.
+        terminated: `[N]` bool; `next_obs` has no future.
+        truncated: `[N]` bool; the episode was cut after this step, `next_obs` is still its true next observation.
+        next_obs: `[N, O]` float32.
+        episode: `[N]` int64, the episode's number.
+    """
+
+    obs: Array
+    action: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    next_obs: Array
+    episode: Array
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+
+def pack(episodes: Sequence[Episode], relative: Callable[[Array], Array]) -> Transitions:
+    """Flatten episodes into transitions.
+
+    Args:
+        episodes: at least one.
+        relative: from the environment's own actions `[N, …]` to indices from 0, or to vectors in [-1, 1].
+    """
+    return Transitions(
+        obs=np.concatenate([episode.obs[:-1] for episode in episodes]),
+        action=relative(np.concatenate([episode.action for episode in episodes])),
+        reward=np.concatenate([episode.reward for episode in episodes]),
+        terminated=np.concatenate([episode.terminated for episode in episodes]),
+        truncated=np.concatenate([episode.truncated for episode in episodes]),
+        next_obs=np.concatenate([episode.obs[1:] for episode in episodes]),
+        episode=np.repeat(np.arange(len(episodes)), [len(episode) for episode in episodes]),
+    )
+
+
+def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, Any]) -> None:
+    """Write transitions and their statistics as one HDF5 file, atomically; equal content gives equal bytes.
+
+    Observations that are images of bytes from end to end are bytes in it.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    memory = io.BytesIO()
+    with h5py.File(memory, "w") as file:
+        file.attrs["format"] = _FORMAT
+        file.attrs["stats"] = np.bytes_(dump_json(dict(stats), str(path)))
+        for name, dtype in _DTYPES.items():
+            array: Array = getattr(transitions, name)
+            array = np.ascontiguousarray(array, np.float32 if name == "action" and array.ndim == 2 else dtype)
+            chunks = (min(_CHUNK_ROWS, max(1, len(array))), *array.shape[1:])
+            if name.endswith("obs") and (images := pixels.exact(array)) is not None:
+                array = images
+            # The checksum of each chunk lets a reader notice a damaged file.
+            file.create_dataset(name, data=array, chunks=chunks, fletcher32=True)
+    write_bytes(path, memory.getbuffer())
+
+
+def read_transitions(path: Path, limit: int | None = None) -> Transitions:
+    """Read the first `limit` transitions (all where None).
+
+    Raises:
+        MissingInputError: the file is not there.
+        DataError: it is truncated, damaged, ragged, of a wrong type, or holds a value that is not finite.
+    """
+    with open_own(Path(path), str(path)) as file:
+        if file.attrs.get("format") != _FORMAT:
+            raise Unusable(f"not a transitions file of format {_FORMAT}; run the stage `buffer` again")
+        found = Transitions(**{name: _read(file, name, limit) for name in _DTYPES})
+        same_length({name: len(file[name]) for name in _DTYPES})
+        if found.obs.shape != found.next_obs.shape:
+            raise Unusable(f"datasets 'obs' {found.obs.shape} and 'next_obs' {found.next_obs.shape} differ")
+        low, high = (0, np.inf) if found.action.ndim == 1 else (-1, 1)
+        wrong = np.argwhere((found.action < low) | (found.action > high))
+        if wrong.size:
+            value = found.action[tuple(wrong[0])]
+            raise Unusable(f"dataset 'action' holds {value} at index {wrong[0].tolist()}, not from {low} to {high}")
+    return found
+
+
+def _read(file: h5py.File, name: str, limit: int | None) -> Array:
+    stored = member(file, name)
+    vectors = name.endswith("obs") or (name == "action" and getattr(stored, "ndim", 1) == 2)
+    array = numbers(file, name, rank=2 if vectors else 1, limit=limit)
+    if name.endswith("obs") and array.dtype == np.uint8:
+        array = pixels.numbers(array)
+    expected = np.dtype(np.float32 if vectors else _DTYPES[name])
+    if array.dtype != expected:
+        raise Unusable(f"dataset '{name}' has dtype {array.dtype}, expected {expected}")
+    return finite(array, name)
+
+
+def statistics(transitions: Transitions, num_actions: int) -> dict[str, Any]:
+    """Describe transitions as plain numbers.
+
+    Returns:
+        Counts, returns by episode, reward, each observation element, and how often each action was taken, or each
+        element of continuous ones.
+    """
+    returns = np.bincount(transitions.episode, weights=transitions.reward.astype(np.float64))
+    lengths = np.bincount(transitions.episode).astype(np.float64)
+    played = lengths > 0
+    action = transitions.action
+    return {
+        "transitions": len(transitions),
+        "episodes": int(played.sum()),
+        "terminations": int(transitions.terminated.sum()),
+        "truncations": int((transitions.truncated & ~transitions.terminated).sum()),
+        "return": _summary(returns[played]),
+        "length": _summary(lengths[played]),
+        "reward": _summary(transitions.reward.astype(np.float64)),
+        "obs": _by_element(transitions.obs),
+        "actions": np.bincount(action, minlength=num_actions).tolist() if action.ndim == 1 else _by_element(action),
+    }
+
+
+def _by_element(rows: Array) -> dict[str, list[float]]:
+    """Describe each column of `[N, n]`; where there are very many, all of them as one."""
+    wide = rows.astype(np.float64)
+    return _summary(wide if wide.shape[1] <= _LISTED else wide.reshape(-1, 1))
+
+
+def _summary(values: Array) -> dict[str, Any]:
+    """Describe numbers `[N]`, or each column of `[N, n]`."""
+    return {name: getattr(values, name)(axis=0).tolist() for name in ("mean", "std", "min", "max")}

@@ -1,0 +1,246 @@
+"""Files that are whole or absent: written under a temporary name, flushed to the device, renamed into place.
+
+A reader, a kill or a power cut sees the old content or the new, never half of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import io
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evopipe.errors import DataError, DiskError, MissingInputError
+
+Content = bytes | bytearray | memoryview | Sequence[bytes | bytearray | memoryview]
+"""What a file is to hold, in one piece or in pieces that follow each other; no piece is copied."""
+
+TEMPORARY = ".tmp-"
+RESTORE = "restore it with `dvc checkout`, or run the stage that writes it again"
+
+_SPACE = "free some space and run again"
+_WRITABLE = "make the folder writable for this user, or work in another folder"
+_AWAY = "move that file away, or work in another folder"
+_REASONS = {
+    errno.ENOSPC: ("the disk is full", _SPACE),
+    errno.EDQUOT: ("the disk quota is used up", "free some space, or have the quota raised, and run again"),
+    errno.EFBIG: ("the file would exceed the size limit", "raise the limit (`ulimit -f`) and run again"),
+    errno.EROFS: ("the file system is read-only", "mount it writable, or work in another folder"),
+    errno.EACCES: ("permission is denied", _WRITABLE),
+    errno.EPERM: ("the operation is not permitted", _WRITABLE),
+    errno.EIO: ("the device reports an input/output error", "check the disk, or work on another one"),
+    errno.ENOTDIR: ("a part of this path is a file", _AWAY),
+    errno.EEXIST: ("a part of this path is a file", _AWAY),
+    errno.EISDIR: ("a folder is in its place", "move that folder away, or choose another name"),
+}
+
+
+@contextlib.contextmanager
+def translating(path: Path) -> Iterator[None]:
+    """Turn an operating system error in the block into a `DiskError` that says which path, why, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        system = error.strerror or type(error).__name__
+        reason, remedy = _REASONS.get(error.errno or 0, (system, "correct that and run again"))
+        detail = "" if reason == system else f" ({system})"
+        raise DiskError(
+            f"{path}: cannot be written, {reason}{detail}: {remedy}; what was saved before is unchanged"
+        ) from error
+
+
+@contextlib.contextmanager
+def publishing(path: Path, rename: Callable[[Path, Path], None] = os.replace) -> Iterator[Path]:
+    """Yield a temporary name beside `path`; what the block makes there is renamed to `path` at its end.
+
+    If the block or the renaming fails, the temporary goes and `path` is as before. Missing parents are created.
+
+    Raises:
+        DiskError: the system refuses.
+    """
+    make_folder(path.parent)
+    with translating(path):
+        temporary = temporary_beside(path)
+        try:
+            yield temporary
+            rename(temporary, path)
+            sync_folder(path.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                delete(temporary)
+            raise
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its missing parents durably.
+
+    Raises:
+        DiskError: it cannot be created.
+    """
+    with translating(path):
+        for folder in reversed([path, *path.parents]):
+            if not folder.is_dir():
+                folder.mkdir(exist_ok=True)
+                sync_folder(folder.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush a folder's entries: without it a power cut may undo a rename."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot flush a folder
+            raise
+    finally:
+        os.close(handle)
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return a name in the same folder that nobody else uses."""
+    return path.parent / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(6)}"
+
+
+def delete(path: Path) -> None:
+    """Delete a file, a link, or a folder with what is in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def create(path: Path, data: Content) -> None:
+    """Create a new file and flush it to the device."""
+    with open(path, "xb") as file:
+        file.writelines(pieces(data))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def pieces(data: Content) -> Sequence[bytes | bytearray | memoryview]:
+    """Return content as the pieces it is made of."""
+    return [data] if isinstance(data, bytes | bytearray | memoryview) else data
+
+
+# --- Writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_bytes(path: Path, data: Content) -> None:
+    """Write a file atomically and durably. A link is replaced, not written through: a linked cache stays as it was.
+
+    Raises:
+        DiskError: it cannot be written; the old content, if any, is still there.
+    """
+    with publishing(path) as temporary:
+        create(temporary, data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text as UTF-8, see `write_bytes`; half a surrogate pair is a DataError."""
+    write_bytes(path, _encode(text, str(path)))
+
+
+def write_json(path: Path, obj: Any) -> None:
+    """Write what `dump_json` gives with two spaces of indentation, see `write_bytes`."""
+    write_bytes(path, dump_json(obj, str(path), indent=2))
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    r"""Write comma-separated values with `\n` line ends: floats in full, None as an empty cell, NaN as `nan`."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    write_text(path, text.getvalue())
+
+
+def dump_json(obj: Any, where: str, *, indent: int | None = None) -> bytes:
+    """Return deterministic JSON bytes (sorted keys, newline at the end) that `parse_json` gives back exactly.
+
+    Args:
+        obj: dicts with text keys, lists, tuples (read back as lists), text, numbers, booleans and None.
+        where: the name that error messages begin with.
+        indent: spaces of indentation; None writes one line and is several times faster.
+
+    Raises:
+        DataError: a value has no exact JSON form; the place is named.
+    """
+    separators = (",", ":") if indent is None else None
+    try:
+        _check_plain(obj, where, "")
+        text = json.dumps(obj, sort_keys=True, indent=indent, separators=separators, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"{where}: cannot be written as JSON ({error}): use plain values only") from error
+    return _encode(text + "\n", where)
+
+
+def _check_plain(value: Any, where: str, place: str) -> None:
+    """Refuse what `json` would change silently: keys that are not text become text, NaN becomes invalid JSON."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"{where}: {place or 'the value'} is {value}, which JSON cannot hold: write null instead")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise DataError(f"{where}: {place or 'the object'} has the key {key!r}: JSON keys must be text")
+            _check_plain(item, where, f"{place}.{key}" if place else key)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check_plain(item, where, f"{place}[{index}]")
+
+
+def _encode(text: str, where: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        bad = text[error.start : error.end]
+        raise DataError(f"{where}: {bad!r} has no UTF-8 form: remove it from the text") from error
+
+
+# --- Reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file.
+
+    Raises:
+        MissingInputError: it is not there.
+        DataError: it is not a regular file, or cannot be read.
+    """
+    try:
+        if path.exists() and not path.is_file():  # a pipe would block
+            raise DataError(f"{path}: is not a regular file: {RESTORE}")
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise MissingInputError(f"{path}: is not there: run the stage that writes it, or correct the path") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}): {RESTORE}") from error
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON, see `read_bytes` and `parse_json`."""
+    return parse_json(read_bytes(path), str(path))
+
+
+def parse_json(data: bytes, where: str) -> Any:
+    """Parse JSON bytes; error messages begin with `where`.
+
+    Raises:
+        DataError: they are not valid JSON (NaN and infinity are not).
+    """
+    try:
+        return json.loads(data.decode(), parse_constant=_finite, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: is not valid JSON ({error}): {RESTORE}") from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number")
+    return number

@@ -1,0 +1,87 @@
+"""Tensors in the safetensors format, which carries no checksum: publish them in a folder (`storage/folders.py`).
+
+Nothing here imports torch before a tensor is dumped or loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from evopipe.errors import DataError
+from evopipe.storage.files import RESTORE
+
+if TYPE_CHECKING:
+    import torch
+
+# Only types whose bytes are the same on every machine we support.
+_DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
+}  # fmt: skip
+
+
+def dump_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Return tensors of any shapes and devices as safetensors bytes; equal tensors give equal bytes.
+
+    Raises:
+        DataError: a tensor has a layout or type that the format cannot hold.
+    """
+    return b"".join(tensor_pieces(tensors))
+
+
+def tensor_pieces(tensors: Mapping[str, torch.Tensor]) -> list[bytes | memoryview]:
+    """Return the pieces whose concatenation is `dump_tensors(tensors)`.
+
+    They view the memory of contiguous CPU tensors, so write them before the tensors change. The library's own writer
+    needs one more copy of all bytes, which costs more than hashing them.
+
+    Raises:
+        DataError: a tensor has a layout or type that the format cannot hold.
+    """
+    header: dict[str, Any] = {}
+    pieces: list[bytes | memoryview] = []
+    end = 0
+    # Widest elements first keeps every tensor aligned; the name settles the rest.
+    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
+        dtype, piece = _piece(name, tensors[name])
+        start, end = end, end + piece.nbytes
+        header[name] = {"dtype": dtype, "shape": list(tensors[name].shape), "data_offsets": [start, end]}
+        pieces.append(piece)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [struct.pack("<Q", len(text)) + text, *pieces]
+
+
+def _piece(name: str, tensor: torch.Tensor) -> tuple[str, memoryview]:
+    import torch
+
+    dtype = _DTYPES.get(str(tensor.dtype).removeprefix("torch."))
+    if name == "__metadata__":
+        raise DataError("tensor '__metadata__': the name is reserved by the safetensors format: choose another")
+    if dtype is None or tensor.layout is not torch.strided:
+        raise DataError(
+            f"tensor {name!r}: {tensor.dtype} with layout {tensor.layout} cannot be saved: make it dense and real first"
+        )
+    if tensor.numel() == 0:  # has no stride to view as bytes
+        return dtype, memoryview(b"")
+    return dtype, tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def load_tensors(data: bytes, where: str = "tensors") -> dict[str, torch.Tensor]:
+    """Return the tensors of safetensors bytes, on the CPU, each with its own writable memory.
+
+    Raises:
+        DataError: the bytes are not in the safetensors format; the message begins with `where`.
+    """
+    import safetensors
+    import safetensors.torch
+
+    try:
+        tensors = safetensors.torch.load(data)
+    except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError, AssertionError) as error:
+        raise DataError(f"{where}: is not a valid safetensors file ({error}): {RESTORE}") from error
+    return dict(sorted(tensors.items()))
