@@ -11,9 +11,10 @@ from typing import Any, overload
 import torch
 
 from evopipe.algos import Algorithm, get, on_policy
-from evopipe.core.arch import Arch, named, own_layout
+from evopipe.core.cohort import Cohort, form
+from evopipe.core.member import Member, read_architecture, tensor_kinds
 from evopipe.core.normalise import SHOWN
-from evopipe.core.population import Cohort, Member, Widths, acting_networks, form, tensor_kinds
+from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.envs.make import ActionSpace
 from evopipe.envs.observations import ObservationSpace
 from evopipe.errors import DataError, UsageError
@@ -247,7 +248,7 @@ def save(folder: Path, algo_name: str, member: Member, about: Mapping[str, Any],
     algo = get(algo_name)
     policy, tensors = Policy(algo, _config(algo, about), member, about), _beside(algo, member.tensors)
     for network in acting_networks(algo.POLICY, policy.widths):  # parts of one architecture share no name
-        tensors |= named(member.arch, policy.widths[network], member.tensors[network])
+        tensors |= member.arch.named(policy.widths[network], member.tensors[network])
     content = {**about, "format": FORMAT, "algo": algo_name, "network": algo.POLICY, "arch": member.arch.to_json()}
     files: dict[str, bytes] = {
         POLICY: safeio.dump_json(content, str(folder / POLICY), indent=2),
@@ -288,7 +289,7 @@ def load(path: str | Path) -> Policy:
     if about.get("format") != FORMAT:
         raise DataError(f"{folder / POLICY}: format {about.get('format')!r} is not known to this version of evopipe")
     try:
-        algo, arch = get(about["algo"]), Arch.from_json(about["arch"])
+        algo, arch = get(about["algo"]), read_architecture(about["arch"])
         cfg, space = _config(algo, about), ActionSpace.from_json(about)
         widths = algo.networks(cfg, space.spaces(ObservationSpace.from_json(about)))
         rows = {name: _flat(arch, widths[name], tensors) for name in acting_networks(algo.POLICY, widths)}
@@ -302,10 +303,10 @@ def _config(algo: Algorithm, about: Mapping[str, Any]) -> Any:
     return algo.Config.model_validate(about.get("config", {}))
 
 
-def _flat(arch: Arch, widths: Widths, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _flat(arch: Architecture, widths: Widths, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Put named tensors into one flat row `[n]`."""
-    row = torch.empty(own_layout(arch, widths).size)
-    for name, view in named(arch, widths, row).items():
+    row = torch.empty(arch.size(widths))
+    for name, view in arch.named(widths, row).items():
         view.copy_(tensors[name].view(view.shape))
     return row
 
@@ -326,5 +327,5 @@ def _bare(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Memb
         elif kind == "row":
             tensors.setdefault(name, torch.zeros(()))
         else:
-            tensors[name] = torch.zeros(own_layout(member.arch, widths[network]).size)
+            tensors[name] = torch.zeros(member.arch.size(widths[network]))
     return replace(member, tensors=tensors)

@@ -15,9 +15,9 @@ import torch
 import populations
 from device import DEVICE, CaptureError, Device, Recorder, Remote
 from evopipe import algos
-from evopipe.core import optim, population
-from evopipe.core.graphs import Capture, Paths
-from evopipe.core.population import Cohort, tensors_of
+from evopipe.core import optim
+from evopipe.core.cohort import COSTS, Cohort, tensors_of
+from evopipe.core.graphs import Capture, Paths, Runner
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.run import act as acting
 from evopipe.run.act import choose
@@ -37,8 +37,8 @@ off_policy = pytest.mark.parametrize("algo", populations.cases(on_policy=False))
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """The second device, grouped like a GPU, with the optimiser that a GPU gets on both."""
-    monkeypatch.setitem(population.COSTS, DEVICE.type, population.COSTS["cuda"])
-    monkeypatch.setitem(population.COSTS, "cpu", population.COSTS["cuda"])
+    monkeypatch.setitem(COSTS, DEVICE.type, COSTS["cuda"])
+    monkeypatch.setitem(COSTS, "cpu", COSTS["cuda"])
     monkeypatch.setattr(optim, "fused_is_sound", lambda: False)
     optim._take_layout_warning()
     with Device() as made:
@@ -343,7 +343,7 @@ def test_evaluation_on_fixed_buffers_is_the_eager_one(algo: str) -> None:
     advance(loop, 40)
     seeds = np.arange(6)
     eager = evaluate(p, loop.cohorts, loop.regime.evaluator.pool, seeds, 40)
-    fixed = [replace(c, runner=population.Runner(Paths("buffers"))) for c in loop.cohorts]
+    fixed = [replace(c, runner=Runner(Paths("buffers"))) for c in loop.cohorts]
     again = evaluate(p, fixed, loop.regime.evaluator.pool, seeds, 40)
     assert (again.returns == eager.returns).all()
     loop.close()

@@ -16,7 +16,8 @@ import torch
 
 import populations
 from evopipe.algos import on_policy
-from evopipe.core.population import Member, dissolve, part
+from evopipe.core.cohort import dissolve, part
+from evopipe.core.member import Member
 from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.spec import Spec, first_members
 from populations import TICKS, batch_for, cases, rollout_for, same, update

@@ -22,7 +22,7 @@ import evopipe
 import populations
 import reference
 from evopipe import algos, policy, rng
-from evopipe.core.population import Member
+from evopipe.core.member import Member
 from evopipe.envs.heuristics import heuristic, medium
 from evopipe.errors import BusyError, DataError, DiskError, EnvironmentFailed, Interrupted
 from evopipe.evolve.mutate import Mutation

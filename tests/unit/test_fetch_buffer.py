@@ -14,7 +14,6 @@ import pytest
 from minari import MinariDataset
 
 from evopipe import policy
-from evopipe.core.arch import named
 from evopipe.envs.heuristics import heuristic
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, ParamsError
 from evopipe.rng import Purpose, host
@@ -186,7 +185,7 @@ def exported(folder: Path, settings: Params, prefers: int = 0) -> policy.Policy:
     spaces = {name: about[name] for name in ("observations", "actions")}
     start = settings.env.kwargs.get("offset", 0)
     widths = make_spec(settings).widths["q"]
-    named(members[0].arch, widths, members[0].tensors["q"])["output.bias"][prefers] += 100.0
+    members[0].arch.named(widths, members[0].tensors["q"])["output.bias"][prefers] += 100.0
     policy.save(folder, settings.train.algo, members[0], {**spaces, "action_start": start}, False, "a test")
     return policy.load(folder)
 

@@ -19,10 +19,11 @@ import populations
 from device import DEVICE, Device
 from evopipe import algos, policy
 from evopipe.algos import dqn, ppo
-from evopipe.core import normalise, optim, population
+from evopipe.core import normalise, optim
+from evopipe.core.cohort import COSTS
 from evopipe.core.graphs import Paths
+from evopipe.core.member import Member
 from evopipe.core.normalise import EPSILON, Normaliser, Statistics
-from evopipe.core.population import Member
 from evopipe.errors import ParamsError
 from evopipe.rng import Purpose
 from evopipe.run import learners
@@ -370,7 +371,7 @@ def test_another_device_need_not_be_waited_for(
     algo: str, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for kind in ("cpu", DEVICE.type):
-        monkeypatch.setitem(population.COSTS, kind, population.COSTS["cuda"])
+        monkeypatch.setitem(COSTS, kind, COSTS["cuda"])
     monkeypatch.setattr(optim, "fused_is_sound", lambda: False)
     p = normalising(algo, {"evo_steps": 120, "max_steps": 240, "learning_delay": 20})
     off = replace(p, train=p.train.model_copy(update={"normalise": NormaliseConfig()}))

@@ -26,7 +26,7 @@ _PARTS = ("count", "mean", "square")
 SHOWN = (_CLIP, _COLUMNS, *(_OBSERVATIONS + part for part in _PARTS))
 """Names of those that change what a policy is shown."""
 KINDS = dict.fromkeys((*SHOWN, *(_RETURNS + part for part in _PARTS)), ("row", ""))
-"""How a member's tensors of these names resize with its architecture, see `core.population.tensor_kinds`: never."""
+"""How a member's tensors of these names resize with its architecture, see `core.member.tensor_kinds`: never."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from evopipe.core.arch import Arch
-from evopipe.core.population import Member
+from evopipe.core.member import Member, read_architecture
+from evopipe.core.structure import Architecture
 from evopipe.evolve.mutate import Mutation
 
 
@@ -23,7 +23,7 @@ class Scored:
     id: int
     parent: int | None
     key: int
-    arch: Arch
+    arch: Architecture
     hyper: Mapping[str, float]
     healthy: bool
     fitness: float
@@ -42,7 +42,7 @@ class Born:
     id: int
     parent: int | None
     parent_slot: int | None
-    arch: Arch
+    arch: Architecture
     hyper: Mapping[str, float]
     mutation: Mutation
 
@@ -98,10 +98,10 @@ class Record:
         members = []
         for m in data["members"]:
             fitness = -math.inf if m["fitness"] is None else float(m["fitness"])
-            members.append(Scored(**{**m, "arch": Arch.from_json(m["arch"]), "fitness": fitness}))
+            members.append(Scored(**{**m, "arch": read_architecture(m["arch"]), "fitness": fitness}))
         champion = data["champion"]
         children = tuple(
-            Born(**{**c, "arch": Arch.from_json(c["arch"]), "mutation": Mutation(**c["mutation"])})
+            Born(**{**c, "arch": read_architecture(c["arch"]), "mutation": Mutation(**c["mutation"])})
             for c in data["children"]
         )
         return cls(

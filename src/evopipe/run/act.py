@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from evopipe.algos import on_policy
+from evopipe.core.cohort import Cohort, seen_by, tensors_of
 from evopipe.core.graphs import Body, upload
-from evopipe.core.population import Cohort, seen_by, tensors_of
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import Spec
 from evopipe.types import Chosen

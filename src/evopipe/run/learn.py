@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from evopipe import rng
+from evopipe.core.cohort import Cohort, seen_by, tensors_of
 from evopipe.core.graphs import Body, upload
-from evopipe.core.population import Cohort, seen_by, tensors_of
 from evopipe.memory.replay import Replay
 from evopipe.rng import Purpose, Stream
 from evopipe.run.learners import Share, updates_per_step

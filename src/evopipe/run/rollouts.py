@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from evopipe import rng
-from evopipe.core.arch import round_up
+from evopipe.core.cohort import BATCH_MULTIPLE, Cohort, tensors_of
 from evopipe.core.graphs import Body, upload
-from evopipe.core.population import BATCH_MULTIPLE, Cohort, tensors_of
+from evopipe.core.padded import round_up
 from evopipe.memory.rollout import Rollout, StepLayout, windows
 from evopipe.rng import Purpose, Stream
 from evopipe.run.learn import UPDATES_PER_TICK

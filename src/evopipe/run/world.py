@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from evopipe import rng
+from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
-from evopipe.core.population import Cohort
 from evopipe.envs.batched import BatchedStep
 from evopipe.envs.batched.pool import TensorPool
 from evopipe.envs.pool import EnvPool, Step

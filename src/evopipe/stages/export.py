@@ -9,7 +9,7 @@ import evopipe
 from evopipe import __version__, policy
 from evopipe.algos import get
 from evopipe.core import normalise
-from evopipe.core.population import Member
+from evopipe.core.member import Member
 from evopipe.envs.make import ActionSpace, make_env
 from evopipe.envs.observations import Leaf, ObservationSpace
 from evopipe.errors import DataError, MissingInputError

@@ -12,7 +12,7 @@ import torch
 
 from evopipe.algos import get, names
 from evopipe.core.graphs import Paths
-from evopipe.core.population import Member
+from evopipe.core.member import Member
 from evopipe.envs.make import ActionSpace, make_env
 from evopipe.envs.observations import ObservationSpace
 from evopipe.errors import DataError, MissingInputError, ParamsError

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from evopipe.core.arch import Arch
-from evopipe.core.population import Member
+from evopipe.core.member import Member, read_architecture
 from evopipe.errors import DataError
 
 
@@ -58,7 +57,7 @@ def _build(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Memb
         id=int(data["id"]),
         parent=data["parent"],
         key=int(data["key"]),
-        arch=Arch.from_json(data["arch"]),
+        arch=read_architecture(data["arch"]),
         hyper=dict(data["hyper"]),
         tensors=dict(tensors),
         healthy=bool(data["healthy"]),

@@ -238,7 +238,7 @@ def _generation(record: Any, births: list[Any], row: Mapping[str, Any], seconds:
 
 
 def _member(member: Any, births: list[Any]) -> MemberRow:
-    from evopipe.core.arch import Arch
+    from evopipe.core.member import read_architecture
     from evopipe.evolve.mutate import NONE, Mutation
 
     mutation = next((Mutation(**born["mutation"]) for born in births if born["slot"] == member["slot"]), NONE)
@@ -249,7 +249,7 @@ def _member(member: Any, births: list[Any]) -> MemberRow:
         fitness=_number(member["fitness"]),
         mutation=mutation.kind,
         change="" if mutation == NONE else mutation.describe(),
-        architecture=Arch.from_json(member["arch"]).describe(),
+        architecture=read_architecture(member["arch"]).describe(),
         activation=member["arch"]["activation"],
         hyper=member["hyper"],
         healthy=member["healthy"],

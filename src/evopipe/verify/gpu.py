@@ -24,9 +24,9 @@ import numpy as np
 import torch
 
 from evopipe import algos, rng
-from evopipe.core import population
+from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.graphs import Capture, Paths
-from evopipe.core.population import Cohort, Member
+from evopipe.core.member import Member, tensor_kinds
 from evopipe.errors import EvopipeError, ResourceError, UsageError, did_you_mean
 from evopipe.machine import configure
 from evopipe.memory.replay import Replay, RowLayout
@@ -197,7 +197,7 @@ class _Live:
 
     @property
     def members(self) -> list[Member]:
-        return population.dissolve(self.cohorts)
+        return dissolve(self.cohorts)
 
     def seconds(self, work: Callable[[int], Any], calls: int = 20) -> float:
         _wait(self.spec.device)
@@ -320,7 +320,7 @@ def _values(live: _Live) -> list[torch.Tensor]:
 
 
 def _moments(live: _Live) -> list[torch.Tensor]:
-    kinds = population.tensor_kinds(live.spec.algo.State, live.spec.widths)
+    kinds = tensor_kinds(live.spec.algo.State, live.spec.widths)
     names = [name for name, (kind, _) in kinds.items() if kind == "moments" and name.endswith(".mean")]
     return [member.tensors[name] for member in live.members for name in names]
 
