@@ -118,22 +118,18 @@ def part(cohort: Cohort, first: int, end: int) -> Cohort:
     They compute what they compute in the whole cohort, to the bit: pads stay as they are.
     """
     cut = slice(first, end)
-    fields: dict[str, Any] = {}
-    for f in dataclasses.fields(cohort.state):
+
+    def rows(f: dataclasses.Field[Any]) -> Any:
         value, each = getattr(cohort.state, f.name), len(names_of(f))
-        rows = slice(each * first, each * end)
-        if isinstance(value, Net):
-            fields[f.name] = Net(value.structure.part(rows.start, rows.stop), value.values[rows], value.trainable)
-        elif isinstance(value, Adam):
-            kept = (value.mean[rows], value.square[rows], value.steps[rows])
-            fields[f.name] = Adam(value.structure.part(rows.start, rows.stop), *kept)
-        else:
-            fields[f.name] = None if value is None else value[cut]
+        if isinstance(value, (Net, Adam)):
+            return value.part(each * first, each * end)
+        return None if value is None else value[cut]
+
     return replace(
         cohort,
         members=cohort.members[cut],
         structures={name: structure.part(first, end) for name, structure in cohort.structures.items()},
-        state=type(cohort.state)(**fields),
+        state=type(cohort.state)(**{f.name: rows(f) for f in dataclasses.fields(cohort.state)}),
         keys=cohort.keys[cut],
         hyper={name: values[cut] for name, values in cohort.hyper.items()},
         weight=cohort.weight[cut],
@@ -250,37 +246,34 @@ def _form(
 ) -> Cohort:  # fmt: skip
     shapes = structures(members, widths, device)
     several: dict[tuple[str, ...], Structure] = {(name,): shape for name, shape in shapes.items()}
-    fields: dict[str, Any] = {}
-    for f in dataclasses.fields(state_type):
+
+    def stacked(f: dataclasses.Field[Any]) -> Any:
         kind, networks = f.metadata["kind"], f.metadata["networks"]
+        rows = [(m.tensors, name) for m in members for name in names_of(f)]
         if kind == "row":
-            fields[f.name] = torch.stack([m.tensors[f.name] for m in members]).to(device)
-            continue
+            return torch.stack([t[name] for t, name in rows]).to(device)
         if networks[0] not in shapes:  # a network that this configuration has no use for
-            fields[f.name] = None
-            continue
+            return None
         if networks not in several:
             several[networks] = shapes[networks[0]].repeat(len(networks))
         shape = several[networks]
-        rows = [(m.tensors, name) for m in members for name in names_of(f)]
-        if kind in ("parameters", "scales"):
-            fields[f.name] = Net(shape, shape.pack([t[name] for t, name in rows]), f.metadata["trainable"])
-        else:
-            mean, square = (shape.pack([t[f"{name}.{part}"] for t, name in rows]) for part in ("mean", "square"))
-            steps = torch.stack([t[f"{name}.steps"] for t, name in rows]).to(device)
-            fields[f.name] = Adam(shape, mean, square, steps)
+        if kind != "moments":
+            return Net(shape, shape.pack([t[name] for t, name in rows]), f.metadata["trainable"])
+        mean, square = (shape.pack([t[f"{name}.{part}"] for t, name in rows]) for part in ("mean", "square"))
+        return Adam(shape, mean, square, torch.stack([t[f"{name}.steps"] for t, name in rows]).to(device))
+
+    def column(values: Iterable[float]) -> torch.Tensor:
+        return torch.tensor(list(values), dtype=torch.float32, device=device)
+
     paces = [pace(member) for member in members]
     sizes = torch.tensor([float(each.batch) for each in paces])[:, None]
     place = torch.arange(max(each.room for each in paces))
     return Cohort(
         members=members,
         structures=shapes,
-        state=state_type(**fields),
+        state=state_type(**{f.name: stacked(f) for f in dataclasses.fields(state_type)}),
         keys=torch.tensor([m.key for m in members], dtype=torch.int64, device=device),
-        hyper={
-            name: torch.tensor([m.hyper[name] for m in members], dtype=torch.float32, device=device)
-            for name in members[0].hyper
-        },
+        hyper={name: column(m.hyper[name] for m in members) for name in members[0].hyper},
         weight=((place < sizes).float() / sizes).to(device),
         healthy=torch.tensor([m.healthy for m in members], device=device),
         losses=torch.full((len(members),), torch.nan, device=device),
@@ -311,33 +304,29 @@ def _split(leaves: Iterable[tuple[str, Sequence[torch.Tensor]]], rows: int) -> l
 
 
 def _leaves(state: Any) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
-    """Walk a state: (name, one tensor a member)."""
+    """Walk a state without pads: (name, one tensor a member)."""
+    for f, part, tensor, structure in _tensors(state):
+        rows, names = tensor.unbind(0) if structure is None else structure.unpack(tensor), names_of(f)
+        yield from ((name + part, rows[i :: len(names)]) for i, name in enumerate(names))
+
+
+def _tensors(state: Any) -> Iterator[tuple[dataclasses.Field[Any], str, torch.Tensor, Structure | None]]:
+    """Walk a state: (field, which part of it, all rows, what is padded in them)."""
     for f in dataclasses.fields(state):
-        value, names = getattr(state, f.name), names_of(f)
-        parts: dict[str, Sequence[torch.Tensor]] = {}
+        value = getattr(state, f.name)
         if isinstance(value, Net):
-            parts[""] = value.structure.unpack(value.values)
+            yield f, "", value.values, value.structure
         elif isinstance(value, Adam):
-            parts[".mean"], parts[".square"] = map(value.structure.unpack, (value.mean, value.square))
-            parts[".steps"] = value.steps.unbind(0)
+            yield f, ".mean", value.mean, value.structure
+            yield f, ".square", value.square, value.structure
+            yield f, ".steps", value.steps, None
         elif value is not None:
-            parts[""] = value.unbind(0)
-        for part, rows in parts.items():
-            yield from ((name + part, rows[i :: len(names)]) for i, name in enumerate(names))
+            yield f, "", value, None
 
 
 def tensors_of(state: Any) -> list[torch.Tensor]:
     """Return every tensor of an algorithm's state, rows padded, in a fixed order."""
-    found: list[torch.Tensor] = []
-    for f in dataclasses.fields(state):
-        value = getattr(state, f.name)
-        if isinstance(value, Net):
-            found.append(value.values)
-        elif isinstance(value, Adam):
-            found += (value.mean, value.square, value.steps)
-        elif value is not None:
-            found.append(value)
-    return found
+    return [tensor for _, _, tensor, _ in _tensors(state)]
 
 
 def seen_by(cohort: Cohort) -> list[torch.Tensor]:

@@ -47,8 +47,12 @@ class Net:
     @cached_property
     def pair(self) -> tuple[Net, Net]:
         """Of two networks a member, all first ones and all second ones, as constants."""
-        first, second = (Net(self.structure.part(i, None, 2), self.values[i::2]) for i in range(2))
+        first, second = (self.frozen.part(i, None, 2) for i in range(2))
         return first, second
+
+    def part(self, first: int, end: int | None, every: int = 1) -> Net:
+        """Return some of the rows, on the same memory."""
+        return Net(self.structure.part(first, end, every), self.values[first:end:every], self.trainable)
 
     def _view(self, start: int, rows: int, columns: int) -> torch.Tensor:
         here = slice(start, start + rows * columns)
