@@ -18,7 +18,7 @@ from torch.nn.functional import huber_loss
 
 from evopipe import algos
 from evopipe.core.arch import Arch
-from evopipe.core.cohort import Cohort, create, dissolve, form, structures
+from evopipe.core.cohort import Cohort, create, dissolve, form
 from evopipe.core.layout import Block
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.core.net import Net
@@ -228,9 +228,9 @@ class Agent:
     def noisy(self, name: str, scale: str, draw: Stream, x: torch.Tensor) -> torch.Tensor:
         """A network whose every number behind the latent has noise: ε by the program, of this member alone."""
         widths = self.widths[self.of[name]]
-        shape = structures([Member(0, 0, None, 0, self.arch, {}, {})], {name: widths}, torch.device("cpu"))
-        zeros = torch.zeros(1, shape[name].layout.size)
-        eps = noisy(Net(shape[name], zeros), Net(shape[name], torch.ones_like(zeros)), draw)
+        shape = self.arch.stack([self.arch], widths, torch.device("cpu"))
+        zeros = torch.zeros(1, shape.size)
+        eps = noisy(Net(shape, zeros), Net(shape, torch.ones_like(zeros)), draw)
         parts, sigma = (self.arch.named(widths, self.values[each]) for each in (name, scale))
         heard = dict(parts)
         for layer, views in (("head.0", eps[-2]), ("output", eps[-1])):

@@ -11,7 +11,7 @@ import torch
 
 import populations
 from evopipe.core.arch import Arch
-from evopipe.core.cohort import COSTS, Costs, cost, dissolve, group, part, seen_by, tensors_of
+from evopipe.core.cohort import COSTS, cost, dissolve, group, part, seen_by, tensors_of
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
 from evopipe.run.spec import first_members, pace
@@ -30,7 +30,9 @@ def slots(members: Sequence[Member], mode: Literal["merged", "exact"] = "merged"
 
 def test_costs_are_dispatch_and_the_products_of_padded_widths() -> None:
     # Layers padded to 32 and 48 and 64: 32 · 32, the first one's inputs taken for its own width, + 32 · 48 + 48 · 64.
-    found = cost([member(0, 20, 48, 64), member(1, 32, 33, 50)], pace, Costs(100.0, 0.5, 16))
+    found = cost(
+        [member(0, 20, 48, 64), member(1, 32, 33, 50)], pace, COSTS["cpu"]._replace(dispatch=100.0, per_unit=0.5)
+    )
     assert found == pytest.approx(100 + 0.5 * 2 * 128 * (32 * 32 + 32 * 48 + 48 * 64))
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import populations
 import reference
 from evopipe.core.arch import Arch
-from evopipe.core.cohort import group, one_row
+from evopipe.core.cohort import group
 from evopipe.core.forward import forward
 from evopipe.core.graphs import Paths
 from evopipe.core.layers import ACTIVATIONS
@@ -23,12 +23,12 @@ from evopipe.core.morph import Change
 from evopipe.core.net import Net
 from evopipe.core.optim import backward
 from evopipe.core.padded import Padded
-from evopipe.core.stem import Conv, Stem, convolve, grouped, row_by_row
+from evopipe.core.stem import Conv, Stem, convolve
 from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import mutate
 from evopipe.run.drive import begin
-from evopipe.run.spec import first_members
+from evopipe.run.spec import first_members, pace
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig, NetworkConfig
 from evopipe.types import Image
 from populations import advance, finish, same, started
@@ -82,11 +82,12 @@ def together(archs: list[Arch], rows: list[torch.Tensor], x: torch.Tensor) -> to
 
 
 @pytest.mark.numerical
-def test_a_convolution_by_plain_loops() -> None:
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_convolution_by_plain_loops(grouped: bool) -> None:
     rng = np.random.default_rng(0)
     x, weight, bias = rng.normal(size=(2, 3, 2, 5, 4)), rng.normal(size=(2, 2 * 9, 3)), rng.normal(size=(2, 1, 3))
     conv = Conv(3, 3, 2, 1)
-    found = convolve(*(torch.from_numpy(a) for a in (x, weight, bias)), conv)
+    found = convolve(*(torch.from_numpy(a) for a in (x, weight, bias)), conv, grouped)
     assert found.shape == (2, 3, 3, 3, 2)
     padded = np.pad(x, ((0, 0), (0, 0), (0, 0), (1, 1), (1, 1)))
     for p, b, o, i, j in np.ndindex(*found.shape):
@@ -94,14 +95,6 @@ def test_a_convolution_by_plain_loops() -> None:
         for c, dy, dx in np.ndindex(2, 3, 3):
             total += padded[p, b, c, 2 * i + dy, 2 * j + dx] * weight[p, c * 9 + dy * 3 + dx, o]
         assert float(found[p, b, o, i, j]) == pytest.approx(total, abs=1e-12)
-
-
-@pytest.mark.numerical
-def test_a_grouped_convolution_is_the_same() -> None:
-    g = torch.Generator().manual_seed(0)
-    shapes = ((3, 4, 2, 7, 6), (3, 5, 2, 3, 3), (3, 5))
-    tensors = [torch.randn(*shape, generator=g, dtype=torch.float64) for shape in shapes]
-    assert torch.allclose(grouped(*tensors, 2, 1), row_by_row(*tensors, 2, 1), atol=1e-12)
 
 
 @pytest.mark.numerical
@@ -290,7 +283,7 @@ def test_members_with_unlike_convolutions_never_merge() -> None:
     stem = members[0].arch.stem
     other = stem._replace(convs=(stem.convs[0]._replace(channels=9),))
     members[1] = replace(members[1], arch=replace(members[1].arch, stem=other))
-    found = [[m.slot for m in each] for each in group(members, one_row, "merged", "cpu")]
+    found = [[m.slot for m in each] for each in group(members, pace, "merged", "cpu")]
     assert sorted(found) == [[0, 2], [1]]
     with pytest.raises(ValueError, match="unlike convolutions"):
         Padded([m.arch for m in members], p.widths["q"], CPU)

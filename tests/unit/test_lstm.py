@@ -16,7 +16,7 @@ import populations
 import reference
 from evopipe.core import lstm, optim
 from evopipe.core.arch import Arch
-from evopipe.core.cohort import cost, one_row
+from evopipe.core.cohort import cost
 from evopipe.core.forward import forward, remember, unroll
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
@@ -27,6 +27,7 @@ from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import Traits, mutate
+from evopipe.run.spec import pace
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig, NetworkConfig
 from evopipe.types import Image
 
@@ -398,7 +399,7 @@ def test_an_architecture_is_configured_described_and_stored() -> None:
 def test_an_lstm_layer_costs_eight_dense_ones() -> None:
     dense, gated = replace(recurrent([(64, False)] * 8, 64), kind="mlp"), recurrent([(64, False)], 64)
     members = [Member(0, 0, None, 1, arch, {}, {}) for arch in (dense, gated)]
-    assert cost(members[:1], one_row) == cost(members[1:], one_row)
+    assert cost(members[:1], pace) == cost(members[1:], pace)
 
 
 def test_an_algorithm_without_a_memory_refuses_it() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from evopipe.core import changes, lstm
+from evopipe.core import lstm
 from evopipe.core.layout import RESIDUAL, Block, Layout, Part, lay_out
-from evopipe.core.morph import Change
+from evopipe.core.morph import Change, options
 from evopipe.core.padded import Padded, widest
 from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Option, Widths
@@ -28,7 +28,7 @@ _NO_STEM = Stem()
 
 @dataclass(frozen=True)
 class Arch:
-    """One member's architecture; what the methods of an `Architecture` mean is said there."""
+    """One member's architecture; the methods without a text are said in `Architecture`."""
 
     encoder: tuple[Block, ...]
     latent: int
@@ -86,8 +86,6 @@ class Arch:
             return lay_out(widths.inputs + self.latent, hidden, widths.outputs, self.layer_norm, _NO_STEM, "mlp")
         return lay_out(widths.inputs, hidden, widths.outputs, self.layer_norm, self.stem, self.kind)
 
-    # ------------------------------------------------------------------------------------- as data
-
     def describe(self) -> str:
         """Return a short text: `128+64|32|64` is two encoder layers, the latent, one head layer; `~` marks a blend.
 
@@ -120,10 +118,7 @@ class Arch:
         activation, norm = str(data["activation"]), bool(data["layer_norm"])
         return cls(encoder, int(data["latent"]), head, activation, norm, Stem(images, convs), data.get("kind", "mlp"))
 
-    # ------------------------------------------------------------------------------------- a flat row
-
     def size(self, widths: Widths) -> int:
-        """See `Architecture`."""
         return self.layout(widths).size
 
     def named(self, widths: Widths, row: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -151,8 +146,6 @@ class Arch:
             if layer.gain:
                 layer.gain.of(row)[:] = 1.0
         return row
-
-    # ------------------------------------------------------------------------------------- in a cohort
 
     @property
     def family(self) -> Hashable:
@@ -182,17 +175,12 @@ class Arch:
 
     @staticmethod
     def stack(archs: Sequence[Arch], widths: Widths, device: torch.device) -> Padded:
-        """See `Architecture`."""
         return Padded(archs, widths, device)
 
-    # ------------------------------------------------------------------------------------- mutated
-
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
-        """See `Architecture`."""
-        return changes.options(bounds, self, networks)
+        return options(bounds, self, networks)
 
     def carry(self, new: Arch, widths: Widths, kind: str, row: torch.Tensor, rng: Any) -> torch.Tensor:
-        """See `Architecture`."""
         change = Change(self, new, widths)
         if kind == "parameters":
             return change.parameters(row, rng)

@@ -43,7 +43,7 @@ class Pace(NamedTuple):
 PaceOf: TypeAlias = Callable[[Member], Pace]
 
 
-def one_row(member: Member) -> Pace:
+def _one_row(member: Member) -> Pace:
     """The pace of members that do not learn."""
     return Pace()
 
@@ -74,7 +74,7 @@ class Cohort:
     weight: torch.Tensor
     healthy: torch.Tensor
     losses: torch.Tensor
-    pace: PaceOf = one_row
+    pace: PaceOf = _one_row
     normaliser: Normaliser | None = None
     runner: Runner = field(default_factory=Runner, repr=False, compare=False)
 
@@ -140,7 +140,7 @@ def part(cohort: Cohort, first: int, end: int) -> Cohort:
     )
 
 
-class Costs(NamedTuple):
+class _Costs(NamedTuple):
     """Cost model of one update: `dispatch + per_unit · members · batch · multiplications`, in µs.
 
     Fixed per kind of device, never timed, so that cohorts are a pure function of the population.
@@ -154,10 +154,10 @@ class Costs(NamedTuple):
 # CPU: from the time of one to eight members, 64 and 128 wide, by DQN, TD3, DDPG, CQN and Rainbow. A dearer algorithm is
 # dearer in both: for 400 µs of dispatch 5.5e-5 to 8.8e-5. Past 8 to 16 members activations leave the L2 cache.
 # GPU: launches dominate, so one cohort is best until memory says otherwise.
-COSTS = {"cpu": Costs(400.0, 7e-5, 16), "cuda": Costs(400.0, 2e-7, 4096)}
+COSTS = {"cpu": _Costs(400.0, 7e-5, 16), "cuda": _Costs(400.0, 2e-7, 4096)}
 
 
-def cost(members: Sequence[Member], pace: PaceOf, costs: Costs = COSTS["cpu"]) -> float:
+def cost(members: Sequence[Member], pace: PaceOf, costs: _Costs = COSTS["cpu"]) -> float:
     """Model cost of one update of these members in one cohort, µs."""
     batch = max(pace(member).room for member in members)
     work = members[0].arch.work([member.arch for member in members])
@@ -190,7 +190,7 @@ def group(members: Sequence[Member], pace: PaceOf, mode: Literal["merged", "exac
     return [sorted(chunk, key=lambda m: (m.arch.activation, m.slot)) for chunk in chunks]
 
 
-def _merge(groups: list[list[Member]], pace: PaceOf, costs: Costs) -> list[list[Member]]:
+def _merge(groups: list[list[Member]], pace: PaceOf, costs: _Costs) -> list[list[Member]]:
     """Merge the pair with the largest saving until none saves anything."""
     while True:
         best, pair = 0.0, None
@@ -210,7 +210,7 @@ def _merge(groups: list[list[Member]], pace: PaceOf, costs: Costs) -> list[list[
         del groups[j]
 
 
-def structures(members: Sequence[Member], widths: Mapping[str, Widths], device: torch.device) -> dict[str, Structure]:
+def _structures(members: Sequence[Member], widths: Mapping[str, Widths], device: torch.device) -> dict[str, Structure]:
     """Build the structure of every network."""
     archs = [member.arch for member in members]
     return {name: archs[0].stack(archs, w, device) for name, w in widths.items()}
@@ -223,7 +223,7 @@ def form(
     device: torch.device,
     mode: Literal["merged", "exact"] = "merged",
     paths: Paths | None = None,
-    pace: PaceOf = one_row,
+    pace: PaceOf = _one_row,
 ) -> list[Cohort]:
     """Form cohorts from members: pad, stack, move to the device.
 
@@ -244,7 +244,7 @@ def _form(
     members: tuple[Member, ...], state_type: type[Any], widths: Mapping[str, Widths], device: torch.device,
     pace: PaceOf, runner: Runner,
 ) -> Cohort:  # fmt: skip
-    shapes = structures(members, widths, device)
+    shapes = _structures(members, widths, device)
     several: dict[tuple[str, ...], Structure] = {(name,): shape for name, shape in shapes.items()}
 
     def stacked(f: dataclasses.Field[Any]) -> Any:
@@ -348,7 +348,7 @@ def create(
         rows: every network's initial flat rows, one a member.
         widths: input and output width of every network.
     """
-    shapes = structures(members, widths, torch.device("cpu"))
+    shapes = _structures(members, widths, torch.device("cpu"))
     nets = {name: Net(shape, shape.pack(rows[name]), trainable=True) for name, shape in shapes.items()}
     tensors = _split(_leaves(init(nets)), len(members))
     return [replace(member, tensors=own) for member, own in zip(members, tensors, strict=True)]

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from evopipe.core import lstm, stem
-from evopipe.core.layers import NOT_ZERO_AT_ZERO, activate, layer_norm, mix
+from evopipe.core import lstm
+from evopipe.core.layers import NOT_ZERO_AT_ZERO, activate, layer_norm
 from evopipe.core.layout import Block
 from evopipe.core.net import Net
+from evopipe.core.stem import Stem
 from evopipe.core.structure import LINE, Structure, ViewOf, Widths
 from evopipe.rng import Stream
 
@@ -92,7 +93,7 @@ class Padded:
         self.masks, self.blends, self.mask_after = self.masks[own], self.blends[own], self.mask_after[own]
         self.names = [name for name, _ in rooms[own]]
         begins = widths.role != "head"  # with the observation, not with another network's features
-        self.stem = shared.stem if begins else stem.Stem()
+        self.stem = shared.stem if begins else Stem()
         self.residual = 1 + len(shared.encoder) if begins and shared.residual else 0  # layers, the latent first
         self.recurrent = shared.recurrent if begins else 0  # LSTM layers, the first ones
         # One column alone would be multiplied by another kernel in a cohort of one: other bits than among neighbours.
@@ -205,7 +206,7 @@ class Padded:
         convolutions, layers = views[: len(self.layout.stem)], views[len(self.layout.stem) :]
         if not convolutions:
             return x, layers
-        return stem.run(self.stem, x, [(view.weight, view.bias) for view in convolutions], self.runs), layers
+        return self.stem.run(x, [(view.weight, view.bias) for view in convolutions], self.runs), layers
 
     def _dense(self, layers: Sequence[Views], x: torch.Tensor) -> torch.Tensor:
         """Plain hidden layers, behind residual or recurrent ones, and the output layer where there is one."""
@@ -227,11 +228,20 @@ class Padded:
         return out if out.shape[1:] == (rows, outputs) else out[:, :rows, :outputs]
 
     def _leave(self, i: int, layer: Views, x: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
-        """What leaves hidden layer `i`, which made f of x: masked, and blended with x, as its rows need."""
+        """What leaves hidden layer `i`, which made f of x: masked, and (1 − α) x + α f, as its rows need.
+
+        α = 1 gives f, and α = 0 gives x, to the bit.
+        """
         mask, blend = self.mask_after[i], self.blends[i]
         if mask is not None:
             f = f * mask
-        return f if blend is None else mix(x, f, blend, layer.alpha, self.layout.hidden[i].out)
+        if blend is None:
+            return f
+        fixed, learned = blend
+        alpha = fixed if layer.alpha is None else fixed + learned * layer.alpha
+        width = self.layout.hidden[i].out
+        x, f = (y if y.shape[-1] == width else torch.nn.functional.pad(y, (0, width - y.shape[-1])) for y in (x, f))
+        return torch.lerp(x, f, alpha)
 
     def _lstm_step(
         self, layers: Sequence[Views], x: torch.Tensor, memory: torch.Tensor
