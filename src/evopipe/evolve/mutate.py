@@ -7,7 +7,7 @@ for another, and never recorded as a mutation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +19,9 @@ from evopipe.core.structure import Architecture, Widths
 from evopipe.schema.blocks import MutationConfig
 from evopipe.schema.declare import Evolve
 
-POSITIONS = 0.1  # share of a weight matrix that a parameter mutation touches
-RESET = 0.05  # share of those drawn anew
-LARGEST = 1e6
+_POSITIONS = 0.1  # share of a weight matrix that a parameter mutation touches
+_RESET = 0.05  # share of those drawn anew
+_LARGEST = 1e6
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,6 @@ class Mutation:
 
 
 NONE = Mutation("none")
-Operator = Callable[[MutationConfig, Traits, Member, Any], tuple[Member, Mutation] | None]
 
 
 def mutate(
@@ -83,13 +82,19 @@ def mutate(
     Returns:
         The mutated member, and what changed; `NONE` where nothing did.
     """
+    operators = {
+        "architecture": mutate_architecture,
+        "parameters": mutate_parameters,
+        "activation": mutate_activation,
+        "rl_hp": mutate_hyper,
+    }
     weights = cfg.probabilities.model_dump()
     if not allow_none:
         weights["none"] = 0.0
     for kind in _in_random_order(list(weights), list(weights.values()), rng):
         if kind == "none":
             break
-        found = OPERATORS[kind](cfg, traits, member, rng)
+        found = operators[kind](cfg, traits, member, rng)
         if found is not None:
             return found
     return member, NONE
@@ -102,9 +107,6 @@ def _in_random_order(items: Sequence[Any], weights: Sequence[float], rng: np.ran
         total = np.cumsum([weight for _, weight in left])
         i = int(np.searchsorted(total, rng.random() * total[-1], side="right"))
         yield left.pop(min(i, len(left) - 1))[0]
-
-
-# ---------------------------------------------------------------------------------------------- architecture
 
 
 def mutate_architecture(
@@ -137,9 +139,6 @@ def _carry(traits: Traits, member: Member, arch: Architecture, rng: np.random.Ge
     return replace(member, arch=arch, tensors=tensors)
 
 
-# ------------------------------------------------------------------------------------ parameters, activation
-
-
 def mutate_parameters(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
 ) -> tuple[Member, Mutation] | None:
@@ -164,11 +163,11 @@ def mutate_parameters(
 def _disturb(matrix: torch.Tensor, sd: float, rng: np.random.Generator) -> int:
     """Disturb a weight matrix in place; return how many weights."""
     flat = matrix.view(-1)
-    positions = torch.from_numpy(rng.choice(len(flat), math.ceil(POSITIONS * len(flat)), replace=False))
+    positions = torch.from_numpy(rng.choice(len(flat), math.ceil(_POSITIONS * len(flat)), replace=False))
     noise = torch.from_numpy(rng.standard_normal(len(positions))).float()
-    anew = torch.from_numpy(rng.random(len(positions)) < RESET)
+    anew = torch.from_numpy(rng.random(len(positions)) < _RESET)
     old = flat[positions]
-    flat[positions] = torch.where(anew, noise, old + sd * old.abs() * noise).clamp(-LARGEST, LARGEST)
+    flat[positions] = torch.where(anew, noise, old + sd * old.abs() * noise).clamp(-_LARGEST, _LARGEST)
     return len(positions)
 
 
@@ -182,9 +181,6 @@ def mutate_activation(
         return None
     new = others[int(rng.integers(len(others)))]
     return replace(member, arch=replace(old, activation=new)), Mutation("activation", "activation", old.activation, new)
-
-
-# ----------------------------------------------------------------------------------------- hyper-parameters
 
 
 def mutate_hyper(
@@ -214,11 +210,3 @@ def _scaled(old: float, evolve: Evolve, up: bool, whole: bool) -> float:
     if (new < old) if up else (new > old):
         return old
     return int(new) if whole else float(new)
-
-
-OPERATORS: dict[str, Operator] = {
-    "architecture": mutate_architecture,
-    "parameters": mutate_parameters,
-    "activation": mutate_activation,
-    "rl_hp": mutate_hyper,
-}
