@@ -11,7 +11,7 @@ from typing import Any, overload
 import torch
 
 from evopipe.algos import Algorithm, get, on_policy
-from evopipe.core.cohort import Cohort, form
+from evopipe.core.cohort import Cohort, Pace, form
 from evopipe.core.member import Member, read_architecture, tensor_kinds
 from evopipe.core.normalise import SHOWN
 from evopipe.core.structure import Architecture, Widths, acting_networks
@@ -48,9 +48,8 @@ class Policy:
         self._cfg = cfg.at(spaces)
         self.observations, self.actions = spaces.observations, spaces.actions
         self.widths: Mapping[str, Widths] = algo.networks(cfg, spaces)
-        self._cohort = form([_bare(algo, member, self.widths)], algo.State, self.widths, torch.device("cpu"), "exact")[
-            0
-        ]
+        bare = _bare(algo, member, self.widths)
+        (self._cohort,) = form([bare], algo.State, self.widths, torch.device("cpu"), lambda _: Pace())
         self.memory = self._cohort.memory
 
     @overload

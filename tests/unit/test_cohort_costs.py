@@ -11,7 +11,7 @@ import torch
 
 import populations
 from evopipe.core.arch import Arch
-from evopipe.core.cohort import COSTS, cost, dissolve, group, part, seen_by, tensors_of
+from evopipe.core.cohort import COSTS, cost, dissolve, group
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
 from evopipe.run.spec import first_members, pace
@@ -69,7 +69,7 @@ def test_a_part_of_a_cohort_has_the_numbers_of_its_own_members() -> None:
     members = [replace(m, hyper={**m.hyper, "lr": 2.0**-m.slot, "batch_size": 20 + m.slot}) for m in born]
     (cohort,) = p.form(members)
     for first, end in ((0, 2), (1, 2), (2, 4)):
-        some = part(cohort, first, end)
+        some = cohort.part(first, end)
         assert some.members == tuple(members[first:end])
         assert some.keys.tolist() == [m.key for m in members[first:end]]
         assert some.hyper.keys() == cohort.hyper.keys()
@@ -86,7 +86,7 @@ def test_what_was_taken_apart_stays_when_its_cohort_goes_on() -> None:
     (cohort,) = p.form(first_members(p, 2)[0])
     found = dissolve([cohort])
     before = [{name: tensor.clone() for name, tensor in m.tensors.items()} for m in found]
-    for tensor in (*tensors_of(cohort.state), *seen_by(cohort)):
+    for tensor in (*cohort.tensors(), *cohort.seen()):
         tensor.add_(1)
     for m, tensors in zip(found, before, strict=True):
         assert [name for name in tensors if not torch.equal(m.tensors[name], tensors[name])] == []
@@ -112,7 +112,7 @@ def test_both_critics_of_a_member_keep_their_names_and_their_numbers() -> None:
             assert torch.equal(own, each.tensors[f"critics.critic_{k}"])
             own = half_target.structure.unpack(half_target.values)[i]
             assert torch.equal(own, each.tensors[f"critics_target.critic_{k}"])
-    for some in (cohort, part(cohort, 1, 3)):
+    for some in (cohort, cohort.part(1, 3)):
         for old, new in zip(some.members, dissolve([some]), strict=True):
             assert all(torch.equal(old.tensors[name], new.tensors[name]) for name in old.tensors)
             assert old.tensors.keys() == new.tensors.keys()

@@ -14,7 +14,7 @@ import torch
 
 import populations
 from evopipe.core import health, member, optim
-from evopipe.core.cohort import Cohort, Pace, create, dissolve, form, part
+from evopipe.core.cohort import Cohort, Pace, create, dissolve, form
 from evopipe.core.forward import forward
 from evopipe.core.member import Member, moments, parameters, row, tensor_kinds
 from evopipe.core.net import Net
@@ -152,8 +152,12 @@ def some(*ranks: int) -> list[Member]:
     return made
 
 
+def pace(m: Member) -> Pace:
+    return Pace(int(m.hyper["rows"]))
+
+
 def cohort_of(members: Sequence[Member]) -> Cohort:
-    (found,) = form(members, State, WIDTHS, CPU, pace=lambda m: Pace(int(m.hyper["rows"])))
+    (found,) = form(members, State, WIDTHS, CPU, pace)
     return found
 
 
@@ -176,7 +180,7 @@ def test_unlike_ranks_share_a_cohort_and_come_back_to_the_bit() -> None:
     assert cohort.batch == 32
     assert [int((weight > 0).sum()) for weight in cohort.weight] == [4, 5, 6]
     assert all(populations.same(a, b) for a, b in zip(members, dissolve([cohort]), strict=True))
-    assert [len(c.members) for c in form(members, State, WIDTHS, CPU, "exact")] == [1, 1, 1]
+    assert [len(c.members) for c in form(members, State, WIDTHS, CPU, pace, "exact")] == [1, 1, 1]
 
 
 def test_members_learn_together_what_each_learns_alone() -> None:
@@ -215,7 +219,7 @@ def test_a_part_learns_what_the_whole_learns() -> None:
     members = some(1, 3, 2)
     whole, other = cohort_of(members), cohort_of(members)
     learn(whole, inputs(1, 3))
-    learn(part(other, 1, 3), inputs(1, 3)[1:])
+    learn(other.part(1, 3), inputs(1, 3)[1:])
     for slot in (1, 2):
         assert populations.same(dissolve([whole])[slot], dissolve([other])[slot])
 

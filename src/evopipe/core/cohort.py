@@ -7,6 +7,7 @@ without changing a bit.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -43,11 +44,6 @@ class Pace(NamedTuple):
 PaceOf: TypeAlias = Callable[[Member], Pace]
 
 
-def _one_row(member: Member) -> Pace:
-    """The pace of members that do not learn."""
-    return Pace()
-
-
 @dataclass(frozen=True)
 class Cohort:
     """Members that train in one batch. Row r is the member of slot `slots[r]`.
@@ -74,7 +70,7 @@ class Cohort:
     weight: torch.Tensor
     healthy: torch.Tensor
     losses: torch.Tensor
-    pace: PaceOf = _one_row
+    pace: PaceOf
     normaliser: Normaliser | None = None
     runner: Runner = field(default_factory=Runner, repr=False, compare=False)
 
@@ -111,33 +107,39 @@ class Cohort:
         """Return observations `[P, B, O]` as the members' networks read them."""
         return obs if self.normaliser is None else self.normaliser.shown(obs)
 
+    def part(self, first: int, end: int) -> Cohort:
+        """Return some rows as a cohort of their own, on the same memory.
 
-def part(cohort: Cohort, first: int, end: int) -> Cohort:
-    """Return some rows of a cohort as a cohort of their own, on the same memory.
+        They compute what they compute in the whole cohort, to the bit: pads stay as they are.
+        """
+        cut = slice(first, end)
 
-    They compute what they compute in the whole cohort, to the bit: pads stay as they are.
-    """
-    cut = slice(first, end)
+        def rows(f: dataclasses.Field[Any]) -> Any:
+            value, each = getattr(self.state, f.name), len(names_of(f))
+            if isinstance(value, (Net, Adam)):
+                return value.part(each * first, each * end)
+            return None if value is None else value[cut]
 
-    def rows(f: dataclasses.Field[Any]) -> Any:
-        value, each = getattr(cohort.state, f.name), len(names_of(f))
-        if isinstance(value, (Net, Adam)):
-            return value.part(each * first, each * end)
-        return None if value is None else value[cut]
+        return Cohort(
+            members=self.members[cut],
+            structures={name: structure.part(first, end) for name, structure in self.structures.items()},
+            state=type(self.state)(**{f.name: rows(f) for f in dataclasses.fields(self.state)}),
+            keys=self.keys[cut],
+            hyper={name: values[cut] for name, values in self.hyper.items()},
+            weight=self.weight[cut],
+            healthy=self.healthy[cut],
+            losses=self.losses[cut],
+            pace=self.pace,
+            normaliser=None if self.normaliser is None else self.normaliser.part(first, end),
+        )
 
-    return replace(
-        cohort,
-        members=cohort.members[cut],
-        structures={name: structure.part(first, end) for name, structure in cohort.structures.items()},
-        state=type(cohort.state)(**{f.name: rows(f) for f in dataclasses.fields(cohort.state)}),
-        keys=cohort.keys[cut],
-        hyper={name: values[cut] for name, values in cohort.hyper.items()},
-        weight=cohort.weight[cut],
-        healthy=cohort.healthy[cut],
-        losses=cohort.losses[cut],
-        normaliser=None if cohort.normaliser is None else cohort.normaliser.part(first, end),
-        runner=Runner(),
-    )
+    def tensors(self) -> list[torch.Tensor]:
+        """Return every tensor of the algorithm's state, rows padded, in a fixed order."""
+        return [tensor for _, _, tensor, _ in _tensors(self.state)]
+
+    def seen(self) -> list[torch.Tensor]:
+        """Return the tensors of the normaliser, in a fixed order."""
+        return [] if self.normaliser is None else list(self.normaliser.held.values())
 
 
 class _Costs(NamedTuple):
@@ -192,22 +194,21 @@ def group(members: Sequence[Member], pace: PaceOf, mode: Literal["merged", "exac
 
 def _merge(groups: list[list[Member]], pace: PaceOf, costs: _Costs) -> list[list[Member]]:
     """Merge the pair with the largest saving until none saves anything."""
-    while True:
-        best, pair = 0.0, None
-        for i, a in enumerate(groups):
-            for j in range(i + 1, len(groups)):
-                b = groups[j]
-                alike = pace(a[0]).when == pace(b[0]).when and a[0].arch.family == b[0].arch.family
-                if not alike or len(a) + len(b) > costs.max_rows:
-                    continue
-                saving = cost(a, pace, costs) + cost(b, pace, costs) - cost([*a, *b], pace, costs)
-                if saving > best:
-                    best, pair = saving, (i, j)
-        if pair is None:
-            return groups
-        i, j = pair
-        groups[i] = sorted([*groups[i], *groups[j]], key=lambda m: m.slot)
-        del groups[j]
+
+    def saving(pair: tuple[list[Member], list[Member]]) -> float:
+        a, b = pair
+        return cost(a, pace, costs) + cost(b, pace, costs) - cost([*a, *b], pace, costs)
+
+    def may_merge(a: list[Member], b: list[Member]) -> bool:
+        alike = pace(a[0]).when == pace(b[0]).when and a[0].arch.family == b[0].arch.family
+        return alike and len(a) + len(b) <= costs.max_rows
+
+    while pairs := [pair for pair in itertools.combinations(groups, 2) if may_merge(*pair)]:
+        a, b = best = max(pairs, key=saving)
+        if saving(best) <= 0.0:
+            break
+        groups = [sorted([*a, *b], key=lambda m: m.slot) if each is a else each for each in groups if each is not b]
+    return groups
 
 
 def _structures(members: Sequence[Member], widths: Mapping[str, Widths], device: torch.device) -> dict[str, Structure]:
@@ -221,9 +222,9 @@ def form(
     state_type: type[Any],
     widths: Mapping[str, Widths],
     device: torch.device,
+    pace: PaceOf,
     mode: Literal["merged", "exact"] = "merged",
     paths: Paths | None = None,
-    pace: PaceOf = _one_row,
 ) -> list[Cohort]:
     """Form cohorts from members: pad, stack, move to the device.
 
@@ -232,9 +233,9 @@ def form(
         state_type: the algorithm's `State`.
         widths: input and output width of every network.
         device: where cohorts live.
+        pace: how the members learn.
         mode: see `group`.
         paths: the fast paths that the cohorts take, None for none.
-        pace: how the members learn.
     """
     groups = group(members, pace, mode, device.type)
     return [_form(tuple(each), state_type, widths, device, pace, Runner(paths)) for each in groups]
@@ -322,16 +323,6 @@ def _tensors(state: Any) -> Iterator[tuple[dataclasses.Field[Any], str, torch.Te
             yield f, ".steps", value.steps, None
         elif value is not None:
             yield f, "", value, None
-
-
-def tensors_of(state: Any) -> list[torch.Tensor]:
-    """Return every tensor of an algorithm's state, rows padded, in a fixed order."""
-    return [tensor for _, _, tensor, _ in _tensors(state)]
-
-
-def seen_by(cohort: Cohort) -> list[torch.Tensor]:
-    """Return the tensors of a cohort's normaliser, in a fixed order."""
-    return [] if cohort.normaliser is None else cohort.normaliser.tensors()
 
 
 def create(

@@ -112,10 +112,6 @@ class Normaliser:
         for name, tensor in self.held.items():
             yield name, [tensor] * len(self.clip) if name == _COLUMNS else tensor.unbind(0)
 
-    def tensors(self) -> list[torch.Tensor]:
-        """Return everything, in a fixed order."""
-        return list(self.held.values())
-
     def part(self, first: int, end: int) -> Normaliser:
         """Return that of some members, on the same memory."""
         return Normaliser({name: x if name == _COLUMNS else x[first:end] for name, x in self.held.items()})

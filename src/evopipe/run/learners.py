@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from evopipe.core.cohort import Cohort, cost, part, seen_by, tensors_of
+from evopipe.core.cohort import Cohort, cost
 from evopipe.errors import ParamsError, ResourceError
 from evopipe.parallel import Died, Helper, available_cpus, can_help, shared_memory
 from evopipe.run.spec import Spec
@@ -159,9 +159,9 @@ class Learners:
         work = min(train.evo_steps, train.max_steps) * sum(cost(c.members, c.pace) * rate(c) for c in cohorts)
         plan = divide(cohorts, self.processes, rate) if self.processes > 1 and work >= LEAST_WORK else []
         if len(plan) > 1:
-            rows = [(*tensors_of(c.state), c.healthy, c.losses, *seen_by(c)) for c in cohorts]
+            rows = [(*c.tensors(), c.healthy, c.losses, *c.seen()) for c in cohorts]
             _share([*itertools.chain(*rows), *read])
-            self._parts = [[(s, part(cohorts[s.cohort], s.first, s.end)) for s in shares] for shares in plan]
+            self._parts = [[(s, cohorts[s.cohort].part(s.first, s.end)) for s in shares] for shares in plan]
 
     def learn(self, cohorts: Sequence[Cohort], tick: int, due: Sequence[int], turns: Sequence[int]) -> None:
         """Let each cohort learn what is due at one tick, in place.

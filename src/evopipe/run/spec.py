@@ -113,11 +113,11 @@ class Spec:
     def form(self, members: Sequence[Member]) -> list[Cohort]:
         """Form cohorts, in which members train."""
         members = [self.equip(member) for member in members]
-        return form(members, self.algo.State, self.widths, self.device, self.cohorts, self.paths, pace)
+        return form(members, self.algo.State, self.widths, self.device, pace, self.cohorts, self.paths)
 
     def form_alone(self, member: Member) -> list[Cohort]:
         """Form the cohort of one member, whatever its slot."""
-        return form([self.equip(member)], self.algo.State, self.widths, self.device, "exact", pace=pace)
+        return form([self.equip(member)], self.algo.State, self.widths, self.device, pace, "exact")
 
     def equip(self, member: Member) -> Member:
         """Return a member that normalises what it sees as `train.normalise` says: one that has seen nothing begins."""
