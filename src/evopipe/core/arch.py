@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from evopipe.core import lstm
-from evopipe.core.layout import RESIDUAL, Block, Layout, Part, lay_out
+from evopipe.core.layout import Block, Layer, Layout, Part
 from evopipe.core.morph import Change, options
-from evopipe.core.padded import Padded, widest
+from evopipe.core.padded import WIDTH_MULTIPLE, Padded, widest
 from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Option, Widths
 from evopipe.errors import ParamsError
@@ -67,7 +67,7 @@ class Arch:
     @property
     def residual(self) -> bool:
         """Whether the encoder is made of residual blocks, which stand behind the latent."""
-        return self.kind in RESIDUAL
+        return self.kind in ("simba", "resnet")
 
     @property
     def recurrent(self) -> int:
@@ -80,11 +80,44 @@ class Arch:
         return {"whole": slice(None), "encoder": slice(behind), "head": slice(behind, None)}[widths.role]
 
     def layout(self, widths: Widths) -> Layout:
-        """Return where a network's parameters lie, without pads."""
-        hidden = list(self.layers.items())[self.own(widths)]
-        if widths.role == "head":
-            return lay_out(widths.inputs + self.latent, hidden, widths.outputs, self.layer_norm, _NO_STEM, "mlp")
-        return lay_out(widths.inputs, hidden, widths.outputs, self.layer_norm, self.stem, self.kind)
+        """Return where a network's parameters lie, without pads: its layers one after another."""
+        at = 0
+
+        def part(name: str, rows: int, columns: int, groups: int = 1) -> Part:
+            nonlocal at
+            at += rows * columns * groups
+            return Part(name, at - rows * columns * groups, rows, columns * groups, groups)
+
+        def dense(name: str, rows: int, columns: int, groups: int = 1) -> Layer:
+            weight, bias = part(f"{name}.weight", rows, columns, groups), part(f"{name}.bias", 1, columns, groups)
+            return Layer(columns, weight, bias)
+
+        head = widths.role == "head"
+        convolutions = () if head else tuple(dense(*each) for each in self.stem.parts())
+        width = widths.inputs + self.latent if head else self.stem.reads(widths.inputs)
+        layers = []
+        for name, (own, blend) in list(self.layers.items())[self.own(widths)]:
+            gated, residual = (kind and name.startswith("encoder") for kind in (self.kind == "lstm", self.residual))
+            layer = dense(name, width, own, lstm.GATES if gated else 1)
+            if gated:
+                layer = layer._replace(recurrent=part(f"{name}.recurrent.weight", own, own, lstm.GATES))
+            if residual:  # the stream stays as wide as it is
+                layer = layer._replace(out=width)
+            elif blend:
+                layer = layer._replace(out=max(width, own))
+            in_stream = self.residual and not name.startswith("head")
+            if self.kind == "simba" if in_stream else self.layer_norm and not gated:
+                units = width if residual else own  # a residual block's stand before it
+                layer = layer._replace(gain=part(f"{name}.gain", 1, units), shift=part(f"{name}.shift", 1, units))
+            if residual:
+                back, back_bias = part(f"{name}.back.weight", own, width), part(f"{name}.back.bias", 1, width)
+                layer = layer._replace(back=back, back_bias=back_bias)
+            elif blend:
+                layer = layer._replace(alpha=part(f"{name}.alpha", 1, 1))
+            width = layer.out
+            layers.append(layer)
+        output = (dense("output", width, widths.outputs),) if widths.outputs else ()
+        return Layout(convolutions, tuple(layers), output, at)
 
     def describe(self) -> str:
         """Return a short text: `128+64|32|64` is two encoder layers, the latent, one head layer; `~` marks a blend.
@@ -155,12 +188,7 @@ class Arch:
     @property
     def signature(self) -> Hashable:
         """See `Architecture`: padded widths, and which layers are full, for there the unmasked normalisation runs."""
-        padded = widest([self])
-        full = [
-            (block.width == room.width)
-            for block, room in zip(self.layers.values(), padded.layers.values(), strict=True)
-        ]
-        return padded, tuple(full)
+        return widest([self]), tuple(block.width % WIDTH_MULTIPLE == 0 for block in self.layers.values())
 
     @staticmethod
     def work(archs: Sequence[Arch]) -> int:

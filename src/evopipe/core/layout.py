@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-
-from evopipe.core import lstm
-from evopipe.core.stem import Stem
-from evopipe.schema.blocks import EncoderKind
-
-RESIDUAL = frozenset({"simba", "resnet"})
 
 
 class Block(NamedTuple):
@@ -88,54 +81,3 @@ class Layout:
     def every(self) -> tuple[Layer, ...]:
         """All that has parameters."""
         return (*self.stem, *self.hidden, *self.output)
-
-
-def lay_out(
-    inputs: int, hidden: Sequence[tuple[str, Block]], outputs: int, norm: bool, stem: Stem, kind: EncoderKind
-) -> Layout:
-    """Lay the parts of a network out, one after another.
-
-    Args:
-        inputs: input width.
-        hidden: name, width and whether the input also passes by, of every hidden layer.
-        outputs: output width, 0 for no output layer.
-        norm: whether hidden layers are normalised.
-        stem: the convolutions.
-        kind: what the encoder is.
-    """
-    at = 0
-
-    def part(name: str, rows: int, columns: int, groups: int = 1) -> Part:
-        nonlocal at
-        at += rows * columns * groups
-        return Part(name, at - rows * columns * groups, rows, columns * groups, groups)
-
-    def dense(name: str, rows: int, columns: int, groups: int = 1) -> Layer:
-        return Layer(columns, part(f"{name}.weight", rows, columns, groups), part(f"{name}.bias", 1, columns, groups))
-
-    convolutions = tuple(dense(*each) for each in stem.parts())
-    width, layers = stem.reads(inputs), []
-    for name, (own, blend) in hidden:
-        in_encoder, latent = not name.startswith("head"), name == "latent"
-        residual = kind in RESIDUAL and in_encoder
-        gated = kind == "lstm" and in_encoder and not latent
-        layer = dense(name, width, own, lstm.GATES if gated else 1)
-        if gated:
-            layer = layer._replace(recurrent=part(f"{name}.recurrent.weight", own, own, lstm.GATES))
-        if residual and not latent:  # the stream stays as wide as it is
-            layer = layer._replace(out=width)
-        elif blend:
-            layer = layer._replace(out=max(width, own))
-        if (kind == "simba") if residual else (norm and not gated):
-            units = layer.out if residual else own
-            layer = layer._replace(gain=part(f"{name}.gain", 1, units), shift=part(f"{name}.shift", 1, units))
-        if residual and not latent:
-            layer = layer._replace(
-                back=part(f"{name}.back.weight", own, width), back_bias=part(f"{name}.back.bias", 1, width)
-            )
-        elif blend:
-            layer = layer._replace(alpha=part(f"{name}.alpha", 1, 1))
-        width = layer.out
-        layers.append(layer)
-    output = (dense("output", width, outputs),) if outputs else ()
-    return Layout(convolutions, tuple(layers), output, at)
