@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from evopipe import algos, rng
-from evopipe.core import population
-from evopipe.core.population import Cohort, Member
+from evopipe.core.cohort import Cohort, dissolve
+from evopipe.core.member import Member
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.rng import Purpose, Stream
 from evopipe.run import act as acting
@@ -262,12 +262,12 @@ def updated(p: Spec, cohort: Cohort, times: int = 5) -> list[Member]:
     if algos.on_policy(p.algo):
         for i in range(times):
             learn_from_rollout(p, cohort, rollout_for(p, cohort, i), TICKS, i)
-        return population.dissolve([cohort])
+        return dissolve([cohort])
     for i in range(times):
         batch = batch_for(p, cohort, i)
         batch = replace(batch, discount=batch.discount * discount_rate(cohort)[:, None])
         update(p, cohort, batch, i)
-    return population.dissolve([cohort])
+    return dissolve([cohort])
 
 
 def update(p: Spec, cohort: Cohort, batch: Batch, i: int) -> Learned:

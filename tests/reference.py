@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from evopipe.core.arch import Arch, Block, Widths, initialise, layer_names, named
+from evopipe.core.arch import Arch
+from evopipe.core.layout import Block
+from evopipe.core.structure import Widths
 
 ACTIVATIONS = {
     "ReLU": torch.relu,
@@ -30,7 +32,7 @@ def network(arch: Arch, parts: Mapping[str, torch.Tensor], x: torch.Tensor) -> t
 
     A layer whose parameters are not among the parts is not in this network.
     """
-    for name, block in zip(layer_names(len(arch.encoder), len(arch.head)), arch.hidden, strict=True):
+    for name, block in arch.layers.items():
         if f"{name}.weight" not in parts:
             continue
         f = x @ parts[f"{name}.weight"] + parts[f"{name}.bias"]
@@ -49,13 +51,13 @@ def network(arch: Arch, parts: Mapping[str, torch.Tensor], x: torch.Tensor) -> t
 
 def function(arch: Arch, widths: Widths, row: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The same from a flat row."""
-    return network(arch, named(arch, widths, row), x)
+    return network(arch, arch.named(widths, row), x)
 
 
 def random_row(arch: Arch, widths: Widths, rng: np.random.Generator) -> torch.Tensor:
     """Parameters as training may leave them: no bias 0, no gain 1, no blend 0."""
-    row = initialise(arch, widths, rng)
-    for name, part in named(arch, widths, row).items():
+    row = arch.initialise(widths, rng)
+    for name, part in arch.named(widths, row).items():
         if name.endswith("alpha"):
             part.copy_(torch.from_numpy(rng.uniform(-0.3, 1.3, part.shape)))
         else:

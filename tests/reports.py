@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from evopipe import layout
-from evopipe.core.population import Member
+from evopipe.core.member import Member
 from evopipe.evolve.mutate import Mutation
 from evopipe.evolve.step import evolve
 from evopipe.ops.statistics import bootstrap_interval

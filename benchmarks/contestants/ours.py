@@ -19,7 +19,7 @@ import torch
 from common import EnvClock, Parts, main, sync_of, timed
 
 from evopipe import rng
-from evopipe.core.population import Cohort, dissolve
+from evopipe.core.cohort import Cohort, dissolve
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import Interrupted
 from evopipe.evolve.step import evolve

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from evopipe.core.population import Cohort, Member, dissolve, form
+from evopipe.core.cohort import Cohort, dissolve, form
+from evopipe.core.member import Member
 from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from evopipe.algos import Algorithm, get, on_policy
-from evopipe.core.arch import Arch, named, own_layout
+from evopipe.core.cohort import Cohort, Pace, form
+from evopipe.core.member import Member, read_architecture, tensor_kinds
 from evopipe.core.normalise import SHOWN
-from evopipe.core.population import Cohort, Member, Widths, acting_networks, form, tensor_kinds
+from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import DataError, UsageError
 from evopipe.rng import Purpose, Stream
@@ -50,7 +51,7 @@ class Policy:
         self.observations, self.actions = spaces.observations, spaces.actions
         self.widths: Mapping[str, Widths] = algo.networks(cfg, spaces)
         bare = [_bare(algo, member, self.widths)]
-        (self._cohort,) = form(bare, algo.State, self.widths, torch.device("cpu"), "exact")
+        (self._cohort,) = form(bare, algo.State, self.widths, torch.device("cpu"), lambda _: Pace())
         self.memory = self._cohort.memory
 
     def act(self, obs: Any, mask: Any = None, epsilon: float = 0.0, seed: int = 0) -> Any:
@@ -236,7 +237,7 @@ def save(folder: Path, algo_name: str, member: Member, about: Mapping[str, Any],
     cfg = algo.Config.model_validate(about.get("config", {}))
     policy, tensors = Policy(algo, cfg, member, about), _beside(algo, member.tensors)
     for network in acting_networks(algo.POLICY, policy.widths):  # parts of one architecture share no name
-        tensors |= named(member.arch, policy.widths[network], member.tensors[network])
+        tensors |= member.arch.named(policy.widths[network], member.tensors[network])
     content = {**about, "format": FORMAT, "algo": algo_name, "network": algo.POLICY, "arch": member.arch.to_json()}
     files: dict[str, bytes] = {
         POLICY: dump_json(content, str(folder / POLICY), indent=2),
@@ -273,7 +274,7 @@ def load(path: str | Path) -> Policy:
     if about.get("format") != FORMAT:
         raise DataError(f"{folder / POLICY}: format {about.get('format')!r} is not known to this version of evopipe")
     try:
-        algo, arch = get(about["algo"]), Arch.from_json(about["arch"])
+        algo, arch = get(about["algo"]), read_architecture(about["arch"])
         cfg, space = algo.Config.model_validate(about.get("config", {})), ActionSpace.from_json(about)
         widths = algo.networks(cfg, space.spaces(ObservationSpace.from_json(about)))
         rows = {name: _flat(arch, widths[name], tensors) for name in acting_networks(algo.POLICY, widths)}
@@ -283,10 +284,10 @@ def load(path: str | Path) -> Policy:
     return Policy(algo, cfg, member, about)
 
 
-def _flat(arch: Arch, widths: Widths, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _flat(arch: Architecture, widths: Widths, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Put named tensors into one flat row `[n]`."""
-    row = torch.empty(own_layout(arch, widths).size)
-    for name, view in named(arch, widths, row).items():
+    row = torch.empty(arch.size(widths))
+    for name, view in arch.named(widths, row).items():
         view.copy_(tensors[name].view(view.shape))
     return row
 
@@ -306,5 +307,5 @@ def _bare(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Memb
         elif kind == "row":
             tensors.setdefault(name, torch.zeros(()))
         else:
-            tensors[name] = torch.zeros(own_layout(member.arch, widths[network]).size)
+            tensors[name] = torch.zeros(member.arch.size(widths[network]))
     return replace(member, tensors=tensors)

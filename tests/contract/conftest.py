@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evopipe.core.population import Member
+from evopipe.core.member import Member
 from evopipe.run.drive import begin
 from evopipe.run.spec import Spec, first_members
 

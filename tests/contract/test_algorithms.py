@@ -16,7 +16,7 @@ import torch
 
 import populations
 from evopipe import algos
-from evopipe.core import population
+from evopipe.core.cohort import dissolve
 from evopipe.errors import ParamsError
 from evopipe.evolve.lineage import Record
 from evopipe.evolve.step import evolve
@@ -128,7 +128,7 @@ def test_a_nan_leaves_the_other_members_bit_identical(
         advance(loop, BEFORE[is_on_policy(algo)])
     plant(ill, 2)
     cohort, row = of_slot(ill.cohorts, 2)
-    before = next(m for m in population.dissolve([cohort]) if m.slot == 2)
+    before = next(m for m in dissolve([cohort]) if m.slot == 2)
     for loop in (clean, ill):
         advance(loop, 1)
     cohort, row = of_slot(ill.cohorts, 2)
@@ -243,7 +243,7 @@ def test_forming_and_dissolving_cohorts_is_the_identity(
     advance(loop, 70)
     members = loop.members
     assert len({m.arch for m in members}) >= 3
-    again = population.dissolve(loop.spec.form(members))
+    again = dissolve(loop.spec.form(members))
     assert all(same(a, b) for a, b in zip(members, again, strict=True))
     assert [replace(m, tensors={}) for m in members] == [replace(m, tensors={}) for m in again]
 

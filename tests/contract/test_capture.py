@@ -15,9 +15,9 @@ import torch
 import populations
 from device import DEVICE, CaptureError, Device, Recorder, Remote
 from evopipe import algos
-from evopipe.core import optim, population
-from evopipe.core.graphs import Capture, Paths
-from evopipe.core.population import Cohort, tensors_of
+from evopipe.core import optim
+from evopipe.core.cohort import COSTS, Cohort
+from evopipe.core.graphs import Capture, Paths, Runner
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.run import act as acting
 from evopipe.run.act import choose
@@ -37,8 +37,8 @@ off_policy = pytest.mark.parametrize("algo", populations.cases(on_policy=False))
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """The second device, grouped like a GPU, with the optimiser that a GPU gets on both."""
-    monkeypatch.setitem(population.COSTS, DEVICE.type, population.COSTS["cuda"])
-    monkeypatch.setitem(population.COSTS, "cpu", population.COSTS["cuda"])
+    monkeypatch.setitem(COSTS, DEVICE.type, COSTS["cuda"])
+    monkeypatch.setitem(COSTS, "cpu", COSTS["cuda"])
     monkeypatch.setattr(optim, "fused_is_sound", lambda: False)
     optim._take_layout_warning()
     with Device() as made:
@@ -78,10 +78,10 @@ def try_graph(p: Spec, device: Device) -> None:
             legal = np.ones((len(cohort.members), 3, p.actions), bool)
             for explore in ((0.5, 7), None):
                 assert choose(p, cohort, obs, legal, explore).shape[:2] == obs.shape[:2]
-            before = tensors_of(cohort.state)
+            before = cohort.tensors()
             losses = learn(there, cohort, replay, 5, 3)
             assert losses.shape == (len(cohort.members),)
-            assert all(x is y for x, y in zip(before, tensors_of(cohort.state), strict=True)), "state stays in place"
+            assert all(x is y for x, y in zip(before, cohort.tensors(), strict=True)), "state stays in place"
 
 
 # ---------------------------------------------------------------------------------------------- the registry
@@ -106,10 +106,10 @@ def test_step_and_epochs_fit_a_graph(algo: str, norm: bool, kind: str, device: D
     for masked in (False, not p.spaces.continuous):
         for cohort in recorded(p, device):
             rollout = populations.rollout_for(there, cohort, masked=masked)
-            before = tensors_of(cohort.state)
+            before = cohort.tensors()
             losses = learn_from_rollout(there, cohort, rollout, populations.TICKS, 5)
             assert losses.shape == (len(cohort.members),)
-            assert all(x is y for x, y in zip(before, tensors_of(cohort.state), strict=True)), "state stays in place"
+            assert all(x is y for x, y in zip(before, cohort.tensors(), strict=True)), "state stays in place"
             obs = torch.zeros(len(cohort.members), 3, p.observations)
             legal, begins = torch.ones(*obs.shape[:2], p.actions).bool(), torch.zeros(obs.shape[:2]).bool()
             memory = torch.zeros(*obs.shape[:2], cohort.memory).to(DEVICE)
@@ -183,7 +183,7 @@ def run_here_and_there(p: Spec, capture: Capture, device: Device) -> None:
     there, here = begin(far, first_members(p, 3)[0]), started(p, 3)
     for loop in (there, here):
         advance(loop, 12)
-    assert all(isinstance(t, Remote) for c in there.cohorts for t in (*tensors_of(c.state), c.keys, *c.hyper.values()))
+    assert all(isinstance(t, Remote) for c in there.cohorts for t in (*c.tensors(), c.keys, *c.hyper.values()))
     device.waits.clear()
     advance(there, 10)
     assert device.waits == {"a copy from or to the host": 10 * len(there.cohorts)}
@@ -345,7 +345,7 @@ def test_evaluation_on_fixed_buffers_is_the_eager_one(algo: str) -> None:
     advance(loop, 40)
     seeds = np.arange(6)
     eager = evaluate(p, loop.cohorts, loop.regime.evaluator.pool, seeds, 40)
-    fixed = [replace(c, runner=population.Runner(Paths("buffers"))) for c in loop.cohorts]
+    fixed = [replace(c, runner=Runner(Paths("buffers"))) for c in loop.cohorts]
     again = evaluate(p, fixed, loop.regime.evaluator.pool, seeds, 40)
     assert (again.returns == eager.returns).all()
     loop.close()

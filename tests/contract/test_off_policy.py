@@ -12,7 +12,7 @@ import torch
 
 import populations
 from evopipe import algos, rng
-from evopipe.core import population
+from evopipe.core.cohort import COSTS, dissolve
 from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError
 from evopipe.rng import Purpose
@@ -117,7 +117,7 @@ def test_a_batch_size_by_weights_is_training_on_the_smaller_batch(algo: str) -> 
                 torch.full((1, size), 1.0 / size),
             )  # fmt: skip
             update(p, alone, own, j)
-        (member,) = population.dissolve([alone])
+        (member,) = dissolve([alone])
         for name, tensor in member.tensors.items():
             # Adam takes a gradient near its ε for a step of any size: a hundredth of a step is left to rounding.
             torch.testing.assert_close(together[i].tensors[name], tensor, rtol=1e-4, atol=1e-5)
@@ -126,7 +126,7 @@ def test_a_batch_size_by_weights_is_training_on_the_smaller_batch(algo: str) -> 
 def test_update_never_asks_the_host(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the meta device there are no numbers: `.item()`, `.tolist()`, `if tensor` and boolean indexing all raise, as
     they would break the capture of a CUDA graph."""
-    monkeypatch.setitem(population.COSTS, "meta", population.COSTS["cuda"])
+    monkeypatch.setitem(COSTS, "meta", COSTS["cuda"])
     p = replace(unlike(algo, norm=True, cohorts="merged"), device=torch.device("meta"))
     for cohort in p.form(first_members(p, 6)[0]):
         batch = batch_for(p, cohort)

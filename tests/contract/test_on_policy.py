@@ -17,9 +17,10 @@ import torch
 import populations
 from evopipe import policy, rng
 from evopipe.algos import get, on_policy
-from evopipe.core import optim, population
+from evopipe.core import optim
+from evopipe.core.cohort import COSTS, dissolve
 from evopipe.core.graphs import Paths
-from evopipe.core.population import Member
+from evopipe.core.member import Member
 from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError, UsageError
 from evopipe.rng import Purpose
@@ -217,10 +218,10 @@ def test_broken_steps_harm_nobody(algo: str, env: str, run: Callable[..., Any]) 
 def test_a_rollout_of_broken_steps_alone_teaches_nothing() -> None:
     p = populations.problem(algo="ppo")
     (cohort,) = p.form(first_members(p, 2)[0])
-    before = population.dissolve([cohort])
+    before = dissolve([cohort])
     rollout = rollout_for(p, cohort, broken=1.0)
     learn_from_rollout(p, cohort, rollout, TICKS, 3)
-    assert all(same(a, b) for a, b in zip(before, population.dissolve([cohort]), strict=True))
+    assert all(same(a, b) for a, b in zip(before, dissolve([cohort]), strict=True))
 
 
 @pytest.mark.parametrize("cohorts", ["exact", "merged"])
@@ -390,11 +391,11 @@ def test_members_of_unlike_batch_sizes_and_epochs_learn_as_each_would_alone(algo
     (cohort,) = p.form(members)
     rollout = rollout_for(p, cohort)
     losses = learn_from_rollout(p, cohort, copy.deepcopy(rollout), TICKS, 3)
-    for i, member in enumerate(population.dissolve([cohort])):
+    for i, member in enumerate(dissolve([cohort])):
         (one,) = p.form([replace(members[i], slot=0)])
         loss = learn_from_rollout(p, one, copy.deepcopy(rollout.part(i, i + 1)), TICKS, 3)
         torch.testing.assert_close(loss[0], losses[i], rtol=1e-4, atol=1e-5)
-        (alone,) = population.dissolve([one])
+        (alone,) = dissolve([one])
         assert alone.tensors["updates"] == member.tensors["updates"] > 0
         for name, tensor in alone.tensors.items():
             torch.testing.assert_close(member.tensors[name], tensor, rtol=1e-4, atol=1e-5)
@@ -410,10 +411,10 @@ def test_a_neighbours_batch_size_changes_no_bit(kind: str) -> None:
         (cohort,) = p.form(members)
         rollout = rollout_for(p, cohort, ticks=ticks)
         learn_from_rollout(p, cohort, copy.deepcopy(rollout), ticks, 3)
-        for i, member in enumerate(population.dissolve([cohort])):
+        for i, member in enumerate(dissolve([cohort])):
             (one,) = p.form([replace(members[i], slot=0)])
             learn_from_rollout(p, one, copy.deepcopy(rollout.part(i, i + 1)), ticks, 3)
-            assert same(population.dissolve([one])[0], member), (ticks, i)
+            assert same(dissolve([one])[0], member), (ticks, i)
 
 
 Seen = list[tuple[torch.Tensor, torch.Tensor]]
@@ -472,7 +473,7 @@ def test_each_step_is_learned_from_once_an_epoch(kind: str, cut: str, longest: i
 @each_algorithm
 def test_learning_never_asks_the_host(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the meta device there are no numbers: `.item()`, `if tensor` and boolean indexing all raise."""
-    monkeypatch.setitem(population.COSTS, "meta", population.COSTS["cuda"])
+    monkeypatch.setitem(COSTS, "meta", COSTS["cuda"])
     p = replace(populations.unlike(algo, norm=True, cohorts="merged"), device=torch.device("meta"))
     for cohort in p.form(first_members(p, 6)[0]):
         for masked in (False, not p.spaces.continuous):

@@ -16,7 +16,8 @@ import torch
 
 import populations
 from evopipe.algos import on_policy
-from evopipe.core.population import Member, dissolve, part
+from evopipe.core.cohort import dissolve
+from evopipe.core.member import Member
 from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.spec import Spec, first_members
 from populations import TICKS, batch_for, cases, rollout_for, same, update
@@ -56,7 +57,7 @@ def learned(p: Spec, members: list[Member], borders: tuple[int, ...]) -> list[Me
     """Members after three updates in these parts, each on its own share of the same transitions."""
     (cohort,) = p.form(members)
     cuts = list(itertools.pairwise((0, *borders, SIZE)))
-    parts = [part(cohort, first, end) for first, end in cuts]
+    parts = [cohort.part(first, end) for first, end in cuts]
     for i in range(3):
         if on_policy(p.algo):
             whole = rollout_for(p, p.form(members)[0], i)
@@ -89,5 +90,5 @@ def test_no_value_depends_on_the_part_that_a_member_acts_in(algo: str, envs: int
     whole = p.algo.values(p.algo_config, cohort.state, obs)  # type: ignore[attr-defined]
     for borders in BORDERS:
         for first, end in itertools.pairwise((0, *borders, SIZE)):
-            own = part(cohort, first, end)
+            own = cohort.part(first, end)
             assert torch.equal(p.algo.values(p.algo_config, own.state, obs[first:end]), whole[first:end])  # type: ignore[attr-defined]

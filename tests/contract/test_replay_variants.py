@@ -12,7 +12,8 @@ import torch
 
 import populations
 from device import DEVICE, Device
-from evopipe.core import optim, population
+from evopipe.core import optim
+from evopipe.core.cohort import COSTS
 from evopipe.core.graphs import Capture, Paths
 from evopipe.run import learners
 from evopipe.run.drive import begin
@@ -224,8 +225,8 @@ def test_a_run_on_another_device_is_the_run_on_the_host(
     algo: str, capture: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing in learning waits for the device."""
-    monkeypatch.setitem(population.COSTS, DEVICE.type, population.COSTS["cuda"])
-    monkeypatch.setitem(population.COSTS, "cpu", population.COSTS["cuda"])
+    monkeypatch.setitem(COSTS, DEVICE.type, COSTS["cuda"])
+    monkeypatch.setitem(COSTS, "cpu", COSTS["cuda"])
     monkeypatch.setattr(optim, "fused_is_sound", lambda: False)
     optim._take_layout_warning()
     p = variant(algo, cohorts="merged", learning_delay=20, evo_steps=120, max_steps=240)

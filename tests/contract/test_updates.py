@@ -17,13 +17,14 @@ import torch
 from torch.nn.functional import huber_loss
 
 from evopipe import algos
-from evopipe.core import population
-from evopipe.core.arch import Arch, Block, initialise, named
-from evopipe.core.forward import noisy
+from evopipe.core.arch import Arch
+from evopipe.core.cohort import Cohort, create, dissolve, form
+from evopipe.core.layout import Block
+from evopipe.core.member import Member, tensor_kinds
 from evopipe.core.net import Net
-from evopipe.core.population import Cohort, Member
+from evopipe.core.padded import noisy
 from evopipe.rng import Purpose, Stream, host, member_keys
-from evopipe.run.spec import first_members
+from evopipe.run.spec import first_members, pace
 from evopipe.schema.declare import evolvable
 from evopipe.types import Batch, Learned, Sequences, Spaces
 from populations import problem, same
@@ -101,14 +102,14 @@ class Given:
             for i in range(P)
         ]
         rows = {
-            name: [initialise(m.arch, w, host(m.key, Purpose.INIT, i)) for m in bare]
+            name: [m.arch.initialise(w, host(m.key, Purpose.INIT, i)) for m in bare]
             for i, (name, w) in enumerate(self.widths.items())
         }
-        self.fresh = population.create(bare, partial(self.algo.init, self.cfg), rows, self.widths)
+        self.fresh = create(bare, partial(self.algo.init, self.cfg), rows, self.widths)
         g, self.members = torch.Generator().manual_seed(1), []
         for m in self.fresh:
             tensors = {name: x.to(torch.get_default_dtype(), copy=True) for name, x in m.tensors.items()}
-            for name, (what, _) in population.tensor_kinds(self.algo.State, self.widths).items():
+            for name, (what, _) in tensor_kinds(self.algo.State, self.widths).items():
                 if what == "parameters":  # so that outputs are of some size, and targets unlike what they follow
                     tensors[name] += 0.3 * torch.randn(tensors[name].shape, generator=g)
                 elif what == "scales":
@@ -117,7 +118,7 @@ class Given:
             if "log_alpha" in tensors:
                 tensors["log_alpha"] = torch.tensor([-1.0, 0.5, -3.0])[m.slot]
                 if self.spaces.continuous:  # deviations far beyond what they are clamped to
-                    bias = named(m.arch, self.widths["actor"], tensors["actor"])["output.bias"]
+                    bias = m.arch.named(self.widths["actor"], tensors["actor"])["output.bias"]
                     bias[A:] += (0.0, 4.0, -30.0)[m.slot]
             if "log_std" in tensors:
                 tensors["log_std"] += 0.1 * torch.randn(tensors["log_std"].shape, generator=g)
@@ -134,7 +135,7 @@ class Given:
 
     def cohort(self) -> Cohort:
         """A new cohort of the members; its one and only group."""
-        (cohort,) = population.form(self.members, self.algo.State, self.widths, torch.device("cpu"))
+        (cohort,) = form(self.members, self.algo.State, self.widths, torch.device("cpu"), pace)
         hyper = {name: torch.tensor([m.hyper[name] for m in cohort.members]) for name in cohort.hyper}
         return replace(cohort, hyper=hyper)
 
@@ -153,7 +154,7 @@ class Given:
     def updated(self, cohort: Cohort, turn: int, at: int) -> list[Member]:
         """The cohort's members after an update."""
         self.update(cohort, turn, at)
-        return population.dissolve([cohort])
+        return dissolve([cohort])
 
     def masks(self, g: torch.Generator, action: torch.Tensor) -> torch.Tensor | None:
         """Legal actions, those taken among them."""
@@ -209,7 +210,7 @@ class Agent:
     def __init__(self, given: Given, member: Member) -> None:
         self.cfg, self.arch, self.widths, self.hyper = given.cfg, member.arch, given.widths, member.hyper
         self.name, self.continuous, self.policy = given.name, given.spaces.continuous, given.algo.POLICY
-        kinds = population.tensor_kinds(given.algo.State, given.widths)
+        kinds = tensor_kinds(given.algo.State, given.widths)
         self.of = {name: of for name, (_, of) in kinds.items()}
         self.moved = [name.removesuffix(".mean") for name in kinds if name.endswith(".mean")]
         self.values = {
@@ -227,10 +228,10 @@ class Agent:
     def noisy(self, name: str, scale: str, draw: Stream, x: torch.Tensor) -> torch.Tensor:
         """A network whose every number behind the latent has noise: ε by the program, of this member alone."""
         widths = self.widths[self.of[name]]
-        shape = population.structures([Member(0, 0, None, 0, self.arch, {}, {})], {name: widths}, torch.device("cpu"))
-        zeros = torch.zeros(1, shape[name].layout.size)
-        eps = noisy(Net(shape[name], zeros), Net(shape[name], torch.ones_like(zeros)), draw)
-        parts, sigma = (named(self.arch, widths, self.values[each]) for each in (name, scale))
+        shape = self.arch.stack([self.arch], widths, torch.device("cpu"))
+        zeros = torch.zeros(1, shape.size)
+        eps = noisy(Net(shape, zeros), Net(shape, torch.ones_like(zeros)), draw)
+        parts, sigma = (self.arch.named(widths, self.values[each]) for each in (name, scale))
         heard = dict(parts)
         for layer, views in (("head.0", eps[-2]), ("output", eps[-1])):
             rows, columns = parts[f"{layer}.weight"].shape
@@ -595,7 +596,7 @@ def test_updates_are_those_of_one_agent_a_member(case: str) -> None:
         batch = given.steps(cohort, at) if given.on_policy else given.transitions(at)
         learned = given.update(cohort, turn, at)
         assert learned.healthy.all()
-        members = population.dissolve([cohort])
+        members = dissolve([cohort])
         for i, (agent, member) in enumerate(zip(agents, members, strict=True)):
             draw = Stream(cohort.keys[i : i + 1], Purpose.UPDATE, torch.tensor([at]))
             paper = PAPERS[given.name]
@@ -624,7 +625,7 @@ def test_a_hard_target_is_copied_at_every_so_many_updates_of_its_member() -> Non
     done = [0, 1, 5]  # as the members begin
     for at in range(8):
         cohort.healthy[2] = at < 4
-        before = population.dissolve([cohort])
+        before = dissolve([cohort])
         for i, (old, new) in enumerate(zip(before, given.updated(cohort, 0, at), strict=True)):
             took = i < 2 or at < 4
             done[i] += took
@@ -636,7 +637,7 @@ def test_a_hard_target_is_copied_at_every_so_many_updates_of_its_member() -> Non
 @each_case
 def test_networks_begin_unlike_targets_as_their_copies_and_nothing_was_learned_yet(case: str) -> None:
     given = Given(case)
-    kinds = population.tensor_kinds(given.algo.State, given.widths)
+    kinds = tensor_kinds(given.algo.State, given.widths)
     weights = {name: of_network for name, (kind, of_network) in kinds.items() if kind == "parameters"}
     for member in given.fresh:
         online: dict[str, torch.Tensor] = {}
@@ -659,7 +660,7 @@ def test_a_frozen_member_stays_as_it_is(case: str) -> None:
     for turn in range(given.period):
         cohort = given.cohort()
         cohort.healthy[1] = False
-        before, clean = population.dissolve([cohort]), given.updated(given.cohort(), turn, 0)
+        before, clean = dissolve([cohort]), given.updated(given.cohort(), turn, 0)
         after = given.updated(cohort, turn, 0)
         assert [m.healthy for m in after] == [True, False, True]
         assert all(torch.equal(after[1].tensors[n].to(x), x) for n, x in before[1].tensors.items() if n != "resting")
@@ -691,13 +692,11 @@ def test_a_gradient_that_is_none_of_any_network_freezes_its_member(case: str) ->
             spoilt = torch.zeros(len(net.values), 1, 1)
             spoilt[len(net.values) // P + k] = math.nan
             net.views[-1].weight.register_hook(partial(torch.add, spoilt))
-            before = population.dissolve([cohort])[1]
+            before = dissolve([cohort])[1]
             learned = given.update(cohort, turn, 0)
             assert learned.losses.isfinite().all()
             assert learned.healthy.tolist() == [True, False, True], (name, k)
-            assert torch.equal(
-                population.dissolve([cohort])[1].tensors[given.algo.POLICY], before.tensors[given.algo.POLICY]
-            )
+            assert torch.equal(dissolve([cohort])[1].tensors[given.algo.POLICY], before.tensors[given.algo.POLICY])
 
 
 @each_case
@@ -717,7 +716,7 @@ def test_a_number_that_is_none_in_any_network_freezes_its_member_at_once(case: s
                 net = getattr(cohort.state, name)
                 row = len(net.values) // P + k
                 net.values[row, net.structure.index[row]] = math.nan
-                before = population.dissolve([cohort])[1]
+                before = dissolve([cohort])[1]
                 after = given.updated(cohort, turn, turn)
                 assert [m.healthy for m in after] == [True, False, True], (name, k, turn)
                 assert all(same(after[i], clean[i]) for i in (0, 2)), (name, k, turn)

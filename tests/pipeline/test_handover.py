@@ -22,8 +22,9 @@ import evopipe
 import populations
 import reference
 from evopipe import algos, layout, policy, rng
-from evopipe.core.arch import Arch, Block
-from evopipe.core.population import Member
+from evopipe.core.arch import Arch
+from evopipe.core.layout import Block
+from evopipe.core.member import Member
 from evopipe.data.episodes import Episode
 from evopipe.data.minari import read_own
 from evopipe.data.transitions import Transitions, write_transitions

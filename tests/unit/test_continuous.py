@@ -15,10 +15,9 @@ from torch.distributions import Normal, TanhTransform, TransformedDistribution
 import populations
 from evopipe import policy
 from evopipe.algos import sac, td3
-from evopipe.core import population
-from evopipe.core.arch import named
+from evopipe.core.cohort import Cohort
+from evopipe.core.member import Member, tensor_kinds
 from evopipe.core.optim import ScalarAdam
-from evopipe.core.population import Cohort, Member
 from evopipe.envs.spaces import ActionSpace
 from evopipe.errors import ParamsError
 from evopipe.ops.distributions import masked_log_softmax, squashed_gaussian
@@ -54,7 +53,7 @@ def formed(algo: str, env: str = "Pendulum-v1", **config: Any) -> tuple[Spec, Co
     members = first_members(p, 3)[0]
     g = torch.Generator().manual_seed(0)
     for member in members:
-        for name, (kind, _) in population.tensor_kinds(p.algo.State, p.widths).items():
+        for name, (kind, _) in tensor_kinds(p.algo.State, p.widths).items():
             if kind == "parameters":
                 member.tensors[name].add_(0.2 * torch.randn(member.tensors[name].shape, generator=g))
     (cohort,) = p.form(members)
@@ -63,8 +62,8 @@ def formed(algo: str, env: str = "Pendulum-v1", **config: Any) -> tuple[Spec, Co
 
 def net(p: Spec, member: Member, name: str, x: torch.Tensor) -> torch.Tensor:
     """One member's network by the reference in double precision."""
-    of = population.tensor_kinds(p.algo.State, p.widths)[name][1]
-    parts = {k: v.double() for k, v in named(member.arch, p.widths[of], member.tensors[name]).items()}
+    of = tensor_kinds(p.algo.State, p.widths)[name][1]
+    parts = {k: v.double() for k, v in member.arch.named(p.widths[of], member.tensors[name]).items()}
     return network(member.arch, parts, x.double())
 
 

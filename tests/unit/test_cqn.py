@@ -12,8 +12,8 @@ import torch
 
 import populations
 from evopipe.algos import cqn, dqn
+from evopipe.core.cohort import Cohort
 from evopipe.core.net import Net
-from evopipe.core.population import Cohort
 from evopipe.data.transitions import Transitions
 from evopipe.ops.value import conservative_gap
 from evopipe.run.drive import begin

@@ -13,20 +13,22 @@ from torch.nn import functional as F
 
 import populations
 import reference
-from evopipe.core.arch import Arch, Block, named, own_layout
+from evopipe.core.arch import Arch
+from evopipe.core.cohort import group
 from evopipe.core.forward import forward
 from evopipe.core.graphs import Paths
 from evopipe.core.layers import ACTIVATIONS
-from evopipe.core.morph import Change, resize_moments, resize_parameters, resize_scales
+from evopipe.core.layout import Block
+from evopipe.core.morph import Change
 from evopipe.core.net import Net
 from evopipe.core.optim import backward
-from evopipe.core.population import Widths, group
-from evopipe.core.stem import Conv, Stem, convolve, grouped, row_by_row
-from evopipe.core.structure import Structure
+from evopipe.core.padded import Padded
+from evopipe.core.stem import Conv, Stem, convolve
+from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
-from evopipe.evolve.mutate import _layer_changes, _node_changes, _stem_changes, mutate
+from evopipe.evolve.mutate import mutate
 from evopipe.run.drive import begin
-from evopipe.run.spec import first_members
+from evopipe.run.spec import first_members, pace
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig, NetworkConfig
 from evopipe.types import Image
 from populations import advance, finish, same, started
@@ -48,7 +50,7 @@ def inputs(batch: int = 6, scale: float = 1.0) -> torch.Tensor:
 
 def reference_function(arch: Arch, row: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """`[B, inputs]` → `[B, outputs]`, one member: plain convolutions, then the reference network."""
-    parts, found, vector, at = named(arch, WIDTHS, row), [], [], 0
+    parts, found, vector, at = arch.named(WIDTHS, row), [], [], 0
     for i, image in enumerate(arch.stem.images):
         vector.append(x[:, at : image.start])
         at = image.start + image.size
@@ -75,16 +77,17 @@ def alone(
 
 
 def together(archs: list[Arch], rows: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    structure = Structure(archs, WIDTHS, CPU)
+    structure = Padded(archs, WIDTHS, CPU)
     return forward(Net(structure, structure.pack(rows)), x.expand(len(archs), -1, -1))
 
 
 @pytest.mark.numerical
-def test_a_convolution_by_plain_loops() -> None:
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_convolution_by_plain_loops(grouped: bool) -> None:
     rng = np.random.default_rng(0)
     x, weight, bias = rng.normal(size=(2, 3, 2, 5, 4)), rng.normal(size=(2, 2 * 9, 3)), rng.normal(size=(2, 1, 3))
     conv = Conv(3, 3, 2, 1)
-    found = convolve(*(torch.from_numpy(a) for a in (x, weight, bias)), conv)
+    found = convolve(*(torch.from_numpy(a) for a in (x, weight, bias)), conv, grouped)
     assert found.shape == (2, 3, 3, 3, 2)
     padded = np.pad(x, ((0, 0), (0, 0), (0, 0), (1, 1), (1, 1)))
     for p, b, o, i, j in np.ndindex(*found.shape):
@@ -92,14 +95,6 @@ def test_a_convolution_by_plain_loops() -> None:
         for c, dy, dx in np.ndindex(2, 3, 3):
             total += padded[p, b, c, 2 * i + dy, 2 * j + dx] * weight[p, c * 9 + dy * 3 + dx, o]
         assert float(found[p, b, o, i, j]) == pytest.approx(total, abs=1e-12)
-
-
-@pytest.mark.numerical
-def test_a_grouped_convolution_is_the_same() -> None:
-    g = torch.Generator().manual_seed(0)
-    shapes = ((3, 4, 2, 7, 6), (3, 5, 2, 3, 3), (3, 5))
-    tensors = [torch.randn(*shape, generator=g, dtype=torch.float64) for shape in shapes]
-    assert torch.allclose(grouped(*tensors, 2, 1), row_by_row(*tensors, 2, 1), atol=1e-12)
 
 
 @pytest.mark.numerical
@@ -112,7 +107,7 @@ def test_members_with_images_compute_what_they_compute_alone(activation: str, no
     archs = [replace(arch_with(convs, activation, norm), encoder=(Block(w),), latent=n) for w, n in ((12, 10), (33, 7))]
     rows = [reference.random_row(arch, WIDTHS, rng) for arch in archs]
     x = inputs()
-    structure = Structure(archs, WIDTHS, CPU)
+    structure = Padded(archs, WIDTHS, CPU)
     net = Net(structure, structure.pack(rows), trainable=True)
     out = forward(net, x.expand(2, -1, -1))
     backward(out.square().sum(dim=(1, 2)), net)
@@ -130,8 +125,9 @@ def trained(arch: Arch, seed: int = 2) -> torch.Tensor:
 
 
 def changes(arch: Arch) -> Iterator[tuple[str, int, int, Arch]]:
-    for _, what, before, after, new in _stem_changes(BOUNDS, arch):
-        yield what, before, after, new
+    for _, what, before, after, new in arch.options(BOUNDS, [WIDTHS]):
+        if what.startswith("conv"):
+            yield what, before, after, new
 
 
 @pytest.mark.numerical
@@ -141,8 +137,8 @@ def test_more_channels_and_larger_kernels_leave_the_function_unchanged(activatio
     row, grew = trained(arch), 0
     before = reference.known(lambda row, x: (reference_function(arch, row, x),), row, inputs())
     for what, old, after, new in changes(arch):
-        grown = resize_parameters(Change(arch, new), WIDTHS, row, np.random.default_rng(0))
-        assert len(grown) == own_layout(new, WIDTHS).size
+        grown = Change(arch, new, WIDTHS).parameters(row, np.random.default_rng(0))
+        assert len(grown) == new.layout(WIDTHS).size
         assert [s[1:] for s in new.stem.shapes(IMAGES[0])] == [s[1:] for s in arch.stem.shapes(IMAGES[0])], what
         if after > old:
             grew += 1
@@ -157,23 +153,21 @@ def test_what_was_added_learns() -> None:
     row = trained(arch)
     for what, old, after, new in changes(arch):
         if after > old:
-            grown = resize_parameters(Change(arch, new), WIDTHS, row, np.random.default_rng(0)).requires_grad_(True)
+            grown = Change(arch, new, WIDTHS).parameters(row, np.random.default_rng(0)).requires_grad_(True)
             reference_function(new, grown, inputs()).square().sum().backward()
             assert grown.grad is not None
-            places = resize_moments(Change(arch, new), WIDTHS, torch.ones_like(row))
+            places = Change(arch, new, WIDTHS).moments(torch.ones_like(row))
             assert grown.grad[places == 0].abs().sum() > 0, what
 
 
 def test_shrinking_cuts_off_the_last_channels_and_the_border() -> None:
     arch = arch_with((Conv(5, 4, 1), Conv(4, 2, 2)))
     row = trained(arch)
-    old = named(arch, WIDTHS, row)
+    old = arch.named(WIDTHS, row)
     found = {}
     for what, before, after, new in changes(arch):
         if after < before:
-            found[what, after] = named(
-                new, WIDTHS, resize_parameters(Change(arch, new), WIDTHS, row, np.random.default_rng(0))
-            )
+            found[what, after] = new.named(WIDTHS, Change(arch, new, WIDTHS).parameters(row, np.random.default_rng(0)))
     fewer = found["conv.0 channels", 4]
     assert torch.equal(fewer["conv.0.0.weight"], old["conv.0.0.weight"][:, :4])
     assert torch.equal(fewer["conv.1.1.weight"], old["conv.1.1.weight"][: 4 * 4])
@@ -189,10 +183,10 @@ def test_shrinking_cuts_off_the_last_channels_and_the_border() -> None:
 
 def test_survivors_keep_moments_and_scales() -> None:
     arch = arch_with()
-    row = torch.arange(1.0, own_layout(arch, WIDTHS).size + 1)
+    row = torch.arange(1.0, arch.layout(WIDTHS).size + 1)
     for what, before, after, new in changes(arch):
-        change = Change(arch, new)
-        moments, scales = resize_moments(change, WIDTHS, row), resize_scales(change, WIDTHS, row)
+        change = Change(arch, new, WIDTHS)
+        moments, scales = change.moments(row), change.scales(row)
         kept = moments != 0
         assert torch.equal(moments[kept], scales[kept]), what
         assert len(set(moments[kept].tolist())) == int(kept.sum()), what
@@ -205,7 +199,7 @@ def test_other_changes_carry_the_stem_over() -> None:
     arch = arch_with()
     row = trained(arch)
     wider = replace(arch, encoder=(Block(15), Block(9, True)))
-    grown = resize_parameters(Change(arch, wider), WIDTHS, row, np.random.default_rng(0))
+    grown = Change(arch, wider, WIDTHS).parameters(row, np.random.default_rng(0))
     before = reference.known(lambda row, x: (reference_function(arch, row, x),), row, inputs())
     assert before.agrees(reference_function(wider, grown.double(), inputs().double()))
 
@@ -289,10 +283,10 @@ def test_members_with_unlike_convolutions_never_merge() -> None:
     stem = members[0].arch.stem
     other = stem._replace(convs=(stem.convs[0]._replace(channels=9),))
     members[1] = replace(members[1], arch=replace(members[1].arch, stem=other))
-    found = [[m.slot for m in each] for each in group(members, "merged", "cpu")]
+    found = [[m.slot for m in each] for each in group(members, pace, "merged", "cpu")]
     assert sorted(found) == [[0, 2], [1]]
     with pytest.raises(ValueError, match="unlike convolutions"):
-        Structure([m.arch for m in members], p.widths["q"], CPU)
+        Padded([m.arch for m in members], p.widths["q"], CPU)
 
 
 def test_every_convolution_change_is_drawn_and_recorded() -> None:
@@ -303,7 +297,7 @@ def test_every_convolution_change_is_drawn_and_recorded() -> None:
         child, record = mutate(cfg, p.traits, member, np.random.default_rng(seed))
         if record.what.startswith("conv"):
             seen.add((record.what, record.before, record.after))
-            assert len(child.tensors["q"]) == own_layout(child.arch, p.widths["q"]).size
+            assert len(child.tensors["q"]) == child.arch.layout(p.widths["q"]).size
             p.form([child])
     kernels = {after for what, _, after in seen if what == "conv.0 kernel"}
     channels = {after for what, _, after in seen if what == "conv.0 channels"}
@@ -329,7 +323,7 @@ def residual_arch(
 
 def residual_function(arch: Arch, row: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """`[B, inputs]` → `[B, outputs]`, one member, as the papers write it; then the reference's head."""
-    parts, act = named(arch, VECTOR, row), reference.ACTIVATIONS[arch.activation]
+    parts, act = arch.named(VECTOR, row), reference.ACTIVATIONS[arch.activation]
 
     def before(name: str, x: torch.Tensor) -> torch.Tensor:
         if arch.kind == "resnet":
@@ -370,7 +364,7 @@ def test_residual_encoders_of_unlike_members_compute_what_they_compute_alone(
         replace(residual_arch(kind, activation), encoder=(), latent=5, head=(Block(40, True), Block(16))),
     ]
     rows = [reference.random_row(arch, VECTOR, rng) for arch in archs]
-    structure = Structure(archs, VECTOR, CPU)
+    structure = Padded(archs, VECTOR, CPU)
     net = Net(structure, structure.pack(rows), trainable=True)
     out = forward(net, vectors().expand(3, -1, -1))
     backward(out.square().sum(dim=(1, 2)), net)
@@ -393,16 +387,16 @@ def test_every_addition_to_a_residual_network_leaves_its_function_unchanged(
     row = reference.random_row(arch, VECTOR, np.random.default_rng(4))
 
     def outputs(arch: Arch, row: torch.Tensor) -> torch.Tensor:
-        structure = Structure([arch], VECTOR, CPU)
+        structure = Padded([arch], VECTOR, CPU)
         return forward(Net(structure, structure.pack([row])), vectors()[None])[0]
 
     before = reference.known(lambda row, x: (residual_function(arch, row, x),), row, vectors())
     methods = set()
-    for method, what, old, after, new in (*_layer_changes(GROWING, arch), *_node_changes(GROWING, arch, [VECTOR])):
-        change = Change(arch, new)
-        resized = resize_parameters(change, VECTOR, row, np.random.default_rng(0))
-        moments = resize_moments(change, VECTOR, torch.ones_like(row))
-        assert len(resized) == len(moments) == own_layout(new, VECTOR).size
+    for method, what, old, after, new in arch.options(GROWING, [VECTOR]):
+        change = Change(arch, new, VECTOR)
+        resized = change.parameters(row, np.random.default_rng(0))
+        moments = change.moments(torch.ones_like(row))
+        assert len(resized) == len(moments) == new.layout(VECTOR).size
         if after > old:
             methods.add(method)
             assert before.agrees(outputs(new, resized)), what

@@ -8,7 +8,7 @@ import torch
 
 import populations
 from envs_for_tests import Diary
-from evopipe.core.population import Member
+from evopipe.core.member import Member
 from evopipe.envs.pool import EnvPool
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import Stopped, evaluate

@@ -12,15 +12,14 @@ import pytest
 import torch
 
 import populations
-from evopipe.core.arch import Arch, Block, Widths, own_layout
-from evopipe.core.population import Member
+from evopipe.core.arch import Arch
+from evopipe.core.layout import Block
+from evopipe.core.member import Member
 from evopipe.core.stem import Conv, Stem
+from evopipe.core.structure import Widths
 from evopipe.evolve.mutate import (
     Traits,
     _disturb,
-    _layer_changes,
-    _node_changes,
-    _stem_changes,
     mutate,
     mutate_architecture,
     mutate_hyper,
@@ -167,11 +166,8 @@ def test_no_two_networks_begin_alike(algo: str) -> None:
 # -------------------------------------------------------------------------------------------- architecture's bounds
 
 
-def offered(bounds: ArchitectureBounds, arch: Arch, least_head: int = 0) -> set[tuple[str, str, int, int]]:
-    widths = [Widths(4, 2)]
-    found = [
-        *_layer_changes(bounds, arch, least_head), *_node_changes(bounds, arch, widths), *_stem_changes(bounds, arch)
-    ]  # fmt: skip
+def offered(bounds: ArchitectureBounds, arch: Arch, *others: Widths) -> set[tuple[str, str, int, int]]:
+    found = list(arch.options(bounds, [Widths(4, 2), *others]))
     for _, what, _, after, new in found:
         part, _, kind = what.partition(" ")
         name, _, index = part.partition(".")
@@ -194,7 +190,7 @@ def test_all_changes_to_their_bounds_are_offered_and_none_beyond() -> None:
         ("head.add_node", "head.0 width", 16, 32),
     }  # fmt: skip
     assert offered(BOUNDS, ARCH) == inside
-    assert offered(BOUNDS, ARCH, least_head=1) == inside - {("head.remove_layer", "head layers", 1, 0)}
+    assert offered(BOUNDS, ARCH, Widths(2, 1, "head")) == inside - {("head.remove_layer", "head layers", 1, 0)}
     ends = Arch((Block(48), Block(16)), 40, (), "ReLU", False)
     assert offered(BOUNDS, ends) == {
         ("encoder.remove_layer", "encoder layers", 2, 1), ("head.add_layer", "head layers", 0, 1),
@@ -233,20 +229,19 @@ def test_channels_and_kernels_reach_their_bounds_and_pass_none() -> None:
         ("conv.change_kernel", "conv.2 kernel", 5, 3),
         ("conv.remove_channel", "conv.3 channels", 10, 6), ("conv.change_kernel", "conv.3 kernel", 3, 5),
     }  # fmt: skip
-    kernels = [
-        new.stem.convs for method, *_, new in _stem_changes(BOUNDS, replace(ARCH, stem=stem)) if "kernel" in method
-    ]
+    options = replace(ARCH, stem=stem).options(BOUNDS, [Widths(144, 2)])
+    kernels = [new.stem.convs for method, *_, new in options if "kernel" in method]
     padding = [[conv.padding for conv in convs] for convs in kernels]
     assert padding == [[1, 0, 1, 0], [0, -1, 1, 0], [0, 0, 0, 0], [0, 0, 1, 1]]  # the output keeps its size
 
 
 def test_a_new_layer_is_as_wide_as_the_last_and_blended_in() -> None:
     arch = Arch((Block(48), Block(16)), 40, (), "ReLU", False)
-    grown = {method: new for method, *_, new in _layer_changes(ArchitectureBounds(), arch) if "add" in method}
+    grown = {method: new for method, *_, new in arch.options(ArchitectureBounds(), []) if "add_layer" in method}
     assert grown["encoder.add_layer"].encoder == (Block(48), Block(16), Block(16, True))
     assert grown["head.add_layer"].head == (Block(40, True),)
     stream = replace(arch, kind="resnet")
-    grown = {method: new for method, *_, new in _layer_changes(ArchitectureBounds(), stream) if "add" in method}
+    grown = {method: new for method, *_, new in stream.options(ArchitectureBounds(), []) if "add_layer" in method}
     assert grown["encoder.add_layer"].encoder == (Block(48), Block(16), Block(16))
     assert grown["head.add_layer"].head == (Block(40, True),)
 
@@ -269,7 +264,7 @@ def test_growth_is_as_likely_as_shrinkage() -> None:
     assert_even([change.what == "lr" for change in records])
 
     deep = Arch((Block(16), Block(16)), 16, (Block(16), Block(16)), "ReLU", False)
-    row = torch.zeros(own_layout(deep, Widths(4, 2)).size)
+    row = torch.zeros(deep.layout(Widths(4, 2)).size)
     started = replace(one, arch=deep, tensors={"q": row})
     bounds = {"min_nodes": 8, "min_latent": 8, "node_steps": [4, 8], "latent_steps": [4]}
     by_what: dict[str, list[bool]] = {}
@@ -290,7 +285,7 @@ def test_networks_get_new_weights_of_their_own_and_targets_their_networks() -> N
     kinds = {name: ("parameters", name.removesuffix("_target")) for name in ("a", "b", "a_target", "b_target")}
     twins = Traits(dict.fromkeys("ab", Widths(4, 2)), ["a"], kinds, {}, frozenset())
     old = Arch((Block(16),), 16, (), "ReLU", False)
-    size = own_layout(old, Widths(4, 2)).size
+    size = old.layout(Widths(4, 2)).size
     one = replace(member(0), arch=old, tensors={name: torch.zeros(size) for name in kinds})
     found = mutate_architecture(only("architecture", new_layer_prob=1.0), twins, one, np.random.default_rng(0))
     assert found is not None

@@ -15,7 +15,6 @@ import pytest
 from minari import MinariDataset
 
 from evopipe import layout, policy
-from evopipe.core.arch import named
 from evopipe.data.minari import read_own
 from evopipe.data.transitions import Transitions, read_transitions, statistics
 from evopipe.envs.heuristics import GOOD
@@ -193,7 +192,7 @@ def exported(folder: Path, settings: Params, prefers: int = 0) -> policy.Policy:
     spaces = {name: about[name] for name in ("observations", "actions")}
     start = settings.env.kwargs.get("offset", 0)
     widths = make_spec(settings).widths["q"]
-    named(members[0].arch, widths, members[0].tensors["q"])["output.bias"][prefers] += 100.0
+    members[0].arch.named(widths, members[0].tensors["q"])["output.bias"][prefers] += 100.0
     policy.save(folder, settings.train.algo, members[0], {**spaces, "action_start": start}, False, "a test")
     return policy.load(folder)
 

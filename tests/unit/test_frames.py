@@ -15,7 +15,8 @@ import torch
 from gymnasium import spaces
 
 from device import DEVICE, Device, Recorder
-from evopipe.core import optim, population
+from evopipe.core import optim
+from evopipe.core.cohort import COSTS
 from evopipe.core.graphs import Paths
 from evopipe.data.transitions import Transitions
 from evopipe.envs.pool import EnvPool
@@ -515,7 +516,7 @@ def test_fixed_tensors_change_nothing(runs: list[Run]) -> None:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """The second device, grouped like a CPU, with the optimiser that a GPU gets on both."""
-    monkeypatch.setitem(population.COSTS, DEVICE.type, population.COSTS["cpu"])
+    monkeypatch.setitem(COSTS, DEVICE.type, COSTS["cpu"])
     monkeypatch.setattr(optim, "fused_is_sound", lambda: False)
     optim._take_layout_warning()
     with Device() as made:

@@ -13,7 +13,7 @@ import torch
 
 from device import DEVICE, Device, Remote
 from evopipe import algos
-from evopipe.core import population
+from evopipe.core.cohort import COSTS
 from evopipe.errors import ResourceError, UsageError
 from evopipe.verify import Differs, gpu
 from tiny import call
@@ -27,7 +27,7 @@ def check(device: torch.device, found: list[gpu.Finding]) -> None:
 
 @pytest.fixture
 def grouped_like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(population.COSTS, DEVICE.type, population.COSTS["cuda"])
+    monkeypatch.setitem(COSTS, DEVICE.type, COSTS["cuda"])
 
 
 @pytest.mark.slow

@@ -206,7 +206,7 @@ import torch
 sys.path[:0] = sys.argv[1:2]
 from dataclasses import replace
 from evopipe.core.graphs import FastPathWarning, Paths
-from evopipe.core.population import dissolve
+from evopipe.core.cohort import dissolve
 import populations
 
 warnings.simplefilter("error", FastPathWarning if sys.argv[2] == "works" else ImportWarning)

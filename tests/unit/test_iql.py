@@ -10,8 +10,8 @@ import torch
 
 import populations
 from evopipe.algos import bc, iql
+from evopipe.core.cohort import Cohort
 from evopipe.core.net import Net
-from evopipe.core.population import Cohort
 from evopipe.ops.value import expectile_loss
 from evopipe.run.spec import Spec, first_members
 from evopipe.types import Batch

@@ -13,14 +13,14 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from evopipe.core.population import cost
+from evopipe.core.cohort import cost
 from evopipe.errors import ParamsError, ResourceError
 from evopipe.run import learn as steps
 from evopipe.run import learners
 from evopipe.run.drive import begin
 from evopipe.run.learners import Learners, Share, divide, learner_count
 from evopipe.run.run import Run
-from evopipe.run.spec import first_members
+from evopipe.run.spec import first_members, pace
 from populations import cases, equal_states, problem
 
 SIZE = 5
@@ -141,7 +141,7 @@ def cohort_of(rows: int, width: int = 128, learn_step: int = 1) -> Any:
     member = first_members(p, 1)[0][0]
     arch = replace(member.arch, latent=width)
     member = replace(member, arch=arch, hyper={**member.hyper, "learn_step": learn_step})
-    return SimpleNamespace(members=(member,) * rows)
+    return SimpleNamespace(members=(member,) * rows, pace=pace)
 
 
 def test_rows_are_divided_in_order_whole_and_evenly() -> None:
@@ -161,7 +161,7 @@ def test_the_slowest_process_has_as_little_as_possible() -> None:
         for a, b in zip((0, *borders), (*borders, len(units)), strict=True):
             used = {c: sum(d == c for d, _ in units[a:b]) for c, _ in units[a:b]}
             members = {c: cohorts[c].members[:rows] for c, rows in used.items()}
-            worst = max(worst, sum(cost(some) / some[0].hyper["learn_step"] for some in members.values()))
+            worst = max(worst, sum(cost(some, pace) / some[0].hyper["learn_step"] for some in members.values()))
         return worst
 
     every = [slowest((i, j)) for i in range(len(units)) for j in range(i, len(units))]

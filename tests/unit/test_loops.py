@@ -19,7 +19,7 @@ import torch
 import populations
 from envs_for_tests import Diary, Lottery
 from evopipe import rng
-from evopipe.core import population
+from evopipe.core.cohort import dissolve
 from evopipe.data.transitions import Transitions
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DivergedError, EnvironmentFailed
@@ -288,7 +288,7 @@ def test_each_tick_acts_and_learns_by_draws_of_its_own(algo: str, run: Callable[
         assert [member.tensors["updates"].item() - n for member, n in zip(loop.members, before, strict=True)] == [
             due
         ] * 3
-        for member, expected in zip(loop.members, population.dissolve([cohort]), strict=True):
+        for member, expected in zip(loop.members, dissolve([cohort]), strict=True):
             assert same(member, expected), tick
 
 
@@ -336,7 +336,7 @@ def test_each_tick_of_members_that_remember(run: Callable[..., Any]) -> None:
             if length:
                 rollout.after.copy_(now.after)
                 learn_from_rollout(p, cohort, rollout, length, tick + 1)
-            for member in population.dissolve([cohort]):
+            for member in dissolve([cohort]):
                 assert same(member, loop.members[member.slot]), (tick, member.slot)
 
 

@@ -15,15 +15,19 @@ from torch.nn import functional as F
 import populations
 import reference
 from evopipe.core import lstm, optim
-from evopipe.core.arch import Arch, Block, initialise, named, own_layout
+from evopipe.core.arch import Arch
+from evopipe.core.cohort import cost
 from evopipe.core.forward import forward, remember, unroll
-from evopipe.core.morph import Change, resize_moments, resize_parameters
+from evopipe.core.layout import Block
+from evopipe.core.member import Member
+from evopipe.core.morph import Change
 from evopipe.core.net import Net
-from evopipe.core.population import COSTS, Member, Widths, cost
+from evopipe.core.padded import Padded
 from evopipe.core.stem import Conv, Stem
-from evopipe.core.structure import Structure
+from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
-from evopipe.evolve.mutate import Traits, _layer_changes, _node_changes, mutate
+from evopipe.evolve.mutate import Traits, mutate
+from evopipe.run.spec import pace
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig, NetworkConfig
 from evopipe.types import Image
 
@@ -62,7 +66,7 @@ def trained(arch: Arch, seed: int = 0, widths: Widths = WIDTHS) -> torch.Tensor:
 
 
 def net_of(archs: Sequence[Arch], rows: Sequence[torch.Tensor], widths: Widths = WIDTHS) -> Net:
-    structure = Structure(archs, widths, CPU)
+    structure = Padded(archs, widths, CPU)
     structure.masks = [None if mask is None else mask.to(rows[0].dtype) for mask in structure.masks]
     return Net(structure, structure.pack([row.float() for row in rows]).to(rows[0].dtype), trainable=True)
 
@@ -140,14 +144,14 @@ def alone(
 
     def both(row: torch.Tensor, x: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         row = row.clone().requires_grad_(True)
-        y = function(arch, named(arch, WIDTHS, row), x, begins, memory)
+        y = function(arch, arch.named(WIDTHS, row), x, begins, memory)
         (grad,) = torch.autograd.grad(y.square().sum(), row)
         return y, grad
 
     return reference.known(both, row, x, memory)
 
 
-def memories(structure: Structure, seed: int = 5) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def memories(structure: Padded, seed: int = 5) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """A random memory `[P, B, M]` with pads of 0, and every member's own part of it."""
     g = torch.Generator().manual_seed(seed)
     padded, own = [], []
@@ -187,10 +191,10 @@ def test_one_step_is_what_torchs_own_layers_compute() -> None:
     x, _ = sequences()
     out, after = remember(net, x[:, :, 0], memory)
     nothing_begins = torch.zeros(BATCH, 1, dtype=torch.bool)
-    expected = function(arch, named(arch, WIDTHS, row), x[0, :, :1], nothing_begins, own)
+    expected = function(arch, arch.named(WIDTHS, row), x[0, :, :1], nothing_begins, own)
     torch.testing.assert_close(out[0], expected[:, 0], atol=1e-6, rtol=0)
     assert after.shape == memory.shape == (1, BATCH, net.structure.memory) == (1, BATCH, 2 * (32 + 16))
-    h = layer_of_torch(named(arch, WIDTHS, row), "encoder.0", x[0, :, :1], own[:, :20], own[:, 20:40])
+    h = layer_of_torch(arch.named(WIDTHS, row), "encoder.0", x[0, :, :1], own[:, :20], own[:, 20:40])
     torch.testing.assert_close(after[0, :, :20], h[:, 0], atol=1e-6, rtol=0)
 
 
@@ -355,7 +359,7 @@ def test_images_go_through_convolutions_before_the_memory() -> None:
     optim.backward(y.square().sum(dim=(1, 2, 3)), net)
     for i, (arch, row) in enumerate(zip(archs, rows, strict=True)):
         alone = row.clone().requires_grad_(True)
-        parts = named(arch, widths, alone)
+        parts = arch.named(widths, alone)
         z = x[i, :, :, 2:92].reshape(-1, 3, 6, 5)
         for j, conv in enumerate(stem.convs):
             kernel = parts[f"conv.0.{j}.weight"].T.reshape(conv.channels, -1, conv.kernel, conv.kernel)
@@ -372,7 +376,7 @@ def test_images_go_through_convolutions_before_the_memory() -> None:
 
 def test_weights_begin_orthogonal_and_gates_open_to_the_past() -> None:
     arch = recurrent([(16, False), (24, False)])
-    parts = named(arch, WIDTHS, initialise(arch, WIDTHS, np.random.default_rng(0)))
+    parts = arch.named(WIDTHS, arch.initialise(WIDTHS, np.random.default_rng(0)))
     for i, width in enumerate((16, 24)):
         for name in (f"encoder.{i}.weight", f"encoder.{i}.recurrent.weight"):
             gram = parts[name] @ parts[name].T
@@ -387,15 +391,15 @@ def test_an_architecture_is_configured_described_and_stored() -> None:
     cfg = NetworkConfig.model_validate({"encoder_kind": "lstm", "encoder": [64, 32], "latent": 48})
     arch = Arch.start(cfg)
     assert arch.describe() == "lstm 64+32|48"
-    assert arch.names == ["encoder.0", "encoder.1", "latent"]
+    assert list(arch.layers) == ["encoder.0", "encoder.1", "latent"]
     assert Arch.from_json(json.loads(json.dumps(arch.to_json()))) == arch
-    assert Structure([arch], WIDTHS, CPU).memory == 2 * (64 + 32)
+    assert Padded([arch], WIDTHS, CPU).memory == 2 * (64 + 32)
 
 
 def test_an_lstm_layer_costs_eight_dense_ones() -> None:
     dense, gated = replace(recurrent([(64, False)] * 8, 64), kind="mlp"), recurrent([(64, False)], 64)
     members = [Member(0, 0, None, 1, arch, {}, {}) for arch in (dense, gated)]
-    assert cost(members[:1], COSTS["cpu"]) == cost(members[1:], COSTS["cpu"])
+    assert cost(members[:1], pace) == cost(members[1:], pace)
 
 
 def test_an_algorithm_without_a_memory_refuses_it() -> None:
@@ -408,7 +412,7 @@ def test_an_algorithm_without_a_memory_refuses_it() -> None:
 
 
 def changes(arch: Arch) -> Iterator[tuple[str, str, int, int, Arch]]:
-    yield from (*_layer_changes(BOUNDS, arch), *_node_changes(BOUNDS, arch, [WIDTHS]))
+    yield from arch.options(BOUNDS, [WIDTHS])
 
 
 def outputs(archs: Sequence[Arch], rows: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -438,9 +442,9 @@ def test_every_addition_leaves_whole_sequences_unchanged(arch: Arch) -> None:
     other, moments = trained(neighbour, 1), torch.arange(1.0, len(row) + 1)
     before, methods = outputs([arch, neighbour], [row, other]), set()
     for method, what, old, after, new in changes(arch):
-        resized = resize_parameters(Change(arch, new), WIDTHS, row, np.random.default_rng(0))
-        moved = resize_moments(Change(arch, new), WIDTHS, moments)
-        assert len(resized) == len(moved) == own_layout(new, WIDTHS).size
+        resized = Change(arch, new, WIDTHS).parameters(row, np.random.default_rng(0))
+        moved = Change(arch, new, WIDTHS).moments(moments)
+        assert len(resized) == len(moved) == new.layout(WIDTHS).size
         kept = moved[moved != 0]
         assert len(kept.unique()) == len(kept), what
         if after > old:
@@ -457,8 +461,8 @@ def test_survivors_stay_with_their_gate() -> None:
     old, new = recurrent([(5, False)]), recurrent([(8, False)])
     row = trained(old)
     before, after = (
-        named(old, WIDTHS, row),
-        named(new, WIDTHS, resize_parameters(Change(old, new), WIDTHS, row, np.random.default_rng(0))),
+        old.named(WIDTHS, row),
+        new.named(WIDTHS, Change(old, new, WIDTHS).parameters(row, np.random.default_rng(0))),
     )
     for name in ("encoder.0.weight", "encoder.0.recurrent.weight", "encoder.0.bias"):
         a, b = (parts[name].reshape(-1, lstm.GATES, width) for parts, width in ((before, 5), (after, 8)))
@@ -474,12 +478,12 @@ def test_what_was_added_learns(arch: Arch) -> None:
     for method, what, old, after, new in changes(arch):
         if after <= old:
             continue
-        resized = resize_parameters(Change(arch, new), WIDTHS, trained(arch), np.random.default_rng(0))
+        resized = Change(arch, new, WIDTHS).parameters(trained(arch), np.random.default_rng(0))
         net = net_of([new], [resized.double()])
         x, begins = sequences()
         y = unroll(net, x, torch.zeros(1, BATCH, net.structure.memory, dtype=torch.float64), begins)
         optim.backward(y.square().sum(dim=(1, 2, 3)), net)
-        survived = resize_moments(Change(arch, new), WIDTHS, torch.ones_like(trained(arch)))
+        survived = Change(arch, new, WIDTHS).moments(torch.ones_like(trained(arch)))
         assert net.structure.unpack(net.grad)[0][survived == 0].any(), (method, what)
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import populations
-from evopipe.core.arch import Arch, Block
-from evopipe.core.population import Member
+from evopipe.core.arch import Arch
+from evopipe.core.layout import Block
+from evopipe.core.member import Member
 from evopipe.errors import DataError
 from evopipe.storage import members as stored
 from evopipe.storage.files import dump_json, parse_json

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import reference
-from evopipe.core.arch import Arch, Block, named, own_layout
+from evopipe.core.arch import Arch
 from evopipe.core.forward import forward
 from evopipe.core.layers import ACTIVATIONS, NOT_ZERO_AT_ZERO
-from evopipe.core.morph import Change, preserves_function, resize_moments, resize_parameters
+from evopipe.core.layout import Block
+from evopipe.core.morph import Change, preserves_function
 from evopipe.core.net import Net
-from evopipe.core.population import Widths
-from evopipe.core.structure import Structure
-from evopipe.evolve.mutate import _layer_changes, _node_changes
+from evopipe.core.padded import Padded
+from evopipe.core.structure import Widths
 from evopipe.schema.blocks import ArchitectureBounds
 
 pytestmark = pytest.mark.numerical
@@ -38,7 +38,7 @@ def inputs(scale: float = 1.0) -> torch.Tensor:
 
 def changes(arch: Arch) -> Iterator[tuple[str, int, int, Arch]]:
     """(what, before, after, architecture) of every possible change."""
-    for _, what, before, after, new in (*_layer_changes(BOUNDS, arch), *_node_changes(BOUNDS, arch, [WIDTHS])):
+    for _, what, before, after, new in arch.options(BOUNDS, [WIDTHS]):
         yield what, before, after, new
 
 
@@ -69,7 +69,7 @@ def test_every_addition_leaves_the_function_unchanged(activation: str, norm: boo
     before_it, tried = of(arch, row, inputs()), 0
     for what, before, after, new in changes(arch):
         if after > before:
-            grown = resize_parameters(Change(arch, new), WIDTHS, row, generators(tried))
+            grown = Change(arch, new, WIDTHS).parameters(row, generators(tried))
             assert before_it.agrees(outputs(new, grown, inputs())), (arch, what, after)
             tried += 1
     assert tried >= 1
@@ -82,14 +82,14 @@ def test_additions_keep_the_function_for_small_and_large_observations(norm: bool
     rng = generators(1)
     arch = Arch((Block(32), Block(24, True)), 32, (Block(16),), "ReLU", norm)
     row = reference.random_row(arch, WIDTHS, rng)
-    for name, part in named(arch, WIDTHS, row).items():
+    for name, part in arch.named(WIDTHS, row).items():
         if name.endswith("bias"):
             part.zero_()
     x = inputs(scale)
     before_it = of(arch, row, x)
     for what, before, after, new in changes(arch):
         if after > before:
-            grown = resize_parameters(Change(arch, new), WIDTHS, row, generators(0))
+            grown = Change(arch, new, WIDTHS).parameters(row, generators(0))
             assert before_it.agrees(outputs(new, grown, x)), what
 
 
@@ -98,14 +98,14 @@ def test_nodes_before_a_wider_blended_layer(norm: bool) -> None:
     """The new units pass the blended layer by, to places that others already fill and somebody reads."""
     old, new = (Arch((Block(w), Block(30, True)), 16, (), "Tanh", norm) for w in (16, 24))
     row = reference.random_row(old, WIDTHS, generators(0))
-    grown = resize_parameters(Change(old, new), WIDTHS, row, generators(1))
+    grown = Change(old, new, WIDTHS).parameters(row, generators(1))
     assert of(old, row, inputs()).agrees(outputs(new, grown, inputs()))
 
 
 @pytest.mark.parametrize("activation", sorted(NOT_ZERO_AT_ZERO))
 def test_nodes_that_cannot_arrive_unnoticed_are_not_offered(activation: str) -> None:
     def offered(arch: Arch) -> list[bool]:
-        return [preserves_function(arch, WIDTHS, i) for i in range(len(arch.hidden))]
+        return [preserves_function(arch, WIDTHS, i) for i in range(len(arch.layers))]
 
     assert offered(Arch((Block(16), Block(16)), 8, (), activation, True)) == [True, True, True]
     assert offered(Arch((Block(16), Block(8, True)), 8, (), activation, True)) == [True, False, True]
@@ -131,8 +131,8 @@ def test_additions_keep_the_function_inside_a_padded_cohort(activation: str, nor
     before = [of(a, row, inputs()) for a, row in zip((arch, neighbour), rows, strict=True)]
     for what, old, new_width, new in changes(arch):
         if new_width > old:
-            grown = resize_parameters(Change(arch, new), WIDTHS, rows[0], generators(0))
-            structure = Structure([new, neighbour], WIDTHS, torch.device("cpu"))
+            grown = Change(arch, new, WIDTHS).parameters(rows[0], generators(0))
+            structure = Padded([new, neighbour], WIDTHS, torch.device("cpu"))
             after = forward(Net(structure, structure.pack([grown, rows[1]])), inputs().expand(2, -1, -1))
             assert all(known.agrees(y) for known, y in zip(before, after, strict=True)), what
 
@@ -145,12 +145,12 @@ def test_surviving_weights_and_moments_sit_at_their_place(norm: bool, seed: int)
     row = reference.random_row(arch, WIDTHS, rng)
     moments = torch.from_numpy(rng.standard_normal(len(row))).float()
     for what, before, after, new in changes(arch):
-        change = Change(arch, new)
-        resized = resize_parameters(change, WIDTHS, row, generators(0))
-        moved = resize_moments(change, WIDTHS, moments)
-        assert len(resized) == len(moved) == own_layout(new, WIDTHS).size
-        old_parts, new_parts = named(arch, WIDTHS, row), named(new, WIDTHS, resized)
-        old_moments, new_moments = named(arch, WIDTHS, moments), named(new, WIDTHS, moved)
+        change = Change(arch, new, WIDTHS)
+        resized = change.parameters(row, generators(0))
+        moved = change.moments(moments)
+        assert len(resized) == len(moved) == new.layout(WIDTHS).size
+        old_parts, new_parts = arch.named(WIDTHS, row), new.named(WIDTHS, resized)
+        old_moments, new_moments = arch.named(WIDTHS, moments), new.named(WIDTHS, moved)
         grown = what.split()[0] if after > before else ""
         for name, part in new_parts.items():
             if name not in old_parts:
@@ -170,8 +170,8 @@ def test_normalised_layers_trade_weight_scale_for_gain() -> None:
     old, new = (Arch((), w, (), "ReLU", True) for w in (16, 36))
     row = reference.random_row(old, WIDTHS, generators(0))
     before, after = (
-        named(old, WIDTHS, row),
-        named(new, WIDTHS, resize_parameters(Change(old, new), WIDTHS, row, generators(1))),
+        old.named(WIDTHS, row),
+        new.named(WIDTHS, Change(old, new, WIDTHS).parameters(row, generators(1))),
     )
     scale = (36 / 16) ** 0.5
     torch.testing.assert_close(after["latent.weight"][:, :16], scale * before["latent.weight"])
@@ -188,10 +188,10 @@ def test_new_units_learn(norm: bool) -> None:
     """Zero outgoing weights have a gradient, fresh ones pass it to the units they read."""
     old, new = (Arch((), w, (), "Tanh", norm) for w in (16, 24))
     row = reference.random_row(old, WIDTHS, generators(0))
-    grown = resize_parameters(Change(old, new), WIDTHS, row, generators(1)).requires_grad_(True)
+    grown = Change(old, new, WIDTHS).parameters(row, generators(1)).requires_grad_(True)
     y = reference.function(new, WIDTHS, grown, inputs())
     (grad,) = torch.autograd.grad(y.square().sum(), grown)
-    parts = named(new, WIDTHS, grad)
+    parts = new.named(WIDTHS, grad)
     assert parts["output.weight" if not norm else "latent.shift"][16:].abs().min() > 0
 
 
@@ -203,14 +203,13 @@ def test_new_units_part_from_each_other(activation: str, norm: bool, last: bool)
     if last:
         sizes = (Arch((Block(16),), w, (), activation, norm) for w in (16, 20))
     old, new = sizes
-    row = resize_parameters(
-        Change(old, new), WIDTHS, reference.random_row(old, WIDTHS, generators(0)), generators(1)
-    ).double()
+    row = reference.random_row(old, WIDTHS, generators(0))
+    row = Change(old, new, WIDTHS).parameters(row, generators(1)).double()
     for i in range(3):
         x = torch.randn(9, WIDTHS.inputs, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
         (grad,) = torch.autograd.grad(outputs(new, row.requires_grad_(True), x).square().sum(), row)
         row = (row - 1e-3 * grad).detach()
-    parts = named(new, WIDTHS, row)
+    parts = new.named(WIDTHS, row)
     grown, reader = ("latent", "output") if last else ("encoder.0", "latent")
     units = torch.cat((parts[f"{grown}.weight"].T, parts[f"{reader}.weight"]), dim=1)[16:]
     assert torch.pdist(units).min() > 1e-6
@@ -219,8 +218,8 @@ def test_new_units_part_from_each_other(activation: str, norm: bool, last: bool)
 def test_equal_generators_give_both_networks_the_same_new_weights() -> None:
     old, new = Arch((Block(16),), 16, (), "ReLU", False), Arch((Block(16), Block(16, True)), 16, (), "ReLU", False)
     online, target = (reference.random_row(old, WIDTHS, generators(s)) for s in (0, 1))
-    grown = [resize_parameters(Change(old, new), WIDTHS, row, generators(7)) for row in (online, target)]
-    added = [{n: p for n, p in named(new, WIDTHS, row).items() if n.startswith("encoder.1")} for row in grown]
+    grown = [Change(old, new, WIDTHS).parameters(row, generators(7)) for row in (online, target)]
+    added = [{n: p for n, p in new.named(WIDTHS, row).items() if n.startswith("encoder.1")} for row in grown]
     assert all(torch.equal(added[0][name], added[1][name]) for name in added[0])
 
 
@@ -235,18 +234,18 @@ def test_a_chain_of_200_mutations_stays_consistent(activation: str, norm: bool) 
     for i in range(200):
         options = list(changes(arch))
         what, before, after, new = options[int(rng.integers(len(options)))]
-        change = Change(arch, new)
+        change = Change(arch, new, WIDTHS)
         before_it = of(arch, row, x)
-        row, moments = resize_parameters(change, WIDTHS, row, generators(i)), resize_moments(change, WIDTHS, moments)
+        row, moments = change.parameters(row, generators(i)), change.moments(moments)
         arch = new
         y = outputs(arch, row, x)
         if after > before:
             added += 1
             assert before_it.agrees(y), (i, what, arch)
         assert torch.isfinite(y).all()
-        assert len(row) == len(moments) == own_layout(arch, WIDTHS).size
+        assert len(row) == len(moments) == arch.layout(WIDTHS).size
         assert all(len(part) <= 3 for part in (arch.encoder, arch.head))
-        assert all(3 <= block.width <= 40 for block in arch.hidden)
+        assert all(3 <= block.width <= 40 for block in arch.layers.values())
         assert moments.ge(0).all()
         # As training would: weights move, so that no zero of an earlier addition is left.
         row = row + 0.03 * torch.from_numpy(rng.standard_normal(len(row))).float()
@@ -259,8 +258,8 @@ def test_the_order_of_layers_survives_a_removal() -> None:
     new = replace(old, encoder=old.encoder[:1])
     row = reference.random_row(old, WIDTHS, generators(0))
     before, after = (
-        named(old, WIDTHS, row),
-        named(new, WIDTHS, resize_parameters(Change(old, new), WIDTHS, row, generators(1))),
+        old.named(WIDTHS, row),
+        new.named(WIDTHS, Change(old, new, WIDTHS).parameters(row, generators(1))),
     )
     for name in ("encoder.0.weight", "latent.bias", "head.0.weight", "output.weight"):
         assert torch.equal(before[name], after[name])

@@ -16,9 +16,9 @@ import torch
 
 import populations
 import tiny
-from evopipe.core.arch import Arch, Block, named
-from evopipe.core.population import Member
-from evopipe.evolve.clone import clone
+from evopipe.core.arch import Arch
+from evopipe.core.layout import Block
+from evopipe.core.member import Member
 from evopipe.evolve.mutate import (
     NONE,
     Mutation,
@@ -30,7 +30,6 @@ from evopipe.evolve.mutate import (
     mutate_hyper,
     mutate_parameters,
 )
-from evopipe.evolve.select import Selection
 from evopipe.evolve.step import evolve
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import MutationConfig, TournamentConfig
@@ -200,7 +199,7 @@ def test_adam_moments_of_surviving_weights_survive() -> None:
         child = found[0]
         assert float(child.tensors["adam.steps"]) == 77.0
         for moment in ("adam.mean", "adam.square"):
-            old, new = (named(m.arch, widths, m.tensors[moment]) for m in (member, child))
+            old, new = (m.arch.named(widths, m.tensors[moment]) for m in (member, child))
             for name in old.keys() & new.keys():
                 corner = tuple(slice(min(a, b)) for a, b in zip(old[name].shape, new[name].shape, strict=True))
                 assert torch.equal(new[name][corner], old[name][corner])
@@ -217,7 +216,7 @@ def test_parameter_noise_touches_a_tenth_of_the_chosen_matrices() -> None:
         found = mutate_parameters(config(sd=sd), traits, member, rng)
         assert found is not None
         child, mutation = found
-        before, after = (named(member.arch, widths, m.tensors["q"]) for m in (member, child))
+        before, after = (member.arch.named(widths, m.tensors["q"]) for m in (member, child))
         touched = {name: part != after[name] for name, part in before.items() if bool((part != after[name]).any())}
         assert all(name.endswith("weight") for name in touched)
         matrices[len(touched)] += 1
@@ -324,7 +323,8 @@ def test_whole_numbers_stay_inside_bounds_that_are_none() -> None:
 def test_hyper_parameters_are_never_shared_between_members() -> None:
     """Peer fault: clones shared one object, so that mutating one member changed its siblings."""
     members, traits = world(size=3)
-    children = clone(members, Selection((1, 1, 1), 1), next_id=10)
+    fitness = [-np.inf, 1.0, -np.inf]  # all are children of the one in slot 1
+    children = evolved(members, traits, fitness, probabilities={kind: float(kind == "none") for kind in KINDS})[0]
     assert len({id(m.hyper) for m in (*members, *children)}) == 6
     before = [dict(m.hyper) for m in children]
     rng = generator()
@@ -437,4 +437,4 @@ def test_mutations_can_chain_for_long() -> None:
         assert all(torch.isfinite(tensor).all() for tensor in member.tensors.values())
     assert len(kinds) == 5
     assert isinstance(member.arch, Arch)
-    assert all(isinstance(block, Block) for block in member.arch.hidden)
+    assert all(isinstance(block, Block) for block in member.arch.layers.values())

@@ -10,11 +10,13 @@ import torch
 
 import reference
 from evopipe.core import optim
-from evopipe.core.arch import Arch, Block, Widths, initialise, named, own_layout
+from evopipe.core.arch import Arch
 from evopipe.core.forward import forward
 from evopipe.core.layers import ACTIVATIONS
+from evopipe.core.layout import Block
 from evopipe.core.net import Net
-from evopipe.core.structure import Structure
+from evopipe.core.padded import Padded
+from evopipe.core.structure import Widths
 
 pytestmark = pytest.mark.numerical
 
@@ -33,7 +35,7 @@ def unlike(
 
 
 def net_of(archs: Sequence[Arch], rows: Sequence[torch.Tensor], dtype: torch.dtype = torch.float32) -> Net:
-    structure = Structure(archs, WIDTHS, CPU)
+    structure = Padded(archs, WIDTHS, CPU)
     structure.masks = [None if mask is None else mask.to(dtype) for mask in structure.masks]
     return Net(structure, structure.pack(rows).to(dtype), trainable=True)
 
@@ -158,11 +160,11 @@ def test_pads_stay_exactly_zero_over_fifty_updates(
 @pytest.mark.parametrize("norm", [False, True])
 def test_pack_and_unpack_are_inverse_to_the_bit(norm: bool) -> None:
     archs, rows = unlike(norm, 5)
-    structure = Structure(archs, WIDTHS, CPU)
+    structure = Padded(archs, WIDTHS, CPU)
     for before, after in zip(rows, structure.unpack(structure.pack(rows)), strict=True):
         assert torch.equal(before.view(torch.int32), after.view(torch.int32))
     for index, arch in zip(structure.index, archs, strict=True):
-        assert len(index.unique()) == len(index) == own_layout(arch, WIDTHS).size
+        assert len(index.unique()) == len(index) == arch.layout(WIDTHS).size
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -173,11 +175,11 @@ def test_blends_of_0_and_1_are_exact_to_the_bit(norm: bool, activation: str) -> 
     plain = Arch((Block(24), Block(24)), 16, (), activation, norm)
     shorter = Arch((Block(24),), 16, (), activation, norm)
     blended = Arch((Block(24), Block(24, True)), 16, (), activation, norm)
-    parts = named(blended, WIDTHS, reference.random_row(blended, WIDTHS, rng))
+    parts = blended.named(WIDTHS, reference.random_row(blended, WIDTHS, rng))
 
     def row(arch: Arch, alpha: float) -> torch.Tensor:
-        flat = torch.zeros(own_layout(arch, WIDTHS).size)
-        for name, part in named(arch, WIDTHS, flat).items():
+        flat = torch.zeros(arch.layout(WIDTHS).size)
+        for name, part in arch.named(WIDTHS, flat).items():
             part.copy_(torch.tensor([alpha]) if name.endswith("alpha") else parts[name])
         return flat
 
@@ -220,7 +222,7 @@ def test_a_neighbours_nan_stays_with_the_neighbour() -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(4, 128), (128, 4), (16, 16)])
 def test_initial_weights_are_orthogonal(rows: int, columns: int) -> None:
     arch = Arch((), columns, (), "ReLU", True)
-    parts = named(arch, Widths(rows, 2), initialise(arch, Widths(rows, 2), np.random.default_rng(0)))
+    parts = arch.named(Widths(rows, 2), arch.initialise(Widths(rows, 2), np.random.default_rng(0)))
     weight = parts["latent.weight"]
     gram = weight @ weight.T if rows <= columns else weight.T @ weight
     torch.testing.assert_close(gram, 2.0 * torch.eye(min(rows, columns)), atol=1e-5, rtol=0)
@@ -235,7 +237,7 @@ def test_initial_weights_are_orthogonal(rows: int, columns: int) -> None:
 def test_initial_weights_are_the_orthogonalised_gaussian_numbers(rows: int, columns: int) -> None:
     """By Gram and Schmidt, whose signs no library chooses: a QR's alone are not the same in each."""
     arch, widths = Arch((), columns, (), "ReLU", False), Widths(rows, 2)
-    weight = named(arch, widths, initialise(arch, widths, np.random.default_rng(0)))["latent.weight"]
+    weight = arch.named(widths, arch.initialise(widths, np.random.default_rng(0)))["latent.weight"]
     tall = np.random.default_rng(0).standard_normal((12, 5))
     expected = np.zeros((12, 5))
     for j in range(5):
@@ -252,7 +254,7 @@ def test_an_architecture_survives_json() -> None:
 
 def test_names_cover_a_row_without_overlap() -> None:
     arch = Arch((Block(6), Block(9, True)), 4, (Block(3, True),), "ReLU", True)
-    row = torch.zeros(own_layout(arch, WIDTHS).size)
-    for part in named(arch, WIDTHS, row).values():
+    row = torch.zeros(arch.layout(WIDTHS).size)
+    for part in arch.named(WIDTHS, row).values():
         part += 1
     assert row.eq(1).all()

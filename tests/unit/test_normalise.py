@@ -19,10 +19,11 @@ import populations
 from device import DEVICE, Device
 from evopipe import algos, policy
 from evopipe.algos import dqn, ppo
-from evopipe.core import normalise, optim, population
+from evopipe.core import normalise, optim
+from evopipe.core.cohort import COSTS
 from evopipe.core.graphs import Paths
+from evopipe.core.member import Member
 from evopipe.core.normalise import EPSILON, Normaliser, Statistics
-from evopipe.core.population import Member
 from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError
 from evopipe.rng import Purpose
@@ -70,7 +71,8 @@ def run() -> Iterator[Callable[..., Any]]:
 
 
 def started(members: int, columns: int) -> Statistics:
-    return Statistics.start(members, columns)
+    empty = torch.zeros(members, columns, dtype=torch.float64)
+    return Statistics(torch.zeros(members, dtype=torch.float64), empty, empty.clone())
 
 
 def chunks(seed: int, sizes: list[int], members: int, columns: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -99,9 +101,9 @@ def test_statistics_are_those_of_everything_at_once() -> None:
 def test_nothing_new_changes_no_bit() -> None:
     found = started(2, 3)
     found.enter(*chunks(1, [50], 2, 3)[0])
-    before = [tensor.clone() for tensor in found.tensors()]
+    before = [tensor.clone() for tensor in vars(found).values()]
     found.enter(torch.full((2, 4, 3), torch.nan), torch.zeros(2, 4, dtype=torch.bool))
-    assert all(equal(a, b) for a, b in zip(before, found.tensors(), strict=True))
+    assert all(equal(a, b) for a, b in zip(before, vars(found).values(), strict=True))
 
 
 @pytest.mark.parametrize(("envs", "columns"), [(1, 1), (3, 1), (16, 4), (33, 7), (64, 1), (300, 5)])
@@ -113,7 +115,7 @@ def test_a_member_s_statistics_do_not_depend_on_its_neighbours(envs: int, column
         for member, one in enumerate(alone):
             one.enter(values[member : member + 1], given[member : member + 1])
     for member, one in enumerate(alone):
-        for all_, own in zip(crowd.tensors(), one.tensors(), strict=True):
+        for all_, own in zip(vars(crowd).values(), vars(one).values(), strict=True):
             assert equal(all_[member : member + 1], own)
 
 
@@ -370,7 +372,7 @@ def test_another_device_need_not_be_waited_for(
     algo: str, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for kind in ("cpu", DEVICE.type):
-        monkeypatch.setitem(population.COSTS, kind, population.COSTS["cuda"])
+        monkeypatch.setitem(COSTS, kind, COSTS["cuda"])
     monkeypatch.setattr(optim, "fused_is_sound", lambda: False)
     p = normalising(algo, {"evo_steps": 120, "max_steps": 240, "learning_delay": 20})
     off = replace(p, train=p.train.model_copy(update={"normalise": NormaliseConfig()}))

@@ -22,7 +22,7 @@ from evopipe.run.drive import begin
 from evopipe.run.offline import pack
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
-from evopipe.schema.blocks import MinariConfig
+from evopipe.schema.blocks import FetchConfig
 from evopipe.schema.params import parse_params
 from evopipe.stages import buffer, evaluate, export, fetch, population, train
 from evopipe.types import Spaces
@@ -444,7 +444,11 @@ def test_recorded_bounds_that_differ_are_refused(folder: Path) -> None:
     Path("data/dataset").rename("theirs")
     Path("theirs/manifest.json").unlink()
     other = params.model_copy(
-        update={"fetch": params.fetch.model_copy(update={"source": "minari", "minari": MinariConfig(dataset="theirs")})}
+        update={
+            "fetch": params.fetch.model_copy(
+                update={"source": "minari", "minari": FetchConfig.Minari(dataset="theirs")}
+            )
+        }
     )
     path = Path("theirs/data/metadata.json")
     metadata = json.loads(path.read_text())

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from evopipe.core import health, optim
-from evopipe.core.arch import Arch, Widths
+from evopipe.core.arch import Arch
 from evopipe.core.forward import interleave
 from evopipe.core.net import Net
 from evopipe.core.optim import Adam, ScalarAdam
-from evopipe.core.structure import Structure
+from evopipe.core.padded import Padded
+from evopipe.core.structure import Widths
 
 pytestmark = pytest.mark.numerical
 
@@ -26,7 +27,7 @@ def random(seed: int, *shape: int) -> torch.Tensor:
 
 
 def started(seed: int = 0) -> tuple[Net, Adam]:
-    structure = Structure([Arch((), 16, (), "ReLU", False)] * MEMBERS, Widths(4, 2), torch.device("cpu"))
+    structure = Padded([Arch((), 16, (), "ReLU", False)] * MEMBERS, Widths(4, 2), torch.device("cpu"))
     net = Net(structure, random(seed, MEMBERS, structure.layout.size), trainable=True)
     return net, Adam.start(net)
 
@@ -152,7 +153,7 @@ def test_backward_fills_afresh_and_sums_once() -> None:
     for _ in range(2):  # a second call replaces, it does not add
         weight = net.views[-1].bias  # [P, 1, 2]
         optim.backward((weight * 3.0).sum(dim=(1, 2)), net)
-        part = net.structure.layout.layers[-1].bias
+        part = net.structure.layout.output[0].bias
         assert net.grad[:, part.start : part.start + 2].eq(3.0).all()
         assert float(net.grad.sum()) == 3.0 * 2 * MEMBERS
 
@@ -227,7 +228,7 @@ def test_a_step_down_is_taken_by_those_whom_every_network_and_loss_lets() -> Non
     for net, old, adam, rate in zip(nets, before, adams, (0.1, 0.2, 0.3), strict=True):
         assert torch.equal(net.values[:4], old[:4])
         assert adam.steps.tolist() == [0.0, 0.0, 0.0, 0.0, 1.0]
-        bias = net.structure.layout.layers[-1].bias
+        bias = net.structure.layout.output[0].bias
         moved = (old - net.values)[4, bias.start : bias.start + 2]
         torch.testing.assert_close(moved, torch.full((2,), rate), rtol=1e-4, atol=0)  # Adam's first step
 

@@ -18,9 +18,10 @@ from PIL import Image
 
 from evopipe import play, policy, rng
 from evopipe.algos import get
-from evopipe.core import population
-from evopipe.core.arch import Arch, Block, initialise
-from evopipe.core.population import Member
+from evopipe.core.arch import Arch
+from evopipe.core.cohort import create
+from evopipe.core.layout import Block
+from evopipe.core.member import Member
 from evopipe.errors import DataError, DiskError, EnvironmentFailed, ParamsError, UsageError
 from evopipe.film import gif, mp4
 from evopipe.play import CannotRender, Score, environment_of, watch
@@ -44,10 +45,8 @@ def save(folder: Path, env: str, observations: int = 2, actions: int = 2, start:
     algo = get("dqn")
     cfg = algo.Config()
     widths = algo.networks(cfg, Spaces(observations, actions))
-    rows = {name: [initialise(ARCH, w, rng.host(7, Purpose.INIT, 0))] for name, w in widths.items()}
-    member = population.create([Member(0, 0, None, 7, ARCH, {"lr": 1e-3}, {})], partial(algo.init, cfg), rows, widths)[
-        0
-    ]
+    rows = {name: [ARCH.initialise(w, rng.host(7, Purpose.INIT, 0))] for name, w in widths.items()}
+    member = create([Member(0, 0, None, 7, ARCH, {"lr": 1e-3}, {})], partial(algo.init, cfg), rows, widths)[0]
     about = {"observations": observations, "actions": actions, "action_start": start}
     about["env"] = {"id": env, "kwargs": kwargs}
     policy.save(folder, "dqn", member, about, program=False, card="# card\n")

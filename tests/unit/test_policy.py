@@ -18,9 +18,10 @@ import torch
 import populations
 from evopipe import policy, rng
 from evopipe.algos import get
-from evopipe.core import population
-from evopipe.core.arch import Arch, Block, initialise
-from evopipe.core.population import Member
+from evopipe.core.arch import Arch
+from evopipe.core.cohort import create
+from evopipe.core.layout import Block
+from evopipe.core.member import Member
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import DataError, MissingInputError, UsageError
 from evopipe.policy import Policy
@@ -43,9 +44,9 @@ def member(arch: Arch, seed: int = 7) -> Member:
     algo = get("dqn")
     cfg = algo.Config()
     widths = algo.networks(cfg, Spaces(OBS, ACTIONS))
-    rows = {name: [initialise(arch, w, rng.host(seed, Purpose.INIT, 0))] for name, w in widths.items()}
+    rows = {name: [arch.initialise(w, rng.host(seed, Purpose.INIT, 0))] for name, w in widths.items()}
     bare = Member(0, 0, None, seed, arch, {"lr": 1e-3}, {})
-    return population.create([bare], partial(algo.init, cfg), rows, widths)[0]
+    return create([bare], partial(algo.init, cfg), rows, widths)[0]
 
 
 @pytest.fixture(params=sorted(ARCHS))

@@ -15,8 +15,8 @@ import populations
 import reference
 from evopipe import algos
 from evopipe.core import optim
+from evopipe.core.cohort import Cohort
 from evopipe.core.net import Net
-from evopipe.core.population import Cohort
 from evopipe.errors import EvopipeError
 from evopipe.rng import Purpose, Stream
 from evopipe.run.rollouts import learn_from_rollout

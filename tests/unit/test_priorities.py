@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import populations
-from evopipe.core.population import Cohort
+from evopipe.core.cohort import Cohort
 from evopipe.memory.priorities import FAN_OUT, LEAST, MOST, TOP, Priorities
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.rng import Purpose, Stream, uniform

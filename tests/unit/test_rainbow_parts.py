@@ -13,11 +13,14 @@ from pydantic import ValidationError
 
 import populations
 from evopipe import algos
-from evopipe.core.arch import Arch, Block, Widths, initialise, named
-from evopipe.core.forward import forward, noise_scale, noisy
+from evopipe.core.arch import Arch
+from evopipe.core.cohort import Cohort
+from evopipe.core.forward import forward
+from evopipe.core.layout import Block
+from evopipe.core.member import Member
 from evopipe.core.net import Net
-from evopipe.core.population import Cohort, Member
-from evopipe.core.structure import Structure
+from evopipe.core.padded import Padded, noise_scale, noisy
+from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import mutate_architecture, mutate_parameters
 from evopipe.ops.value import project, support
@@ -117,9 +120,9 @@ def test_a_reward_that_is_no_number_stays_with_its_transition() -> None:
 
 def nets(arch: Arch, members: int = 2, sigma: float = 0.5) -> tuple[Net, Net]:
     """Networks of one architecture, and their scales."""
-    structure = Structure([arch] * members, Widths(3, 4), CPU)
+    structure = Padded([arch] * members, Widths(3, 4), CPU)
     rng = np.random.default_rng(0)
-    net = Net(structure, structure.pack([initialise(arch, Widths(3, 4), rng) for _ in range(members)]))
+    net = Net(structure, structure.pack([arch.initialise(Widths(3, 4), rng) for _ in range(members)]))
     return net, replace(net, values=noise_scale(structure, sigma))
 
 
@@ -186,8 +189,8 @@ def test_noise_does_not_depend_on_a_neighbours_depth() -> None:
     """Of the layers behind the latent; the encoder's depth is another matter."""
     deep = replace(ARCH, encoder=(Block(20), Block(32)))
     net, scale = nets(ARCH, members=1)
-    both = Structure([ARCH, deep], Widths(3, 4), CPU)
-    rows = [net.structure.unpack(net.values)[0], initialise(deep, Widths(3, 4), np.random.default_rng(1))]
+    both = Padded([ARCH, deep], Widths(3, 4), CPU)
+    rows = [net.structure.unpack(net.values)[0], deep.initialise(Widths(3, 4), np.random.default_rng(1))]
     mixed = Net(both, both.pack(rows))
     given = noisy(mixed, replace(mixed, values=noise_scale(both, 0.5)), stream(3))
     expected = noisy(net, scale, stream(3, members=1))
@@ -299,7 +302,7 @@ def test_architecture_mutations_keep_the_function_and_give_new_weights_noise(nor
         seen.add((mutation.what, mutation.after > mutation.before))
         if mutation.after > mutation.before:
             torch.testing.assert_close(values(child), old, rtol=1e-4, atol=1e-4)
-        before, after = (named(m.arch, p.widths["q"], m.tensors["noise"]) for m in (member, child))
+        before, after = (m.arch.named(p.widths["q"], m.tensors["noise"]) for m in (member, child))
         for name, part in after.items():
             if name.rpartition(".")[2] in ("gain", "shift", "alpha"):
                 assert not part.any()

@@ -16,17 +16,20 @@ import torch
 import populations
 import reference
 from evopipe import policy
-from evopipe.core import health, optim, population
-from evopipe.core.arch import Arch, Block, Widths, initialise, named, own_layout
+from evopipe.core import health, optim
+from evopipe.core.arch import Arch
+from evopipe.core.cohort import Cohort
 from evopipe.core.forward import action_value, forward
 from evopipe.core.layers import ACTIVATIONS
-from evopipe.core.morph import Change, resize_moments, resize_parameters
+from evopipe.core.layout import Block
+from evopipe.core.member import Member, tensor_kinds
+from evopipe.core.morph import Change
 from evopipe.core.net import Net
-from evopipe.core.population import Cohort, Member, share_encoder
+from evopipe.core.padded import Padded
 from evopipe.core.stem import Conv, Stem
-from evopipe.core.structure import Structure
+from evopipe.core.structure import Widths, acting_networks, share_encoder
 from evopipe.errors import ParamsError
-from evopipe.evolve.mutate import _layer_changes, _node_changes, _stem_changes, mutate_architecture, mutate_parameters
+from evopipe.evolve.mutate import mutate_architecture, mutate_parameters
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig
 from evopipe.storage.tensors import load_tensors
@@ -60,7 +63,7 @@ def rows_of(arch: Arch, rng: np.random.Generator) -> dict[str, torch.Tensor]:
 def net_of(
     archs: Sequence[Arch], rows: Sequence[torch.Tensor], widths: Widths, dtype: torch.dtype = torch.float32
 ) -> Net:
-    structure = Structure(archs, widths, CPU)
+    structure = Padded(archs, widths, CPU)
     structure.masks = [None if mask is None else mask.to(dtype) for mask in structure.masks]
     return Net(structure, structure.pack([row.float() for row in rows]).to(dtype), trainable=True)
 
@@ -79,7 +82,7 @@ def both_heads(nets: tuple[Net, Net, Net], obs: torch.Tensor, action: torch.Tens
 
 def expected(arch: Arch, rows: Rows, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
     """The same of one member by plain torch, `[B, A + 1]`."""
-    encoder, actor, critic = (named(arch, widths, rows[name]) for name, widths in SHARED.items())
+    encoder, actor, critic = (arch.named(widths, rows[name]) for name, widths in SHARED.items())
     x = reference.network(arch, encoder, obs)
     return torch.cat((reference.network(arch, actor, x), reference.network(arch, critic, torch.cat((action, x), 1))), 1)
 
@@ -123,11 +126,11 @@ def test_an_encoder_and_its_head_are_the_whole_network_to_the_bit(kind: EncoderK
     cut = {"encoder": Widths(inputs, 0, "encoder"), "head": Widths(0, 3, "head")}
     rows, pieces = [], []
     for arch in archs:
-        row = initialise(arch, whole, generators(0))
+        row = arch.initialise(whole, generators(0))
         row += 0.1 * torch.from_numpy(generators(1).standard_normal(len(row))).float()
-        parts = named(arch, whole, row)
-        piece = {name: torch.empty(own_layout(arch, widths).size) for name, widths in cut.items()}
-        found = {name: view for role, widths in cut.items() for name, view in named(arch, widths, piece[role]).items()}
+        parts = arch.named(whole, row)
+        piece = {name: torch.empty(arch.layout(widths).size) for name, widths in cut.items()}
+        found = {name: view for role, widths in cut.items() for name, view in arch.named(widths, piece[role]).items()}
         assert found.keys() == parts.keys()
         assert sum(map(len, piece.values())) == len(row)
         for name, view in found.items():
@@ -143,8 +146,8 @@ def test_an_encoder_and_its_head_are_the_whole_network_to_the_bit(kind: EncoderK
     optim.backward(z.square().sum(dim=(1, 2)), encoder, head)
     grads = zip(archs, *(n.structure.unpack(n.grad) for n in (net, encoder, head)), strict=True)
     for arch, of_whole, of_encoder, of_head in grads:
-        found = named(arch, cut["encoder"], of_encoder) | named(arch, cut["head"], of_head)
-        assert all(torch.equal(found[name], part) for name, part in named(arch, whole, of_whole).items())
+        found = arch.named(cut["encoder"], of_encoder) | arch.named(cut["head"], of_head)
+        assert all(torch.equal(found[name], part) for name, part in arch.named(whole, of_whole).items())
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -217,12 +220,12 @@ def test_gradients_of_torch_modules(norm: bool) -> None:
 def changes(arch: Arch) -> Iterator[tuple[str, int, int, Arch]]:
     """(what, before, after, architecture) of every possible change."""
     widths = list(SHARED.values())
-    for _, what, before, after, new in (*_layer_changes(BOUNDS, arch), *_node_changes(BOUNDS, arch, widths)):
+    for _, what, before, after, new in arch.options(BOUNDS, widths):
         yield what, before, after, new
 
 
-def resized(change: Change, rows: Rows, seed: int) -> dict[str, torch.Tensor]:
-    return {name: resize_parameters(change, w, rows[name], generators(seed)) for name, w in SHARED.items()}
+def resized(old: Arch, new: Arch, rows: Rows, seed: int) -> dict[str, torch.Tensor]:
+    return {name: Change(old, new, w).parameters(rows[name], generators(seed)) for name, w in SHARED.items()}
 
 
 def columns(arch: Arch, rows: Rows, obs: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -252,7 +255,7 @@ def test_every_addition_leaves_the_composed_function_unchanged(activation: str, 
     before_it, tried = composed(arch, rows, obs, action), 0
     for what, before, after, new in changes(arch):
         if after > before:
-            grown = resized(Change(arch, new), rows, tried)
+            grown = resized(arch, new, rows, tried)
             assert before_it.agrees(*columns(new, doubled(grown), obs.double(), action.double())), (arch, what, after)
             tried += 1
     assert tried >= 1
@@ -265,7 +268,7 @@ def test_a_wider_latent_before_a_blended_layer_of_the_head(own: int, norm: bool)
     old, new = (Arch((Block(20),), latent, (Block(own, True),), "Tanh", norm) for latent in (13, 21))
     rows = rows_of(old, generators(0))
     obs, action = (x[0] for x in batch(1))
-    wider = resized(Change(old, new), rows, 1)
+    wider = resized(old, new, rows, 1)
     assert composed(old, rows, obs, action).agrees(*columns(new, doubled(wider), obs.double(), action.double()))
 
 
@@ -279,7 +282,7 @@ def test_every_addition_in_a_padded_cohort_of_every_kind(kind: EncoderKind, norm
     rng = generators(0)
     rows = {}
     for name, w in widths.items():
-        row = initialise(arch, w, rng)
+        row = arch.initialise(w, rng)
         rows[name] = row + 0.1 * torch.from_numpy(rng.standard_normal(len(row))).float()
     g = torch.Generator().manual_seed(0)
     obs, action = (torch.randn(1, BATCH, width, generator=g) for width in (37 + image.size, 2))
@@ -293,13 +296,10 @@ def test_every_addition_in_a_padded_cohort_of_every_kind(kind: EncoderKind, norm
 
     old = reference.known(partial(outputs, arch), obs, action, *rows.values())
     tried = 0
-    offered = [
-        *_layer_changes(BOUNDS, arch), *_node_changes(BOUNDS, arch, list(widths.values())), *_stem_changes(BOUNDS, arch)
-    ]  # fmt: skip
-    for _, what, before, after, new in offered:
-        grown = {name: resize_parameters(Change(arch, new), w, rows[name], rng) for name, w in widths.items()}
-        moments = {name: resize_moments(Change(arch, new), w, rows[name]) for name, w in widths.items()}
-        assert all(len(grown[n]) == len(moments[n]) == own_layout(new, w).size for n, w in widths.items()), what
+    for _, what, before, after, new in arch.options(BOUNDS, list(widths.values())):
+        grown = {name: Change(arch, new, w).parameters(rows[name], rng) for name, w in widths.items()}
+        moments = {name: Change(arch, new, w).moments(rows[name]) for name, w in widths.items()}
+        assert all(len(grown[n]) == len(moments[n]) == new.layout(w).size for n, w in widths.items()), what
         if after > before:
             assert old.agrees(*outputs(new, obs, action, *grown.values())), what
             tried += 1
@@ -313,10 +313,9 @@ def test_survivors_of_all_parts_keep_their_moments(norm: bool, seed: int) -> Non
     arch = reference.random_arch(rng, "ReLU", norm, narrowest=8, widest=30)
     rows = rows_of(arch, rng)
     for what, _, _, new in changes(arch):
-        change = Change(arch, new)
         for network, widths in SHARED.items():
-            before = named(arch, widths, rows[network])
-            for name, part in named(new, widths, resize_moments(change, widths, rows[network])).items():
+            before = arch.named(widths, rows[network])
+            for name, part in new.named(widths, Change(arch, new, widths).moments(rows[network])).items():
                 if name not in before:
                     assert not part.any(), (what, network, name)
                     continue
@@ -330,8 +329,8 @@ def test_survivors_of_all_parts_keep_their_moments(norm: bool, seed: int) -> Non
 def test_latents_reach_the_heads_behind_their_own_inputs() -> None:
     """A wider latent adds rows at the end of a head's first weight: the actions' rows stay where they are."""
     old, new = (Arch((), latent, (), "ReLU", False) for latent in (4, 6))
-    row = torch.arange(1.0, own_layout(old, CRITIC).size + 1)
-    before, after = named(old, CRITIC, row), named(new, CRITIC, resize_moments(Change(old, new), CRITIC, row))
+    row = torch.arange(1.0, old.layout(CRITIC).size + 1)
+    before, after = old.named(CRITIC, row), new.named(CRITIC, Change(old, new, CRITIC).moments(row))
     assert before["output.weight"].shape == (ACTIONS + 4, 1)
     assert after["output.weight"].flatten().tolist() == [1, 2, 3, 4, 5, 6, 0, 0]
     assert replace(old, latent=6) == new
@@ -351,7 +350,7 @@ def formed(algo: str, hyper: Mapping[str, float] | None = None, **config: Any) -
     g = torch.Generator().manual_seed(0)
     members = first_members(p, 3)[0]
     for member in members:
-        for name, (kind, _) in population.tensor_kinds(p.algo.State, p.widths).items():
+        for name, (kind, _) in tensor_kinds(p.algo.State, p.widths).items():
             if kind == "parameters":
                 member.tensors[name].add_(0.2 * torch.randn(member.tensors[name].shape, generator=g))
     (cohort,) = p.form(members)
@@ -361,8 +360,8 @@ def formed(algo: str, hyper: Mapping[str, float] | None = None, **config: Any) -
 
 def of_member(p: Spec, member: Member, name: str) -> dict[str, torch.Tensor]:
     """A member's weights in double precision, ready for the reference."""
-    widths = p.widths[population.tensor_kinds(p.algo.State, p.widths)[name][1]]
-    return {k: v.double().requires_grad_() for k, v in named(member.arch, widths, member.tensors[name]).items()}
+    widths = p.widths[tensor_kinds(p.algo.State, p.widths)[name][1]]
+    return {k: v.double().requires_grad_() for k, v in member.arch.named(widths, member.tensors[name]).items()}
 
 
 @each_algorithm
@@ -390,7 +389,7 @@ def test_an_encoder_that_is_no_number_harms_its_member_only(algo: str) -> None:
     p, clean = formed(algo)
     _, ill = formed(algo)
     ill.state.encoder.values[1, ill.state.encoder.structure.index[1][0]] = torch.nan
-    acting = [getattr(ill.state, name) for name in population.acting_networks(p.algo.POLICY, p.widths)]
+    acting = [getattr(ill.state, name) for name in acting_networks(p.algo.POLICY, p.widths)]
     assert health.of_parameters(*acting).tolist() == [True, False, True]
     pairs = list(zip(updated(p, clean), updated(p, ill), strict=True))
     assert [b.healthy for _, b in pairs] == [True, False, True]
@@ -415,7 +414,7 @@ def test_an_exported_policy_has_the_encoder_with_it(algo: str, tmp_path: Path) -
         np.testing.assert_allclose(policy.load(folder).act(obs[0].numpy()), own, atol=1e-5)
         program = torch.export.load(folder / policy.PROGRAM).module()
         np.testing.assert_allclose(program(obs[0]).numpy(), own, atol=1e-5)
-    assert set(named(member.arch, p.widths["encoder"], member.tensors["encoder"])) < set(
+    assert set(member.arch.named(p.widths["encoder"], member.tensors["encoder"])) < set(
         load_tensors((folder / policy.TENSORS).read_bytes(), "policy")
     )
 
@@ -465,7 +464,7 @@ def test_mutation_leaves_a_critic_its_layer() -> None:
 
 def test_the_encoders_target_starts_as_a_copy_that_does_not_learn() -> None:
     arch = Arch((), 16, (), "ReLU", False)
-    net = net_of([arch], [initialise(arch, ENCODER, generators(0))], ENCODER)
+    net = net_of([arch], [arch.initialise(ENCODER, generators(0))], ENCODER)
     before = net.values.clone()
     encoder, target, adam = optim.start_encoder({"encoder": net})
     assert encoder is net
@@ -480,7 +479,7 @@ def test_the_encoders_target_starts_as_a_copy_that_does_not_learn() -> None:
 
 def test_who_acts() -> None:
     whole = {"actor": Widths(4, 2), "critic_1": Widths(6, 1), "critic_2": Widths(6, 1)}
-    assert population.acting_networks("actor", whole) == ["actor"]
+    assert acting_networks("actor", whole) == ["actor"]
     cut = share_encoder(whole, 4)
     critic = Widths(2, 1, "head")
     assert cut == {
@@ -489,4 +488,4 @@ def test_who_acts() -> None:
         "critic_1": critic,
         "critic_2": critic,
     }
-    assert population.acting_networks("actor", cut) == ["encoder", "actor"]
+    assert acting_networks("actor", cut) == ["encoder", "actor"]

@@ -16,7 +16,8 @@ import pytest
 from dvc.fs import LocalFileSystem
 
 import tiny
-from evopipe.core.arch import Arch, Block
+from evopipe.core.arch import Arch
+from evopipe.core.layout import Block
 from evopipe.errors import DataError
 from evopipe.evolve.lineage import Best, Born, Record, Scored
 from evopipe.evolve.mutate import Mutation

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Protocol, cast
 
-from evopipe.core.population import least_head
+from evopipe.core.structure import least_head
 from evopipe.errors import ParamsError, did_you_mean
 from evopipe.types import Chosen, Learned, Spaces
 

@@ -18,8 +18,9 @@ import torch
 from evopipe.algos import _hyper
 from evopipe.core import optim
 from evopipe.core.forward import forward
+from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets
-from evopipe.core.population import Widths, moments, parameters, row
+from evopipe.core.structure import Widths
 from evopipe.ops.policy import epsilon_greedy, likeliest, or_random
 from evopipe.ops.value import pick
 from evopipe.rng import Stream

@@ -18,8 +18,9 @@ import torch
 from evopipe.algos import _hyper
 from evopipe.core import optim
 from evopipe.core.forward import forward
+from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets
-from evopipe.core.population import Widths, moments, parameters, row
+from evopipe.core.structure import Widths
 from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import conservative_gap, pick, q_target, regression_loss
 from evopipe.rng import Stream

@@ -17,8 +17,9 @@ import torch
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
 from evopipe.core.forward import action_value, encode, mu
+from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets
-from evopipe.core.population import Widths, moments, parameters, row, share_encoder
+from evopipe.core.structure import Widths, share_encoder
 from evopipe.rng import Stream
 from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import AlgoConfig

@@ -21,8 +21,9 @@ from evopipe.algos import _hyper
 from evopipe.algos._actor_critic import of_taken
 from evopipe.core import optim
 from evopipe.core.forward import forward, interleave
+from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets
-from evopipe.core.population import Widths, moments, parameters, row
+from evopipe.core.structure import Widths
 from evopipe.ops.distributions import masked_log_softmax
 from evopipe.ops.noise import gaussian
 from evopipe.ops.policy import epsilon_greedy, likeliest, or_random

@@ -22,8 +22,9 @@ import torch
 from evopipe.algos import _hyper
 from evopipe.core import health, optim
 from evopipe.core.forward import encode, forward, remember, unroll
+from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets
-from evopipe.core.population import Widths, moments, parameters, row, share_encoder
+from evopipe.core.structure import Widths, share_encoder
 from evopipe.ops.distributions import Distribution, distribution
 from evopipe.rng import Stream
 from evopipe.schema.blocks import NetworkConfig

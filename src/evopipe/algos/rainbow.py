@@ -22,9 +22,11 @@ from pydantic import model_validator
 
 from evopipe.algos import _hyper
 from evopipe.core import optim
-from evopipe.core.forward import forward, noise_scale, noisy
-from evopipe.core.net import Net, Nets, Views
-from evopipe.core.population import Widths, moments, parameters, row, scales
+from evopipe.core.forward import forward
+from evopipe.core.member import moments, parameters, row, scales
+from evopipe.core.net import Net, Nets
+from evopipe.core.padded import Views, noise_scale, noisy
+from evopipe.core.structure import Widths
 from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import masked_argmax, project, regression_loss, support
 from evopipe.rng import Stream

@@ -21,8 +21,9 @@ from evopipe.algos import _actor_critic, _hyper
 from evopipe.algos._actor_critic import of_taken
 from evopipe.core import health, optim
 from evopipe.core.forward import action_values, encode, forward, forward_each, interleave
+from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets
-from evopipe.core.population import Widths, moments, parameters, row, share_encoder
+from evopipe.core.structure import Widths, share_encoder
 from evopipe.ops.distributions import LOG_STD_MAX, LOG_STD_MIN, masked_log_softmax, squashed_gaussian
 from evopipe.ops.policy import likeliest, or_random, random_legal
 from evopipe.ops.value import masked_argmax, twin_loss

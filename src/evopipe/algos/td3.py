@@ -17,8 +17,9 @@ import torch
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
 from evopipe.core.forward import action_value, action_values, encode, interleave, mu
+from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets
-from evopipe.core.population import Widths, moments, parameters, row, share_encoder
+from evopipe.core.structure import Widths, share_encoder
 from evopipe.ops.noise import smoothed
 from evopipe.ops.value import clipped_double_target, twin_loss
 from evopipe.rng import Stream

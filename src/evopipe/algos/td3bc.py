@@ -19,8 +19,9 @@ import torch
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
 from evopipe.core.forward import action_value, action_values, interleave, mu
+from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets
-from evopipe.core.population import Widths, moments, parameters, row
+from evopipe.core.structure import Widths
 from evopipe.ops.noise import gaussian, smoothed
 from evopipe.ops.policy import or_random
 from evopipe.ops.value import clipped_double_target, twin_loss

@@ -1,63 +1,41 @@
-"""Architectures: what one member's network is, and how its own parameters lie in a flat row, without pads.
+"""Perceptrons: what one member's network is, and what it begins with.
 
-A network is observation → encoder → latent → head → output, described by an `Arch`; images in the observation go
-through a convolutional stem before. It may be cut behind the latent, so that several heads read one encoder.
+A network is observation → encoder → latent → head → output; images in the observation go through a convolutional stem
+before. It may be cut behind the latent, so that several heads read one encoder. `Arch` is a `core.structure`
+`Architecture`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 
 from evopipe.core import lstm
+from evopipe.core.layout import Block, Layer, Layout, Part
+from evopipe.core.morph import Change, options
+from evopipe.core.padded import WIDTH_MULTIPLE, Padded, widest
 from evopipe.core.stem import Conv, Stem
+from evopipe.core.structure import Option, Widths
 from evopipe.errors import ParamsError
-from evopipe.schema.blocks import EncoderKind, NetworkConfig
+from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, NetworkConfig
 from evopipe.types import Image
 
-Role = Literal["whole", "encoder", "head"]
-RESIDUAL = frozenset({"simba", "resnet"})
-LINE = 16  # float32 numbers in a cache line
-WIDTH_MULTIPLE = 16  # hidden widths are padded to a multiple of this
-NO_STEM = Stem()
-
-
-class Widths(NamedTuple):
-    """Input and output width of a network, and which part of an architecture it is.
-
-    An `encoder` ends with the latent and has no output layer: its outputs are 0. A `head` begins behind the latent; it
-    reads so many inputs of its own, actions for example, then the latent.
-    """
-
-    inputs: int
-    outputs: int
-    role: Role = "whole"
-
-
-class Block(NamedTuple):
-    """One hidden layer f of a member.
-
-    A blended one computes h + α (f(h) − h), α learned from 0: that is how a layer joins a trained network without
-    changing its function (a normalised layer cannot be an identity, a blend can).
-    """
-
-    width: int
-    blend: bool = False
+_NO_STEM = Stem()
 
 
 @dataclass(frozen=True)
 class Arch:
-    """One member's architecture."""
+    """One member's architecture; the methods without a text are said in `Architecture`."""
 
     encoder: tuple[Block, ...]
     latent: int
     head: tuple[Block, ...]
     activation: str
     layer_norm: bool
-    stem: Stem = NO_STEM
+    stem: Stem = _NO_STEM
     kind: EncoderKind = "mlp"
 
     @classmethod
@@ -69,33 +47,77 @@ class Arch:
         """
         encoder, head = (tuple(Block(width) for width in part) for part in (cfg.encoder, cfg.head))
         convs = tuple(Conv(c.channels, c.kernel, c.stride) for c in cfg.conv)
-        first = Stem(images, convs) if images and convs else Stem()
-        misfit = first.misfit()
+        stem = Stem(images, convs) if images and convs else _NO_STEM
+        misfit = stem.misfit()
         if misfit:
             raise ParamsError(f"network.conv: {misfit}")
-        return cls(encoder, cfg.latent, head, cfg.activation, cfg.layer_norm, first, cfg.encoder_kind)
+        return cls(encoder, cfg.latent, head, cfg.activation, cfg.layer_norm, stem, cfg.encoder_kind)
 
     @property
-    def hidden(self) -> tuple[Block, ...]:
-        """All hidden layers in order: encoder, latent, head; a residual encoder stands behind the latent."""
-        latent = (Block(self.latent),)
-        front = (*latent, *self.encoder) if self.residual else (*self.encoder, *latent)
-        return (*front, *self.head)
+    def layers(self) -> dict[str, Block]:
+        """All hidden layers by name and in order: `encoder.0` …, `latent`, `head.0` …; a residual encoder stands behind
+        the latent."""
+        latent = {"latent": Block(self.latent)}
+        encoder, head = (
+            {f"{name}.{i}": block for i, block in enumerate(blocks)}
+            for name, blocks in (("encoder", self.encoder), ("head", self.head))
+        )
+        return latent | encoder | head if self.residual else encoder | latent | head
 
     @property
     def residual(self) -> bool:
         """Whether the encoder is made of residual blocks, which stand behind the latent."""
-        return self.kind in RESIDUAL
+        return self.kind in ("simba", "resnet")
 
     @property
     def recurrent(self) -> int:
         """How many hidden layers, the first ones, are LSTM layers."""
         return len(self.encoder) if self.kind == "lstm" else 0
 
-    @property
-    def names(self) -> list[str]:
-        """Names of the hidden layers."""
-        return layer_names(len(self.encoder), len(self.head), self.kind)
+    def own(self, widths: Widths) -> slice:
+        """Return which of the hidden layers a network has."""
+        behind = 1 + len(self.encoder)
+        return {"whole": slice(None), "encoder": slice(behind), "head": slice(behind, None)}[widths.role]
+
+    def layout(self, widths: Widths) -> Layout:
+        """Return where a network's parameters lie, without pads: its layers one after another."""
+        at = 0
+
+        def part(name: str, rows: int, columns: int, groups: int = 1) -> Part:
+            nonlocal at
+            at += rows * columns * groups
+            return Part(name, at - rows * columns * groups, rows, columns * groups, groups)
+
+        def dense(name: str, rows: int, columns: int, groups: int = 1) -> Layer:
+            weight, bias = part(f"{name}.weight", rows, columns, groups), part(f"{name}.bias", 1, columns, groups)
+            return Layer(columns, weight, bias)
+
+        head = widths.role == "head"
+        convolutions = () if head else tuple(dense(*each) for each in self.stem.parts())
+        width = widths.inputs + self.latent if head else self.stem.reads(widths.inputs)
+        layers = []
+        for name, (own, blend) in list(self.layers.items())[self.own(widths)]:
+            gated, residual = (kind and name.startswith("encoder") for kind in (self.kind == "lstm", self.residual))
+            layer = dense(name, width, own, lstm.GATES if gated else 1)
+            if gated:
+                layer = layer._replace(recurrent=part(f"{name}.recurrent.weight", own, own, lstm.GATES))
+            if residual:  # the stream stays as wide as it is
+                layer = layer._replace(out=width)
+            elif blend:
+                layer = layer._replace(out=max(width, own))
+            in_stream = self.residual and not name.startswith("head")
+            if self.kind == "simba" if in_stream else self.layer_norm and not gated:
+                units = width if residual else own  # a residual block's stand before it
+                layer = layer._replace(gain=part(f"{name}.gain", 1, units), shift=part(f"{name}.shift", 1, units))
+            if residual:
+                back, back_bias = part(f"{name}.back.weight", own, width), part(f"{name}.back.bias", 1, width)
+                layer = layer._replace(back=back, back_bias=back_bias)
+            elif blend:
+                layer = layer._replace(alpha=part(f"{name}.alpha", 1, 1))
+            width = layer.out
+            layers.append(layer)
+        output = (dense("output", width, widths.outputs),) if widths.outputs else ()
+        return Layout(convolutions, tuple(layers), output, at)
 
     def describe(self) -> str:
         """Return a short text: `128+64|32|64` is two encoder layers, the latent, one head layer; `~` marks a blend.
@@ -109,7 +131,7 @@ class Arch:
         return "|".join(part for part in (convs, encoder, str(self.latent), head) if part)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data."""
+        """Return plain JSON data; of a plain encoder the `kind` is left out."""
         return {
             "encoder": [list(block) for block in self.encoder],
             "latent": self.latent,
@@ -129,199 +151,74 @@ class Arch:
         activation, norm = str(data["activation"]), bool(data["layer_norm"])
         return cls(encoder, int(data["latent"]), head, activation, norm, Stem(images, convs), data.get("kind", "mlp"))
 
+    def size(self, widths: Widths) -> int:
+        return self.layout(widths).size
 
-class Part(NamedTuple):
-    """Where one parameter tensor lies in a flat row: shape `[rows, columns]` from `start`.
+    def named(self, widths: Widths, row: torch.Tensor) -> dict[str, torch.Tensor]:
+        """See `Architecture`: `encoder.0.weight` `[in, out]`, `encoder.0.bias` `[out]` and so on."""
+        parts = [part for layer in self.layout(widths).every for part in layer.parts if part]
+        return {p.name: p.of(row) if p.name.endswith("weight") else p.of(row).view(-1) for p in parts}
 
-    The columns are so many groups of units as `groups` says: an LSTM layer's gates.
-    """
+    def initialise(self, widths: Widths, rng: Any) -> torch.Tensor:
+        """See `Architecture`.
 
-    name: str
-    start: int
-    rows: int
-    columns: int
-    groups: int = 1
-
-    @property
-    def units(self) -> int:
-        """How many units it has columns for."""
-        return self.columns // self.groups
-
-
-class LayerLayout(NamedTuple):
-    """One layer's parts; `gain` and `shift` where normalised, `alpha` where blended or passed by.
-
-    A residual block's weight and bias lead out of the stream, `back` and `back_bias` into it again. An LSTM layer's
-    `recurrent` reads its own outputs of the step before.
-    """
-
-    weight: Part
-    bias: Part
-    gain: Part | None
-    shift: Part | None
-    alpha: Part | None
-    out: int  # effective width that the next layer reads
-    back: Part | None = None
-    back_bias: Part | None = None
-    recurrent: Part | None = None
+        Weights are orthogonal with gain √2, 0.1 at the output so that first values are small (Saxe et al., 2014);
+        biases 0, norm gains 1, norm shifts 0, blends 0, and so are the weights back of residual blocks, which begin as
+        identities. Weights of LSTM layers are orthogonal with gain 1, and the biases of their forget gates 1
+        (Jozefowicz et al., 2015).
+        """
+        own = self.layout(widths)
+        row = torch.zeros(own.size)
+        for layer in own.every:
+            gain = 0.1 if layer in own.output else 1.0 if layer.recurrent else 2.0**0.5
+            for part in (layer.weight, layer.recurrent):
+                if part:
+                    part.of(row)[:] = _orthogonal(part, gain, rng)
+            if layer.recurrent:
+                layer.bias.grouped(row)[:, lstm.FORGET] = 1.0
+            if layer.gain:
+                layer.gain.of(row)[:] = 1.0
+        return row
 
     @property
-    def parts(self) -> tuple[Part | None, ...]:
-        """All parts, None where it has none."""
-        return (*self[:5], self.back, self.back_bias, self.recurrent)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Offsets of all parts in a flat row of `size` numbers."""
-
-    hidden: tuple[LayerLayout, ...]
-    output: tuple[LayerLayout, ...]  # one layer, or none
-    size: int
-    stem: tuple[LayerLayout, ...] = ()
+    def family(self) -> Hashable:
+        """See `Architecture`: nothing of a convolution is padded."""
+        return self.stem
 
     @property
-    def layers(self) -> tuple[LayerLayout, ...]:
-        """Hidden layers, then the output layer."""
-        return (*self.hidden, *self.output)
+    def signature(self) -> Hashable:
+        """See `Architecture`: padded widths, and which layers are full, for there the unmasked normalisation runs."""
+        return widest([self]), tuple(block.width % WIDTH_MULTIPLE == 0 for block in self.layers.values())
 
-    @property
-    def every(self) -> tuple[LayerLayout, ...]:
-        """The stem's convolutions, then `layers`: all that has parameters."""
-        return (*self.stem, *self.layers)
+    @staticmethod
+    def work(archs: Sequence[Arch]) -> int:
+        """See `Architecture`. The first layer's inputs are not known here: they count as many as its own width."""
+        shared = widest(archs)
+        gates = 8 if shared.recurrent else 1  # an LSTM layer: four gates, each reading its input and its own outputs
+        blocks = (*shared.encoder, Block(shared.latent), *shared.head)
+        into = (blocks[0], *blocks[:-1])
+        times = [gates] * len(shared.encoder) + [1] * (1 + len(shared.head))
+        products = sum(n * a.width * b.width for n, a, b in zip(times, into, blocks, strict=True))
+        return products + shared.stem.work()
 
+    @staticmethod
+    def stack(archs: Sequence[Arch], widths: Widths, device: torch.device) -> Padded:
+        return Padded(archs, widths, device)
 
-def layout(
-    inputs: int,
-    hidden: Sequence[tuple[str, int, bool]],
-    outputs: int,
-    norm: bool,
-    front: Stem = NO_STEM,
-    kind: EncoderKind = "mlp",
-) -> Layout:
-    """Lay the parts of a network out, one after another.
+    def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
+        return options(bounds, self, networks)
 
-    Args:
-        inputs: input width.
-        hidden: (name, own width, whether its input also passes by) of every hidden layer.
-        outputs: output width, 0 for no output layer.
-        norm: whether hidden layers are normalised.
-        front: the stem.
-        kind: what the encoder is.
-    """
-    at, width, layers = 0, front.reads(inputs), []
-
-    def part(name: str, rows: int, columns: int, groups: int = 1) -> Part:
-        nonlocal at
-        at += rows * columns * groups
-        return Part(name, at - rows * columns * groups, rows, columns * groups, groups)
-
-    def convolution(name: str, rows: int, columns: int) -> LayerLayout:
-        weight, bias = part(f"{name}.weight", rows, columns), part(f"{name}.bias", 1, columns)
-        return LayerLayout(weight, bias, None, None, None, columns)
-
-    def residual(name: str, own: int) -> LayerLayout:
-        nonlocal width
-        weight, bias = part(f"{name}.weight", width, own), part(f"{name}.bias", 1, own)
-        if name == "latent":
-            width = own
-        gain = part(f"{name}.gain", 1, width) if kind == "simba" else None
-        shift = part(f"{name}.shift", 1, width) if kind == "simba" else None
-        if name == "latent":
-            return LayerLayout(weight, bias, gain, shift, None, width)
-        back, back_bias = part(f"{name}.back.weight", own, width), part(f"{name}.back.bias", 1, width)
-        return LayerLayout(weight, bias, gain, shift, None, width, back, back_bias)
-
-    convolutions = tuple(convolution(*each) for each in front.parts())
-    for name, own, passes in hidden:
-        if kind in RESIDUAL and not name.startswith("head"):
-            layers.append(residual(name, own))
-            continue
-        gated = kind == "lstm" and name.startswith("encoder")
-        groups = lstm.GATES if gated else 1
-        weight, bias = part(f"{name}.weight", width, own, groups), part(f"{name}.bias", 1, own, groups)
-        recurrent = part(f"{name}.recurrent.weight", own, own, groups) if gated else None
-        gain = part(f"{name}.gain", 1, own) if norm and not gated else None
-        shift = part(f"{name}.shift", 1, own) if norm and not gated else None
-        alpha = part(f"{name}.alpha", 1, 1) if passes else None
-        width = max(width, own) if passes else own
-        layers.append(LayerLayout(weight, bias, gain, shift, alpha, width, recurrent=recurrent))
-    if not outputs:
-        return Layout(tuple(layers), (), at, convolutions)
-    weight, bias = part("output.weight", width, outputs), part("output.bias", 1, outputs)
-    return Layout(tuple(layers), (LayerLayout(weight, bias, None, None, None, outputs),), at, convolutions)
+    def carry(self, new: Arch, widths: Widths, kind: str, row: torch.Tensor, rng: Any) -> torch.Tensor:
+        change = Change(self, new, widths)
+        if kind == "parameters":
+            return change.parameters(row, rng)
+        return change.scales(row) if kind == "scales" else change.moments(row)
 
 
-def layer_names(encoder: int, head: int, kind: EncoderKind = "mlp") -> list[str]:
-    """Name hidden layers: `encoder.0` …, `latent`, `head.0` …; of a residual encoder `latent`, `encoder.0` …"""
-    blocks = [f"encoder.{i}" for i in range(encoder)]
-    front = ["latent", *blocks] if kind in RESIDUAL else [*blocks, "latent"]
-    return [*front, *(f"head.{i}" for i in range(head))]
-
-
-def of_role(role: Role, encoder: int) -> slice:
-    """Return which of an architecture's hidden layers a network has, `encoder` of them before or behind the latent."""
-    return {"whole": slice(None), "encoder": slice(1 + encoder), "head": slice(1 + encoder, None)}[role]
-
-
-def own_layout(arch: Arch, widths: Widths) -> Layout:
-    """Return the unpadded layout of one member's network."""
-    hidden = [(name, block.width, block.blend) for name, block in zip(arch.names, arch.hidden, strict=True)]
-    hidden = hidden[of_role(widths.role, len(arch.encoder))]
-    if widths.role == "head":
-        return layout(widths.inputs + arch.latent, hidden, widths.outputs, arch.layer_norm)
-    return layout(widths.inputs, hidden, widths.outputs, arch.layer_norm, arch.stem, arch.kind)
-
-
-def round_up(value: float, multiple: int) -> int:
-    """Return the least multiple that is not below the whole part of a value."""
-    return -(-int(value) // multiple) * multiple
-
-
-def initialise(arch: Arch, widths: Widths, rng: Any) -> torch.Tensor:
-    """Draw one member's own flat row `[n]` on the CPU.
-
-    Weights are orthogonal with gain √2, 0.1 at the output so that first values are small (Saxe et al., 2014); biases 0,
-    norm gains 1, norm shifts 0, blends 0, and so are the weights back of residual blocks, which begin as identities.
-    Weights of LSTM layers are orthogonal with gain 1, and the biases of their forget gates 1 (Jozefowicz et al., 2015).
-
-    Args:
-        arch: the architecture.
-        widths: input and output width.
-        rng: a `numpy.random.Generator`.
-    """
-    own = own_layout(arch, widths)
-    row = torch.zeros(own.size)
-    for layer in own.every:
-        gain = 0.1 if layer in own.output else 1.0 if layer.recurrent else 2.0**0.5
-        for part in (layer.weight, layer.recurrent):
-            if part:
-                row[part.start : part.start + part.rows * part.columns] = _orthogonal(
-                    part.rows, part.columns, gain, rng
-                )
-        if layer.recurrent:
-            forget = layer.bias.start + lstm.FORGET * layer.bias.units
-            row[forget : forget + layer.bias.units] = 1.0
-        if layer.gain:
-            row[layer.gain.start : layer.gain.start + layer.gain.columns] = 1.0
-    return row
-
-
-def _orthogonal(rows: int, columns: int, gain: float, rng: Any) -> torch.Tensor:
-    """Semi-orthogonal `[rows · columns]`, by QR of a Gaussian with the signs of R's diagonal made positive."""
-    tall = torch.from_numpy(rng.standard_normal((max(rows, columns), min(rows, columns))))
+def _orthogonal(part: Part, gain: float, rng: Any) -> torch.Tensor:
+    """Semi-orthogonal `[rows, columns]`, by QR of a Gaussian with the signs of R's diagonal made positive."""
+    tall = torch.from_numpy(rng.standard_normal((max(part.rows, part.columns), min(part.rows, part.columns))))
     q, r = torch.linalg.qr(tall)
     q = q * torch.sign(torch.diagonal(r))
-    flat: torch.Tensor = (gain * (q if rows >= columns else q.T)).float().reshape(-1)
-    return flat
-
-
-def named(arch: Arch, widths: Widths, row: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Split a member's own flat row into its named tensors (views): `encoder.0.weight` `[in, out]` and so on."""
-    parts = [part for layer in own_layout(arch, widths).every for part in layer.parts if isinstance(part, Part)]
-    return {
-        p.name: row[p.start : p.start + p.rows * p.columns].view(
-            (p.rows, p.columns) if p.name.endswith("weight") else -1
-        )
-        for p in parts
-    }
+    weight: torch.Tensor = (gain * (q if part.rows >= part.columns else q.T)).float()
+    return weight

@@ -67,16 +67,3 @@ def layer_norm(x: torch.Tensor, gain: torch.Tensor, bias: torch.Tensor, mask: to
     centred = x - (x * share).sum(dim=-1, keepdim=True)
     variance = (centred * centred * share).sum(dim=-1, keepdim=True)  # [P, B, 1]
     return torch.addcmul(bias, centred * torch.rsqrt(variance + EPS), gain)
-
-
-def mix(
-    x: torch.Tensor, f: torch.Tensor, blend: tuple[torch.Tensor, torch.Tensor], alpha: torch.Tensor | None, width: int
-) -> torch.Tensor:
-    """Return (1 − α) x + α f, both widened to `width`, α = fixed + learned · alpha with `blend` = (fixed, learned).
-
-    α = 1 gives f, and α = 0 gives x, to the bit.
-    """
-    fixed, learned = blend
-    a = fixed if alpha is None else fixed + learned * alpha
-    x, f = (y if y.shape[-1] == width else torch.nn.functional.pad(y, (0, width - y.shape[-1])) for y in (x, f))
-    return torch.lerp(x, f, a)

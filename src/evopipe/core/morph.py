@@ -1,4 +1,4 @@
-"""Resizing a member's tensors when its architecture changes.
+"""Mutations of a perceptron's architecture: which are possible, and what becomes of its rows.
 
 Surviving weights keep their values, surviving Adam moments too. What is added leaves the function unchanged:
 
@@ -18,93 +18,140 @@ Surviving weights keep their values, surviving Adam moments too. What is added l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from evopipe.core import lstm
-from evopipe.core.arch import Arch, LayerLayout, Part, Role, Widths, initialise, of_role, own_layout
 from evopipe.core.layers import NOT_ZERO_AT_ZERO
+from evopipe.core.layout import Block, Layer, Layout
+from evopipe.core.structure import Option, Widths, least_head
+from evopipe.schema.blocks import ArchitectureBounds
+
+if TYPE_CHECKING:
+    from evopipe.core.arch import Arch
 
 
 @dataclass(frozen=True)
 class Change:
-    """An architecture before and after one mutation."""
+    """An architecture before and after one mutation, and which of its networks is carried over."""
 
     old: Arch
     new: Arch
+    widths: Widths
 
-    def survivors(self, role: Role = "whole") -> list[tuple[int, int]]:
-        """(index before, index after) of every hidden layer of a network that is in both; layers keep their names."""
-        before, after = (arch.names[of_role(role, len(arch.encoder))] for arch in (self.old, self.new))
-        return [(before.index(name), i) for i, name in enumerate(after) if name in before]
-
-    @property
-    def in_stem(self) -> bool:
-        """Whether it is the convolutions that changed, and so nothing else."""
-        return self.old.stem != self.new.stem
-
-    @property
-    def of_stream(self) -> bool:
-        """Whether it is the width of a residual encoder's stream that changed."""
-        return self.new.residual and self.old.latent != self.new.latent
-
-    @property
-    def of_memory(self) -> bool:
-        """Whether it is the LSTM layers that changed, which are never normalised."""
-        return self.new.kind == "lstm" and self.old.encoder != self.new.encoder
-
-
-def _view(row: torch.Tensor, part: Part) -> torch.Tensor:
-    return row[part.start : part.start + part.rows * part.columns].view(part.rows, part.columns)
-
-
-def _groups(row: torch.Tensor, part: Part) -> torch.Tensor:
-    """`[rows, groups, units]`."""
-    return _view(row, part).view(part.rows, part.groups, part.units)
-
-
-def resize_parameters(change: Change, widths: Widths, row: torch.Tensor, rng: Any) -> torch.Tensor:
-    """Return the parameters `[n']` of the changed network.
-
-    Args:
-        change: architectures before and after.
-        widths: input and output width.
-        row: parameters `[n]` before.
-        rng: a `numpy.random.Generator` for fresh weights; give online and target networks equal ones, so that both
-            receive the same new weights.
-    """
-    before, after = (own_layout(arch, widths) for arch in (change.old, change.new))
-    fresh = initialise(change.new, widths, rng)
-    if change.in_stem and widths.role != "head":
-        return _carry_stem(change, widths, row, fresh)
-    stem = [(layer, layer, 0) for layer in before.stem]
-    pairs = [
-        (before.hidden[old], after.hidden[new], _in_use(change.old, widths, old))
-        for old, new in change.survivors(widths.role)
-    ]
-    outputs = [(old, new, 0) for old, new in zip(before.output, after.output, strict=True)]
-    for old, new, in_use in [*stem, *pairs, *outputs]:
-        _copy_overlap(old, new, row, fresh)
-        if not _arrives_as_zero(change) or change.of_stream:
-            _view(fresh, new.weight)[old.weight.rows :] = 0.0
-        residual = change.new.residual and not new.weight.name.startswith("head")
-        if new.weight.columns > old.weight.columns and not residual:
+    def parameters(self, row: torch.Tensor, rng: Any) -> torch.Tensor:
+        """Return the parameters `[n']` of the changed network from those before, `[n]`; fresh ones are drawn."""
+        fresh = self.new.initialise(self.widths, rng)
+        if self._in_stem:
+            return self._carry_stem(row, fresh)
+        arrive_as_zero = self._arrive_as_zero()
+        stream = self.new.residual and self.old.latent != self.new.latent  # its width changed
+        for i, old, new in self._survivors():
+            _copy_overlap(old, new, row, fresh)
+            if not arrive_as_zero or stream:
+                new.weight.of(fresh)[old.weight.rows :] = 0.0
+            had, has = old.weight.columns, new.weight.columns
+            if has <= had or (self.new.residual and not new.weight.name.startswith("head")):
+                continue
             grow = _grow_memory if new.recurrent else _grow
-            grow(old, new, in_use, fresh)
-            if new.shift is not None and not _arrives_as_zero(change):  # nobody reads them yet, so they may differ
-                had, has = old.weight.columns, new.weight.columns
-                _view(fresh, new.shift)[0, had:] = torch.from_numpy(0.1 * rng.standard_normal(has - had)).float()
-    return fresh
+            grow(old, new, _in_use(self.old, self.widths, i), fresh)
+            if new.shift is not None and not arrive_as_zero:  # nobody reads them yet, so they may differ
+                new.shift.of(fresh)[0, had:] = torch.from_numpy(0.1 * rng.standard_normal(has - had)).float()
+        return fresh
+
+    def scales(self, row: torch.Tensor) -> torch.Tensor:
+        """Return the scales `[n']` of the changed network's parameters from those before, `[n]`.
+
+        New ones are c / √(inputs), c the mean of |σ| √(inputs) over all weights before: as large as scales are by now.
+        """
+        weights = [layer.weight.of(row) for layer in (*self._before.hidden, *self._before.output)]
+        mean = sum(float(w.abs().sum()) * w.shape[0] ** 0.5 for w in weights) / sum(w.numel() for w in weights)
+        out = torch.zeros(self._after.size)
+        for layer in (*self._after.hidden, *self._after.output):
+            for part in (layer.weight, layer.bias):
+                part.of(out)[:] = mean * layer.weight.rows**-0.5
+        return self._carry(row, out)
+
+    def moments(self, row: torch.Tensor) -> torch.Tensor:
+        """Return Adam moments `[n']` of the changed network from those before, `[n]`: new weights' are 0."""
+        return self._carry(row, torch.zeros(self._after.size))
+
+    @cached_property
+    def _before(self) -> Layout:
+        return self.old.layout(self.widths)
+
+    @cached_property
+    def _after(self) -> Layout:
+        return self.new.layout(self.widths)
+
+    @property
+    def _in_stem(self) -> bool:
+        """Whether it is the network's convolutions that changed, and so nothing else."""
+        return self.old.stem != self.new.stem and self.widths.role != "head"
+
+    def _survivors(self) -> Iterator[tuple[int, Layer, Layer]]:
+        """(index before, layer before, layer after) of every layer that is in both; hidden ones keep their names."""
+        before, after = (list(arch.layers)[arch.own(self.widths)] for arch in (self.old, self.new))
+        for name, layer in zip(after, self._after.hidden, strict=True):
+            if name in before:
+                i = before.index(name)
+                yield i, self._before.hidden[i], layer
+        ends = zip((*self._before.stem, *self._before.output), (*self._after.stem, *self._after.output), strict=True)
+        yield from ((-1, old, new) for old, new in ends)  # these never grow
+
+    def _arrive_as_zero(self) -> bool:
+        """Whether new units put out 0, so that the weights that read them may be fresh. LSTM layers' never do: they
+        are not normalised."""
+        gated = self.new.kind == "lstm" and self.old.encoder != self.new.encoder
+        return self.new.layer_norm and self.new.activation not in NOT_ZERO_AT_ZERO and not gated
+
+    def _carry(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Copy into a row of the changed network what survives of one before; return it."""
+        if self._in_stem:
+            return self._carry_stem(source, target)
+        for _, old, new in self._survivors():
+            _copy_overlap(old, new, source, target)
+        return target
+
+    def _carry_stem(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """`_carry` where channels or kernels changed: new channels keep what the target has coming in, and nobody reads
+        them; a kernel is centred in the larger one, or its border cut off."""
+        stems = self.old.stem, self.new.stem
+        for i, (old, new) in enumerate(zip(self._before.stem, self._after.stem, strict=True)):
+            a, b = (stem.convs[i % len(stem.convs)] for stem in stems)
+            had = old.weight.of(source).unflatten(0, (-1, a.kernel, a.kernel))
+            has = new.weight.of(target).unflatten(0, (-1, b.kernel, b.kernel))  # [channels in, k, k, channels out]
+            ins, outs = min(len(had), len(has)), min(a.channels, b.channels)
+            wider = (b.kernel - a.kernel) // 2
+            rim, border = max(wider, 0), max(-wider, 0)
+            inner, cut = slice(rim, b.kernel - rim), slice(border, a.kernel - border)
+            has[len(had) :] = 0.0
+            if wider > 0:
+                has[..., :outs] = 0.0
+            has[:ins, inner, inner, :outs] = had[:ins, cut, cut, :outs]
+            new.bias.of(target)[:, :outs] = old.bias.of(source)[:, :outs]
+        before, after = ((*layout.hidden, *layout.output) for layout in (self._before, self._after))
+        for old, new in zip(before, after, strict=True):
+            _copy_overlap(old, new, source, target)
+        had, has = before[0].weight.of(source), after[0].weight.of(target)
+        old_at = new_at = stems[0].vector(self.widths.inputs)
+        has[new_at:] = 0.0
+        for (c, places), (d, _) in zip(stems[0].features(), stems[1].features(), strict=True):
+            n = min(c, d) * places
+            has[new_at : new_at + n] = had[old_at : old_at + n]
+            old_at, new_at = old_at + c * places, new_at + d * places
+        return target
 
 
 def _in_use(arch: Arch, widths: Widths, layer: int) -> int:
     """Return how many places of a hidden layer's output have readers: also those that pass this layer by, and those
     that its new units would reach by passing later layers by. (What an encoder's units reach is in the heads; a head's
     own inputs stand before the latent, and so add no places to those.)"""
-    role: Role = "head" if widths.role == "head" else "whole"
-    hidden = own_layout(arch, widths._replace(role=role)).hidden
+    hidden = arch.layout(widths if widths.role == "head" else widths._replace(role="whole")).hidden
     width = hidden[layer].out
     for reader in hidden[layer + 1 :]:
         if reader.alpha is None:
@@ -113,104 +160,36 @@ def _in_use(arch: Arch, widths: Widths, layer: int) -> int:
     return width
 
 
-def _arrives_as_zero(change: Change) -> bool:
-    """Whether new units put out 0, so that the weights that read them may be fresh."""
-    return change.new.layer_norm and change.new.activation not in NOT_ZERO_AT_ZERO and not change.of_memory
-
-
-def _copy_overlap(old: LayerLayout, new: LayerLayout, source: torch.Tensor, target: torch.Tensor) -> None:
+def _copy_overlap(old: Layer, new: Layer, source: torch.Tensor, target: torch.Tensor) -> None:
     """Copy what both layers have: the top-left corner of every part, of every group of columns apart."""
     for a, b in zip(old.parts, new.parts, strict=True):
-        if isinstance(a, Part) and isinstance(b, Part):
+        if a and b:
             rows, units = min(a.rows, b.rows), min(a.units, b.units)
-            _groups(target, b)[:rows, :, :units] = _groups(source, a)[:rows, :, :units]
+            b.grouped(target)[:rows, :, :units] = a.grouped(source)[:rows, :, :units]
 
 
-def _grow(old: LayerLayout, new: LayerLayout, in_use: int, fresh: torch.Tensor) -> None:
+def _grow(old: Layer, new: Layer, in_use: int, fresh: torch.Tensor) -> None:
     """Initialise the units that a layer gained so that they contribute nothing yet."""
     had, has = old.weight.columns, new.weight.columns
-    weight, bias = _view(fresh, new.weight), _view(fresh, new.bias)
+    weight, bias = new.weight.of(fresh), new.bias.of(fresh)
     if new.gain is not None:
         weight[:, had:] = weight[:, :had].mean(dim=1, keepdim=True)
         bias[:, had:] = bias[:, :had].mean()
         scale = (has / had) ** 0.5
         weight *= scale
         bias *= scale
-        _view(fresh, new.gain)[:, :had] /= scale
-    elif in_use > had:  # units land on ones whose readers are in use: they must put out 0 themselves
+        new.gain.of(fresh)[:, :had] /= scale
+    else:  # units that land on ones whose readers are in use must put out 0 themselves
         weight[:, had:in_use] = 0.0
-        bias[:, had:in_use] = 0.0
 
 
-def _grow_memory(old: LayerLayout, new: LayerLayout, in_use: int, fresh: torch.Tensor) -> None:
+def _grow_memory(old: Layer, new: Layer, in_use: int, fresh: torch.Tensor) -> None:
     """`_grow` for an LSTM layer: old units do not read the new ones; those that land on units in use put out 0."""
     assert new.recurrent is not None
     had = old.weight.units
-    _groups(fresh, new.recurrent)[had:, :, :had] = 0.0
-    for part in (new.weight, new.recurrent, new.bias):
-        _groups(fresh, part)[:, lstm.CANDIDATE, had:in_use] = 0.0
-
-
-def resize_scales(change: Change, widths: Widths, row: torch.Tensor) -> torch.Tensor:
-    """Return the scales `[n']` of the changed network's parameters: survivors keep theirs.
-
-    New ones are c / √(inputs), c the mean of |σ| √(inputs) over all weights before: as large as scales are by now.
-    """
-    before, after = (own_layout(arch, widths) for arch in (change.old, change.new))
-    weights = [_view(row, layer.weight) for layer in before.layers]
-    mean = sum(float(w.abs().sum()) * w.shape[0] ** 0.5 for w in weights) / sum(w.numel() for w in weights)
-    out = torch.zeros(after.size)
-    for layer in after.layers:
-        for part in (layer.weight, layer.bias):
-            _view(out, part)[:] = mean * layer.weight.rows**-0.5
-    return _carry(change, widths, row, out)
-
-
-def resize_moments(change: Change, widths: Widths, row: torch.Tensor) -> torch.Tensor:
-    """Return Adam moments `[n']` of the changed network: survivors keep theirs, new weights start at 0."""
-    return _carry(change, widths, row, torch.zeros(own_layout(change.new, widths).size))
-
-
-def _carry(change: Change, widths: Widths, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Copy into a row of the changed network what survives of one before; return it."""
-    if change.in_stem and widths.role != "head":
-        return _carry_stem(change, widths, source, target)
-    before, after = (own_layout(arch, widths) for arch in (change.old, change.new))
-    hidden = [(before.hidden[old], after.hidden[new]) for old, new in change.survivors(widths.role)]
-    ends = zip((*before.stem, *before.output), (*after.stem, *after.output), strict=True)
-    for old, new in [*hidden, *ends]:
-        _copy_overlap(old, new, source, target)
-    return target
-
-
-def _carry_stem(change: Change, widths: Widths, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """`_carry` where channels or kernels changed: new channels keep what the target has coming in, and nobody reads
-    them; a kernel is centred in the larger one, or its border cut off."""
-    before, after = (own_layout(arch, widths) for arch in (change.old, change.new))
-    old_stem, new_stem = change.old.stem, change.new.stem
-    for i, (old, new) in enumerate(zip(before.stem, after.stem, strict=True)):
-        a, b = (stem.convs[i % len(stem.convs)] for stem in (old_stem, new_stem))
-        had, has = _view(source, old.weight).unflatten(0, (-1, a.kernel, a.kernel)), _view(target, new.weight)
-        has = has.unflatten(0, (-1, b.kernel, b.kernel))  # [channels in, kernel, kernel, channels out]
-        ins, outs = min(len(had), len(has)), min(a.channels, b.channels)
-        wider = (b.kernel - a.kernel) // 2
-        inner, cut = slice(max(wider, 0), b.kernel - max(wider, 0)), slice(max(-wider, 0), a.kernel - max(-wider, 0))
-        has[len(had) :] = 0.0
-        if wider > 0:
-            has[..., :outs] = 0.0
-        has[:ins, inner, inner, :outs] = had[:ins, cut, cut, :outs]
-        _view(target, new.bias)[:, :outs] = _view(source, old.bias)[:, :outs]
-    for old, new in zip(before.layers, after.layers, strict=True):
-        _copy_overlap(old, new, source, target)
-    had, has = (_view(row, each.layers[0].weight) for row, each in ((source, before), (target, after)))
-    vector = old_stem.vector(widths.inputs)
-    has[vector:] = 0.0
-    old_at = new_at = vector
-    for (c, places), (d, _) in zip(old_stem.features(), new_stem.features(), strict=True):
-        n = min(c, d) * places
-        has[new_at : new_at + n] = had[old_at : old_at + n]
-        old_at, new_at = old_at + c * places, new_at + d * places
-    return target
+    new.recurrent.grouped(fresh)[had:, :, :had] = 0.0
+    for part in (new.weight, new.recurrent):
+        part.grouped(fresh)[:, lstm.CANDIDATE, had:in_use] = 0.0
 
 
 def preserves_function(arch: Arch, widths: Widths, layer: int) -> bool:
@@ -227,6 +206,80 @@ def preserves_function(arch: Arch, widths: Widths, layer: int) -> bool:
     if arch.residual and layer <= encoder:
         # A normalised stream cannot widen: every block that writes to it changes what the next one's mean is.
         return layer > 0 or (arch.kind != "simba" and _in_use(arch, widths, encoder) == arch.latent)
-    if _in_use(arch, widths, at) == arch.hidden[layer].width:
+    if _in_use(arch, widths, at) == list(arch.layers.values())[layer].width:
         return True
     return arch.activation not in NOT_ZERO_AT_ZERO and (arch.layer_norm or arch.activation != "ReLU")
+
+
+def options(bounds: ArchitectureBounds, arch: Arch, networks: Sequence[Widths]) -> Iterator[Option]:
+    """Walk them: those of layers, of widths, then of convolutions.
+
+    Args:
+        bounds: how far architectures may wander.
+        arch: the architecture before.
+        networks: input and output width of all that the member has.
+    """
+    yield from _of_layers(bounds, arch, least_head(networks))
+    yield from _of_widths(bounds, arch, networks)
+    yield from _of_convolutions(bounds, arch)
+
+
+def _of_layers(bounds: ArchitectureBounds, arch: Arch, least_head: int) -> Iterator[Option]:
+    for part, least, blocks in (("encoder", bounds.min_layers, arch.encoder), ("head", least_head, arch.head)):
+        what, n = f"{part} layers", len(blocks)
+        if n < bounds.max_layers:
+            blend = part == "head" or not arch.residual  # a residual block begins as an identity by itself
+            last = Block(blocks[-1].width if blocks else arch.latent, blend)
+            yield f"{part}.add_layer", what, n, n + 1, _with_blocks(arch, part, (*blocks, last))
+        if n > least:
+            yield f"{part}.remove_layer", what, n, n - 1, _with_blocks(arch, part, blocks[:-1])
+
+
+def _of_widths(bounds: ArchitectureBounds, arch: Arch, networks: Sequence[Widths]) -> Iterator[Option]:
+    for i, (name, (width, _)) in enumerate(arch.layers.items()):
+        latent, part = name == "latent", name.partition(".")[0]
+        low, high = (bounds.min_latent, bounds.max_latent) if latent else (bounds.min_nodes, bounds.max_nodes)
+        may_grow = all(preserves_function(arch, network, i) for network in networks)
+        may_shrink = not (latent and arch.kind == "simba")
+        for n in bounds.latent_steps if latent else bounds.node_steps:
+            if width + n <= high and may_grow:
+                yield f"{part}.add_node", f"{name} width", width, width + n, _with_width(arch, name, width + n)
+            if width - n >= low and may_shrink:
+                yield f"{part}.remove_node", f"{name} width", width, width - n, _with_width(arch, name, width - n)
+
+
+def _of_convolutions(bounds: ArchitectureBounds, arch: Arch) -> Iterator[Option]:
+    # Where the input passes the first layer by, new channels would be read already.
+    first = next(iter(arch.layers.values()))
+    steps = () if first.blend else bounds.channel_steps
+    for i, conv in enumerate(arch.stem.convs):
+        what, old = f"conv.{i} channels", conv.channels
+        for n in steps:
+            if old + n <= bounds.max_channels:
+                yield "conv.add_channel", what, old, old + n, _with_conv(arch, i, channels=old + n)
+            if old - n >= bounds.min_channels:
+                yield "conv.remove_channel", what, old, old - n, _with_conv(arch, i, channels=old - n)
+        for n in (2, -2):
+            kernel = conv.kernel + n
+            if bounds.min_kernel <= kernel <= bounds.max_kernel:
+                changed = _with_conv(arch, i, kernel=kernel, padding=conv.padding + n // 2)
+                yield "conv.change_kernel", f"conv.{i} kernel", conv.kernel, kernel, changed
+
+
+def _with_conv(arch: Arch, i: int, **changes: int) -> Arch:
+    convs = list(arch.stem.convs)
+    convs[i] = convs[i]._replace(**changes)
+    return replace(arch, stem=arch.stem._replace(convs=tuple(convs)))
+
+
+def _with_width(arch: Arch, name: str, width: int) -> Arch:
+    part, _, index = name.partition(".")
+    if part == "latent":
+        return replace(arch, latent=width)
+    blocks = list(arch.encoder if part == "encoder" else arch.head)
+    blocks[int(index)] = blocks[int(index)]._replace(width=width)
+    return _with_blocks(arch, part, tuple(blocks))
+
+
+def _with_blocks(arch: Arch, part: str, blocks: tuple[Block, ...]) -> Arch:
+    return replace(arch, encoder=blocks) if part == "encoder" else replace(arch, head=blocks)

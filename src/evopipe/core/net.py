@@ -5,27 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-from evopipe.core.arch import Part
 from evopipe.core.structure import Structure
 
 Nets: TypeAlias = "Mapping[str, Net]"
-
-
-class Views(NamedTuple):
-    """One layer's parameters as views `[P, rows, columns]` into the flat storage."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-    gain: torch.Tensor | None
-    shift: torch.Tensor | None
-    alpha: torch.Tensor | None
-    back: torch.Tensor | None = None
-    back_bias: torch.Tensor | None = None
-    recurrent: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -33,10 +19,10 @@ class Net:
     """Networks of all rows: flat parameters and the structure that gives them meaning.
 
     Attributes:
-        structure: shared padded structure.
+        structure: what the rows are.
         values: `[P, N]`, written in place by the optimiser.
-        trainable: whether gradients are kept. Then every layer view is a leaf whose `.grad` is a view of `grad`:
-            making the flat tensor the leaf is 1.8 to 2.7 times slower.
+        trainable: whether gradients are kept. Then every view is a leaf whose `.grad` is a view of `grad`: making the
+            flat tensor the leaf is 1.8 to 2.7 times slower.
     """
 
     structure: Structure
@@ -49,14 +35,9 @@ class Net:
         return torch.zeros_like(self.values)
 
     @cached_property
-    def views(self) -> tuple[Views, ...]:
-        """Layer views: leaves with preset gradients where trainable."""
-        return tuple(Views(*(self._view(part) for part in layer.parts)) for layer in self.structure.layout.layers)  # type: ignore[arg-type]
-
-    @cached_property
-    def convolutions(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-        """Weight and bias of each of the stem's convolutions, views as in `views`."""
-        return tuple((self._view(layer.weight), self._view(layer.bias)) for layer in self.structure.layout.stem)  # type: ignore[misc]
+    def views(self) -> Any:
+        """What the structure's forward pass reads: leaves with preset gradients where trainable."""
+        return self.structure.views(self._view)
 
     @cached_property
     def frozen(self) -> Net:
@@ -66,17 +47,19 @@ class Net:
     @cached_property
     def pair(self) -> tuple[Net, Net]:
         """Of two networks a member, all first ones and all second ones, as constants."""
-        first, second = (Net(self.structure.part(i, None, 2), self.values[i::2]) for i in range(2))
+        first, second = (self.frozen.part(i, None, 2) for i in range(2))
         return first, second
 
-    def _view(self, part: Part | None) -> torch.Tensor | None:
-        if part is None:
-            return None
-        _, start, rows, columns, _ = part
-        view = self.values[:, start : start + rows * columns].view(-1, rows, columns)
+    def part(self, first: int, end: int | None, every: int = 1) -> Net:
+        """Return some of the rows, on the same memory."""
+        return Net(self.structure.part(first, end, every), self.values[first:end:every], self.trainable)
+
+    def _view(self, start: int, rows: int, columns: int) -> torch.Tensor:
+        here = slice(start, start + rows * columns)
+        view = self.values[:, here].view(-1, rows, columns)
         if self.trainable:
             view = view.detach().requires_grad_(True)
-            view.grad = self.grad[:, start : start + rows * columns].view(-1, rows, columns)
+            view.grad = self.grad[:, here].view(-1, rows, columns)
         return view
 
     def copy(self, trainable: bool = False) -> Net:

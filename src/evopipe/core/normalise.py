@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,15 +19,14 @@ from evopipe.schema.blocks import NormaliseConfig
 from evopipe.types import Spaces
 
 EPSILON = 1e-8
-CHUNK = 1 << 16  # rows of a dataset that are entered at once
-PREFIX = "normaliser."
-"""What the names of a member's tensors begin with that belong to its normaliser."""
-_CLIP, _COLUMNS, _OBSERVATIONS, _RETURNS = f"{PREFIX}clip", f"{PREFIX}columns", PREFIX, f"{PREFIX}return_"
+_CHUNK = 1 << 16  # rows of a dataset that are entered at once
 _PARTS = ("count", "mean", "square")
-SHOWN = (_CLIP, _COLUMNS, *(_OBSERVATIONS + part for part in _PARTS))
-"""Names of those that change what a policy is shown."""
-KINDS = dict.fromkeys((*SHOWN, *(_RETURNS + part for part in _PARTS)), ("row", ""))
-"""How a member's tensors of these names resize with its architecture, see `core.population.tensor_kinds`: never."""
+_CLIP, _COLUMNS = "normaliser.clip", "normaliser.columns"
+_OBSERVATIONS, _RETURNS = ([start + part for part in _PARTS] for start in ("normaliser.", "normaliser.return_"))
+SHOWN = (_CLIP, _COLUMNS, *_OBSERVATIONS)
+"""Names of a member's tensors that change what its policy is shown."""
+KINDS = dict.fromkeys((*SHOWN, *_RETURNS), ("row", ""))
+"""How a member's tensors of a normaliser change with its architecture, see `core.member.tensor_kinds`: never."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,6 @@ class Statistics:
     count: torch.Tensor
     mean: torch.Tensor
     square: torch.Tensor
-
-    @classmethod
-    def start(cls, members: int, columns: int) -> Statistics:
-        """Return those of nothing."""
-        empty = torch.zeros(members, columns, dtype=torch.float64)
-        return cls(torch.zeros(members, dtype=torch.float64), empty, empty.clone())
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Return everything."""
-        return [self.count, self.mean, self.square]
 
     def enter(self, values: torch.Tensor, given: torch.Tensor) -> None:
         """Take in n values of each column, in place: values `[P, n, N]`; given `[P, n]`, which of them count.
@@ -82,59 +72,49 @@ class Normaliser:
     """What the members of a cohort have seen, and how it changes what they are shown.
 
     Attributes:
-        clip: `[P]` float32, largest size of a normalised number.
-        columns: `[N]` int64, the columns of an observation that are normalised; None where none are.
-        observations: of these columns; None where observations stay as they are.
-        returns: of the discounted returns, N = 1; None where rewards stay as they are.
+        held: a member's tensors by name, one row a member; the columns, which all have in common, as they are.
     """
 
-    clip: torch.Tensor
-    columns: torch.Tensor | None
-    observations: Statistics | None
-    returns: Statistics | None
+    held: Mapping[str, torch.Tensor]
 
     @classmethod
     def stack(cls, members: Sequence[Mapping[str, torch.Tensor]], device: torch.device) -> Normaliser | None:
         """Return the normaliser of members, given as their tensors; None where they have none."""
-        if _CLIP not in members[0]:
-            return None
+        rows = {name: [m[name] for m in members] for name in KINDS if name in members[0]}
+        held = {name: own[0] if name == _COLUMNS else torch.stack(own) for name, own in rows.items()}
+        return cls({name: tensor.to(device) for name, tensor in held.items()}) if held else None
 
-        def statistics(start: str) -> Statistics | None:
-            if start + _PARTS[0] not in members[0]:
-                return None
-            return Statistics(*(torch.stack([m[start + part] for m in members]).to(device) for part in _PARTS))
+    @property
+    def clip(self) -> torch.Tensor:
+        """`[P]` float32, largest size of a normalised number."""
+        return self.held[_CLIP]
 
-        columns = members[0].get(_COLUMNS)
-        return cls(
-            torch.stack([m[_CLIP] for m in members]).to(device),
-            None if columns is None else columns.to(device),
-            statistics(_OBSERVATIONS),
-            statistics(_RETURNS),
-        )
+    @property
+    def columns(self) -> torch.Tensor | None:
+        """`[N]` int64, the columns of an observation that are normalised; None where none are."""
+        return self.held.get(_COLUMNS)
+
+    @cached_property
+    def observations(self) -> Statistics | None:
+        """Of these columns; None where observations stay as they are."""
+        return self._statistics(_OBSERVATIONS)
+
+    @cached_property
+    def returns(self) -> Statistics | None:
+        """Of the discounted returns, N = 1; None where rewards stay as they are."""
+        return self._statistics(_RETURNS)
+
+    def _statistics(self, names: Sequence[str]) -> Statistics | None:
+        return Statistics(*(self.held[name] for name in names)) if names[0] in self.held else None
 
     def rows(self) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
         """Walk it: (name in a member's tensors, one tensor a member)."""
-        yield _CLIP, self.clip.unbind(0)
-        if self.columns is not None:
-            yield _COLUMNS, [self.columns] * len(self.clip)
-        for start, statistics in ((_OBSERVATIONS, self.observations), (_RETURNS, self.returns)):
-            if statistics is not None:
-                for part, values in zip(_PARTS, statistics.tensors(), strict=True):
-                    yield start + part, values.unbind(0)
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Return everything, in a fixed order."""
-        columns = [] if self.columns is None else [self.columns]
-        seen = [tensor for s in (self.observations, self.returns) if s is not None for tensor in s.tensors()]
-        return [self.clip, *columns, *seen]
+        for name, tensor in self.held.items():
+            yield name, [tensor] * len(self.clip) if name == _COLUMNS else tensor.unbind(0)
 
     def part(self, first: int, end: int) -> Normaliser:
         """Return that of some members, on the same memory."""
-
-        def cut(seen: Statistics | None) -> Statistics | None:
-            return None if seen is None else Statistics(*(tensor[first:end] for tensor in seen.tensors()))
-
-        return Normaliser(self.clip[first:end], self.columns, cut(self.observations), cut(self.returns))
+        return Normaliser({name: x if name == _COLUMNS else x[first:end] for name, x in self.held.items()})
 
     def see(self, obs: torch.Tensor, healthy: torch.Tensor) -> None:
         """Take in observations `[P, E, O]`, in place: finite ones, of members that are healthy `[P]`."""
@@ -178,12 +158,18 @@ class Normaliser:
 def start(cfg: NormaliseConfig, spaces: Spaces) -> dict[str, torch.Tensor]:
     """Return the tensors of a member that has seen nothing yet; none where nothing is normalised."""
     columns = plain_columns(spaces)
-    seen = Statistics.start(1, len(columns)) if cfg.observations and len(columns) else None
-    returns = Statistics.start(1, 1) if cfg.rewards else None
-    if seen is None and returns is None:
-        return {}
-    normaliser = Normaliser(torch.tensor([cfg.clip]), None if seen is None else columns, seen, returns)
-    return {name: rows[0].clone() for name, rows in normaliser.rows()}
+    found = {_CLIP: torch.tensor(cfg.clip)}
+    if cfg.observations and len(columns):
+        found |= {_COLUMNS: columns, **_nothing(_OBSERVATIONS, len(columns))}
+    if cfg.rewards:
+        found |= _nothing(_RETURNS, 1)
+    return found if len(found) > 1 else {}
+
+
+def _nothing(names: Sequence[str], columns: int) -> dict[str, torch.Tensor]:
+    """Return the statistics of no value."""
+    shapes: list[tuple[int, ...]] = [(), (columns,), (columns,)]
+    return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in zip(names, shapes, strict=True)}
 
 
 def plain_columns(spaces: Spaces) -> torch.Tensor:
@@ -196,10 +182,10 @@ def plain_columns(spaces: Spaces) -> torch.Tensor:
 
 def after(tensors: Mapping[str, torch.Tensor], obs: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return a member's tensors after it has seen observations `[n, O]` of a dataset too."""
-    normaliser = Normaliser.stack([{name: tensor.clone() for name, tensor in tensors.items()}], torch.device("cpu"))
+    normaliser = Normaliser.stack([tensors], torch.device("cpu"))
     if normaliser is None:
         return dict(tensors)
-    for rows in obs.split(CHUNK):
+    for rows in obs.split(_CHUNK):
         normaliser.see(rows[None], torch.ones(1, dtype=torch.bool))
     return {**tensors, **{name: rows[0].clone() for name, rows in normaliser.rows()}}
 

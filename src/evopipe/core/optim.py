@@ -40,6 +40,11 @@ class Adam:
         zeros = torch.zeros_like(net.values)
         return cls(net.structure, zeros, zeros.clone(), torch.zeros(len(zeros), device=zeros.device))
 
+    def part(self, first: int, end: int) -> Adam:
+        """Return the moments of some of the rows, on the same memory."""
+        kept = (tensor[first:end] for tensor in (self.mean, self.square, self.steps))
+        return Adam(self.structure.part(first, end), *kept)
+
 
 def start(*nets: Net) -> tuple[Any, ...]:
     """Return zero moments for networks, then the updates that their members took: 0 each, `[P]`."""
@@ -80,11 +85,11 @@ def clip_gradients(net: Net, limit: torch.Tensor) -> torch.Tensor:
     A global norm would spread one member's NaN to all: a row norm cannot.
     """
     norms: torch.Tensor = torch.linalg.vector_norm(net.grad, dim=1)
-    net.grad.mul_((by_row(limit, net) / (norms + 1e-6)).clamp(max=1.0)[:, None])
+    net.grad.mul_((_by_row(limit, net) / (norms + 1e-6)).clamp(max=1.0)[:, None])
     return norms if len(norms) == len(limit) else norms.view(len(limit), -1).sum(dim=1)
 
 
-def by_row(values: torch.Tensor, net: Net) -> torch.Tensor:
+def _by_row(values: torch.Tensor, net: Net) -> torch.Tensor:
     """Return members' values `[P]` for every row of a network that has K rows a member, `[P · K]`."""
     each = len(net.values) // len(values)
     return values if each == 1 else values.repeat_interleave(each)
@@ -109,7 +114,7 @@ def step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
         lr: `[P]` learning rates.
         active: `[P]` bool.
     """
-    lr, active = by_row(lr, net), by_row(active, net)
+    lr, active = _by_row(lr, net), _by_row(active, net)
     # A compiler fuses the plain formula itself, and cannot look into the kernel.
     if net.values.device.type == "cpu" and not torch.compiler.is_compiling() and fused_is_sound():
         _fused_step(net, adam, lr, active)
@@ -159,23 +164,17 @@ def _fused_step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) ->
     """
     adam.steps.add_(active)
     for rate, a, b in _equal_runs(lr.tolist(), adam.steps.tolist(), active.tolist()):
-        torch._fused_adam_(
-            [net.values[a:b]],
-            [net.grad[a:b]],
-            [adam.mean[a:b]],
-            [adam.square[a:b]],
-            [],
-            [adam.steps[a]],
-            lr=rate,
-            beta1=BETA1,
-            beta2=BETA2,
-            weight_decay=0.0,
-            eps=EPS,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=None,
-            found_inf=None,
-        )
+        _fused(net.values[a:b], net.grad[a:b], adam.mean[a:b], adam.square[a:b], adam.steps[a], rate)
+
+
+def _fused(
+    values: torch.Tensor, grad: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, count: torch.Tensor, lr: float
+) -> None:
+    """Call the kernel, a private symbol of torch's."""
+    torch._fused_adam_(
+        [values], [grad], [mean], [square], [], [count], lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=0.0, eps=EPS,
+        amsgrad=False, maximize=False, grad_scale=None, found_inf=None,
+    )  # fmt: skip
 
 
 def _equal_runs(rates: list[float], steps: list[float], active: list[bool]) -> list[tuple[float, int, int]]:
@@ -193,19 +192,15 @@ def _equal_runs(rates: list[float], steps: list[float], active: list[bool]) -> l
 
 @lru_cache(maxsize=1)
 def fused_is_sound() -> bool:
-    """Whether torch's fused kernel, a private symbol, is there and agrees with the formula on a small example."""
-    grad = torch.tensor([[0.5, -0.25, 0.0, 3.0]])
+    """Whether torch's fused kernel is there and agrees with the formula on a small example."""
+    grad = torch.tensor([0.5, -0.25, 0.0, 3.0])
+    values, mean, square, count = torch.zeros(4), torch.zeros(4), torch.zeros(4), torch.ones(())
     try:
-        values, mean, square, count = torch.zeros(4), torch.zeros(4), torch.zeros(4), torch.ones(())
-        arguments = {"lr": 0.5, "beta1": BETA1, "beta2": BETA2, "weight_decay": 0.0, "eps": EPS}
-        torch._fused_adam_(
-            [values], [grad[0]], [mean], [square], [], [count],
-            **arguments, amsgrad=False, maximize=False, grad_scale=None, found_inf=None,
-        )  # fmt: skip
+        _fused(values, grad, mean, square, count, 0.5)
     except (AttributeError, TypeError, RuntimeError):
         return False
-    expected = -0.5 * grad[0] / (grad[0].abs() + EPS)  # at step 1 both bias corrections cancel
-    return bool(torch.allclose(values, expected, atol=1e-6) and torch.allclose(mean, (1 - BETA1) * grad[0]))
+    expected = -0.5 * grad / (grad.abs() + EPS)  # at step 1 both bias corrections cancel
+    return bool(torch.allclose(values, expected, atol=1e-6) and torch.allclose(mean, (1 - BETA1) * grad))
 
 
 class ScalarAdam:
@@ -236,4 +231,4 @@ def polyak(target: Net | None, online: Net | None, weight: torch.Tensor) -> None
     """
     if target is None or online is None:
         return
-    target.values.lerp_(online.values, by_row(weight, target)[:, None])
+    target.values.lerp_(online.values, _by_row(weight, target)[:, None])

@@ -88,56 +88,42 @@ class Stem(NamedTuple):
                 total += before[0] * conv.kernel**2 * channels * height * width
         return total
 
+    def run(
+        self, x: torch.Tensor, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], runs: Sequence[tuple[str, int, int]]
+    ) -> torch.Tensor:
+        """Turn inputs into what the encoder reads: `[P, B, inputs]` → `[P, B, reads]`.
 
-def run(
-    stem: Stem,
-    x: torch.Tensor,
-    layers: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    runs: Sequence[tuple[str, int, int]],
-) -> torch.Tensor:
-    """Turn inputs into what the encoder reads: `[P, B, inputs]` → `[P, B, reads]`.
-
-    Args:
-        stem: the stem of every row.
-        x: inputs.
-        layers: weight `[P, channels in · kernel², channels out]` and bias `[P, 1, channels out]` of each convolution,
-            in the order of `Stem.parts`.
-        runs: see `activate`.
-    """
-    vector, found, at = [], [], 0
-    for i, image in enumerate(stem.images):
-        vector.append(x[..., at : image.start])
-        at = image.start + image.size
-        z = x[..., image.start : at].unflatten(-1, image[1:])  # [P, B, C, height, width]
-        for j, conv in enumerate(stem.convs):
-            z = activate(convolve(z, *layers[i * len(stem.convs) + j], conv), runs)
-        found.append(z.flatten(2))
-    return torch.cat([*vector, x[..., at:], *found], dim=-1)
+        Args:
+            x: inputs.
+            layers: weight `[P, channels in · kernel², channels out]` and bias `[P, 1, channels out]` of each
+                convolution, in the order of `parts`.
+            runs: see `activate`.
+        """
+        vector, found, at = [], [], 0
+        for i, image in enumerate(self.images):
+            vector.append(x[..., at : image.start])
+            at = image.start + image.size
+            z = x[..., image.start : at].unflatten(-1, image[1:])  # [P, B, C, height, width]
+            for conv, (weight, bias) in zip(self.convs, layers[i * len(self.convs) :], strict=False):
+                z = activate(convolve(z, weight, bias, conv, grouped=x.device.type == "cuda"), runs)
+            found.append(z.flatten(2))
+        return torch.cat([*vector, x[..., at:], *found], dim=-1)
 
 
-def convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, conv: Conv) -> torch.Tensor:
+def convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, conv: Conv, grouped: bool) -> torch.Tensor:
     """Convolve every row's own batch: `[P, B, C, h, w]` → `[P, B, channels, h′, w′]`.
 
-    On a CPU row by row, which is more than twice as fast there as one grouped convolution; on a GPU, where starting
-    kernels costs more, grouped.
+    One convolution a row is more than twice as fast on a CPU as all rows in one, `grouped` as channels; on a GPU, where
+    starting kernels costs more, it is the other way round.
     """
     if conv.padding < 0:
         x = x[..., -conv.padding : conv.padding, -conv.padding : conv.padding]
     kernels = weight.transpose(1, 2).unflatten(-1, (x.shape[2], conv.kernel, conv.kernel))  # [P, channels, C, k, k]
-    way = grouped if x.device.type == "cuda" else row_by_row
-    out: torch.Tensor = way(x, kernels, bias.flatten(1), conv.stride, max(conv.padding, 0))
-    return out
-
-
-def row_by_row(x: torch.Tensor, kernels: torch.Tensor, bias: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
-    """One convolution a row."""
-    rows = zip(x.unbind(0), kernels.unbind(0), bias.unbind(0), strict=True)
-    return torch.stack([torch.nn.functional.conv2d(*row, stride, padding) for row in rows])
-
-
-def grouped(x: torch.Tensor, kernels: torch.Tensor, bias: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
-    """All rows in one convolution, as groups of channels."""
-    together, rows = x.transpose(0, 1).flatten(1, 2), len(x)  # [B, P · C, h, w]
-    out = torch.nn.functional.conv2d(together, kernels.flatten(0, 1), bias.flatten(), stride, padding, groups=rows)
-    apart: torch.Tensor = out.unflatten(1, (rows, -1)).transpose(0, 1)
+    how, biases = (conv.stride, max(conv.padding, 0)), bias.flatten(1)
+    if not grouped:
+        rows = zip(x.unbind(0), kernels.unbind(0), biases.unbind(0), strict=True)
+        return torch.stack([torch.nn.functional.conv2d(*row, *how) for row in rows])
+    together = x.transpose(0, 1).flatten(1, 2)  # [B, P · C, h, w]
+    out = torch.nn.functional.conv2d(together, kernels.flatten(0, 1), biases.flatten(), *how, groups=len(x))
+    apart: torch.Tensor = out.unflatten(1, (len(x), -1)).transpose(0, 1)
     return apart

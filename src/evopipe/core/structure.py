@@ -1,172 +1,159 @@
-"""The padded structure that the networks of several members with unlike architectures share.
+"""What the core asks of networks, whatever they are made of.
 
-Layers are padded to common widths, members that lack a layer pass it by.
+An `Architecture` is one member's, as data. A `Structure` is one network of several members: rows of numbers, and the
+forward pass that reads them. Adam, clipping, health, cloning, evolution, checkpoints and lineage ask no more than this.
+Perceptrons padded to common widths (`core.arch`, `core.padded`) are one such pair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import copy
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from evopipe.core.arch import (
-    LINE,
-    NO_STEM,
-    WIDTH_MULTIPLE,
-    Arch,
-    Block,
-    Part,
-    Widths,
-    layer_names,
-    layout,
-    of_role,
-    own_layout,
-    round_up,
-)  # fmt: skip
-from evopipe.core.layers import NOT_ZERO_AT_ZERO
+from evopipe.schema.blocks import ArchitectureBounds
+
+Role = Literal["whole", "encoder", "head"]
+LINE = 16  # float32 numbers in a cache line
 
 
-class Structure:
-    """The padded structure that the networks of several members share.
+class Widths(NamedTuple):
+    """Input and output width of a network, and which part of an architecture it is.
 
-    Args:
-        archs: one a row; rows must be ordered by activation, and all stems equal.
-        widths: input and output width, and which part of the architectures it is, the same for all.
-        device: where masks live.
-
-    Attributes:
-        memory: `M`, how many numbers a network carries from step to step, pads included; 0 without LSTM layers.
+    An `encoder` ends with the latent and has no output layer: its outputs are 0. A `head` begins behind the latent; it
+    reads so many inputs of its own, actions for example, then the latent.
     """
 
-    def __init__(self, archs: Sequence[Arch], widths: Widths, device: torch.device) -> None:
-        self.archs, self.widths, self.device = tuple(archs), widths, device
-        self.inputs, self.outputs, role = widths
-        if any(arch.stem != archs[0].stem for arch in archs):
-            raise ValueError("members with unlike convolutions cannot share a structure")
-        self.runs = _runs([arch.activation for arch in archs])
-        encoder, head = max(len(a.encoder) for a in archs), max(len(a.head) for a in archs)
-        aligned = [_align(arch, encoder, head) for arch in archs]
-        columns = list(zip(*aligned, strict=True))  # one tuple of blocks a layer
-        residual = 1 + encoder if archs[0].residual else 0  # layers of a residual encoder, the latent first
-        padded = [
-            (
-                name,
-                max(round_up(block.width, WIDTH_MULTIPLE) for block in column if block),
-                # A residual block that a member lacks adds the nothing that its pads are.
-                i >= residual and any(block is None or block.blend for block in column),
-            )
-            for i, (name, column) in enumerate(zip(layer_names(encoder, head, archs[0].kind), columns, strict=True))
-        ]
-        self.masks = [self._mask(column, width) for column, (_, width, _) in zip(columns, padded, strict=True)]
-        self.blends = [self._blend(column) if each[2] else None for column, each in zip(columns, padded, strict=True)]
-        self.mask_after = self._mask_after(residual)
-        # Of the whole network what the role has.
-        own = of_role(role, encoder)
-        hidden, self.aligned = padded[own], [blocks[own] for blocks in aligned]
-        self.masks, self.blends, self.mask_after = self.masks[own], self.blends[own], self.mask_after[own]
-        begins = role != "head"  # with the observation, not with another network's features
-        self.stem, kind = (archs[0].stem, archs[0].kind) if begins else (NO_STEM, "mlp")
-        self.residual = residual if begins else 0
-        self.recurrent = encoder if kind == "lstm" else 0  # LSTM layers, the first ones
-        latent = padded[0 if residual else encoder][1]
-        reads = self.inputs if begins else self.inputs + latent
-        # One column alone would be multiplied by another kernel in a cohort of one: other bits than among neighbours.
-        outputs = max(self.outputs, 2) if self.outputs else 0
-        fitted = layout(reads, hidden, outputs, archs[0].layer_norm, self.stem, kind)
-        # Rows of whole cache lines, so that a kernel over many rows treats each as it would alone.
-        self.layout = replace(fitted, size=round_up(fitted.size, LINE))
-        # What a network carries from step to step, `[P, B, M]`: every LSTM layer's outputs, then its cells.
-        self.memory_widths = [width for _, width, _ in hidden[: self.recurrent] for _ in range(2)]
-        self.memory = sum(self.memory_widths)
-        self.index = [self._scatter_index(row) for row in range(len(archs))]
+    inputs: int
+    outputs: int
+    role: Role = "whole"
 
-    def _mask(self, column: Sequence[Block | None], width: int) -> torch.Tensor | None:
-        """`[P, 1, H]`: 1 on own units; None where every row fills the layer."""
-        own = [block.width if block else 0 for block in column]
-        if all(n == width for n in own):
-            return None
-        unit = torch.arange(width, device=self.device)
-        return (unit < torch.tensor(own, device=self.device)[:, None]).float()[:, None, :]
 
-    def _blend(self, column: Sequence[Block | None]) -> tuple[torch.Tensor, torch.Tensor]:
-        """α = fixed + learned · parameter, each `[P, 1, 1]`: 1 + 0 for a plain layer, 0 + 0 for a missing one."""
-        fixed = [float(block is not None and not block.blend) for block in column]
-        learned = [float(block is not None and block.blend) for block in column]
-        return tuple(torch.tensor(x, device=self.device)[:, None, None] for x in (fixed, learned))  # type: ignore[return-value]
+def share_encoder(networks: Mapping[str, Widths], observations: int, share: bool = True) -> dict[str, Widths]:
+    """Return the heads of networks that read observations first, behind one `encoder` of the observations; where they
+    do not share, the networks as they are."""
+    if not share:
+        return dict(networks)
+    heads = {name: Widths(inputs - observations, outputs, "head") for name, (inputs, outputs, _) in networks.items()}
+    return {"encoder": Widths(observations, 0, "encoder"), **heads}
 
-    def _mask_after(self, residual: int) -> list[torch.Tensor | None]:
-        """Return the masks of the layers, `residual` of them of a residual encoder, whose outputs need one.
 
-        Pads are 0 by themselves, and nobody reads them; but where a layer is blended, or the next one is, its pads
-        share places with units that are read, and a gradient would come back.
-        """
-        zero_stays = not any(arch.activation in NOT_ZERO_AT_ZERO for arch in self.archs)
-        read_next = [*self.blends[1:], None]
-        if residual:  # what leaves a residual encoder is its stream, as wide as the latent
-            read_next[0] = [*self.blends, None][residual]
-        return [
-            None if mask is None or (zero_stays and blend is None and next_blend is None) else mask
-            for mask, blend, next_blend in zip(self.masks, self.blends, read_next, strict=True)
-        ]
+def least_head(networks: Iterable[Widths]) -> int:
+    """Return how many hidden layers a head needs: one where some head reads inputs of its own.
 
-    def _scatter_index(self, row: int) -> torch.Tensor:
-        """Positions `[n]` in the padded row of every number of this member's own flat row."""
-        own = own_layout(self.archs[row], self.widths)
-        present = [layer for layer, block in zip(self.layout.hidden, self.aligned[row], strict=True) if block]
-        index = torch.empty(own.size, dtype=torch.int64)
-        for mine, padded in zip(own.every, (*self.layout.stem, *present, *self.layout.output), strict=True):
-            for a, b in zip(mine.parts, padded.parts, strict=True):
-                if isinstance(a, Part) and isinstance(b, Part):
-                    own_columns = torch.arange(b.columns).view(b.groups, -1)[:, : a.units].reshape(-1)
-                    grid = torch.arange(a.rows)[:, None] * b.columns + own_columns + b.start
-                    index[a.start : a.start + a.rows * a.columns] = grid.reshape(-1)
-        return index.to(self.device)
+    Without it Q(s, a) would be a sum of one term of the features and one of the action: the best action is then the
+    same everywhere.
+    """
+    return int(any(widths.role == "head" and widths.inputs for widths in networks))
 
-    def repeat(self, times: int) -> Structure:
-        """Return the structure with every row so many times, one after another."""
-        return Structure([a for a in self.archs for _ in range(times)], self.widths, self.device)
 
-    def part(self, first: int, end: int | None, every: int = 1) -> Structure:
-        """Return the structure of some of the rows, padded as before: what they compute stays the same to the bit."""
-        part = copy(self)
-        cut = slice(first, end, every)
-        part.archs, part.aligned, part.index = self.archs[cut], self.aligned[cut], self.index[cut]
-        part.runs = _runs([arch.activation for arch in part.archs])
-        part.masks, part.mask_after = (
-            [None if mask is None else mask[cut] for mask in masks] for masks in (self.masks, self.mask_after)
-        )
-        part.blends = [None if blend is None else (blend[0][cut], blend[1][cut]) for blend in self.blends]
-        return part
+def acting_networks(policy: str, networks: Mapping[str, Widths]) -> list[str]:
+    """Return the policy's network, and before it the encoder that it reads where it is a head."""
+    encoders = [name for name, widths in networks.items() if widths.role == "encoder"]
+    return [*encoders, policy] if networks[policy].role == "head" else [policy]
+
+
+Option: TypeAlias = tuple[str, str, Any, Any, Any]
+"""(method, what changes, its value before, its value after, the architecture after) of a possible mutation."""
+ViewOf: TypeAlias = "Callable[[int, int, int], torch.Tensor]"
+"""(start, rows, columns) → those numbers of every row, `[P, rows, columns]`, with gradients where a network learns."""
+
+
+class Structure(Protocol):
+    """One network of several members, in rows.
+
+    Attributes:
+        widths: input and output width, and role.
+        size: `N`, numbers in a row: whole cache lines, so that a kernel over many rows treats each as it would alone.
+        memory_widths: numbers of each piece of what it carries from step to step; none if it has no memory.
+        memory: `M`, their sum.
+    """
+
+    @property
+    def widths(self) -> Widths: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def memory_widths(self) -> Sequence[int]: ...
+    @property
+    def memory(self) -> int: ...
 
     def pack(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Place members' own flat rows `[n_p]` into padded rows `[P, N]`, zeros elsewhere."""
-        packed = torch.zeros(len(rows), self.layout.size, device=self.device)
-        for out, index, row in zip(packed, self.index, rows, strict=True):
-            out[index] = row.to(self.device)
-        return packed
+        """Place members' own flat rows `[n_p]` into rows `[P, N]`, zeros elsewhere."""
 
     def unpack(self, packed: torch.Tensor) -> list[torch.Tensor]:
         """Return members' own flat rows `[n_p]` (copies)."""
-        return [row[index] for row, index in zip(packed, self.index, strict=True)]
+
+    def part(self, first: int, end: int | None, every: int = 1) -> Structure:
+        """Return the structure of some of the rows: what they compute stays the same to the bit."""
+
+    def repeat(self, times: int) -> Structure:
+        """Return the structure with every row so many times, one after another."""
+
+    def views(self, of: ViewOf) -> Any:
+        """Return what the forward pass reads, made of views into the rows."""
+
+    def forward(self, views: Any, x: torch.Tensor) -> torch.Tensor:
+        """Run every row on its own batch: `[P, B, inputs]` → `[P, B, outputs]`; one with a memory from an empty one."""
+
+    def remember(self, views: Any, x: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `core.forward.remember`; asked only if there is a memory."""
+
+    def unroll(self, views: Any, x: torch.Tensor, memory: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
+        """See `core.forward.unroll`; asked only if there is a memory."""
 
 
-def _runs(names: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Group equal neighbours: (name, first, end)."""
-    runs: list[tuple[str, int, int]] = []
-    for i, name in enumerate(names):
-        if runs and runs[-1][0] == name:
-            runs[-1] = (name, runs[-1][1], i + 1)
-        else:
-            runs.append((name, i, i + 1))
-    return runs
+class Architecture(Protocol):
+    """One member's architecture, shared by all its networks: a frozen dataclass.
 
+    Attributes:
+        activation: of the hidden layers: rows of a cohort are ordered by it, and mutation chooses another; empty if
+            that is not for mutation to choose.
+        family: what all members of a cohort must have in common.
+        signature: what they have in common if a member's arithmetic is to depend on itself alone.
+    """
 
-def _align(arch: Arch, encoder: int, head: int) -> tuple[Block | None, ...]:
-    """Stretch an architecture to the common depth: None where it lacks a layer."""
-    none: tuple[None, ...] = (None,)
-    blocks = (*arch.encoder, *(none * (encoder - len(arch.encoder))))
-    latent = Block(arch.latent)
-    front = (latent, *blocks) if arch.residual else (*blocks, latent)
-    return (*front, *arch.head, *(none * (head - len(arch.head))))
+    @property
+    def activation(self) -> str: ...
+    @property
+    def family(self) -> Hashable: ...
+    @property
+    def signature(self) -> Hashable: ...
+
+    def describe(self) -> str:
+        """Return a short text for people."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON data, for `core.member.read_architecture`: a `kind`, and what else it needs."""
+
+    def size(self, widths: Widths) -> int:
+        """Return how many numbers a member's own flat row has."""
+
+    def named(self, widths: Widths, row: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Split a member's own flat row into its tensors (views) by name; noise goes to those of two dimensions."""
+
+    def initialise(self, widths: Widths, rng: Any) -> torch.Tensor:
+        """Draw a member's own flat row `[n]` from a `numpy.random.Generator`."""
+
+    @staticmethod
+    def work(archs: Sequence[Any]) -> int:
+        """Return the multiplications for one input of a row that these share."""
+
+    @staticmethod
+    def stack(archs: Sequence[Any], widths: Widths, device: torch.device) -> Structure:
+        """Return the structure of one network of members with these, ordered by activation, and all of one family."""
+
+    def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
+        """Return every mutation that is possible, for members with these networks."""
+
+    def carry(self, new: Any, widths: Widths, kind: str, row: torch.Tensor, rng: Any) -> torch.Tensor:
+        """Return a flat row `[n]` as one of a mutated architecture, `[n']`.
+
+        Args:
+            new: the architecture after.
+            widths: of the network that the row belongs to.
+            kind: `parameters`, `scales` or `moments`, see `core.member`.
+            row: the row before.
+            rng: a `numpy.random.Generator` for fresh weights; equal ones give online and target networks the same.
+        """

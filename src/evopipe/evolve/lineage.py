@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 
-from evopipe.core.arch import Arch
-from evopipe.core.population import Member
+from evopipe.core.member import Member, read_architecture
+from evopipe.core.structure import Architecture
 from evopipe.errors import DataError
 from evopipe.evolve.mutate import Mutation
 
-_Arch = Annotated[Arch, PlainValidator(Arch.from_json), PlainSerializer(Arch.to_json)]
+_Architecture = Annotated[Architecture, PlainValidator(read_architecture), PlainSerializer(lambda arch: arch.to_json())]
 # JSON knows no −∞: such a fitness is null there.
 _Fitness = Annotated[
     float,
@@ -34,7 +34,7 @@ class Scored:
     id: int
     parent: int | None
     key: int
-    arch: _Arch
+    arch: _Architecture
     hyper: Mapping[str, Any]
     healthy: bool
     fitness: _Fitness
@@ -53,7 +53,7 @@ class Born:
     id: int
     parent: int | None
     parent_slot: int | None
-    arch: _Arch
+    arch: _Architecture
     hyper: Mapping[str, Any]
     mutation: Mutation
 

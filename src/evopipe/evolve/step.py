@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from evopipe import rng
-from evopipe.core.population import Member
-from evopipe.evolve.clone import clone, keep_identity
+from evopipe.core.member import Member
 from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate
 from evopipe.evolve.select import tournament
 from evopipe.rng import Purpose
@@ -49,7 +48,8 @@ def evolve(
     """
     chooser = rng.host(rng.run_key(seed), Purpose.SELECT, generation)
     selected = tournament(selection, fitness, chooser)
-    children = clone(members, selected, next_id)
+    # Nothing is shared with a parent, and each child has its slot's own key.
+    children = [members[p].clone(slot, next_id + slot, members[slot].key) for slot, p in enumerate(selected.parents)]
     spared = 0 if selection.elitism and not mutation.mutate_elite else -1
     born = [
         (child, NONE)
@@ -57,6 +57,7 @@ def evolve(
         else mutate(mutation, traits, child, rng.host(child.key, Purpose.MUTATE, generation))
         for child in children
     ]
-    if selection.elitism and selected.elite is not None and born[0][1] is NONE:  # it survives, under its own id
-        born[0] = (keep_identity(born[0][0], members[selected.elite]), NONE)
+    if selection.elitism and selected.elite is not None and born[0][1] is NONE:  # it survives, as who it is
+        elite = members[selected.elite]
+        born[0] = (replace(born[0][0], id=elite.id, parent=elite.parent), NONE)
     return Evolved(tuple(m for m, _ in born), tuple(change for _, change in born), selected.parents)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from evopipe.algos import on_policy
+from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import Body, upload
-from evopipe.core.population import Cohort, seen_by, tensors_of
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import Spec
 from evopipe.types import Chosen
@@ -84,7 +84,7 @@ def choose(
         return partial(_choose, spec, cohort.bare, explores)
 
     def bound() -> list[torch.Tensor]:
-        return [cohort.keys, *([cohort.healthy] if explores else []), *tensors_of(cohort.state), *seen_by(cohort)]
+        return [cohort.keys, *([cohort.healthy] if explores else []), *cohort.tensors(), *cohort.seen()]
 
     name = ("choose", explores, obs.shape, legal.shape)
     return cohort.runner.run(name, make, inputs, cohort.keys.device, bound)[0]
@@ -134,7 +134,7 @@ def step(
         return partial(_step, spec, cohort.bare, draws)
 
     def bound() -> list[torch.Tensor]:
-        return [cohort.keys, *tensors_of(cohort.state)]
+        return [cohort.keys, *cohort.tensors()]
 
     return Chosen(*cohort.runner.run(("step", draws, obs.shape), make, inputs, cohort.keys.device, bound))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evopipe.algos import on_policy
-from evopipe.core.population import Member
+from evopipe.core.member import Member
 from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError
 from evopipe.evolve.mutate import Mutation

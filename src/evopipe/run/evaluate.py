@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evopipe.core.population import Cohort
+from evopipe.core.cohort import Cohort
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.workers import Workers
 from evopipe.run.act import Greedy

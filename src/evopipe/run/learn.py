@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from evopipe import rng
+from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import Body, upload
-from evopipe.core.population import Cohort, seen_by, tensors_of
 from evopipe.memory.replay import Replay
 from evopipe.rng import Purpose, Stream
 from evopipe.run.learners import Share, updates_per_step
@@ -61,11 +61,11 @@ def learn(spec: Spec, cohort: Cohort, replay: Replay, tick: int, updates: int, t
         return partial(_updates, spec, compiled(spec.algo.update), cohort.bare, memory, updates, turn)
 
     def bound() -> list[torch.Tensor]:
-        return [*replay.tensors(), cohort.keys, cohort.weight, *cohort.hyper.values(), *seen_by(cohort)]
+        return [*replay.tensors(), cohort.keys, cohort.weight, *cohort.hyper.values(), *cohort.seen()]
 
     def written() -> list[torch.Tensor]:
         trees = [] if replay.priorities is None else replay.priorities.tensors()
-        return [*tensors_of(cohort.state), cohort.healthy, cohort.losses, *trees]
+        return [*cohort.tensors(), cohort.healthy, cohort.losses, *trees]
 
     cohort.runner.run(("learn", updates, turn), make, [now, _beta(spec, tick)], spec.device, bound, written)
     return cohort.losses

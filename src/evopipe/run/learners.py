@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from evopipe.core.population import Cohort, cost, part, seen_by, tensors_of
+from evopipe.core.cohort import Cohort, cost
 from evopipe.errors import ParamsError, ResourceError
 from evopipe.parallel import Died, Helper, available_cpus, can_help, shared_memory
 from evopipe.run.spec import Spec
@@ -78,7 +78,8 @@ def divide(
     def work(first: int, end: int) -> float:
         """Modelled cost of an environment step's learning for these rows."""
         shares = _shares(rows[first:end])
-        return sum(cost(cohorts[s.cohort].members[s.first : s.end]) * rates[s.cohort] for s in shares)
+        taken = [(cohorts[s.cohort], s) for s in shares]
+        return sum(cost(cohort.members[s.first : s.end], cohort.pace) * rates[s.cohort] for cohort, s in taken)
 
     @cache
     def best(parts: int, end: int) -> tuple[float, tuple[int, ...]]:
@@ -151,12 +152,12 @@ class Learners:
         self.close()
         read = self.lessons.adopt(cohorts)
         train, rate = self.spec.train, self.lessons.rate
-        work = min(train.evo_steps, train.max_steps) * sum(cost(cohort.members) * rate(cohort) for cohort in cohorts)
+        work = min(train.evo_steps, train.max_steps) * sum(cost(c.members, c.pace) * rate(c) for c in cohorts)
         plan = divide(cohorts, self.processes, rate) if self.processes > 1 and work >= LEAST_WORK else []
         if len(plan) > 1:
-            rows = [(*tensors_of(c.state), c.healthy, c.losses, *seen_by(c)) for c in cohorts]
+            rows = [(*c.tensors(), c.healthy, c.losses, *c.seen()) for c in cohorts]
             _share([*itertools.chain(*rows), *read])
-            self._parts = [[(s, part(cohorts[s.cohort], s.first, s.end)) for s in shares] for shares in plan]
+            self._parts = [[(s, cohorts[s.cohort].part(s.first, s.end)) for s in shares] for shares in plan]
 
     def learn(self, cohorts: Sequence[Cohort], tick: int, due: Sequence[int], turns: Sequence[int]) -> None:
         """Let each cohort learn what is due at one tick, in place.

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from evopipe.core import normalise, pixels
+from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
-from evopipe.core.population import Cohort, Member
+from evopipe.core.member import Member
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
 from evopipe.envs.workers import Workers

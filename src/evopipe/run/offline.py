@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from evopipe.core.population import Cohort, Member
+from evopipe.core.cohort import Cohort
+from evopipe.core.member import Member
 from evopipe.envs.workers import Workers
 from evopipe.errors import DataError, ParamsError
 from evopipe.memory.replay import RowLayout

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
-from evopipe.core.population import Cohort, Member
+from evopipe.core.cohort import Cohort
+from evopipe.core.member import Member
 from evopipe.run.evaluate import Episodes
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from evopipe import rng
-from evopipe.core.arch import round_up
+from evopipe.core.cohort import BATCH_MULTIPLE, Cohort
 from evopipe.core.graphs import Body, upload
-from evopipe.core.population import BATCH_MULTIPLE, Cohort, tensors_of
+from evopipe.core.padded import round_up
 from evopipe.memory.rollout import Rollout, StepLayout, windows
 from evopipe.rng import Purpose, Stream
 from evopipe.run.learn import UPDATES_PER_TICK
@@ -122,7 +122,7 @@ def learn_from_rollout(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int,
         return [*rollout.tensors(), cohort.keys, *cohort.hyper.values()]
 
     def written() -> list[torch.Tensor]:
-        return [*tensors_of(cohort.state), cohort.healthy, cohort.losses]
+        return [*cohort.tensors(), cohort.healthy, cohort.losses]
 
     inputs = [torch.tensor([tick * UPDATES_PER_TICK]), factors]
     cohort.runner.run(("learn", ticks), make, inputs, spec.device, bound, written)

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from evopipe.core import health, population
-from evopipe.core.population import Member, acting_networks
+from evopipe.core import health
+from evopipe.core.cohort import dissolve
+from evopipe.core.member import Member
+from evopipe.core.structure import acting_networks
 from evopipe.errors import DivergedError, EnvironmentFailed
 from evopipe.evolve.lineage import Best, Born, Record, Scored
 from evopipe.evolve.mutate import NONE, Mutation
@@ -99,7 +101,7 @@ class Run:
     @property
     def members(self) -> list[Member]:
         """The population as it stands."""
-        return population.dissolve(self.cohorts)
+        return dissolve(self.cohorts)
 
     # ------------------------------------------------------------------------------------------ a generation
 
@@ -151,7 +153,7 @@ class Run:
                 f"episode: mend it; `evopipe env check {self.spec.env.id}` may show where"
             )
         members = []
-        for member, returns in zip(population.dissolve(cohorts), played.returns, strict=True):
+        for member, returns in zip(dissolve(cohorts), played.returns, strict=True):
             # Few broken episodes are left out; a member with many must not be judged by those that went well.
             broken = int((~np.isfinite(returns)).sum())
             mean = mean_of_finite(returns) if broken <= max(1, BROKEN_SHARE * len(returns)) else math.nan

@@ -12,10 +12,12 @@ import torch
 
 from evopipe import rng
 from evopipe.algos import Algorithm, misfit
-from evopipe.core import normalise, population
-from evopipe.core.arch import Arch, initialise
+from evopipe.core import normalise
+from evopipe.core.arch import Arch
+from evopipe.core.cohort import Cohort, Pace, create, form
 from evopipe.core.graphs import Paths
-from evopipe.core.population import Cohort, Member, Widths
+from evopipe.core.member import Member, tensor_kinds
+from evopipe.core.structure import Widths, acting_networks
 from evopipe.errors import DataError, ParamsError
 from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate
 from evopipe.rng import Purpose
@@ -102,8 +104,8 @@ class Spec:
         fields = self.algo.Config.model_fields
         return Traits(
             widths=self.widths,
-            acting=population.acting_networks(self.algo.POLICY, self.widths),
-            kinds=population.tensor_kinds(self.algo.State, self.widths) | normalise.KINDS,
+            acting=acting_networks(self.algo.POLICY, self.widths),
+            kinds=tensor_kinds(self.algo.State, self.widths) | normalise.KINDS,
             evolve=self.algo_config.evolve,
             whole=frozenset(name for name, field in fields.items() if field.annotation is int),
         )
@@ -111,11 +113,11 @@ class Spec:
     def form(self, members: Sequence[Member]) -> list[Cohort]:
         """Form cohorts, in which members train."""
         members = [self.equip(member) for member in members]
-        return population.form(members, self.algo.State, self.widths, self.device, self.cohorts, self.paths)
+        return form(members, self.algo.State, self.widths, self.device, pace, self.cohorts, self.paths)
 
     def form_alone(self, member: Member) -> list[Cohort]:
         """Form the cohort of one member, whatever its slot."""
-        return population.form([self.equip(member)], self.algo.State, self.widths, self.device, "exact")
+        return form([self.equip(member)], self.algo.State, self.widths, self.device, pace, "exact")
 
     def equip(self, member: Member) -> Member:
         """Return a member that normalises what it sees as `train.normalise` says: one that has seen nothing begins."""
@@ -126,6 +128,11 @@ class Spec:
         """Return the run's `[n]` fixed episode seeds for a purpose, the same for all members."""
         seeds: np.ndarray = rng.seeds(np.full(n, rng.run_key(self.seed)), purpose, np.arange(n))
         return seeds
+
+
+def pace(member: Member) -> Pace:
+    """Return how a member learns: from `batch_size` rows at once, every `learn_step` of its steps."""
+    return Pace(int(member.hyper.get("batch_size", 1)), member.hyper.get("learn_step"))
 
 
 def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
@@ -147,8 +154,8 @@ def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
     bare = [Member(slot, slot, None, key, arch, dict(hyper), {}) for slot, key in enumerate(keys)]
     rows: dict[str, list[torch.Tensor]] = {}
     for i, (network, widths) in enumerate(sorted(spec.widths.items())):
-        rows[network] = [initialise(arch, widths, rng.host(key, Purpose.INIT, i)) for key in keys]
-    members = population.create(bare, partial(spec.algo.init, spec.algo_config), rows, spec.widths)
+        rows[network] = [arch.initialise(widths, rng.host(key, Purpose.INIT, i)) for key in keys]
+    members = create(bare, partial(spec.algo.init, spec.algo_config), rows, spec.widths)
     if not spec.mutation.before_training:
         return members, [NONE] * size
     born = [

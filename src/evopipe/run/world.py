@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from evopipe import rng
+from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
-from evopipe.core.population import Cohort
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
 from evopipe.envs.tensors.pool import TensorPool, TensorStep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evopipe.core.population import Member
+from evopipe.core.member import Member
 from evopipe.errors import DataError, MissingInputError
 from evopipe.layout import POPULATION
 from evopipe.run.spec import Spec, first_members, go_on

@@ -12,7 +12,7 @@ import torch
 from evopipe import layout
 from evopipe.algos import get, names
 from evopipe.core.graphs import Paths
-from evopipe.core.population import Member
+from evopipe.core.member import Member
 from evopipe.envs.make import make_env
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import ParamsError

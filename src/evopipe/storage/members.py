@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from evopipe.core.arch import Arch
-from evopipe.core.population import Member
+from evopipe.core.member import Member, read_architecture
 from evopipe.errors import DataError
 from evopipe.storage.files import dump_json, parse_json
 from evopipe.storage.folders import read_folder, write_folder
@@ -55,7 +54,7 @@ def unpack(tensors: Mapping[str, torch.Tensor], described: Sequence[Mapping[str,
                 id=int(data["id"]),
                 parent=data["parent"],
                 key=int(data["key"]),
-                arch=Arch.from_json(data["arch"]),
+                arch=read_architecture(data["arch"]),
                 hyper=dict(data["hyper"]),
                 tensors=own,
                 healthy=bool(data["healthy"]),

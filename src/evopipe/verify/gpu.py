@@ -18,8 +18,8 @@ import torch
 from torch.utils.benchmark import Timer
 
 from evopipe import algos, rng
-from evopipe.core import population
 from evopipe.core.graphs import Paths
+from evopipe.core.member import tensor_kinds
 from evopipe.data.transitions import Transitions
 from evopipe.errors import ResourceError, UsageError, did_you_mean
 from evopipe.machine import configure
@@ -146,7 +146,7 @@ def _numbers(run: Run) -> dict[str, list[torch.Tensor]]:
     values = [of(spec.algo_config, state, obs).cpu() for state in alone]
     for _ in range(_UPDATES if algos.on_policy(algo) else 1):
         run.advance()
-    kinds = population.tensor_kinds(algo.State, spec.widths)
+    kinds = tensor_kinds(algo.State, spec.widths)
     names = [name for name, (kind, _) in kinds.items() if kind == "moments" and name.endswith(".mean")]
     moments = [member.tensors[name] for member in run.members for name in names]
     losses = [run.state()[0]["losses_here"]]

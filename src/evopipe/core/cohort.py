@@ -1,0 +1,345 @@
+"""Cohorts: several members as padded tensors with a leading population axis.
+
+Training works on cohorts, evolution and storage on members. `form` and `dissolve` go from one to the other and back
+without changing a bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+
+from evopipe.core.graphs import Paths, Runner
+from evopipe.core.member import Member, names_of
+from evopipe.core.net import Net
+from evopipe.core.normalise import Normaliser
+from evopipe.core.optim import Adam
+from evopipe.core.padded import round_up
+from evopipe.core.structure import Structure, Widths
+
+BATCH_MULTIPLE = 32
+
+
+class Pace(NamedTuple):
+    """How a member learns, as far as its cohort must know: rows of its batch, and when it learns.
+
+    Only members of equal `when` share a cohort, which learns in step.
+    """
+
+    batch: int = 1
+    when: Hashable = None
+
+    @property
+    def room(self) -> int:
+        """Rows of the padded batch that it needs."""
+        return round_up(self.batch, BATCH_MULTIPLE)
+
+
+PaceOf: TypeAlias = Callable[[Member], Pace]
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Members that train in one batch. Row r is the member of slot `slots[r]`.
+
+    Attributes:
+        members: the members as they were when the cohort was formed (their tensors are stale since).
+        structures: structure of every network.
+        state: the algorithm's state, rows in the order of `members`.
+        keys: `[P]` int64.
+        hyper: every hyper-parameter of the members as `[P]`.
+        weight: `[P, B]`, (j < b_p) / b_p: a member's own batch size inside the padded batch.
+        healthy: `[P]` bool.
+        losses: `[P]` of the last update, NaN before the first.
+        pace: how its members learn.
+        normaliser: what the members have seen, None where nothing is normalised.
+        runner: runs its work, eagerly or from a record of it; no state of its own.
+    """
+
+    members: tuple[Member, ...]
+    structures: Mapping[str, Structure]
+    state: Any
+    keys: torch.Tensor
+    hyper: Mapping[str, torch.Tensor]
+    weight: torch.Tensor
+    healthy: torch.Tensor
+    losses: torch.Tensor
+    pace: PaceOf
+    normaliser: Normaliser | None = None
+    runner: Runner = field(default_factory=Runner, repr=False, compare=False)
+
+    @property
+    def slots(self) -> list[int]:
+        """Slots of the rows."""
+        return [member.slot for member in self.members]
+
+    @cached_property
+    def bare(self) -> Cohort:
+        """The same without the runner, which is to hold no cohort that holds it."""
+        return replace(self, runner=Runner())
+
+    @property
+    def batch(self) -> int:
+        """Padded batch size B."""
+        return self.weight.shape[1]
+
+    @property
+    def memory(self) -> int:
+        """`M`, the numbers that a member's networks carry from step to step."""
+        return sum(structure.memory for structure in self.structures.values())
+
+    def pieces(self, memory: torch.Tensor) -> dict[tuple[str, int], torch.Tensor]:
+        """Return views of a memory `[…, M]`: each network's pieces, pads included, see `Structure.memory_widths`."""
+        widths = {
+            (name, i): width
+            for name, structure in self.structures.items()
+            for i, width in enumerate(structure.memory_widths)
+        }
+        return dict(zip(widths, memory.split([*widths.values()], dim=-1), strict=True)) if widths else {}
+
+    def shown(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return observations `[P, B, O]` as the members' networks read them."""
+        return obs if self.normaliser is None else self.normaliser.shown(obs)
+
+    def part(self, first: int, end: int) -> Cohort:
+        """Return some rows as a cohort of their own, on the same memory.
+
+        They compute what they compute in the whole cohort, to the bit: pads stay as they are.
+        """
+        cut = slice(first, end)
+
+        def rows(f: dataclasses.Field[Any]) -> Any:
+            value, each = getattr(self.state, f.name), len(names_of(f))
+            if isinstance(value, (Net, Adam)):
+                return value.part(each * first, each * end)
+            return None if value is None else value[cut]
+
+        return Cohort(
+            members=self.members[cut],
+            structures={name: structure.part(first, end) for name, structure in self.structures.items()},
+            state=type(self.state)(**{f.name: rows(f) for f in dataclasses.fields(self.state)}),
+            keys=self.keys[cut],
+            hyper={name: values[cut] for name, values in self.hyper.items()},
+            weight=self.weight[cut],
+            healthy=self.healthy[cut],
+            losses=self.losses[cut],
+            pace=self.pace,
+            normaliser=None if self.normaliser is None else self.normaliser.part(first, end),
+        )
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return every tensor of the algorithm's state, rows padded, in a fixed order."""
+        return [tensor for _, _, tensor, _ in _tensors(self.state)]
+
+    def seen(self) -> list[torch.Tensor]:
+        """Return the tensors of the normaliser, in a fixed order."""
+        return [] if self.normaliser is None else list(self.normaliser.held.values())
+
+
+class _Costs(NamedTuple):
+    """Cost model of one update: `dispatch + per_unit · members · batch · multiplications`, in µs.
+
+    Fixed per kind of device, never timed, so that cohorts are a pure function of the population.
+    """
+
+    dispatch: float
+    per_unit: float
+    max_rows: int
+
+
+# CPU: from the time of one to eight members, 64 and 128 wide, by DQN, TD3, DDPG, CQN and Rainbow. A dearer algorithm is
+# dearer in both: for 400 µs of dispatch 5.5e-5 to 8.8e-5. Past 8 to 16 members activations leave the L2 cache.
+# GPU: launches dominate, so one cohort is best until memory says otherwise.
+COSTS = {"cpu": _Costs(400.0, 7e-5, 16), "cuda": _Costs(400.0, 2e-7, 4096)}
+
+
+def cost(members: Sequence[Member], pace: PaceOf, costs: _Costs = COSTS["cpu"]) -> float:
+    """Model cost of one update of these members in one cohort, µs."""
+    batch = max(pace(member).room for member in members)
+    work = members[0].arch.work([member.arch for member in members])
+    return costs.dispatch + costs.per_unit * len(members) * batch * work
+
+
+def group(members: Sequence[Member], pace: PaceOf, mode: Literal["merged", "exact"], device: str) -> list[list[Member]]:
+    """Divide members into cohorts.
+
+    Args:
+        members: any members.
+        pace: how they learn.
+        mode: `exact`: one cohort a signature, so that a member's arithmetic depends on itself alone; `merged`: also
+            unlike ones where the cost model gains by it. Members that learn at different times never share one, nor do
+            architectures of different families.
+        device: `cpu` or `cuda`.
+
+    Returns:
+        Groups, each ordered by activation and slot; the order is a pure function of the members.
+    """
+    costs = COSTS[device]
+    groups: dict[Hashable, list[Member]] = {}
+    for member in sorted(members, key=lambda m: m.slot):
+        signature = member.arch.family, member.arch.signature, pace(member).room, pace(member).when
+        groups.setdefault(signature, []).append(member)
+    found = list(groups.values())
+    if mode == "merged":
+        found = _merge(found, pace, costs)
+    chunks = [g[i : i + costs.max_rows] for g in found for i in range(0, len(g), costs.max_rows)]
+    return [sorted(chunk, key=lambda m: (m.arch.activation, m.slot)) for chunk in chunks]
+
+
+def _merge(groups: list[list[Member]], pace: PaceOf, costs: _Costs) -> list[list[Member]]:
+    """Merge the pair with the largest saving until none saves anything."""
+
+    def saving(pair: tuple[list[Member], list[Member]]) -> float:
+        a, b = pair
+        return cost(a, pace, costs) + cost(b, pace, costs) - cost([*a, *b], pace, costs)
+
+    def may_merge(a: list[Member], b: list[Member]) -> bool:
+        alike = pace(a[0]).when == pace(b[0]).when and a[0].arch.family == b[0].arch.family
+        return alike and len(a) + len(b) <= costs.max_rows
+
+    while pairs := [pair for pair in itertools.combinations(groups, 2) if may_merge(*pair)]:
+        a, b = best = max(pairs, key=saving)
+        if saving(best) <= 0.0:
+            break
+        groups = [sorted([*a, *b], key=lambda m: m.slot) if each is a else each for each in groups if each is not b]
+    return groups
+
+
+def _structures(members: Sequence[Member], widths: Mapping[str, Widths], device: torch.device) -> dict[str, Structure]:
+    """Build the structure of every network."""
+    archs = [member.arch for member in members]
+    return {name: archs[0].stack(archs, w, device) for name, w in widths.items()}
+
+
+def form(
+    members: Sequence[Member],
+    state_type: type[Any],
+    widths: Mapping[str, Widths],
+    device: torch.device,
+    pace: PaceOf,
+    mode: Literal["merged", "exact"] = "merged",
+    paths: Paths | None = None,
+) -> list[Cohort]:
+    """Form cohorts from members: pad, stack, move to the device.
+
+    Args:
+        members: the population.
+        state_type: the algorithm's `State`.
+        widths: input and output width of every network.
+        device: where cohorts live.
+        pace: how the members learn.
+        mode: see `group`.
+        paths: the fast paths that the cohorts take, None for none.
+    """
+    groups = group(members, pace, mode, device.type)
+    return [_form(tuple(each), state_type, widths, device, pace, Runner(paths)) for each in groups]
+
+
+def _form(
+    members: tuple[Member, ...], state_type: type[Any], widths: Mapping[str, Widths], device: torch.device,
+    pace: PaceOf, runner: Runner,
+) -> Cohort:  # fmt: skip
+    shapes = _structures(members, widths, device)
+    several: dict[tuple[str, ...], Structure] = {(name,): shape for name, shape in shapes.items()}
+
+    def stacked(f: dataclasses.Field[Any]) -> Any:
+        kind, networks = f.metadata["kind"], f.metadata["networks"]
+        rows = [(m.tensors, name) for m in members for name in names_of(f)]
+        if kind == "row":
+            return torch.stack([t[name] for t, name in rows]).to(device)
+        if networks[0] not in shapes:  # a network that this configuration has no use for
+            return None
+        if networks not in several:
+            several[networks] = shapes[networks[0]].repeat(len(networks))
+        shape = several[networks]
+        if kind != "moments":
+            return Net(shape, shape.pack([t[name] for t, name in rows]), f.metadata["trainable"])
+        mean, square = (shape.pack([t[f"{name}.{part}"] for t, name in rows]) for part in ("mean", "square"))
+        return Adam(shape, mean, square, torch.stack([t[f"{name}.steps"] for t, name in rows]).to(device))
+
+    def column(values: Iterable[float]) -> torch.Tensor:
+        return torch.tensor(list(values), dtype=torch.float32, device=device)
+
+    paces = [pace(member) for member in members]
+    sizes = torch.tensor([float(each.batch) for each in paces])[:, None]
+    place = torch.arange(max(each.room for each in paces))
+    return Cohort(
+        members=members,
+        structures=shapes,
+        state=state_type(**{f.name: stacked(f) for f in dataclasses.fields(state_type)}),
+        keys=torch.tensor([m.key for m in members], dtype=torch.int64, device=device),
+        hyper={name: column(m.hyper[name] for m in members) for name in members[0].hyper},
+        weight=((place < sizes).float() / sizes).to(device),
+        healthy=torch.tensor([m.healthy for m in members], device=device),
+        losses=torch.full((len(members),), torch.nan, device=device),
+        pace=pace,
+        normaliser=Normaliser.stack([m.tensors for m in members], device),
+        runner=runner,
+    )
+
+
+def dissolve(cohorts: Sequence[Cohort]) -> list[Member]:
+    """Return the members of cohorts, in slot order, with copies of their tensors on the CPU."""
+    found = []
+    for cohort in cohorts:
+        seen = () if cohort.normaliser is None else cohort.normaliser.rows()
+        tensors = _split((*_leaves(cohort.state), *seen), len(cohort.members))
+        for member, own, healthy in zip(cohort.members, tensors, cohort.healthy.tolist(), strict=True):
+            found.append(replace(member, tensors=own, healthy=healthy))
+    return sorted(found, key=lambda m: m.slot)
+
+
+def _split(leaves: Iterable[tuple[str, Sequence[torch.Tensor]]], rows: int) -> list[dict[str, torch.Tensor]]:
+    """Return each row's tensors by name."""
+    out: list[dict[str, torch.Tensor]] = [{} for _ in range(rows)]
+    for name, tensors in leaves:
+        for target, tensor in zip(out, tensors, strict=True):
+            target[name] = tensor.detach().to("cpu", copy=True)
+    return out
+
+
+def _leaves(state: Any) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
+    """Walk a state without pads: (name, one tensor a member)."""
+    for f, part, tensor, structure in _tensors(state):
+        rows, names = tensor.unbind(0) if structure is None else structure.unpack(tensor), names_of(f)
+        yield from ((name + part, rows[i :: len(names)]) for i, name in enumerate(names))
+
+
+def _tensors(state: Any) -> Iterator[tuple[dataclasses.Field[Any], str, torch.Tensor, Structure | None]]:
+    """Walk a state: (field, which part of it, all rows, what is padded in them)."""
+    for f in dataclasses.fields(state):
+        value = getattr(state, f.name)
+        if isinstance(value, Net):
+            yield f, "", value.values, value.structure
+        elif isinstance(value, Adam):
+            yield f, ".mean", value.mean, value.structure
+            yield f, ".square", value.square, value.structure
+            yield f, ".steps", value.steps, None
+        elif value is not None:
+            yield f, "", value, None
+
+
+def create(
+    members: Sequence[Member],
+    init: Callable[[Mapping[str, Net]], Any],
+    rows: Mapping[str, Sequence[torch.Tensor]],
+    widths: Mapping[str, Widths],
+) -> list[Member]:
+    """Give new members their state by the algorithm's own `init`.
+
+    Args:
+        members: members without tensors, all of one architecture.
+        init: maps fresh trainable networks to the algorithm's state.
+        rows: every network's initial flat rows, one a member.
+        widths: input and output width of every network.
+    """
+    shapes = _structures(members, widths, torch.device("cpu"))
+    nets = {name: Net(shape, shape.pack(rows[name]), trainable=True) for name, shape in shapes.items()}
+    tensors = _split(_leaves(init(nets)), len(members))
+    return [replace(member, tensors=own) for member, own in zip(members, tensors, strict=True)]

@@ -1,0 +1,113 @@
+"""Members: one individual of a population as data, and the fields that make up its state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+
+import torch
+
+from evopipe.core.arch import Arch
+from evopipe.core.structure import Architecture
+from evopipe.schema.blocks import EncoderKind
+
+ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Architecture]] = dict.fromkeys(
+    get_args(EncoderKind), Arch.from_json
+)
+"""How an architecture is read, by the `kind` that its JSON data names."""
+
+
+def read_architecture(data: dict[str, Any]) -> Architecture:
+    """Build what `Architecture.to_json` returned.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is another thing.
+    """
+    return ARCHITECTURES[data.get("kind", "mlp")](data)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One individual.
+
+    Attributes:
+        slot: its place in the population; keys belong to slots and are never copied with a winner.
+        id: unique over the run.
+        parent: id of the parent, None for an initial member.
+        key: the slot's random key.
+        arch: its architecture, shared by all its networks.
+        hyper: its hyper-parameters.
+        tensors: its state without pads: `q` `[n]`, `adam.mean` `[n]`, `adam.steps` `[]` …; where observations or
+            rewards are normalised, what it has seen: `normaliser.mean` `[N]` …
+        healthy: False once anything of it was non-finite.
+        fitness: its evaluations so far, its ancestors' before.
+    """
+
+    slot: int
+    id: int
+    parent: int | None
+    key: int
+    arch: Architecture
+    hyper: Mapping[str, float]
+    tensors: Mapping[str, torch.Tensor]
+    healthy: bool = True
+    fitness: tuple[float, ...] = ()
+
+    def clone(self, slot: int, id: int, key: int) -> Member:
+        """Return a child in another slot: tensors copied, nothing shared, the slot's own key."""
+        tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        return replace(self, slot=slot, id=id, parent=self.id, key=key, hyper=dict(self.hyper), tensors=tensors)
+
+
+def parameters(*networks: str, trainable: bool = False) -> Any:
+    """Declare a field of an algorithm's state: parameters of a network, a `Net`; None where there is no such network.
+
+    Of K like networks, that they may run in one batch: a member's K rows lie next to each other, `[P · K, N]`.
+    """
+    return field(metadata={"kind": "parameters", "networks": networks, "trainable": trainable})
+
+
+def scales(network: str, trainable: bool = False) -> Any:
+    """Declare a field of an algorithm's state: one scale for every parameter of `network`, for example of its noise."""
+    return field(metadata={"kind": "scales", "networks": (network,), "trainable": trainable})
+
+
+def moments(*networks: str) -> Any:
+    """Declare a field of an algorithm's state: the optimiser moments of a network or of several, an `Adam`."""
+    return field(metadata={"kind": "moments", "networks": networks})
+
+
+def row() -> Any:
+    """Declare a field of an algorithm's state: a tensor `[P, …]` with one row a member."""
+    return field(metadata={"kind": "row", "networks": ()})
+
+
+def names_of(f: dataclasses.Field[Any]) -> list[str]:
+    """Return a member's names for a declared field: its own; of several networks one each, `critics.critic_1`."""
+    networks = f.metadata["networks"]
+    return [f.name] if len(networks) < 2 else [f"{f.name}.{network}" for network in networks]
+
+
+def tensor_kinds(state_type: type[Any], networks: Collection[str]) -> dict[str, tuple[str, str]]:
+    """Return how each tensor of a member changes with its architecture: name → (kind, network).
+
+    Kinds: `parameters`, `scales`, `moments` (flat rows of a network), `row` (never changes).
+
+    Args:
+        state_type: the algorithm's `State`.
+        networks: those that there are; of a network that the configuration has no use for there are no tensors.
+    """
+    kinds: dict[str, tuple[str, str]] = {}
+    for f in dataclasses.fields(state_type):
+        kind = f.metadata["kind"]
+        for name, network in zip(names_of(f), f.metadata["networks"] or ("",), strict=True):
+            if network and network not in networks:
+                continue
+            if kind == "moments":
+                kinds |= {f"{name}.mean": (kind, network), f"{name}.square": (kind, network)}
+                kinds[f"{name}.steps"] = ("row", "")
+            else:
+                kinds[name] = (kind, network)
+    return kinds
