@@ -173,10 +173,15 @@ def memory_of(run: Any, slot: int, name: str = "rows") -> torch.Tensor:
     tensor: torch.Tensor
     if isinstance(run.regime, OnPolicy):
         i = next(i for i, cohort in enumerate(run.cohorts) if slot in cohort.slots)
-        tensor = getattr(run.regime.lessons.rollouts[i], name)[run.cohorts[i].slots.index(slot)]
+        tensor = getattr(run.regime.playing[i].rollout, name)[run.cohorts[i].slots.index(slot)]
     else:
         tensor = run.regime.replay.rows[slot]
     return tensor
+
+
+def rollouts(run: Any) -> list[Rollout]:
+    """What each cohort did since it last learned."""
+    return [each.rollout for each in run.regime.playing]
 
 
 def of_slot(cohorts: Sequence[Cohort], slot: int) -> tuple[Cohort, int]:

@@ -22,7 +22,7 @@ from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.run import learners
 from evopipe.run.drive import begin
-from evopipe.run.learn import ReplayLessons, learn
+from evopipe.run.learn import learn
 from evopipe.run.off_policy import byte_images
 from evopipe.run.offline import pack
 from evopipe.run.run import Run
@@ -377,7 +377,7 @@ def begun(p: Spec, warm: Transitions | None = None, processes: int = 1, framed: 
         old = run.regime.replay
         trees = None if old.priorities is None else Priorities(3, old.capacity, old.priorities.alpha, CPU)
         run.regime.replay = Replay(old.layout, old.memories, old.capacity, CPU, trees)
-        run.regime.learners.lessons = ReplayLessons(p, run.regime.replay)
+        run.regime.learning.replay = run.regime.replay
     return run
 
 
@@ -517,7 +517,7 @@ def studied(p: Spec, data: Transitions, framed: bool = True, processes: int = 1)
         run.regime.replay = Replay(run.regime.replay.layout, 1, len(data), CPU, trees)
         run.regime.replay._flat.copy_(torch.from_numpy(pack(run.regime.replay.layout, data)))
         run.regime.replay.size[:] = len(data)
-        run.regime.learners.lessons = ReplayLessons(p, run.regime.replay)
+        run.regime.learning.replay = run.regime.replay
     return run
 
 

@@ -77,15 +77,14 @@ def test_each_tick_learns_by_its_own_draws_and_turns(run: Callable[..., Run], mo
     """Tick, updates due and turn of the first ticks of two generations; a learn step of 8 in 4 environments."""
     p = offline("td3bc", {"evo_steps": 16}, config={"learn_step": 8, "policy_delay": 2})
     loop, asked = run(p), []
-    monkeypatch.setattr(loop.regime.learners, "learn", lambda _, tick, due, turns: asked.append((tick, *due, *turns)))
+    monkeypatch.setattr(loop.regime.learners, "learn", lambda tick, due: asked.append((tick, [n[:2] for n in due])))
     for _ in range(4):
         loop.advance()
     loop.close_generation(lambda: False)
-    cohorts = len(loop.cohorts)
-    assert asked == [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)]
+    assert asked == [(0, [[0, 0]]), (1, [[1, 0]]), (2, [[0, 1]]), (3, [[1, 1]])]
     loop.advance()
     assert asked[4][0] == 4
-    assert asked[4][1 + cohorts :] == (0,) * cohorts, "a generation begins with the first turn"
+    assert [turn for _, turn in asked[4][1]] == [0] * len(loop.cohorts), "a generation begins with the first turn"
 
 
 @pytest.mark.parametrize(("learn_step", "envs"), [(1, 4), (3, 4), (2, 1), (8, 16)])
@@ -99,9 +98,7 @@ def test_a_step_is_a_chance_to_learn(learn_step: int, envs: int, run: Callable[.
 
 def test_no_environment_is_stepped_and_learning_begins_at_once(run: Callable[..., Run]) -> None:
     loop = run(offline(train={**LONG, "learning_delay": 10**6}), 3)
-    pool = (
-        loop.regime.evaluator.pool
-    )  # the only one: what it shows is there since it was asked whether it masks actions
+    pool = loop.regime.evaluate.pool  # the only one: what it shows is there since it was asked whether it masks actions
     assert not hasattr(loop.regime, "world")
     before = pool.obs.copy()
     assert before[0].any()

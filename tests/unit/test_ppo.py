@@ -301,7 +301,7 @@ def test_masked_environments_of_several_choices_are_learned_and_evaluated(algo: 
     """They raise where an action is illegal."""
     loop = started(populations.problem(algo=algo, kwargs={"masks": masks}), 2)
     advance(loop, 49)
-    rows = loop.regime.lessons.rollouts[0]
+    rows = loop.regime.playing[0].rollout
     assert rows.layout.masked
     advance(loop, 1)
     close_generation(loop)

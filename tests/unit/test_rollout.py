@@ -347,7 +347,7 @@ def test_memory_goes_on_over_rollouts_and_ends_with_episodes(loops: list[Any]) -
         with torch.no_grad():
             _, memory = remember(state.actor, torch.from_numpy(loop.regime.world.pool.obs)[None], memory)
         advance(loop, 1)
-        torch.testing.assert_close(loop.regime.memories[0][..., :size], memory, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(loop.regime.playing[0].memory[..., :size], memory, atol=1e-5, rtol=1e-5)
         assert memory.abs().sum() > 0, tick
     assert ended > 4, "more than the first episodes"
 

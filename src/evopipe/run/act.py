@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import Spec
 from evopipe.types import Chosen
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
+_NUMPY = {torch.int64: np.int64, torch.float32: np.float32}
 
 
 def act(
@@ -37,28 +36,25 @@ def act(
         `[P · E]` int64, `[P · E, A]` float32 where actions are continuous. A frozen member's values mean nothing: its
         environments go on with random legal actions.
     """
-    members = sum(len(cohort.members) for cohort in cohorts)
-    obs, legal = obs.reshape(members, -1, obs.shape[-1]), legal.reshape(members, -1, legal.shape[-1])
+    obs, legal = _by_member(cohorts, obs), _by_member(cohorts, legal)
     chosen = [choose(spec, cohort, obs[cohort.slots], legal[cohort.slots], (epsilon, tick)) for cohort in cohorts]
     return gather(chosen, [cohort.slots for cohort in cohorts]).reshape(-1, *chosen[0].shape[2:])
 
 
 def take_note(cohorts: Sequence[Cohort], obs: np.ndarray) -> None:
-    """Let every member take note of what it is about to act on, see `see`: obs `[P · E, O]`, rows by slot."""
-    members = sum(len(cohort.members) for cohort in cohorts)
-    for cohort in cohorts:
-        if cohort.normaliser is not None:
-            own = obs.reshape(members, -1, obs.shape[-1])[cohort.slots]
-            see(cohort, upload(torch.from_numpy(own), cohort.keys.device))
-
-
-def see(cohort: Cohort, obs: torch.Tensor) -> None:
-    """Let the members of a cohort take note of what they are about to act on, `[P, E, O]` on their device, in place.
+    """Let every member take note of what it is about to act on, `[P · E, O]`, rows by slot.
 
     Nothing happens unless observations are normalised. Once a tick, before they act; never where they are evaluated.
     """
-    if cohort.normaliser is not None:
-        cohort.normaliser.see(obs, cohort.healthy)
+    for cohort in cohorts:
+        if cohort.normaliser is not None:
+            own = torch.from_numpy(_by_member(cohorts, obs)[cohort.slots])
+            cohort.normaliser.see(upload(own, cohort.keys.device), cohort.healthy)
+
+
+def _by_member(cohorts: Sequence[Cohort], x: np.ndarray) -> np.ndarray:
+    """`[P · E, …]` → `[P, E, …]`."""
+    return x.reshape(sum(len(cohort.members) for cohort in cohorts), -1, x.shape[-1])
 
 
 def choose(
@@ -76,8 +72,8 @@ def choose(
     Returns:
         `[P, E]` int64, or `[P, E, A]` float32 where actions are continuous, on the cohort's device.
     """
-    epsilon, tick = explore or (0.0, 0)
     explores = explore is not None
+    epsilon, tick = explore or (0.0, 0)
     inputs = (torch.from_numpy(obs), torch.from_numpy(legal), torch.tensor(epsilon), torch.tensor([tick]))
 
     def make(_: Any) -> Body:
@@ -87,7 +83,7 @@ def choose(
         return [cohort.keys, *([cohort.healthy] if explores else []), *tensors_of(cohort.state), *seen_by(cohort)]
 
     name = ("choose", explores, obs.shape, legal.shape)
-    return cohort.runner.run(name, make, inputs, cohort.keys.device, bound)[0]
+    return cohort.runner.ready(name, make, inputs, cohort.keys.device, bound)()[0]
 
 
 def _choose(
@@ -136,7 +132,7 @@ def step(
     def bound() -> list[torch.Tensor]:
         return [cohort.keys, *tensors_of(cohort.state)]
 
-    return Chosen(*cohort.runner.run(("step", draws, obs.shape), make, inputs, cohort.keys.device, bound))
+    return Chosen(*cohort.runner.ready(("step", draws, obs.shape), make, inputs, cohort.keys.device, bound)())
 
 
 def _step(
@@ -156,34 +152,15 @@ def _step(
     return spec.algo.step(spec.algo_config, cohort.state, obs, legal, memory, draw)
 
 
-class Greedy:
-    """Greedy actions of all members, who remember what they saw of their episodes where they can.
-
-    Args:
-        spec: configuration.
-        cohorts: all members.
-        places: where in `[P, W, …]` each cohort's members are.
-        width: `W`, environments of each member.
-    """
-
-    def __init__(
-        self, spec: Spec, cohorts: Sequence[Cohort], places: Sequence[npt.NDArray[np.int64]], width: int
-    ) -> None:
-        self._spec, self._cohorts, self._places = spec, cohorts, places
-        self._memories = [torch.zeros(len(c.members), width, c.memory, device=spec.device) for c in cohorts]
-
-    def __call__(self, obs: np.ndarray, legal: np.ndarray, begins: np.ndarray) -> np.ndarray:
-        """Return actions `[P, W, …]`; obs is `[P, W, O]`, legal `[P, W, A]`, begins `[P, W]`, all by place."""
-        chosen = []
-        for i, (cohort, place) in enumerate(zip(self._cohorts, self._places, strict=True)):
-            if on_policy(self._spec.algo):
-                seen, may, fresh = (upload(torch.from_numpy(x[place]), self._spec.device) for x in (obs, legal, begins))
-                took = step(self._spec, cohort, cohort.shown(seen), may, fresh, self._memories[i], None)
-                self._memories[i] = took.memory
-                chosen.append(took.action)
-            else:
-                chosen.append(choose(self._spec, cohort, obs[place], legal[place], None))
-        return gather(chosen, self._places)
+def greedy(
+    spec: Spec, cohort: Cohort, obs: np.ndarray, legal: np.ndarray, begins: np.ndarray, memory: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the best actions of one cohort's members `[P, E, …]`, and their memory after it; arguments as `step`'s."""
+    if not on_policy(spec.algo):
+        return choose(spec, cohort, obs, legal, None), memory
+    seen, may, fresh = (upload(torch.from_numpy(x), spec.device) for x in (obs, legal, begins))
+    took = step(spec, cohort, cohort.shown(seen), may, fresh, memory, None)
+    return took.action, took.memory
 
 
 def gather(chosen: Sequence[torch.Tensor], places: Sequence[Any]) -> np.ndarray:
@@ -196,6 +173,3 @@ def gather(chosen: Sequence[torch.Tensor], places: Sequence[Any]) -> np.ndarray:
     for place, each in zip(places, chosen, strict=True):
         actions[place] = each.cpu().numpy()
     return actions
-
-
-_NUMPY = {torch.int64: np.int64, torch.float32: np.float32}

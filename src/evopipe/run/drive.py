@@ -19,7 +19,7 @@ from evopipe.run.evaluate import Stopped
 from evopipe.run.off_policy import OffPolicy
 from evopipe.run.offline import Offline
 from evopipe.run.on_policy import CollectRollouts, OnPolicy
-from evopipe.run.regime import Regime
+from evopipe.run.regime import Regime, Setup
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec
 from evopipe.track.events import Generation, MemberRow, Message, Progress, Tracker
@@ -42,10 +42,8 @@ def begin(
     Args:
         spec: what it is about.
         members: the initial population.
-        warm: transitions to learn from: offline the dataset, else before the first step.
+        warm: see `Setup`, and so crew and learners.
         births: how the members were mutated, where they were.
-        crew: worker processes for the environments; None steps them in this process.
-        learners: processes that may learn, this one included. No result depends on these two.
         collect_rollouts: see `OnPolicy`.
 
     Raises:
@@ -54,14 +52,14 @@ def begin(
     if collect_rollouts is not None and not on_policy(spec.algo):
         raise UsageError(f"collect_rollouts: {spec.train.algo} collects no rollouts; take an on-policy algorithm")
     clock, keys = Clock.of(spec, len(members)), np.array([member.key for member in members])
-    own = (spec, clock, keys, warm, crew, learners)
+    setup = Setup(spec, clock, keys, warm, crew, learners)
     regime: Regime
     if spec.train.mode == "offline":
-        regime = Offline(*own)
+        regime = Offline(setup)
     elif on_policy(spec.algo):
-        regime = OnPolicy(*own, collect_rollouts=collect_rollouts)
+        regime = OnPolicy(setup, collect_rollouts)
     else:
-        regime = OffPolicy(*own)
+        regime = OffPolicy(setup)
     return Run(spec, regime, clock, members, births)
 
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from evopipe.core.population import Cohort
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.workers import Crew
-from evopipe.run.act import Greedy
+from evopipe.run.act import gather, greedy
 from evopipe.run.spec import Spec
 
 
@@ -61,13 +62,18 @@ def evaluate(
     episode = np.tile(np.arange(width), members)  # which episode each row plays
     waiting = np.full(members, width)  # next episode of each member
     running = np.arange(members * width)
-    greedy = Greedy(spec, cohorts, rows, width)
+    memories = [torch.zeros(len(c.members), width, c.memory, device=spec.device) for c in cohorts]
     pool.reset(running, seeds[episode])
     steps = 0
     while len(running):
         if stopped():
             raise Stopped
-        actions = greedy(*(x[: members * width].reshape(members, width, *x.shape[1:]) for x in seen(pool)))
+        obs, legal, begins = (x[: members * width].reshape(members, width, *x.shape[1:]) for x in seen(pool))
+        chosen = []
+        for i, (cohort, own) in enumerate(zip(cohorts, rows, strict=True)):
+            action, memories[i] = greedy(spec, cohort, obs[own], legal[own], begins[own], memories[i])
+            chosen.append(action)
+        actions = gather(chosen, rows)
         step = pool.step(actions.reshape(-1, *actions.shape[2:])[running], running)
         steps += len(running)
         over = step.terminated | step.truncated | step.broken

@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 
 from evopipe.core.population import Cohort, Member
+from evopipe.envs.workers import Crew
+from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes
+from evopipe.run.spec import Spec
+
+if TYPE_CHECKING:
+    from evopipe.storage.dataset import Transitions
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a regime begins with.
+
+    Attributes:
+        spec: what the run is about.
+        clock: the run's.
+        keys: of the members, `[P]`.
+        warm: transitions to learn from: offline the dataset, else before the first step; None without any.
+        crew: worker processes for the environments; None steps them in this process.
+        learners: processes that may learn, this one included. No result depends on these two.
+    """
+
+    spec: Spec
+    clock: Clock
+    keys: np.ndarray
+    warm: Transitions | None = None
+    crew: Crew | None = None
+    learners: int = 1
 
 
 class Regime(Protocol):
@@ -18,7 +47,6 @@ class Regime(Protocol):
         warm: transitions that were there from the start.
         threshold: the score at which the task counts as solved, None where it names none.
         whole: whether `state` is one moment's. It is not where something failed half-way.
-        remarks: what will happen that the parameters do not say, one sentence each.
     """
 
     warm: int
@@ -26,7 +54,8 @@ class Regime(Protocol):
     whole: bool
 
     @property
-    def remarks(self) -> Sequence[str]: ...
+    def remarks(self) -> Sequence[str]:
+        """What will happen that the parameters do not say, one sentence each."""
 
     def first(self, member: Member) -> Member:
         """Return a member of the first generation as it begins here."""
@@ -48,7 +77,7 @@ class Regime(Protocol):
             EnvironmentFailed: an environment failed. If `whole`, the state can be saved and the tick taken again.
         """
 
-    def evaluate(self, cohorts: Sequence[Cohort], seeds: Any, stopped: Callable[[], bool]) -> Episodes:
+    def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """Score members, all on the same seeds `[n]`.
 
         Raises:

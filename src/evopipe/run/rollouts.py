@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,10 +14,9 @@ from evopipe import rng
 from evopipe.core.arch import round_up
 from evopipe.core.graphs import Body, upload
 from evopipe.core.population import BATCH_MULTIPLE, Cohort, tensors_of
-from evopipe.memory.rollout import Rollout, StepLayout, windows
+from evopipe.memory.rollout import Rollout, windows
 from evopipe.rng import Purpose, Stream
 from evopipe.run.learn import UPDATES_PER_TICK
-from evopipe.run.learners import Share
 from evopipe.run.spec import Spec
 
 
@@ -112,11 +110,17 @@ def learn_from_rollout(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int,
     Returns:
         The members' losses `[P]` in their last minibatch, `cohort.losses`.
     """
-    names, factors = _factors(spec, tick)
+    ready(spec, cohort, rollout, ticks, tick)()
+    return cohort.losses
+
+
+def ready(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Callable[[], Any]:
+    """Return `learn_from_rollout`, ready to be called."""
+    factors = spec.algo.schedule(spec.algo_config, tick * spec.env.num_envs)
 
     def make(compiled: Callable[[Any], Any]) -> Body:
         plan = Plan.of(spec, cohort, rollout, ticks)
-        return partial(_epochs, spec, compiled(spec.algo.update), cohort.bare, rollout, plan, names)
+        return partial(_epochs, spec, compiled(spec.algo.update), cohort.bare, rollout, plan, list(factors))
 
     def bound() -> list[torch.Tensor]:
         return [*rollout.tensors(), cohort.keys, *cohort.hyper.values()]
@@ -124,15 +128,8 @@ def learn_from_rollout(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int,
     def written() -> list[torch.Tensor]:
         return [*tensors_of(cohort.state), cohort.healthy, cohort.losses]
 
-    inputs = [torch.tensor([tick * UPDATES_PER_TICK]), factors]
-    cohort.runner.run(("learn", ticks), make, inputs, spec.device, bound, written)
-    return cohort.losses
-
-
-def _factors(spec: Spec, tick: int) -> tuple[list[str], torch.Tensor]:
-    """Return what hyper-parameters are multiplied by at a tick: their names, and the numbers."""
-    found = spec.algo.schedule(spec.algo_config, tick * spec.env.num_envs)
-    return list(found), torch.tensor(list(found.values()))
+    inputs = [torch.tensor([tick * UPDATES_PER_TICK]), torch.tensor(list(factors.values()))]
+    return cohort.runner.ready(("learn", ticks), make, inputs, spec.device, bound, written)
 
 
 def _epochs(
@@ -145,7 +142,10 @@ def _epochs(
     when: torch.Tensor,
     factors: torch.Tensor,
 ) -> tuple[()]:
-    """Estimate advantages, then go through all minibatches, on the device, in place."""
+    """Estimate advantages, then go through all minibatches, on the device, in place.
+
+    `names` and `factors` are what hyper-parameters are multiplied by at this tick.
+    """
     hyper = {**cohort.hyper, **{n: cohort.hyper[n] * f for n, f in zip(names, factors.unbind(), strict=True)}}
     healthy, ticks = cohort.healthy, plan.stretches[-1][1]
     next_value = spec.algo.value(spec.algo_config, cohort.state, *rollout.following(ticks))
@@ -168,61 +168,3 @@ def _epochs(
     cohort.healthy.copy_(healthy)
     cohort.losses.copy_(losses.detach())
     return ()
-
-
-@dataclass
-class RolloutLessons:
-    """Learning from rollouts: what is due is how many ticks of one.
-
-    Attributes:
-        layout: what a step's row holds.
-        ticks: returns how many ticks the generation that begins will have.
-        rollouts: one a cohort.
-    """
-
-    spec: Spec
-    layout: StepLayout
-    ticks: Callable[[], int]
-    rollouts: list[Rollout] = field(default_factory=list)
-
-    def shared(self) -> list[torch.Tensor]:
-        """Rollouts come and go with the cohorts."""
-        return []
-
-    def rebind(self) -> None:
-        """Nothing lies elsewhere."""
-
-    def adopt(self, cohorts: Sequence[Cohort]) -> list[torch.Tensor]:
-        """Make room for the rollouts of new cohorts; return it."""
-        self.rollouts = []
-        for cohort in cohorts:
-            longest = max(end - first for first, end in itertools.pairwise([0, *self.ends(cohort)]))
-            place = longest, self.spec.env.num_envs, cohort.memory, self.spec.device
-            self.rollouts.append(Rollout(self.layout, len(cohort.members), *place))
-        return [tensor for rollout in self.rollouts for tensor in rollout.tensors()]
-
-    def ends(self, cohort: Cohort) -> list[int]:
-        """Return the ticks of the generation after which a cohort learns."""
-        learn_step = int(cohort.members[0].hyper["learn_step"])
-        return rollout_ends(learn_step, self.spec.env.num_envs, self.ticks())
-
-    def numbers(self) -> list[int]:
-        """Nothing but the ticks changes."""
-        return []
-
-    def follow(self, numbers: Sequence[int]) -> None:
-        """Nothing to take over."""
-
-    def rate(self, cohort: Cohort) -> float:
-        """Return the updates for a step of a member."""
-        hyper = cohort.members[0].hyper
-        return hyper["epochs"] / min(hyper["batch_size"], hyper["learn_step"])
-
-    def learn(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> None:
-        """See `learn_from_rollout`."""
-        learn_from_rollout(self.spec, cohort, self._rollout(share), due, tick)
-
-    def _rollout(self, share: Share) -> Rollout:
-        rollout = self.rollouts[share.cohort]
-        whole = share.end - share.first == len(rollout.rows)
-        return rollout if whole else rollout.part(share.first, share.end)

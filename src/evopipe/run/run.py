@@ -64,7 +64,8 @@ class Run:
         curve: one row a generation.
         reason: why the run is over, empty while it is not.
 
-    The state between two ticks is `state()`: from it `restore()` continues bit for bit.
+    `advance` and `close` are its regime's. The state between two ticks is `state()`: from it `restore()` continues bit
+    for bit.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Run:
         self.curve: list[list[float | int | None]] = []
         self.losses = [math.nan] * len(members)  # when the last generation ended
         self.reason = ""
+        self.advance, self.close = regime.advance, regime.close
         self._adopt([regime.first(member) for member in members])
 
     def _adopt(self, members: Sequence[Member]) -> None:
@@ -102,10 +104,6 @@ class Run:
         return population.dissolve(self.cohorts)
 
     # ------------------------------------------------------------------------------------------ a generation
-
-    def advance(self) -> None:
-        """Take one tick; see `Regime.advance`."""
-        self.regime.advance()
 
     def close_generation(self, stopped: Callable[[], bool]) -> None:
         """Evaluate, record, and evolve unless the run ends here.
@@ -282,10 +280,6 @@ class Run:
             self.champion = Champion(stored.unpack(tensors, meta["champion"], "champion")[0], **meta["confirmed"])
         self.losses = tensors["losses"].tolist()
         return self.regime.restore(tensors)
-
-    def close(self) -> None:
-        """Let processes and environments go."""
-        self.regime.close()
 
 
 _KEPT = ("diverged", "next_id", "reason", "curve")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -24,28 +25,19 @@ from evopipe.run.spec import Spec
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-BROKEN_SHARE, BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may be broken, and at least so many ticks'
+_BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may be broken, and at least so many ticks'
 
 
-class Episodes:
-    """Which episode each row `[R]` of a pool plays: its seed depends on the member's key, environment and number."""
-
-    def __init__(self, keys: npt.NDArray[np.int64], envs: int) -> None:
-        self._keys, self._envs = keys, envs
-        self.begun = np.zeros(len(keys) * envs, np.int64)
-
-    def seeds(self, rows: npt.NDArray[np.int64], ahead: int) -> npt.NDArray[np.int64]:
-        """Return the seeds of the next episodes of these rows, `[n, ahead]`."""
-        number = self.begun[rows][:, None] + np.arange(ahead)
-        keys, env = self._keys[rows // self._envs][:, None], (rows % self._envs)[:, None]
-        found: npt.NDArray[np.int64] = rng.seeds(keys, Purpose.EPISODE, env, number)
-        return found
-
-    def next(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Begin the next episodes of these rows and return their seeds `[n]`."""
-        found = self.seeds(rows, 1)[:, 0]
-        self.begun[rows] += 1
-        return found
+def _seeds(
+    keys: npt.NDArray[np.int64], begun: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], ahead: int
+) -> npt.NDArray[np.int64]:
+    """Return the seeds of the next episodes of some rows `[n, ahead]`: by the member's key, environment and number."""
+    envs = len(begun) // len(keys)
+    number = begun[rows][:, None] + np.arange(ahead)
+    found: npt.NDArray[np.int64] = rng.seeds(
+        keys[rows // envs][:, None], Purpose.EPISODE, (rows % envs)[:, None], number
+    )
+    return found
 
 
 class World:
@@ -59,28 +51,36 @@ class World:
 
     Attributes:
         masked: whether the environment masks actions.
+        begun: `[R]`, episodes that each row began.
         pending: actions that were chosen, but not yet taken, None where none were.
     """
 
     def __init__(self, spec: Spec, keys: npt.NDArray[np.int64], clock: Clock, pool: EnvPool) -> None:
         self._spec, self._clock, self.pool = spec, clock, pool
-        self.episodes = Episodes(keys, spec.env.num_envs)
+        self.begun = np.zeros(pool.rows, np.int64)
         self.pending: npt.NDArray[Any] | None = None
-        pool.upcoming = self.episodes.seeds
-        self.begin(np.arange(pool.rows))
+        self._slots: list[list[int]] = []
+        pool.upcoming = self._seeds = partial(_seeds, keys, self.begun)
+        self._begin(np.arange(pool.rows))
         self.masked = pool.masked  # known after the first reset
 
-    def begin(self, rows: npt.NDArray[np.int64]) -> None:
+    def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        """Let these cohorts act from now on."""
+        self._slots = [cohort.slots for cohort in cohorts]
+
+    def _begin(self, rows: npt.NDArray[np.int64]) -> None:
         """Begin new episodes."""
-        self.pool.reset(rows, self.episodes.next(rows))
+        seeds = self._seeds(rows, 1)[:, 0]
+        self.begun[rows] += 1
+        self.pool.reset(rows, seeds)
 
     def seen(self) -> list[torch.Tensor]:
         """Return what members act by: observation `[P, E, O]`, legal actions `[P, E, A]`, whether an episode begins."""
         return [self._by_member(x) for x in seen(self.pool)]
 
-    def actions(self, chosen: Sequence[torch.Tensor], cohorts: Sequence[Cohort]) -> npt.NDArray[Any]:
-        """Return cohorts' choices `[P, E, …]` as the pool takes them, `[P · E, …]`."""
-        actions = gather(chosen, [cohort.slots for cohort in cohorts])
+    def actions(self, chosen: Sequence[torch.Tensor]) -> npt.NDArray[Any]:
+        """Return the cohorts' choices `[P, E, …]` as the pool takes them, `[P · E, …]`."""
+        actions = gather(chosen, self._slots)
         return actions.reshape(-1, *actions.shape[2:])
 
     def take(self, actions: npt.NDArray[Any]) -> Step:
@@ -97,13 +97,13 @@ class World:
         self.pending = None
         over = np.flatnonzero(step.terminated | step.truncated | step.broken)
         if len(over):
-            self.begin(over)
+            self._begin(over)
         self._clock.count(int(step.broken.sum()))
 
     def refuse_broken(self) -> None:
         """Raise EnvironmentFailed if too many of this generation's transitions were broken."""
         steps, broken = self._clock.here * self.pool.rows, self._clock.broken_here
-        if broken > max(BROKEN_SHARE * steps, BROKEN_TICKS * self.pool.rows):
+        if broken > max(_BROKEN_SHARE * steps, _BROKEN_TICKS * self.pool.rows):
             raise EnvironmentFailed(
                 f"environment {self._spec.env.id!r} returned non-finite observations or rewards (or no legal action) "
                 f"in {broken} of its last {steps} steps: mend it; `evopipe env check {self._spec.env.id}` may show "
@@ -118,16 +118,16 @@ class World:
         """Return what `restore` needs."""
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
         chosen = {} if self.pending is None else {"pending": torch.from_numpy(self.pending.copy())}
-        return {**kept, **chosen, "episodes": torch.from_numpy(self.episodes.begun.copy())}
+        return {**kept, **chosen, "episodes": torch.from_numpy(self.begun.copy())}
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> npt.NDArray[np.int64]:
         """Take over what `state` returned; return the rows whose episodes were lost, which begin new ones."""
-        self.episodes.begun[:] = tensors["episodes"].numpy()
+        self.begun[:] = tensors["episodes"].numpy()
         self.pending = tensors["pending"].numpy().copy() if "pending" in tensors else None
         different = self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()})
         lost = np.flatnonzero(different)
         if len(lost):
-            self.begin(lost)
+            self._begin(lost)
         return lost
 
 
@@ -146,18 +146,22 @@ class TensorWorld:
         self._begun = torch.zeros(self.pool.rows, dtype=torch.int64, device=device)
         self._legal = torch.ones(len(keys), envs, spec.actions, dtype=torch.bool, device=device)
         self._broken = torch.zeros(len(keys), envs, dtype=torch.bool, device=device)
+        self._order: torch.Tensor | None = None  # of the slots among all cohorts' rows; None: as they are
         self._begin_where(torch.ones(self.pool.rows, dtype=torch.bool, device=device))
+
+    def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        """See `World.adopt`."""
+        slots = torch.tensor([slot for cohort in cohorts for slot in cohort.slots])
+        self._order = upload(slots.argsort(), self.pool.device) if len(cohorts) > 1 else None
 
     def seen(self) -> list[torch.Tensor]:
         """See `World.seen`."""
         return [self._grid(self.pool.obs), self._legal, self._grid(self.pool.begins)]
 
-    def actions(self, chosen: Sequence[torch.Tensor], cohorts: Sequence[Cohort]) -> torch.Tensor:
+    def actions(self, chosen: Sequence[torch.Tensor]) -> torch.Tensor:
         """See `World.actions`."""
-        if len(chosen) == 1:
-            return chosen[0].flatten(0, 1)
-        slots = upload(torch.tensor([slot for cohort in cohorts for slot in cohort.slots]), self.pool.device)
-        return torch.cat(list(chosen))[slots.argsort()].flatten(0, 1)
+        actions = chosen[0] if self._order is None else torch.cat(list(chosen))[self._order]
+        return actions.flatten(0, 1)
 
     def take(self, actions: torch.Tensor) -> BatchedStep:
         """See `World.take`."""
@@ -211,8 +215,9 @@ class Playable(Protocol):
     pending: Any
     pool: Any
 
+    def adopt(self, cohorts: Sequence[Cohort]) -> None: ...
     def seen(self) -> list[torch.Tensor]: ...
-    def actions(self, chosen: Sequence[torch.Tensor], cohorts: Sequence[Cohort]) -> Any: ...
+    def actions(self, chosen: Sequence[torch.Tensor]) -> Any: ...
     def take(self, actions: Any) -> Any: ...
     def gave(self, step: Any) -> list[torch.Tensor]: ...
     def end(self, step: Any) -> None: ...

@@ -30,11 +30,11 @@ from evopipe.core.population import Cohort, Member
 from evopipe.errors import EvopipeError, ResourceError, UsageError, did_you_mean
 from evopipe.machine import configure
 from evopipe.memory.replay import Replay, RowLayout
-from evopipe.memory.rollout import StepLayout
+from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.rng import Purpose
 from evopipe.run.act import act, gather, step
 from evopipe.run.learn import learn
-from evopipe.run.rollouts import RolloutLessons, learn_from_rollout
+from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.params import parse_params
@@ -213,9 +213,10 @@ class _LiveOnPolicy(_Live):
 
     def form(self, members: Sequence[Member]) -> None:
         super().form(members)
-        layout = StepLayout(self.spec.spaces, masked=False)
-        self.lessons = RolloutLessons(self.spec, layout, lambda: self.bench.size.updates)
-        self.lessons.adopt(self.cohorts)
+        layout, size = StepLayout(self.spec.spaces, masked=False), self.bench.size
+        self.rollouts = [
+            Rollout(layout, len(c.members), size.updates, size.envs, c.memory, self.spec.device) for c in self.cohorts
+        ]
 
     def act(self, tick: int) -> np.ndarray:
         return gather([took.action for took in self._step(tick)], [cohort.slots for cohort in self.cohorts])
@@ -224,7 +225,7 @@ class _LiveOnPolicy(_Live):
         ticks, losses = self.bench.size.updates, []
         for t in range(ticks):
             self._step(tick + t, t)
-        for cohort, rollout in zip(self.cohorts, self.lessons.rollouts, strict=True):
+        for cohort, rollout in zip(self.cohorts, self.rollouts, strict=True):
             losses.append(learn_from_rollout(self.spec, cohort, rollout, ticks, tick).clone())
         return losses
 
@@ -237,7 +238,7 @@ class _LiveOnPolicy(_Live):
         legal = torch.ones(members, envs, self.spec.actions, dtype=torch.bool, device=device)
         no = torch.zeros(members, envs, dtype=torch.bool, device=device)
         found = []
-        for cohort, rollout in zip(self.cohorts, self.lessons.rollouts, strict=True):
+        for cohort, rollout in zip(self.cohorts, self.rollouts, strict=True):
             rows = cohort.slots
             empty = torch.zeros(len(rows), envs, cohort.memory, device=device)
             found.append(step(self.spec, cohort, now[rows], legal[rows], no[rows], empty, tick))
