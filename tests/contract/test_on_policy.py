@@ -24,7 +24,6 @@ from evopipe.errors import ParamsError, UsageError
 from evopipe.rng import Purpose
 from evopipe.run import learners
 from evopipe.run.drive import begin
-from evopipe.run.evaluate import seen
 from evopipe.run.learn import UPDATES_PER_TICK
 from evopipe.run.on_policy import OnPolicy
 from evopipe.run.rollouts import learn_from_rollout, rollout_ends
@@ -47,6 +46,7 @@ from populations import (
     plant_weight,
     rollout_for,
     same,
+    shown,
     started,
     updated,
 )
@@ -354,7 +354,7 @@ def test_an_exported_member_acts_as_it_was_evaluated(algo: str, tmp_path: Path, 
         policy.save(tmp_path / "elite", "ppo", member, about, program=False, card="# card\n")
         loaded = policy.load(tmp_path / "elite")
         cohort, row = of_slot(loop.cohorts, member.slot)
-        obs, legal, _ = (torch.from_numpy(x).view(2, 4, *x.shape[1:]) for x in seen(loop.regime.world.pool))
+        obs, legal, _ = (torch.from_numpy(x).view(2, 4, *x.shape[1:]) for x in shown(loop.regime.world.pool))
         greedy = p.algo.greedy(p.algo_config, cohort.state, obs[cohort.slots], legal[cohort.slots])[row]
         np.testing.assert_allclose(
             loaded.act(obs[member.slot].numpy()), loop.regime.world.pool.actions.own(greedy.numpy()), atol=1e-5

@@ -25,7 +25,6 @@ from evopipe.errors import DivergedError, EnvironmentFailed
 from evopipe.evolve.mutate import NONE
 from evopipe.rng import Purpose, Stream
 from evopipe.run.drive import begin, describe_generation, drive
-from evopipe.run.evaluate import seen
 from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Champion
 from evopipe.run.spec import Spec, first_members, go_on
@@ -309,7 +308,7 @@ def test_each_tick_of_members_that_remember(run: Callable[..., Any]) -> None:
         if tick == 5:
             close_generation(loop)
             memories = [each.memory.clone() for each in loop.regime.playing]
-        obs, legal, begins = (torch.from_numpy(x.copy()) for x in seen(loop.regime.world.pool))
+        obs, legal, begins = (torch.from_numpy(x.copy()) for x in populations.shown(loop.regime.world.pool))
         before = loop.members
         loop.regime.choose()
         fresh = [p.form([member])[0] for member in before]

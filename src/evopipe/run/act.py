@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from evopipe.algos import on_policy
-from evopipe.core.graphs import Body, upload
+from evopipe.core.graphs import upload
 from evopipe.core.population import Cohort, seen_by, tensors_of
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import Spec
@@ -72,35 +70,22 @@ def choose(
     Returns:
         `[P, E]` int64, or `[P, E, A]` float32 where actions are continuous, on the cohort's device.
     """
-    explores = explore is not None
+    algo, cfg, own, explores = spec.algo, spec.algo_config, cohort.bare, explore is not None
     epsilon, tick = explore or (0.0, 0)
-    inputs = (torch.from_numpy(obs), torch.from_numpy(legal), torch.tensor(epsilon), torch.tensor([tick]))
 
-    def make(_: Any) -> Body:
-        return partial(_choose, spec, cohort.bare, explores)
+    def work(obs: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, tick: torch.Tensor) -> tuple[torch.Tensor]:
+        obs = own.shown(obs)
+        if not explores:
+            return (algo.greedy(cfg, own.state, obs, legal),)
+        each = torch.where(own.healthy, epsilon, 1.0)
+        return (algo.act(cfg, own.state, obs, legal, each, Stream(own.keys, Purpose.ACT, tick)),)
 
     def bound() -> list[torch.Tensor]:
-        return [cohort.keys, *([cohort.healthy] if explores else []), *tensors_of(cohort.state), *seen_by(cohort)]
+        return [own.keys, *([own.healthy] if explores else []), *tensors_of(own.state), *seen_by(own)]
 
     name = ("choose", explores, obs.shape, legal.shape)
-    return cohort.runner.ready(name, make, inputs, cohort.keys.device, bound)()[0]
-
-
-def _choose(
-    spec: Spec,
-    cohort: Cohort,
-    explore: bool,
-    obs: torch.Tensor,
-    legal: torch.Tensor,
-    epsilon: torch.Tensor,
-    tick: torch.Tensor,
-) -> tuple[torch.Tensor]:
-    """`choose` on the device."""
-    algo, cfg, obs = spec.algo, spec.algo_config, cohort.shown(obs)
-    if not explore:
-        return (algo.greedy(cfg, cohort.state, obs, legal),)
-    each = torch.where(cohort.healthy, epsilon, 1.0)
-    return (algo.act(cfg, cohort.state, obs, legal, each, Stream(cohort.keys, Purpose.ACT, tick)),)
+    inputs = (torch.from_numpy(obs), torch.from_numpy(legal), torch.tensor(epsilon), torch.tensor([tick]))
+    return cohort.runner.ready(name, lambda _: work, inputs, cohort.keys.device, bound)()[0]
 
 
 def step(
@@ -123,44 +108,21 @@ def step(
         memory: `[P, E, M]`.
         tick: when; with the members' keys it fixes the draws. None for greedy actions.
     """
-    draws = tick is not None
-    inputs = (obs, legal, begins, memory, torch.tensor([tick or 0]))
+    algo, cfg, own, draws = spec.algo, spec.algo_config, cohort.bare, tick is not None
 
-    def make(_: Any) -> Body:
-        return partial(_step, spec, cohort.bare, draws)
+    def work(
+        obs: torch.Tensor, legal: torch.Tensor, begins: torch.Tensor, memory: torch.Tensor, tick: torch.Tensor
+    ) -> Chosen:
+        draw = Stream(own.keys, Purpose.ACT, tick) if draws else None
+        if memory.shape[-1]:
+            memory = memory.masked_fill(begins[..., None], 0.0)
+        return algo.step(cfg, own.state, obs, legal, memory, draw)
 
     def bound() -> list[torch.Tensor]:
-        return [cohort.keys, *tensors_of(cohort.state)]
+        return [own.keys, *tensors_of(own.state)]
 
-    return Chosen(*cohort.runner.ready(("step", draws, obs.shape), make, inputs, cohort.keys.device, bound)())
-
-
-def _step(
-    spec: Spec,
-    cohort: Cohort,
-    draws: bool,
-    obs: torch.Tensor,
-    legal: torch.Tensor,
-    begins: torch.Tensor,
-    memory: torch.Tensor,
-    tick: torch.Tensor,
-) -> Chosen:
-    """`step` on the device."""
-    draw = Stream(cohort.keys, Purpose.ACT, tick) if draws else None
-    if memory.shape[-1]:
-        memory = memory.masked_fill(begins[..., None], 0.0)
-    return spec.algo.step(spec.algo_config, cohort.state, obs, legal, memory, draw)
-
-
-def greedy(
-    spec: Spec, cohort: Cohort, obs: np.ndarray, legal: np.ndarray, begins: np.ndarray, memory: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the best actions of one cohort's members `[P, E, …]`, and their memory after it; arguments as `step`'s."""
-    if not on_policy(spec.algo):
-        return choose(spec, cohort, obs, legal, None), memory
-    seen, may, fresh = (upload(torch.from_numpy(x), spec.device) for x in (obs, legal, begins))
-    took = step(spec, cohort, cohort.shown(seen), may, fresh, memory, None)
-    return took.action, took.memory
+    name, inputs = ("step", draws, obs.shape), (obs, legal, begins, memory, torch.tensor([tick or 0]))
+    return Chosen(*cohort.runner.ready(name, lambda _: work, inputs, cohort.keys.device, bound)())
 
 
 def gather(chosen: Sequence[torch.Tensor], places: Sequence[Any]) -> np.ndarray:

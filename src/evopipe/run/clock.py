@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from evopipe.run.spec import Spec
 
@@ -68,11 +67,3 @@ class Clock:
         """Count a generation that is over."""
         self.generation += 1
         self.here = self.broken_here = 0
-
-    def state(self) -> dict[str, Any]:
-        """Return all counts as JSON data."""
-        return asdict(self)
-
-    def restore(self, counts: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
-        vars(self).update(counts)

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from evopipe.algos import on_policy
+from evopipe.core.graphs import upload
 from evopipe.core.population import Cohort
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.workers import Crew
-from evopipe.run.act import gather, greedy
+from evopipe.run.act import choose, gather, step
 from evopipe.run.spec import Spec
 
 
@@ -68,18 +70,24 @@ def evaluate(
     while len(running):
         if stopped():
             raise Stopped
-        obs, legal, begins = (x[: members * width].reshape(members, width, *x.shape[1:]) for x in seen(pool))
+        shown = pool.obs, pool.mask, pool.episode_length == 0
+        obs, legal, begins = (x[: members * width].reshape(members, width, *x.shape[1:]) for x in shown)
         chosen = []
         for i, (cohort, own) in enumerate(zip(cohorts, rows, strict=True)):
-            action, memories[i] = greedy(spec, cohort, obs[own], legal[own], begins[own], memories[i])
-            chosen.append(action)
+            if on_policy(spec.algo):
+                seen, may, fresh = (upload(torch.from_numpy(x[own]), spec.device) for x in (obs, legal, begins))
+                took = step(spec, cohort, cohort.shown(seen), may, fresh, memories[i], None)
+                memories[i] = took.memory
+                chosen.append(took.action)
+            else:
+                chosen.append(choose(spec, cohort, obs[own], legal[own], None))
         actions = gather(chosen, rows)
-        step = pool.step(actions.reshape(-1, *actions.shape[2:])[running], running)
+        gave = pool.step(actions.reshape(-1, *actions.shape[2:])[running], running)
         steps += len(running)
-        over = step.terminated | step.truncated | step.broken
+        over = gave.terminated | gave.truncated | gave.broken
         if cap is not None:
             over |= pool.episode_length[running] >= cap
-        for row, broken in zip(running[over].tolist(), step.broken[over].tolist(), strict=True):
+        for row, broken in zip(running[over].tolist(), gave.broken[over].tolist(), strict=True):
             member = row // width
             returns[member, episode[row]] = np.nan if broken else pool.episode_return[row]
             lengths[member, episode[row]] = pool.episode_length[row]
@@ -109,8 +117,3 @@ class Evaluator:
     def __call__(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """Play one episode a seed with every member, as long as `train.eval_steps` allows; see `evaluate`."""
         return evaluate(self._spec, cohorts, self.pool, seeds, self._spec.train.eval_steps, stopped)
-
-
-def seen(pool: EnvPool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what a policy acts by, of every row: observation, legal actions, whether an episode begins."""
-    return pool.obs, pool.mask, pool.episode_length == 0

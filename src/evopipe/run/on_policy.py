@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from evopipe.run.learn import discount_rate
 from evopipe.run.learners import Learners, Share
 from evopipe.run.regime import Setup
 from evopipe.run.rollouts import ready, rollout_ends
-from evopipe.run.world import Playable, TensorWorld, World
+from evopipe.run.world import TensorWorld, World
 
 _RECORDED: dict[str, type] = {
     "obs": np.float32,
@@ -33,6 +33,24 @@ _RECORDED: dict[str, type] = {
 }
 
 CollectRollouts: TypeAlias = "Callable[[OnPolicy, int], None]"
+
+
+class _World(Protocol):
+    """What `World` and `TensorWorld` have in common. What they hand from one method to another is their own."""
+
+    masked: bool
+    pending: Any
+    pool: Any
+
+    def adopt(self, cohorts: Sequence[Cohort]) -> None: ...
+    def seen(self) -> list[torch.Tensor]: ...
+    def actions(self, chosen: Sequence[torch.Tensor]) -> Any: ...
+    def take(self, actions: Any) -> Any: ...
+    def gave(self, step: Any) -> list[torch.Tensor]: ...
+    def end(self, step: Any) -> None: ...
+    def refuse_broken(self) -> None: ...
+    def state(self) -> dict[str, torch.Tensor]: ...
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> np.ndarray: ...
 
 
 @dataclass
@@ -85,7 +103,7 @@ class OnPolicy:
         self._collect_rollouts = collect_rollouts
         self._until: int | None = None  # tick at which `collect_rollouts` must end; None: it was never asked
         self.playing: list[_Playing] = []
-        self.world: Playable
+        self.world: _World
         if spec.env.backend == "torch":
             if collect_rollouts is not None:
                 raise UsageError("collect_rollouts: environments as tensors step by themselves; set env.backend: sync")

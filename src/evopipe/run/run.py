@@ -247,7 +247,7 @@ class Run:
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return the whole run as tensors and JSON data."""
         tensors = self.regime.state()
-        meta: dict[str, Any] = {name: getattr(self, name) for name in _KEPT} | {"clock": self.clock.state()}
+        meta: dict[str, Any] = {name: getattr(self, name) for name in _KEPT} | {"clock": vars(self.clock).copy()}
         groups = {"members": self.members, "last_good": self.last_good}
         if self.champion:
             groups["champion"] = [self.champion.member]
@@ -270,7 +270,7 @@ class Run:
         for name in _KEPT:
             setattr(self, name, meta[name])
         self.lineage, self.curve = [Record.from_json(record) for record in meta["lineage"]], list(self.curve)
-        self.clock.restore(meta["clock"])
+        vars(self.clock).update(meta["clock"])
         self.births = [Mutation(**m) for m in meta["births"]]
         self.last_good = stored.unpack(tensors, meta["last_good"], "last_good")
         self._form(stored.unpack(tensors, meta["members"], "members"))

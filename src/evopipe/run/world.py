@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -19,25 +18,9 @@ from evopipe.errors import EnvironmentFailed
 from evopipe.rng import Purpose
 from evopipe.run.act import gather
 from evopipe.run.clock import Clock
-from evopipe.run.evaluate import seen
 from evopipe.run.spec import Spec
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 _BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may be broken, and at least so many ticks'
-
-
-def _seeds(
-    keys: npt.NDArray[np.int64], begun: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], ahead: int
-) -> npt.NDArray[np.int64]:
-    """Return the seeds of the next episodes of some rows `[n, ahead]`: by the member's key, environment and number."""
-    envs = len(begun) // len(keys)
-    number = begun[rows][:, None] + np.arange(ahead)
-    found: npt.NDArray[np.int64] = rng.seeds(
-        keys[rows // envs][:, None], Purpose.EPISODE, (rows % envs)[:, None], number
-    )
-    return found
 
 
 class World:
@@ -55,35 +38,35 @@ class World:
         pending: actions that were chosen, but not yet taken, None where none were.
     """
 
-    def __init__(self, spec: Spec, keys: npt.NDArray[np.int64], clock: Clock, pool: EnvPool) -> None:
+    def __init__(self, spec: Spec, keys: np.ndarray, clock: Clock, pool: EnvPool) -> None:
         self._spec, self._clock, self.pool = spec, clock, pool
-        self.begun = np.zeros(pool.rows, np.int64)
-        self.pending: npt.NDArray[Any] | None = None
         self._slots: list[list[int]] = []
+        self.begun = np.zeros(pool.rows, np.int64)
+        self.pending: np.ndarray | None = None
         pool.upcoming = self._seeds = partial(_seeds, keys, self.begun)
         self._begin(np.arange(pool.rows))
         self.masked = pool.masked  # known after the first reset
 
-    def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Let these cohorts act from now on."""
-        self._slots = [cohort.slots for cohort in cohorts]
-
-    def _begin(self, rows: npt.NDArray[np.int64]) -> None:
+    def _begin(self, rows: np.ndarray) -> None:
         """Begin new episodes."""
         seeds = self._seeds(rows, 1)[:, 0]
         self.begun[rows] += 1
         self.pool.reset(rows, seeds)
 
+    def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        """Let these cohorts act from now on."""
+        self._slots = [cohort.slots for cohort in cohorts]
+
     def seen(self) -> list[torch.Tensor]:
         """Return what members act by: observation `[P, E, O]`, legal actions `[P, E, A]`, whether an episode begins."""
-        return [self._by_member(x) for x in seen(self.pool)]
+        return [self._by_member(x) for x in (self.pool.obs, self.pool.mask, self.pool.episode_length == 0)]
 
-    def actions(self, chosen: Sequence[torch.Tensor]) -> npt.NDArray[Any]:
+    def actions(self, chosen: Sequence[torch.Tensor]) -> np.ndarray:
         """Return the cohorts' choices `[P, E, …]` as the pool takes them, `[P · E, …]`."""
         actions = gather(chosen, self._slots)
         return actions.reshape(-1, *actions.shape[2:])
 
-    def take(self, actions: npt.NDArray[Any]) -> Step:
+    def take(self, actions: np.ndarray) -> Step:
         """Step every environment."""
         self.pool.send(actions)
         return self.pool.receive()
@@ -110,8 +93,7 @@ class World:
                 "where"
             )
 
-    def _by_member(self, x: npt.NDArray[Any]) -> torch.Tensor:
-        """`[P · E, …]` → `[P, E, …]`."""
+    def _by_member(self, x: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(x).view(-1, self._clock.envs, *x.shape[1:])
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -120,23 +102,33 @@ class World:
         chosen = {} if self.pending is None else {"pending": torch.from_numpy(self.pending.copy())}
         return {**kept, **chosen, "episodes": torch.from_numpy(self.begun.copy())}
 
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> npt.NDArray[np.int64]:
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> np.ndarray:
         """Take over what `state` returned; return the rows whose episodes were lost, which begin new ones."""
         self.begun[:] = tensors["episodes"].numpy()
         self.pending = tensors["pending"].numpy().copy() if "pending" in tensors else None
-        different = self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()})
-        lost = np.flatnonzero(different)
+        lost = np.flatnonzero(self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()}))
         if len(lost):
             self._begin(lost)
         return lost
 
 
+def _seeds(keys: np.ndarray, begun: np.ndarray, rows: np.ndarray, ahead: int) -> np.ndarray:
+    """Return the seeds of the next episodes of some rows `[n, ahead]`: by the member's key, environment and number."""
+    envs = len(begun) // len(keys)
+    number = begun[rows][:, None] + np.arange(ahead)
+    seeds: np.ndarray = rng.seeds(keys[rows // envs][:, None], Purpose.EPISODE, (rows % envs)[:, None], number)
+    return seeds
+
+
 class TensorWorld:
-    """`World` where environments are tensors (`env.backend: torch`): a tick never leaves the device."""
+    """`World` where environments are tensors (`env.backend: torch`): a tick never leaves the device.
+
+    Nothing breaks here, and no episode is lost.
+    """
 
     masked = False
 
-    def __init__(self, spec: Spec, keys: npt.NDArray[np.int64], clock: Clock) -> None:
+    def __init__(self, spec: Spec, keys: np.ndarray, clock: Clock) -> None:
         envs, device = spec.env.num_envs, spec.device
         self._clock = clock
         self.pending: torch.Tensor | None = None
@@ -147,37 +139,9 @@ class TensorWorld:
         self._legal = torch.ones(len(keys), envs, spec.actions, dtype=torch.bool, device=device)
         self._broken = torch.zeros(len(keys), envs, dtype=torch.bool, device=device)
         self._order: torch.Tensor | None = None  # of the slots among all cohorts' rows; None: as they are
-        self._begin_where(torch.ones(self.pool.rows, dtype=torch.bool, device=device))
+        self._begin(torch.ones(self.pool.rows, dtype=torch.bool, device=device))
 
-    def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """See `World.adopt`."""
-        slots = torch.tensor([slot for cohort in cohorts for slot in cohort.slots])
-        self._order = upload(slots.argsort(), self.pool.device) if len(cohorts) > 1 else None
-
-    def seen(self) -> list[torch.Tensor]:
-        """See `World.seen`."""
-        return [self._grid(self.pool.obs), self._legal, self._grid(self.pool.begins)]
-
-    def actions(self, chosen: Sequence[torch.Tensor]) -> torch.Tensor:
-        """See `World.actions`."""
-        actions = chosen[0] if self._order is None else torch.cat(list(chosen))[self._order]
-        return actions.flatten(0, 1)
-
-    def take(self, actions: torch.Tensor) -> BatchedStep:
-        """See `World.take`."""
-        return self.pool.step(actions)
-
-    def gave(self, step: BatchedStep) -> list[torch.Tensor]:
-        """See `World.gave`."""
-        return [*(self._grid(x) for x in step), self._broken]
-
-    def end(self, step: BatchedStep) -> None:
-        """See `World.end`."""
-        self.pending = None
-        self._begin_where(step.terminated | step.truncated)
-        self._clock.count()
-
-    def _begin_where(self, over: torch.Tensor) -> None:
+    def _begin(self, over: torch.Tensor) -> None:
         """Begin new episodes in the rows `over` `[R]`: on a device in all at once, which waits for nothing; on the CPU
         in those few alone, which costs less."""
         if over.device.type != "cpu":
@@ -187,40 +151,41 @@ class TensorWorld:
             self.pool.reset(rows, seeds)
         self._begun = self._begun + over
 
-    def refuse_broken(self) -> None:
-        """Nothing breaks here."""
+    def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        slots = torch.tensor([slot for cohort in cohorts for slot in cohort.slots])
+        self._order = upload(slots.argsort(), self.pool.device) if len(cohorts) > 1 else None
 
-    def _grid(self, x: torch.Tensor) -> torch.Tensor:
-        """`[P · E, …]` → `[P, E, …]`."""
+    def seen(self) -> list[torch.Tensor]:
+        return [self._by_member(self.pool.obs), self._legal, self._by_member(self.pool.begins)]
+
+    def actions(self, chosen: Sequence[torch.Tensor]) -> torch.Tensor:
+        actions = chosen[0] if self._order is None else torch.cat(list(chosen))[self._order]
+        return actions.flatten(0, 1)
+
+    def take(self, actions: torch.Tensor) -> BatchedStep:
+        return self.pool.step(actions)
+
+    def gave(self, step: BatchedStep) -> list[torch.Tensor]:
+        return [*(self._by_member(x) for x in step), self._broken]
+
+    def end(self, step: BatchedStep) -> None:
+        self.pending = None
+        self._begin(step.terminated | step.truncated)
+        self._clock.count()
+
+    def refuse_broken(self) -> None:
+        pass
+
+    def _by_member(self, x: torch.Tensor) -> torch.Tensor:
         return x.view(-1, self._clock.envs, *x.shape[1:])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """See `World.state`."""
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
         chosen = {} if self.pending is None else {"pending": self.pending.to("cpu", copy=True)}
         return {**kept, **chosen, "episodes": self._begun.to("cpu", copy=True)}
 
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> npt.NDArray[np.int64]:
-        """Take over what `state` returned; no episode is lost, for tensors come back to where they were."""
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> np.ndarray:
         self._begun = tensors["episodes"].to(self.pool.device, copy=True)
         self.pending = tensors["pending"].to(self.pool.device) if "pending" in tensors else None
         self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()})
         return np.empty(0, np.int64)
-
-
-class Playable(Protocol):
-    """What `World` and `TensorWorld` have in common. What they hand from one method to another is their own."""
-
-    masked: bool
-    pending: Any
-    pool: Any
-
-    def adopt(self, cohorts: Sequence[Cohort]) -> None: ...
-    def seen(self) -> list[torch.Tensor]: ...
-    def actions(self, chosen: Sequence[torch.Tensor]) -> Any: ...
-    def take(self, actions: Any) -> Any: ...
-    def gave(self, step: Any) -> list[torch.Tensor]: ...
-    def end(self, step: Any) -> None: ...
-    def refuse_broken(self) -> None: ...
-    def state(self) -> dict[str, torch.Tensor]: ...
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> npt.NDArray[np.int64]: ...
