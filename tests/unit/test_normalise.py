@@ -281,7 +281,7 @@ def test_a_rollout_replays_to_the_same_log_probabilities_and_values(run: Callabl
         batch = rollout.sequences(
             ticks.expand(members, -1)[..., None], envs.expand(members, -1), torch.ones(members, 60, 1)
         )
-        chances, value = ppo.evaluate(p.algo_config, cohort.state, batch, cohort.state.log_std)
+        chances, value = ppo._evaluate(p.algo_config, cohort.state, batch, cohort.state.log_std)
         log_prob = chances.log_prob(batch.action.flatten(1, 2))
         torch.testing.assert_close(log_prob, batch.log_prob.flatten(1, 2), atol=1e-5, rtol=0)
         torch.testing.assert_close(value, batch.value.flatten(1, 2), atol=1e-5, rtol=0)
