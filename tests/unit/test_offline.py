@@ -77,7 +77,9 @@ def test_each_tick_learns_by_its_own_draws_and_turns(run: Callable[..., Run], mo
     """Tick, updates due and turn of the first ticks of two generations; a learn step of 8 in 4 environments."""
     p = offline("td3bc", {"evo_steps": 16}, config={"learn_step": 8, "policy_delay": 2})
     loop, asked = run(p), []
-    monkeypatch.setattr(loop.regime.learners, "learn", lambda tick, due: asked.append((tick, [n[:2] for n in due])))
+    monkeypatch.setattr(
+        loop.regime.learners, "share_of", lambda tick, due: asked.append((tick, [n[:2] for n in due])) or ()
+    )
     for _ in range(4):
         loop.advance()
     loop.close_generation(lambda: False)

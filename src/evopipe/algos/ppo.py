@@ -134,7 +134,8 @@ def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: T
         values, of_critic = remember(state.critic, x, of_critic)
         v, memory = values[..., 0], torch.cat((of_encoder, of_actor, of_critic), dim=-1)
         chances = _policy(cfg, torch.nan_to_num(outputs), state.log_std, legal)
-        action, log_prob = (chances.mode(), torch.zeros_like(v)) if draw is None else chances.sample_with_log_prob(draw)
+        action = chances.mode() if draw is None else chances.sample(draw)
+        log_prob = torch.zeros_like(v) if draw is None else chances.log_prob(action)
         return Chosen(action, log_prob, v, memory)
 
 

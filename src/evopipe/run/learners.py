@@ -148,12 +148,12 @@ class Learners:
         else:
             self._parts = [[(Share(i, 0, len(cohort.members)), cohort) for i, cohort in enumerate(cohorts)]]
 
-    def learn(self, tick: int, due: Sequence[Sequence[int]]) -> None:
-        """Let each cohort of the last `adopt` learn what is due at one tick, in place.
+    def share_of(self, tick: int, due: Sequence[Sequence[int]]) -> Iterator[Callable[[], Any]]:
+        """Tell the helpers what is due at one tick; yield what this process has to do; then wait for the helpers.
 
         Args:
             tick: when; with the members' keys it fixes the draws.
-            due: of each cohort.
+            due: of each cohort of the last `adopt`.
 
         Raises:
             ResourceError: a helper died.
@@ -162,8 +162,7 @@ class Learners:
             return
         if len(self._parts) > 1:
             self._tell(tick, due)
-        for learn in self._due(self._parts[0], tick, due):
-            learn()
+        yield from self._due(self._parts[0], tick, due)
         for helper in self._helpers:
             _wait(helper)
 

@@ -82,7 +82,8 @@ class OffPolicy:
             self.whole = False
             # Any row will do, not a batch full: a neighbour's broken rows would delay all.
             if clock.step + clock.envs > spec.train.learning_delay and self.replay.size.min() > 0:
-                self.learners.learn(clock.tick, self.learning.due())
+                for learn in self.learners.share_of(clock.tick, self.learning.due()):
+                    learn()
             self.whole = True
         else:
             pool.send(world.pending)

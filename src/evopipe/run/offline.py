@@ -64,7 +64,8 @@ class Offline:
     def advance(self) -> None:
         """Learn what is due."""
         self.whole = False
-        self.learners.learn(self.clock.tick, self.learning.due())
+        for learn in self.learners.share_of(self.clock.tick, self.learning.due()):
+            learn()
         self.clock.count()
         self.whole = True
 

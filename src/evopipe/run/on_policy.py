@@ -214,7 +214,8 @@ class OnPolicy:
         else:
             self._let_collect(self._collect_rollouts)
         self.whole = False
-        self.learners.learn(self.clock.tick, [[each.due(self.clock.here)] for each in self.playing])
+        for learn in self.learners.share_of(self.clock.tick, [[each.due(self.clock.here)] for each in self.playing]):
+            learn()
         self.whole = True
         self.world.refuse_broken()
 
