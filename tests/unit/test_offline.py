@@ -168,6 +168,19 @@ def test_episodes_end_where_their_number_changes() -> None:
     assert not flags.any(), "the dataset is not written to"
 
 
+@pytest.mark.parametrize("algo", ["bc:continuous", "iql:continuous", "bc", "iql"])
+def test_a_member_whose_network_is_no_number_acts_legally(algo: str) -> None:
+    """Greedily too: the environments of a frozen member go on."""
+    p = populations.problem(algo=algo, train={"mode": "offline"})
+    (cohort,) = p.form(first_members(p, 2)[0])
+    cohort.state.actor.values[0] = torch.nan
+    legal = torch.tensor([False, True]) if p.spaces.kind == "discrete" else torch.ones(p.actions, dtype=torch.bool)
+    obs = torch.ones(2, 3, p.observations)
+    action = p.algo.greedy(p.algo_config, cohort.state, obs, legal.expand(2, 3, -1))
+    assert action[0].tolist() == ([1, 1, 1] if p.spaces.kind == "discrete" else [[0.0]] * 3)
+    assert torch.isfinite(action[1].float()).all()
+
+
 @pytest.mark.parametrize("algo", ["cqn", "bc", "td3bc"])
 @pytest.mark.parametrize("prioritised", [False, True])
 @pytest.mark.parametrize("ticks", [0, 7, 50, 75])

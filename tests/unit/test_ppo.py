@@ -401,3 +401,16 @@ def test_one_epoch_of_one_minibatch_is_a2c(algo: str) -> None:
     optim.backward(a2c.sum(dim=1), cohort.state.actor)
     assert float(found.abs().max()) > 1e-4
     torch.testing.assert_close(found, cohort.state.actor.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_a_resting_member_stays_healthy_whatever_its_minibatches_hold() -> None:
+    """Nor does one that has no step in a minibatch fall ill of it; one that learns from such numbers does."""
+    p, cohort, batch = example("ppo")
+    cohort.state.resting.copy_(torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    target, weight = batch.target.clone(), batch.weight.clone()
+    target[:3], weight[1] = math.nan, 0.0
+    before, draw = cohort.state.actor.values.clone(), Stream(cohort.keys, Purpose.UPDATE, torch.tensor([0]))
+    spoilt = replace(batch, target=target, weight=weight)
+    learned = ppo.update(p.algo_config, cohort.state, cohort.hyper, spoilt, cohort.healthy, draw, 1)
+    assert learned.healthy.tolist() == [True, True, False, True]
+    assert (cohort.state.actor.values != before).any(dim=1).tolist() == [False, False, False, True]
