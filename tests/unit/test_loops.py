@@ -24,7 +24,7 @@ from evopipe.envs.pool import EnvPool
 from evopipe.errors import DivergedError, EnvironmentFailed
 from evopipe.evolve.mutate import NONE
 from evopipe.rng import Purpose, Stream
-from evopipe.run.drive import begin, describe_generation, drive
+from evopipe.run.drive import _describe, begin, drive
 from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Champion
 from evopipe.run.spec import Spec, first_members, go_on
@@ -415,7 +415,7 @@ def test_a_generation_by_hand(run: Callable[..., Any]) -> None:
         assert (loop.clock.eval_steps, loop.clock.env_steps) == (counted, generation * 2 * 20)
         row = [generation, generation * 8, generation * 40, counted, means.max(), means.mean(), best_so_far[1]]
         assert loop.curve[-1] == pytest.approx(row)
-        told = describe_generation(loop, 1.0, births)
+        told = _describe(loop, 1.0, births)
         assert [m.mutation for m in told.members] == [birth.kind for birth in births]
         assert [told.best, told.mean, told.elite, told.elite_id] == pytest.approx([*row[4:], best_so_far[0]])
         assert [m.id for m in loop.members] == [members[best].id, *(5 * generation + slot for slot in range(1, 5))]

@@ -80,8 +80,7 @@ period = _actor_critic.period
 
 
 def explore(cfg: Config, step: int) -> float:
-    """Return the chance of a uniform action: 0, noise explores."""
-    return 0.0
+    return 0.0  # noise explores
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:

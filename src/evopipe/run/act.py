@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evopipe.core.graphs import upload
 from evopipe.core.population import Cohort, seen_by, tensors_of
@@ -55,10 +56,8 @@ def _by_member(cohorts: Sequence[Cohort], x: np.ndarray) -> np.ndarray:
     return x.reshape(sum(len(cohort.members) for cohort in cohorts), -1, x.shape[-1])
 
 
-def choose(
-    spec: Spec, cohort: Cohort, obs: np.ndarray, legal: np.ndarray, explore: tuple[float, int] | None
-) -> torch.Tensor:
-    """Choose the actions of one cohort's members; nothing waits for the device.
+def choose(spec: Spec, cohort: Cohort, obs: np.ndarray, legal: np.ndarray, explore: tuple[float, int] | None) -> Tensor:
+    """Choose the actions of one cohort's members, as `act`, on its device; nothing waits for it.
 
     Args:
         spec: configuration.
@@ -66,21 +65,18 @@ def choose(
         obs: `[P, E, O]` float32, in the order of the cohort's members.
         legal: `[P, E, A]` bool.
         explore: exploration rate and tick, which with the members' keys fixes the draws; None for greedy actions.
-
-    Returns:
-        `[P, E]` int64, or `[P, E, A]` float32 where actions are continuous, on the cohort's device.
     """
     algo, cfg, own, explores = spec.algo, spec.algo_config, cohort.bare, explore is not None
     epsilon, tick = explore or (0.0, 0)
 
-    def work(obs: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, tick: torch.Tensor) -> tuple[torch.Tensor]:
+    def work(obs: Tensor, legal: Tensor, epsilon: Tensor, tick: Tensor) -> tuple[Tensor]:
         obs = own.shown(obs)
         if not explores:
             return (algo.greedy(cfg, own.state, obs, legal),)
         each = torch.where(own.healthy, epsilon, 1.0)
         return (algo.act(cfg, own.state, obs, legal, each, Stream(own.keys, Purpose.ACT, tick)),)
 
-    def bound() -> list[torch.Tensor]:
+    def bound() -> list[Tensor]:
         return [own.keys, *([own.healthy] if explores else []), *tensors_of(own.state), *seen_by(own)]
 
     name = ("choose", explores, obs.shape, legal.shape)
@@ -89,43 +85,34 @@ def choose(
 
 
 def step(
-    spec: Spec,
-    cohort: Cohort,
-    obs: torch.Tensor,
-    legal: torch.Tensor,
-    begins: torch.Tensor,
-    memory: torch.Tensor,
-    tick: int | None,
+    spec: Spec, cohort: Cohort, obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, tick: int | None
 ) -> Chosen:
     """Let the members of a cohort that learns on-policy choose; nothing waits for the device.
 
     Args:
         spec: configuration.
         cohort: the members.
-        obs: `[P, E, O]` float32, in the order of the cohort's members, as their networks read them (`cohort.shown`).
+        obs: `[P, E, O]` float32, as their networks read them (`cohort.shown`).
         legal: `[P, E, A]` bool.
-        begins: `[P, E]` bool, an episode begins: what was remembered is forgotten.
-        memory: `[P, E, M]`.
+        begins: `[P, E]` bool, an episode begins: what was remembered, memory `[P, E, M]`, is forgotten.
         tick: when; with the members' keys it fixes the draws. None for greedy actions.
     """
     algo, cfg, own, draws = spec.algo, spec.algo_config, cohort.bare, tick is not None
 
-    def work(
-        obs: torch.Tensor, legal: torch.Tensor, begins: torch.Tensor, memory: torch.Tensor, tick: torch.Tensor
-    ) -> Chosen:
+    def work(obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, tick: Tensor) -> Chosen:
         draw = Stream(own.keys, Purpose.ACT, tick) if draws else None
         if memory.shape[-1]:
             memory = memory.masked_fill(begins[..., None], 0.0)
         return algo.step(cfg, own.state, obs, legal, memory, draw)
 
-    def bound() -> list[torch.Tensor]:
+    def bound() -> list[Tensor]:
         return [own.keys, *tensors_of(own.state)]
 
     name, inputs = ("step", draws, obs.shape), (obs, legal, begins, memory, torch.tensor([tick or 0]))
     return Chosen(*cohort.runner.ready(name, lambda _: work, inputs, cohort.keys.device, bound)())
 
 
-def gather(chosen: Sequence[torch.Tensor], places: Sequence[Any]) -> np.ndarray:
+def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
     """Put cohorts' actions `[P, E, …]` in the places of their members, for all members.
 
     All are under way before the first is waited for.

@@ -39,12 +39,8 @@ def begin(
 ) -> Run:
     """Return a run at its beginning, in the regime of its algorithm.
 
-    Args:
-        spec: what it is about.
-        members: the initial population.
-        warm: see `Setup`, and so crew and learners.
-        births: how the members were mutated, where they were.
-        collect_rollouts: see `OnPolicy`.
+    `births` are the members' mutations, if any. For warm, crew and learners see `Setup`, for collect_rollouts
+    `OnPolicy`.
 
     Raises:
         UsageError: `collect_rollouts` is given and the algorithm collects none.
@@ -64,15 +60,8 @@ def begin(
 
 
 def drive(run: Run, tracker: Tracker, stop: Callable[[], bool], save: Callable[[], None]) -> None:
-    """Advance a run until it ends or a signal stops it.
-
-    Args:
-        run: the run.
-        tracker: where events go.
-        stop: whether a signal asked to stop; the caller then saves.
-        save: called between ticks.
-    """
-    watch, clock = _Stopwatch(run), run.clock
+    """Advance a run until it ends or `stop` says so, then the caller saves; `save` is called between ticks."""
+    watch, clock = _Stopwatch(run.clock), run.clock
     while not run.reason and not stop():
         if clock.generation_over:
             tracker.emit(watch.progress("evaluating"))
@@ -83,7 +72,7 @@ def drive(run: Run, tracker: Tracker, stop: Callable[[], bool], save: Callable[[
                 return
             if broken:
                 tracker.emit(Message("warning", f"{broken} broken transitions of the environment were left out"))
-            tracker.emit(describe_generation(run, watch.lap(), births))
+            tracker.emit(_describe(run, watch.lap(), births))
         else:
             run.advance()
             if watch.due():
@@ -91,14 +80,8 @@ def drive(run: Run, tracker: Tracker, stop: Callable[[], bool], save: Callable[[
         save()
 
 
-def describe_generation(run: Run, seconds: float, mutations: Sequence[Mutation]) -> Generation:
-    """Describe the generation that was just closed, for people and trackers.
-
-    Args:
-        run: the run.
-        seconds: wall time that the generation took.
-        mutations: by slot, how its members were made.
-    """
+def _describe(run: Run, seconds: float, mutations: Sequence[Mutation]) -> Generation:
+    """Describe the generation that was just closed: seconds that it took, and by slot how its members were made."""
     row, record, champion = run.curve[-1], run.lineage[-1], run.champion
     members = tuple(
         MemberRow(
@@ -133,23 +116,18 @@ def describe_generation(run: Run, seconds: float, mutations: Sequence[Mutation])
 class _Stopwatch:
     """Wall time for people; no state of the run depends on it."""
 
-    def __init__(self, run: Run) -> None:
-        self.clock, self.began, self.shown = run.clock, time.perf_counter(), 0.0
-        self.lapped = self.began
-        self.first_step, self.first_steps = run.clock.step, run.clock.env_steps
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self.began
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.shown = clock, 0.0
+        self.began = self.lapped = time.perf_counter()
+        self.first_step, self.first_steps = clock.step, clock.env_steps
 
     def lap(self) -> float:
         """Return the seconds since the last call."""
-        now = time.perf_counter()
-        seconds, self.lapped = now - self.lapped, now
-        return seconds
+        before, self.lapped = self.lapped, time.perf_counter()
+        return self.lapped - before
 
     def due(self) -> bool:
-        """Whether a quarter of a second has passed since progress was last shown."""
+        """Whether it is a quarter of a second since progress was last shown."""
         now = time.perf_counter()
         if now - self.shown < 0.25:
             return False
@@ -157,9 +135,8 @@ class _Stopwatch:
         return True
 
     def progress(self, phase: str) -> Progress:
-        clock, seconds = self.clock, max(self.seconds, 1e-9)
+        clock, seconds = self.clock, max(time.perf_counter() - self.began, 1e-9)
         done, total = clock.step - self.first_step, clock.total * clock.envs
-        left = (total - clock.step) * seconds / done if done else None
         return Progress(
             generation=clock.generation,
             step=clock.step,
@@ -168,5 +145,5 @@ class _Stopwatch:
             eval_steps=clock.eval_steps,
             phase=phase,
             steps_per_second=(clock.env_steps - self.first_steps) / seconds,
-            seconds_left=left,
+            seconds_left=(total - clock.step) * seconds / done if done else None,
         )

@@ -40,19 +40,17 @@ def evaluate(
 ) -> Episodes:
     """Play one greedy episode a seed with every member.
 
+    A return is not finite if the environment broke in that episode.
+
     Args:
         spec: configuration.
         cohorts: the members, `P` in all.
         pool: environments, at least `P`; each member uses `rows // P` of them at a time.
         seeds: `[n]` episode seeds, the same for all members.
         cap: most steps of an episode, None for no cap.
-        stopped: asked at every step.
-
-    Returns:
-        Returns and lengths. A return is not finite where the environment broke in that episode.
 
     Raises:
-        Stopped: `stopped` said so.
+        Stopped: `stopped` said so, which is asked at every step.
         EnvironmentFailed: an environment raised or broke its contract.
     """
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
@@ -101,13 +99,7 @@ def evaluate(
 
 
 class Evaluator:
-    """Environments of a run's own in which its members are scored.
-
-    Args:
-        spec: what the run is about.
-        members: `P`.
-        crew: worker processes for the environments; None steps them in this process.
-    """
+    """Environments of a run's own in which its `P` members are scored."""
 
     def __init__(self, spec: Spec, members: int, crew: Crew | None = None) -> None:
         self._spec = spec
@@ -115,5 +107,5 @@ class Evaluator:
         self.pool = EnvPool(spec.env, members * each, what="evaluation", crew=crew)
 
     def __call__(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Play one episode a seed with every member, as long as `train.eval_steps` allows; see `evaluate`."""
+        """Play one episode a seed with every member, `train.eval_steps` at most; see `evaluate`."""
         return evaluate(self._spec, cohorts, self.pool, seeds, self._spec.train.eval_steps, stopped)

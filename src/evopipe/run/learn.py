@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evopipe import rng
 from evopipe.core import normalise
@@ -36,12 +37,12 @@ def _learn_step(cohort: Cohort) -> int:
     return int(cohort.members[0].hyper.get("learn_step", 1))
 
 
-def discount_rate(cohort: Cohort) -> torch.Tensor:
+def discount_rate(cohort: Cohort) -> Tensor:
     """Return γ of each member `[P]`: 1 where the algorithm has none, as imitation has not."""
     return cohort.hyper.get("gamma", torch.ones_like(cohort.weight[:, 0]))
 
 
-def learn(spec: Spec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0) -> torch.Tensor:
+def learn(spec: Spec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0) -> Tensor:
     """Take so many updates, each on a fresh batch; the cohort's tensors change in place.
 
     Args:
@@ -64,15 +65,11 @@ class ReplayLearning:
 
     Args:
         setup: what the regime begins with.
-        layout: what a row of the memory holds.
-        memories: 1, shared by all members, or one a member.
-        capacity: rows of each.
-        images: see `Replay`.
+        layout, memories, capacity, images: see `Replay`.
 
     Attributes:
         replay: the memory, empty at first; with priorities of each member's own if `train.replay` says so.
         learners: the processes that learn from it.
-        cohorts: the members that do.
     """
 
     def __init__(self, setup: Setup, layout: RowLayout, memories: int, capacity: int, images: Sequence[Image]) -> None:
@@ -85,7 +82,7 @@ class ReplayLearning:
         places = [] if self.replay.frames is None else [self.replay.frames.places]  # the images are shared as they are
         self.learners.share([self.replay.rows, *places, *([] if trees is None else trees.tensors())])
         self.replay.rebind()
-        self.cohorts: Sequence[Cohort] = []
+        self._cohorts: Sequence[Cohort] = []
 
     def first(self, member: Member) -> Member:
         """Return a member that has seen the transitions that it begins with, if it takes note of what it sees."""
@@ -95,8 +92,7 @@ class ReplayLearning:
         return replace(member, tensors=normalise.after(equipped, torch.from_numpy(self._seen)))
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """See `Regime.adopt`."""
-        self.cohorts, self._seen = cohorts, None
+        self._cohorts, self._seen = cohorts, None
         self.learners.adopt(cohorts, [1.0 / _learn_step(cohort) for cohort in cohorts])
 
     def hand_down(self, parents: Sequence[int] | None) -> None:
@@ -115,10 +111,10 @@ class ReplayLearning:
     def due(self) -> list[list[int]]:
         """Return what each cohort owes at this tick: how many updates, the first one's turn, rows filled `[P]`."""
         tick, envs = self._clock.here, self._clock.envs
-        turns = [tick * envs // _learn_step(cohort) % self._spec.period for cohort in self.cohorts]
+        turns = [tick * envs // _learn_step(cohort) % self._spec.period for cohort in self._cohorts]
         return [
             [updates_due(cohort, tick, envs), turn, *self.replay.filled(cohort.slots).tolist()]
-            for cohort, turn in zip(self.cohorts, turns, strict=True)
+            for cohort, turn in zip(self._cohorts, turns, strict=True)
         ]
 
     def _learning(self, share: Share, cohort: Cohort, tick: int, due: Sequence[int]) -> Callable[[], Any]:
@@ -133,45 +129,41 @@ def _ready(
     now = torch.tensor([tick * UPDATES_PER_TICK, *filled])  # [1 + P]
 
     def make(compiled: Callable[[Any], Any]) -> Body:
-        memory = _Memory(replay, upload(torch.tensor(cohort.slots), replay.device), replay.first(cohort.slots))
+        memory = replay, upload(torch.tensor(cohort.slots), replay.device), replay.first(cohort.slots)
         return partial(_updates, spec, compiled(spec.algo.update), cohort.bare, memory, updates, turn)
 
-    def bound() -> list[torch.Tensor]:
+    def bound() -> list[Tensor]:
         return [*replay.tensors(), cohort.keys, cohort.weight, *cohort.hyper.values(), *seen_by(cohort)]
 
-    def written() -> list[torch.Tensor]:
+    def written() -> list[Tensor]:
         trees = [] if replay.priorities is None else replay.priorities.tensors()
         return [*tensors_of(cohort.state), cohort.healthy, cohort.losses, *trees]
 
     return cohort.runner.ready(("learn", updates, turn), make, [now, _beta(spec, tick)], spec.device, bound, written)
 
 
-def _beta(spec: Spec, tick: int) -> torch.Tensor:
+def _beta(spec: Spec, tick: int) -> Tensor:
     """How much importance weights correct by now, `[]`: from `beta` to 1 over the run."""
     done = min(1.0, tick * spec.env.num_envs / spec.train.max_steps)
     beta = spec.train.replay.beta
     return torch.tensor(beta + done * (1.0 - beta))
 
 
-class _Memory(NamedTuple):
-    """A replay memory as the members of a cohort see it: their slots, and where each one's memory begins, `[P]`."""
-
-    replay: Replay
-    slots: torch.Tensor
-    first: torch.Tensor
-
-
 def _updates(
     spec: Spec,
     update: Any,
     cohort: Cohort,
-    memory: _Memory,
+    memory: tuple[Replay, Tensor, Tensor],
     updates: int,
     turn: int,
-    now: torch.Tensor,
-    beta: torch.Tensor,
+    now: Tensor,
+    beta: Tensor,
 ) -> tuple[()]:
-    """Draw, sample and update on the device, in place. `now` `[1 + P]`: counter of the first draw, rows filled."""
+    """Draw, sample and update on the device, in place.
+
+    `memory` is the replay memory, the members' slots, and where each one's memory begins, `[P]`; `now` `[1 + P]` is the
+    counter of the first draw, then the rows filled.
+    """
     replay, slots, first = memory
     when = now[:1] + torch.arange(updates, device=now.device)
     u = rng.uniform(cohort.keys, Purpose.REPLAY, when, cohort.batch)

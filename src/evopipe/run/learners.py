@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evopipe.core.population import Cohort, cost, part, seen_by, tensors_of
 from evopipe.errors import ParamsError, ResourceError
@@ -26,11 +26,7 @@ _MOST = 16  # processes that `auto` uses at most
 
 
 def learner_count(asked: int | Literal["auto"], threads: int) -> int:
-    """Return how many processes may learn.
-
-    Raises:
-        ParamsError: several were asked for, and torch has several threads, which no fork survives.
-    """
+    """Return how many processes may learn; raise ParamsError if torch has several threads, which no fork survives."""
     able = can_help() and not torch.cuda.is_available()
     if asked == "auto":
         return min(available_cpus(), _MOST) if able and threads == 1 else 1
@@ -39,8 +35,7 @@ def learner_count(asked: int | Literal["auto"], threads: int) -> int:
     return asked if able else 1
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """Rows of one cohort that one process learns with."""
 
     cohort: int
@@ -51,15 +46,8 @@ class Share:
 def divide(cohorts: Sequence[Cohort], processes: int, rates: Sequence[float]) -> list[list[Share]]:
     """Divide all rows among at most so many processes, so that the slowest has as little to do as possible.
 
-    Rows stay in order and together: a process's time is its cohorts' dispatch and its rows' arithmetic.
-
-    Args:
-        cohorts: all members.
-        processes: how many at most.
-        rates: each cohort's updates for an environment step of a member.
-
-    Returns:
-        The shares of each process, none without any; fewer processes where more would not be faster.
+    Rows stay in order and together: a process's time is its cohorts' dispatch and its rows' arithmetic. There are fewer
+    processes if more would not be faster. `rates` are each cohort's updates for an environment step of a member.
     """
     rows = [(c, r) for c, cohort in enumerate(cohorts) for r in range(len(cohort.members))]
     n = len(rows)
@@ -83,19 +71,13 @@ def divide(cohorts: Sequence[Cohort], processes: int, rates: Sequence[float]) ->
 
 
 def _shares(rows: Sequence[tuple[int, int]]) -> list[Share]:
-    shares: list[Share] = []
-    for c, r in rows:
-        if shares and shares[-1].cohort == c:
-            shares[-1] = Share(c, shares[-1].first, r + 1)
-        else:
-            shares.append(Share(c, r, r + 1))
-    return shares
+    """Return neighbouring rows of cohorts, (cohort, row), as one share a cohort."""
+    own = [list(group) for _, group in itertools.groupby(rows, key=lambda row: row[0])]
+    return [Share(group[0][0], group[0][1], group[-1][1] + 1) for group in own]
 
 
-class _Ready(Protocol):
-    """Returns the learning of a share, ready to be called; `cohort` is the share as a cohort of its own."""
-
-    def __call__(self, share: Share, cohort: Cohort, tick: int, due: Sequence[int]) -> Callable[[], Any]: ...
+# Given a share, it as a cohort of its own, the tick and what is due: how it learns that, ready to be called.
+_Ready: TypeAlias = Callable[[Share, Cohort, int, Sequence[int]], Callable[[], Any]]
 
 
 class Learners:
@@ -104,8 +86,8 @@ class Learners:
     Args:
         spec: configuration.
         processes: how many at most; see `learner_count`.
-        ready: how a share learns what is due, in place. What is due are numbers that only the regime knows the meaning
-            of, always as many; the first is 0 where nothing is.
+        ready: how a share learns what is due, in place: numbers that only the regime knows the meaning of, always as
+            many; the first is 0 if nothing is due.
     """
 
     def __init__(self, spec: Spec, processes: int, ready: _Ready) -> None:
@@ -115,7 +97,7 @@ class Learners:
         self._parts: list[list[tuple[Share, Cohort]]] = []  # what each process learns with
         self._order = np.empty(0, np.int64)
 
-    def share(self, tensors: Sequence[torch.Tensor]) -> None:
+    def share(self, tensors: Sequence[Tensor]) -> None:
         """Move tensors to memory that all processes see, in place: whoever holds one, holds it still.
 
         A view that was taken before stays behind: take none before.
@@ -127,13 +109,10 @@ class Learners:
             place.copy_(tensor)
             tensor.set_(place)  # type: ignore[call-overload]
 
-    def adopt(self, cohorts: Sequence[Cohort], rates: Sequence[float], read: Sequence[torch.Tensor] = ()) -> None:
+    def adopt(self, cohorts: Sequence[Cohort], rates: Sequence[float], read: Sequence[Tensor] = ()) -> None:
         """Divide new cohorts, before anything was computed with them; let the helpers of the old ones go.
 
-        Args:
-            cohorts: all members.
-            rates: see `divide`.
-            read: what they learn from that is new with them.
+        `read` is what they learn from that is new with them; for `rates` see `divide`.
         """
         self.close()
         train, plan = self._spec.train, []

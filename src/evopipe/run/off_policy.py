@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evopipe.core import pixels
 from evopipe.core.population import Cohort
@@ -61,7 +62,6 @@ class OffPolicy:
             self.replay.add(np.repeat(rows[None], memories, axis=0), keep, each=len(rows))
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """See `Regime.adopt`."""
         self.cohorts = cohorts
         self.learning.adopt(cohorts)
 
@@ -80,7 +80,7 @@ class OffPolicy:
             world.pending = act(spec, self.cohorts, pool.obs, pool.mask, epsilon, clock.tick)
             pool.send(world.pending)
             self.whole = False
-            # Any row will do, not a batch full: a neighbour's broken rows would delay all.
+            # Any row will do: if it took a batch full, a neighbour's broken rows would delay all.
             if clock.step + clock.envs > spec.train.learning_delay and self.replay.size.min() > 0:
                 for learn in self.learners.share_of(clock.tick, self.learning.due()):
                     learn()
@@ -106,15 +106,13 @@ class OffPolicy:
             rows, keep = self.nstep.add(obs, actions, step.reward, *ends, step.obs, step.mask, step.broken, legal)
         self.replay.add(rows.reshape(memories, -1, layout.size), keep.reshape(memories, -1))
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """See `Regime.state`."""
+    def state(self) -> dict[str, Tensor]:
         tensors = {f"replay.{k}": v for k, v in self.replay.state().items()} | self.world.state()
         if self.nstep is not None:
             tensors |= {f"nstep.{k}": torch.from_numpy(v) for k, v in self.nstep.state().items()}
         return tensors
 
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> int:
-        """See `Regime.restore`."""
+    def restore(self, tensors: Mapping[str, Tensor]) -> int:
         self.replay.restore({k.removeprefix("replay."): v for k, v in tensors.items() if k.startswith("replay.")})
         if self.nstep is not None:
             self.nstep.restore({k: tensors[f"nstep.{k}"].numpy() for k in self.nstep.state()})
@@ -124,7 +122,6 @@ class OffPolicy:
         return len(lost)
 
     def close(self) -> None:
-        """See `Regime.close`."""
         self.learners.close()
         self.world.pool.close()
         self.evaluate.pool.close()
@@ -143,9 +140,9 @@ def byte_images(pool: EnvPool, data: Transitions | None = None) -> list[Image]:
         if leaf.channels is not None and space.dtype in (np.uint8, np.bool_) and (leaf.low, leaf.high) in _BYTES:
             found.append(leaf.image(start))
         start += leaf.size
-    return found if data is None else [image for image in found if _bytes_in(data, image)]
-
-
-def _bytes_in(data: Transitions, image: Image) -> bool:
-    columns = slice(image.start, image.start + image.size)
-    return all(pixels.exact(obs[:, columns]) is not None for obs in (data.obs, data.next_obs))
+    shown = () if data is None else (data.obs, data.next_obs)
+    return [
+        image
+        for image in found
+        if all(pixels.exact(obs[:, image.start : image.start + image.size]) is not None for obs in shown)
+    ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from evopipe.core.population import Cohort
 from evopipe.errors import DataError, ParamsError
@@ -54,11 +54,10 @@ class Offline:
         self.learning = ReplayLearning(setup, layout, 1, len(data), byte_images(pool, data))
         self.replay, self.learners = self.learning.replay, self.learning.learners
         self.first, self.hand_down = self.learning.first, self.learning.hand_down
-        for rows in _packed(layout, data):
+        for rows in pack(layout, data):
             self.replay.add(rows[None], np.ones((1, len(rows)), bool), each=len(rows))
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """See `Regime.adopt`."""
         self.learning.adopt(cohorts)
 
     def advance(self) -> None:
@@ -69,12 +68,12 @@ class Offline:
         self.clock.count()
         self.whole = True
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Return what the memory holds beside the dataset, which does not change."""
         trees = self.replay.priorities
         return {} if trees is None else {f"replay.{k}": v for k, v in trees.state(self.warm).items()}
 
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> int:
+    def restore(self, tensors: Mapping[str, Tensor]) -> int:
         """See `Regime.restore`; 0, for no environment was under way."""
         if self.replay.priorities is not None:
             state = {k.removeprefix("replay."): v for k, v in tensors.items() if k.startswith("replay.")}
@@ -82,22 +81,16 @@ class Offline:
         return 0
 
     def close(self) -> None:
-        """See `Regime.close`."""
         self.learners.close()
         self.evaluate.pool.close()
 
 
-def pack(layout: RowLayout, data: Transitions) -> np.ndarray:
-    """Pack transitions into rows `[N, size]`, each over `layout.steps` steps, fewer where its episode ends before.
+def pack(layout: RowLayout, data: Transitions) -> Iterator[np.ndarray]:
+    """Pack transitions into rows `[n, size]`, part by part: images as numbers are too large for all at once.
 
-    A transition that runs into an end takes the end's own next observation: it bootstraps from it where the episode was
-    cut, and not where it terminated.
+    Each spans `layout.steps` steps, fewer if its episode ends before. One that runs into an end takes the end's own
+    next observation: it bootstraps from it if the episode was cut, and not if it terminated.
     """
-    return np.concatenate(list(_packed(layout, data)))
-
-
-def _packed(layout: RowLayout, data: Transitions) -> Iterator[np.ndarray]:
-    """Pack them part by part: images as numbers are too large for all at once."""
     taken = _steps_taken(data, layout.steps)
     size = max(1, _PART // (4 * layout.size))
     for start in range(0, len(data), size):

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evopipe.core.graphs import upload
 from evopipe.core.population import Cohort, Member
@@ -24,13 +25,7 @@ from evopipe.run.regime import Setup
 from evopipe.run.rollouts import ready, rollout_ends
 from evopipe.run.world import TensorWorld, World
 
-_RECORDED: dict[str, type] = {
-    "obs": np.float32,
-    "reward": np.float32,
-    "terminated": np.bool_,
-    "truncated": np.bool_,
-    "broken": np.bool_,
-}
+_NUMBERS, _FLAGS = ("obs", "reward"), ("terminated", "truncated", "broken")  # of a step that a user records
 
 CollectRollouts: TypeAlias = "Callable[[OnPolicy, int], None]"
 
@@ -43,32 +38,25 @@ class _World(Protocol):
     pool: Any
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None: ...
-    def seen(self) -> list[torch.Tensor]: ...
-    def actions(self, chosen: Sequence[torch.Tensor]) -> Any: ...
+    def seen(self) -> list[Tensor]: ...
+    def actions(self, chosen: Sequence[Tensor]) -> Any: ...
     def take(self, actions: Any) -> Any: ...
-    def gave(self, step: Any) -> list[torch.Tensor]: ...
+    def gave(self, step: Any) -> list[Tensor]: ...
     def end(self, step: Any) -> None: ...
     def refuse_broken(self) -> None: ...
-    def state(self) -> dict[str, torch.Tensor]: ...
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> np.ndarray: ...
+    def state(self) -> dict[str, Tensor]: ...
+    def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray: ...
 
 
 @dataclass
 class _Playing:
-    """A cohort as it plays.
-
-    Attributes:
-        rows: its members among all, for an index.
-        ends: the ticks of the generation after which it learns.
-        rollout: what it did since it last learned.
-        memory: `[P, E, M]`, what its networks carry to the next step.
-    """
+    """A cohort as it plays."""
 
     cohort: Cohort
-    rows: slice | list[int]
-    ends: list[int]
-    rollout: Rollout
-    memory: torch.Tensor
+    rows: slice | list[int]  # its members among all, for an index
+    ends: list[int]  # the ticks of the generation after which it learns
+    rollout: Rollout  # what it did since it last learned
+    memory: Tensor  # [P, E, M], what its networks carry to the next step
 
     def due(self, tick: int) -> int:
         """Return how many ticks the rollout has that ends at a tick of the generation, 0 where none does."""
@@ -132,19 +120,21 @@ class OnPolicy:
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         """See `Regime.adopt`. Episodes go on, so whoever goes on with a slot's networks goes on with its memory."""
-        remembered = self._remembered()
+        before = {
+            member.slot: (member, each.cohort, own)
+            for each in self.playing
+            for member, own in zip(each.cohort.members, each.memory, strict=True)
+        }
         self.playing = [self._playing(cohort) for cohort in cohorts]
         self.world.adopt(cohorts)
         rates = [h["epochs"] / min(h["batch_size"], h["learn_step"]) for h in (c.members[0].hyper for c in cohorts)]
         self.learners.adopt(cohorts, rates, [tensor for each in self.playing for tensor in each.rollout.tensors()])
         for each in self.playing:
-            for row, member in enumerate(each.cohort.members):
-                before = remembered.get(member.slot)
-                if before is not None and before[0].id in (member.id, member.parent) and before[0].arch == member.arch:
-                    for piece, place in each.cohort.pieces(each.memory[row]).items():
-                        if piece in before[1]:  # pads may differ
-                            width = min(place.shape[-1], before[1][piece].shape[-1])
-                            place[..., :width] = before[1][piece][..., :width]
+            for member, own in zip(each.cohort.members, each.memory, strict=True):
+                if member.slot in before:
+                    old, cohort, held = before[member.slot]
+                    if old.id in (member.id, member.parent) and old.arch == member.arch and held.isfinite().all():
+                        _keep(each.cohort.pieces(own), cohort.pieces(held))
 
     def _playing(self, cohort: Cohort) -> _Playing:
         """Return a cohort as it begins to play."""
@@ -155,17 +145,6 @@ class OnPolicy:
         rows = slice(None) if cohort.slots == list(range(len(self.keys))) else cohort.slots
         rollout = Rollout(self._layout, members, longest, envs, size, device)
         return _Playing(cohort, rows, ends, rollout, torch.zeros(members, envs, size, device=device))
-
-    def _remembered(self) -> dict[int, tuple[Member, dict[tuple[str, int], torch.Tensor]]]:
-        """Return each slot's member, and the pieces of its memory `[E, width]`; nothing of one that is not finite."""
-        found: dict[int, tuple[Member, dict[tuple[str, int], torch.Tensor]]] = {}
-        for each in self.playing:
-            if each.cohort.memory:
-                usable = each.memory.isfinite().flatten(1).all(dim=1).tolist()
-                for member, own, finite in zip(each.cohort.members, each.memory, usable, strict=True):
-                    if finite:
-                        found[member.slot] = member, each.cohort.pieces(own)
-        return found
 
     def _learning(self, share: Share, cohort: Cohort, tick: int, due: Sequence[int]) -> Callable[[], Any]:
         rollout = self.playing[share.cohort].rollout
@@ -190,20 +169,17 @@ class OnPolicy:
         if batch > (held := min(each, generation)):
             found.append(f"{algo}.batch_size: {batch} steps are more than a rollout has: a minibatch is all its {held}")
         replay = p.train.replay
-        asked = {
+        set_anyway = {
             "train.warm_start": p.train.warm_start > 0,
             "train.replay.n_step": replay.n_step > 1,
             "train.replay.prioritised": replay.prioritised,
         }
-        if unused := [key for key, given in asked.items() if given]:
+        if unused := [key for key, given in set_anyway.items() if given]:
             found.append(f"{' and '.join(unused)}: not used, {p.train.algo} learns from its own last steps alone")
         return found
 
-    # ------------------------------------------------------------------------------------------ one tick
-
     def advance(self) -> None:
-        """Take one step in every environment, or let `collect_rollouts` take a rollout; let the members learn whose
-        rollout is over.
+        """Take one step in every environment, or a rollout by `collect_rollouts`; learn from rollouts that are over.
 
         Raises:
             EnvironmentFailed: an environment failed. The state is whole: its actions are chosen and stay `pending`.
@@ -232,10 +208,7 @@ class OnPolicy:
             )
 
     def choose(self) -> Any:
-        """Return every environment's action `[P · E, …]`, drawn from its member's policy for what `pool` shows now.
-
-        Until `record` was called it returns the same again.
-        """
+        """Return every environment's action `[P · E, …]`, drawn for what `pool` shows now; until `record`, the same."""
         if self.world.pending is not None:
             return self.world.pending
         everyone, chosen = self.world.seen(), []
@@ -268,7 +241,6 @@ class OnPolicy:
         self._enter(self._read(taken))
 
     def _enter(self, taken: Any) -> None:
-        """Enter what the actions led to; begin new episodes where some ended."""
         self.whole = False
         gave = self.world.gave(taken)
         for each in self.playing:
@@ -283,14 +255,14 @@ class OnPolicy:
         self.world.end(taken)
         self.whole = True
 
-    def _of(self, each: _Playing, everyone: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _of(self, each: _Playing, everyone: Sequence[Tensor]) -> list[Tensor]:
         """Return a cohort's share, on its device."""
         return [upload(x[each.rows], self.spec.device) for x in everyone]
 
     def _read(self, taken: Step) -> Step:
         """Return a step as the loop learns from it: arrays, and broken where it is not finite."""
-        read = {name: self._array(name, getattr(taken, name), kind) for name, kind in _RECORDED.items()}
-        step = replace(taken, **read)
+        kinds: dict[str, type] = dict.fromkeys(_NUMBERS, np.float32) | dict.fromkeys(_FLAGS, np.bool_)
+        step = replace(taken, **{name: self._array(name, getattr(taken, name), kinds[name]) for name in kinds})
         bad = broken(self.pool.actions, step.obs, step.reward, step.terminated, step.truncated, None)
         return replace(step, broken=step.broken | bad)
 
@@ -308,10 +280,7 @@ class OnPolicy:
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows float32 becomes infinite: a broken row
             return np.require(array, kind, ("C", "W"))
 
-    # ------------------------------------------------------------------------------------------ state
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """See `Regime.state`."""
+    def state(self) -> dict[str, Tensor]:
         tensors = self.world.state()
         for i, each in enumerate(self.playing):
             filled = each.place(self.clock.here) + (self.world.pending is not None)
@@ -321,8 +290,7 @@ class OnPolicy:
             tensors["returns"] = self.returns.to("cpu", copy=True)
         return tensors
 
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> int:
-        """See `Regime.restore`."""
+    def restore(self, tensors: Mapping[str, Tensor]) -> int:
         for i, each in enumerate(self.playing):
             each.rollout.restore({name: tensors[f"rollout.{i}.{name}"] for name in ("rows", "after", "memory")})
             each.memory = tensors[f"rollout.{i}.remembered"].to(self.spec.device)
@@ -347,7 +315,14 @@ class OnPolicy:
         self.world.pending = None
 
     def close(self) -> None:
-        """See `Regime.close`."""
         self.learners.close()
         self.pool.close()
         self.evaluate.pool.close()
+
+
+def _keep(places: dict[tuple[str, int], Tensor], held: dict[tuple[str, int], Tensor]) -> None:
+    """Fill the pieces of a memory `[E, width]` with those that were held; pads may differ."""
+    for piece, place in places.items():
+        if piece in held:
+            width = min(place.shape[-1], held[piece].shape[-1])
+            place[..., :width] = held[piece][..., :width]

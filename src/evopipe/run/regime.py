@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from evopipe.core.population import Cohort, Member
 from evopipe.envs.workers import Crew
@@ -21,37 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a regime begins with.
-
-    Attributes:
-        spec: what the run is about.
-        clock: the run's.
-        keys: of the members, `[P]`.
-        warm: transitions to learn from: offline the dataset, else before the first step; None without any.
-        crew: worker processes for the environments; None steps them in this process.
-        learners: processes that may learn, this one included. No result depends on these two.
-    """
+    """What a regime begins with. No result depends on crew and learners."""
 
     spec: Spec
-    clock: Clock
-    keys: np.ndarray
-    warm: Transitions | None = None
-    crew: Crew | None = None
-    learners: int = 1
+    clock: Clock  # the run's
+    keys: np.ndarray  # of the members, [P]
+    warm: Transitions | None = None  # to learn from: offline the dataset, else before the first step
+    crew: Crew | None = None  # worker processes for the environments; None steps them in this process
+    learners: int = 1  # processes that may learn, this one included
 
 
 class Regime(Protocol):
-    """What a `Run` asks of a data regime. The run knows generations, and no environment.
+    """What a `Run` asks of a data regime. The run knows generations, and no environment."""
 
-    Attributes:
-        warm: transitions that were there from the start.
-        threshold: the score at which the task counts as solved, None where it names none.
-        whole: whether `state` is one moment's. It is not where something failed half-way.
-    """
-
-    warm: int
-    threshold: float | None
-    whole: bool
+    warm: int  # transitions that were there from the start
+    threshold: float | None  # the score at which the task counts as solved, if it names one
+    whole: bool  # whether `state` is one moment's: not after something failed half-way
 
     @property
     def remarks(self) -> Sequence[str]:
@@ -84,10 +69,10 @@ class Regime(Protocol):
             Stopped: `stopped` said so.
         """
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Return everything that outlives a tick, cohorts excepted."""
 
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> int:
+    def restore(self, tensors: Mapping[str, Tensor]) -> int:
         """Take over what `state` returned, for cohorts that were adopted; return how many environments were lost."""
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from evopipe import rng
 from evopipe.core.arch import round_up
@@ -36,25 +37,18 @@ def rollout_ends(learn_step: int, envs: int, ticks: int) -> list[int]:
 class Plan:
     """How a cohort goes through rollouts of one length: constants of its members' hyper-parameters.
 
-    Attributes:
-        stretches: (first tick, end) of the sequences that a rollout is cut into; single ticks without recurrence.
-        envs: `E`.
-        batches: each member's minibatches in an epoch.
-        sizes: sequences in each of them.
-        width: sequences that a minibatch has room for. Where members have a batch bucket in common it depends on
-            nothing else, so that a member's sums run over as many numbers beside any neighbours; and its steps fill
-            whole vectors, for some operators round what is left over differently.
-        epochs: each member's epochs.
-        device: where index tensors live.
+    A minibatch has room for `width` sequences. For members of one batch bucket it depends on nothing else, so that a
+    member's sums run over as many numbers beside any neighbours; and its steps fill whole vectors, for some operators
+    round what is left over differently.
     """
 
-    stretches: list[tuple[int, int]]
-    envs: int
-    batches: list[int]
-    sizes: list[int]
+    stretches: list[tuple[int, int]]  # (first tick, end) of a rollout's sequences; single ticks without recurrence
+    envs: int  # E
+    batches: list[int]  # each member's minibatches in an epoch
+    sizes: list[int]  # sequences in each of them
     width: int
-    epochs: list[int]
-    device: torch.device
+    epochs: list[int]  # each member's
+    device: torch.device  # where index tensors live
 
     @classmethod
     def of(cls, spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int) -> Plan:
@@ -76,7 +70,7 @@ class Plan:
         return len(self.stretches) * self.envs
 
     @cached_property
-    def places(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def places(self) -> tuple[Tensor, Tensor]:
         """Places in a shuffled epoch `[P, U, B]` of each minibatch's sequences, and which there are."""
         update, j = torch.arange(max(self.batches))[None, :, None], torch.arange(self.width)
         sizes = torch.tensor(self.sizes)[:, None, None]
@@ -85,30 +79,23 @@ class Plan:
         return upload(place.clamp(max=self.count - 1), self.device), upload(given, self.device)
 
     @cached_property
-    def ticks(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def ticks(self) -> tuple[Tensor, Tensor]:
         """Ticks of every stretch `[W, L]`, and which of them are no pads."""
         first, end = torch.tensor(self.stretches).T[:, :, None]
         tick = first + torch.arange(int((end - first).max()))
         return upload(torch.minimum(tick, end - 1), self.device), upload(tick < end, self.device)
 
     @cached_property
-    def epoch_given(self) -> torch.Tensor:
+    def epoch_given(self) -> Tensor:
         """Whether a member takes part in an epoch, `[epochs, P]`."""
         return upload(torch.arange(max(self.epochs))[:, None] < torch.tensor(self.epochs), self.device)
 
 
-def learn_from_rollout(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> torch.Tensor:
-    """Let members learn from what they have just done; the cohort's tensors change in place.
+def learn_from_rollout(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Tensor:
+    """Let members learn from a rollout's first `ticks` ticks; return their losses `[P]` in their last minibatch.
 
-    Args:
-        spec: configuration.
-        cohort: the members.
-        rollout: what they did; advantages are entered into it.
-        ticks: how much of it is filled.
-        tick: when; with the members' keys it fixes the draws.
-
-    Returns:
-        The members' losses `[P]` in their last minibatch, `cohort.losses`.
+    The cohort's tensors change in place, and advantages are entered into the rollout. `tick` is when; with the members'
+    keys it fixes the draws.
     """
     ready(spec, cohort, rollout, ticks, tick)()
     return cohort.losses
@@ -122,10 +109,10 @@ def ready(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -
         plan = Plan.of(spec, cohort, rollout, ticks)
         return partial(_epochs, spec, compiled(spec.algo.update), cohort.bare, rollout, plan, list(factors))
 
-    def bound() -> list[torch.Tensor]:
+    def bound() -> list[Tensor]:
         return [*rollout.tensors(), cohort.keys, *cohort.hyper.values()]
 
-    def written() -> list[torch.Tensor]:
+    def written() -> list[Tensor]:
         return [*tensors_of(cohort.state), cohort.healthy, cohort.losses]
 
     inputs = [torch.tensor([tick * UPDATES_PER_TICK]), torch.tensor(list(factors.values()))]
@@ -139,8 +126,8 @@ def _epochs(
     rollout: Rollout,
     plan: Plan,
     names: Sequence[str],
-    when: torch.Tensor,
-    factors: torch.Tensor,
+    when: Tensor,
+    factors: Tensor,
 ) -> tuple[()]:
     """Estimate advantages, then go through all minibatches, on the device, in place.
 

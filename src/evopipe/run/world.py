@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evopipe import rng
 from evopipe.core.graphs import upload
@@ -24,13 +25,7 @@ _BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may
 
 
 class World:
-    """Environments on the host.
-
-    Args:
-        spec: what the run is about.
-        keys: of the members, `[P]`.
-        clock: the run's.
-        pool: `P · E` rows.
+    """Environments on the host: a pool of `P · E` rows, for members with these keys `[P]`.
 
     Attributes:
         masked: whether the environment masks actions.
@@ -57,11 +52,11 @@ class World:
         """Let these cohorts act from now on."""
         self._slots = [cohort.slots for cohort in cohorts]
 
-    def seen(self) -> list[torch.Tensor]:
+    def seen(self) -> list[Tensor]:
         """Return what members act by: observation `[P, E, O]`, legal actions `[P, E, A]`, whether an episode begins."""
         return [self._by_member(x) for x in (self.pool.obs, self.pool.mask, self.pool.episode_length == 0)]
 
-    def actions(self, chosen: Sequence[torch.Tensor]) -> np.ndarray:
+    def actions(self, chosen: Sequence[Tensor]) -> np.ndarray:
         """Return the cohorts' choices `[P, E, …]` as the pool takes them, `[P · E, …]`."""
         actions = gather(chosen, self._slots)
         return actions.reshape(-1, *actions.shape[2:])
@@ -71,7 +66,7 @@ class World:
         self.pool.send(actions)
         return self.pool.receive()
 
-    def gave(self, step: Step) -> list[torch.Tensor]:
+    def gave(self, step: Step) -> list[Tensor]:
         """Return next observation, reward, terminated, truncated and broken, `[P, E, …]`."""
         return [self._by_member(x) for x in (step.obs, step.reward, step.terminated, step.truncated, step.broken)]
 
@@ -93,16 +88,16 @@ class World:
                 "where"
             )
 
-    def _by_member(self, x: np.ndarray) -> torch.Tensor:
+    def _by_member(self, x: np.ndarray) -> Tensor:
         return torch.from_numpy(x).view(-1, self._clock.envs, *x.shape[1:])
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Return what `restore` needs."""
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
         chosen = {} if self.pending is None else {"pending": torch.from_numpy(self.pending.copy())}
         return {**kept, **chosen, "episodes": torch.from_numpy(self.begun.copy())}
 
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> np.ndarray:
+    def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         """Take over what `state` returned; return the rows whose episodes were lost, which begin new ones."""
         self.begun[:] = tensors["episodes"].numpy()
         self.pending = tensors["pending"].numpy().copy() if "pending" in tensors else None
@@ -121,27 +116,24 @@ def _seeds(keys: np.ndarray, begun: np.ndarray, rows: np.ndarray, ahead: int) ->
 
 
 class TensorWorld:
-    """`World` where environments are tensors (`env.backend: torch`): a tick never leaves the device.
-
-    Nothing breaks here, and no episode is lost.
-    """
+    """`World` of environments as tensors (`env.backend: torch`): a tick never leaves the device, and nothing breaks."""
 
     masked = False
 
     def __init__(self, spec: Spec, keys: np.ndarray, clock: Clock) -> None:
         envs, device = spec.env.num_envs, spec.device
         self._clock = clock
-        self.pending: torch.Tensor | None = None
+        self.pending: Tensor | None = None
         self.pool = TensorPool(spec.env, len(keys) * envs, device)
         self._keys = torch.from_numpy(np.repeat(keys, envs)).to(device)
         self._envs = torch.arange(self.pool.rows, device=device) % envs
         self._begun = torch.zeros(self.pool.rows, dtype=torch.int64, device=device)
         self._legal = torch.ones(len(keys), envs, spec.actions, dtype=torch.bool, device=device)
         self._broken = torch.zeros(len(keys), envs, dtype=torch.bool, device=device)
-        self._order: torch.Tensor | None = None  # of the slots among all cohorts' rows; None: as they are
+        self._order: Tensor | None = None  # of the slots among all cohorts' rows; None: as they are
         self._begin(torch.ones(self.pool.rows, dtype=torch.bool, device=device))
 
-    def _begin(self, over: torch.Tensor) -> None:
+    def _begin(self, over: Tensor) -> None:
         """Begin new episodes in the rows `over` `[R]`: on a device in all at once, which waits for nothing; on the CPU
         in those few alone, which costs less."""
         if over.device.type != "cpu":
@@ -155,17 +147,17 @@ class TensorWorld:
         slots = torch.tensor([slot for cohort in cohorts for slot in cohort.slots])
         self._order = upload(slots.argsort(), self.pool.device) if len(cohorts) > 1 else None
 
-    def seen(self) -> list[torch.Tensor]:
+    def seen(self) -> list[Tensor]:
         return [self._by_member(self.pool.obs), self._legal, self._by_member(self.pool.begins)]
 
-    def actions(self, chosen: Sequence[torch.Tensor]) -> torch.Tensor:
+    def actions(self, chosen: Sequence[Tensor]) -> Tensor:
         actions = chosen[0] if self._order is None else torch.cat(list(chosen))[self._order]
         return actions.flatten(0, 1)
 
-    def take(self, actions: torch.Tensor) -> BatchedStep:
+    def take(self, actions: Tensor) -> BatchedStep:
         return self.pool.step(actions)
 
-    def gave(self, step: BatchedStep) -> list[torch.Tensor]:
+    def gave(self, step: BatchedStep) -> list[Tensor]:
         return [*(self._by_member(x) for x in step), self._broken]
 
     def end(self, step: BatchedStep) -> None:
@@ -176,15 +168,15 @@ class TensorWorld:
     def refuse_broken(self) -> None:
         pass
 
-    def _by_member(self, x: torch.Tensor) -> torch.Tensor:
+    def _by_member(self, x: Tensor) -> Tensor:
         return x.view(-1, self._clock.envs, *x.shape[1:])
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Tensor]:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
         chosen = {} if self.pending is None else {"pending": self.pending.to("cpu", copy=True)}
         return {**kept, **chosen, "episodes": self._begun.to("cpu", copy=True)}
 
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> np.ndarray:
+    def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         self._begun = tensors["episodes"].to(self.pool.device, copy=True)
         self.pending = tensors["pending"].to(self.pool.device) if "pending" in tensors else None
         self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()})
