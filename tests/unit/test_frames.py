@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.run import learners
 from evopipe.run.drive import begin
-from evopipe.run.learn import learn
+from evopipe.run.learn import _of_share, learn
 from evopipe.run.off_policy import byte_images
 from evopipe.run.offline import pack
 from evopipe.run.run import Run
@@ -377,8 +378,14 @@ def begun(p: Spec, warm: Transitions | None = None, processes: int = 1, framed: 
         old = run.regime.replay
         trees = None if old.priorities is None else Priorities(3, old.capacity, old.priorities.alpha, CPU)
         run.regime.replay = Replay(old.layout, old.memories, old.capacity, CPU, trees)
-        run.regime.learning.replay = run.regime.replay
+        take_over(run)
     return run
+
+
+def take_over(run: Run) -> None:
+    """Let a run learn from another memory that its regime was given."""
+    run.regime.learning.replay = run.regime.replay
+    run.regime.learners._ready = partial(_of_share, run.spec, run.regime.replay)
 
 
 def trained(run: Run) -> list[torch.Tensor]:
@@ -517,7 +524,7 @@ def studied(p: Spec, data: Transitions, framed: bool = True, processes: int = 1)
         run.regime.replay = Replay(run.regime.replay.layout, 1, len(data), CPU, trees)
         run.regime.replay._flat.copy_(torch.from_numpy(np.concatenate([*pack(run.regime.replay.layout, data)])))
         run.regime.replay.size[:] = len(data)
-        run.regime.learning.replay = run.regime.replay
+        take_over(run)
     return run
 
 

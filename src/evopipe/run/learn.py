@@ -61,11 +61,7 @@ def learn(spec: Spec, cohort: Cohort, replay: Replay, tick: int, updates: int, t
 
 
 class ReplayLearning:
-    """What a regime holds whose members learn from a replay memory.
-
-    Args:
-        setup: what the regime begins with.
-        layout, memories, capacity, images: see `Replay`.
+    """What a regime holds whose members learn from a replay memory; for the arguments see `Setup` and `Replay`.
 
     Attributes:
         replay: the memory, empty at first; with priorities of each member's own if `train.replay` says so.
@@ -78,7 +74,7 @@ class ReplayLearning:
         self._seen = setup.warm.obs if setup.warm else None  # what members saw before they were born
         trees = Priorities(self._members, capacity, cfg.alpha, spec.device) if cfg.prioritised else None
         self.replay = Replay(layout, memories, capacity, spec.device, trees, images)
-        self.learners = Learners(spec, setup.learners, self._learning)
+        self.learners = Learners(spec, setup.learners, partial(_of_share, spec, self.replay))
         places = [] if self.replay.frames is None else [self.replay.frames.places]  # the images are shared as they are
         self.learners.share([self.replay.rows, *places, *([] if trees is None else trees.tensors())])
         self.replay.rebind()
@@ -117,9 +113,13 @@ class ReplayLearning:
             for cohort, turn in zip(self._cohorts, turns, strict=True)
         ]
 
-    def _learning(self, share: Share, cohort: Cohort, tick: int, due: Sequence[int]) -> Callable[[], Any]:
-        updates, turn, *filled = due
-        return _ready(self._spec, cohort, self.replay, tick, updates, turn, filled[share.first : share.end])
+
+def _of_share(
+    spec: Spec, replay: Replay, share: Share, cohort: Cohort, tick: int, due: Sequence[int]
+) -> Callable[[], Any]:
+    """Return the learning of a share, given as a cohort of its own, ready to be called; see `ReplayLearning.due`."""
+    updates, turn, *filled = due
+    return _ready(spec, cohort, replay, tick, updates, turn, filled[share.first : share.end])
 
 
 def _ready(
