@@ -160,7 +160,7 @@ class Recorder(Runner):
         super().__init__()
         self.device = device
 
-    def run(
+    def ready(
         self,
         name: Hashable,
         make: Callable[[Callable[..., Any]], Body],
@@ -168,7 +168,7 @@ class Recorder(Runner):
         device: torch.device,
         bound: Callable[[], Sequence[torch.Tensor]],
         written: Callable[[], Sequence[torch.Tensor]] = lambda: (),
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> Callable[[], tuple[torch.Tensor, ...]]:
         read, changed = bound(), written()
         buffers, body = [x.to(device) for x in inputs], make(lambda function: function)
         before = [tensor.clone() for tensor in changed]
@@ -180,4 +180,4 @@ class Recorder(Runner):
         left = self.device.kept((*outputs, *read, *changed))
         if left:
             raise CaptureError(f"{name}: {left} tensors made while recording outlive it; a replay overwrites them")
-        return outputs
+        return lambda: outputs

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 
 from evopipe import algos, rng
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
+from evopipe.envs.pool import EnvPool
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.rng import Purpose, Stream
 from evopipe.run import act as acting
@@ -173,10 +175,20 @@ def memory_of(run: Any, slot: int, name: str = "rows") -> torch.Tensor:
     tensor: torch.Tensor
     if isinstance(run.regime, OnPolicy):
         i = next(i for i, cohort in enumerate(run.cohorts) if slot in cohort.slots)
-        tensor = getattr(run.regime.lessons.rollouts[i], name)[run.cohorts[i].slots.index(slot)]
+        tensor = getattr(run.regime.playing[i].rollout, name)[run.cohorts[i].slots.index(slot)]
     else:
         tensor = run.regime.replay.rows[slot]
     return tensor
+
+
+def rollouts(run: Any) -> list[Rollout]:
+    """What each cohort did since it last learned."""
+    return [each.rollout for each in run.regime.playing]
+
+
+def shown(pool: EnvPool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What members act by, of every row of a pool: observation, legal actions, whether an episode begins."""
+    return pool.obs, pool.mask, pool.episode_length == 0
 
 
 def of_slot(cohorts: Sequence[Cohort], slot: int) -> tuple[Cohort, int]:

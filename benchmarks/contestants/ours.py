@@ -25,7 +25,8 @@ from evopipe.errors import Interrupted
 from evopipe.evolve.step import evolve
 from evopipe.machine import configure
 from evopipe.rng import Purpose, Stream
-from evopipe.run import off_policy, on_policy, run
+from evopipe.run import learn as learning
+from evopipe.run import off_policy, on_policy, rollouts, run
 from evopipe.run.act import act
 from evopipe.run.drive import begin
 from evopipe.run.evaluate import Evaluator
@@ -138,9 +139,9 @@ def watch_parts() -> Parts:
     """Count the seconds of learning (sampling included), acting, the environments, evaluating, evolving, saving."""
     parts = Parts()
     for owner, method, part in (
-        (OffPolicy, "_learn", "learn and sample"), (off_policy, "act", "act"), (Evaluator, "__call__", "evaluate"),
+        (learning, "_updates", "learn and sample"), (off_policy, "act", "act"), (Evaluator, "__call__", "evaluate"),
         (run, "evolve", "evolve"), (Run, "_form", "evolve"), (OffPolicy, "_store", "store"),
-        (OnPolicy, "_learn", "learn and sample"), (on_policy, "step", "act"), (OnPolicy, "_choose", "store"),
+        (rollouts, "_epochs", "learn and sample"), (on_policy, "step", "act"), (OnPolicy, "choose", "store"),
         (OnPolicy, "_enter", "store"),
         (EnvPool, "send", "environment"), (EnvPool, "receive", "environment"), (EnvPool, "reset", "environment"),
         (EnvPool, "__init__", "set up"), (CheckpointStore, "save", "save"), (CheckpointStore, "load", "save"),

@@ -344,9 +344,9 @@ def test_evaluation_on_fixed_buffers_is_the_eager_one(algo: str) -> None:
     loop = started(p, 3)
     advance(loop, 40)
     seeds = np.arange(6)
-    eager = evaluate(p, loop.cohorts, loop.regime.evaluator.pool, seeds, 40)
+    eager = evaluate(p, loop.cohorts, loop.regime.evaluate.pool, seeds, 40)
     fixed = [replace(c, runner=Runner(Paths("buffers"))) for c in loop.cohorts]
-    again = evaluate(p, fixed, loop.regime.evaluator.pool, seeds, 40)
+    again = evaluate(p, fixed, loop.regime.evaluate.pool, seeds, 40)
     assert (again.returns == eager.returns).all()
     loop.close()
 

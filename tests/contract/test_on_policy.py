@@ -26,9 +26,8 @@ from evopipe.errors import ParamsError, UsageError
 from evopipe.rng import Purpose
 from evopipe.run import learners
 from evopipe.run.drive import begin
-from evopipe.run.evaluate import seen
 from evopipe.run.learn import UPDATES_PER_TICK
-from evopipe.run.on_policy import OnPolicy, collect
+from evopipe.run.on_policy import OnPolicy
 from evopipe.run.rollouts import learn_from_rollout, rollout_ends
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
@@ -48,6 +47,7 @@ from populations import (
     plant_weight,
     rollout_for,
     same,
+    shown,
     started,
     updated,
 )
@@ -254,13 +254,20 @@ def test_who_goes_on_with_its_networks_goes_on_with_its_memory(
     assert all(m.healthy for m in loop.members)
 
 
+def collect(regime: OnPolicy, ticks: int) -> None:
+    """Take so many steps in every environment, as a run does by itself."""
+    for _ in range(ticks):
+        regime.pool.send(regime.choose())
+        regime.record(regime.pool.receive())
+
+
 def remembered(loop: OnPolicy) -> list[torch.Tensor]:
     """What every member remembers, without pads."""
     found = {}
-    for cohort, memory in zip(loop.cohorts, loop.regime.memories, strict=True):
-        for member, own in zip(cohort.members, memory, strict=True):
+    for each in loop.regime.playing:
+        for member, own in zip(each.cohort.members, each.memory, strict=True):
             widths = [layer.width for layer in member.arch.encoder for _ in range(2)]
-            held = [piece[:, : widths[i]] for (_, i), piece in cohort.pieces(own).items() if i < len(widths)]
+            held = [piece[:, : widths[i]] for (_, i), piece in each.cohort.pieces(own).items() if i < len(widths)]
             found[member.slot] = torch.cat(held, dim=1).clone()
     return [found[slot] for slot in sorted(found)]
 
@@ -279,7 +286,7 @@ def test_an_episode_that_cannot_be_brought_back_is_cut(chosen: bool, run: Callab
     lost = resumed.restore(*copied(whole))
     assert not resumed.regime.returns.any()
     assert lost == whole.regime.world.pool.rows, "noise that no seed governs"
-    rollout = resumed.regime.lessons.rollouts[0]
+    rollout = resumed.regime.playing[0].rollout
     assert (rollout.after[:, 4, :, -2] == 1).all(), "cut"
     advance(resumed, 1)
     at = rollout.layout.log_prob
@@ -348,7 +355,7 @@ def test_an_exported_member_acts_as_it_was_evaluated(algo: str, tmp_path: Path, 
         policy.save(tmp_path / "elite", "ppo", member, about, program=False, card="# card\n")
         loaded = policy.load(tmp_path / "elite")
         cohort, row = of_slot(loop.cohorts, member.slot)
-        obs, legal, _ = (torch.from_numpy(x).view(2, 4, *x.shape[1:]) for x in seen(loop.regime.world.pool))
+        obs, legal, _ = (torch.from_numpy(x).view(2, 4, *x.shape[1:]) for x in shown(loop.regime.world.pool))
         greedy = p.algo.greedy(p.algo_config, cohort.state, obs[cohort.slots], legal[cohort.slots])[row]
         np.testing.assert_allclose(
             loaded.act(obs[member.slot].numpy()), loop.regime.world.pool.actions.own(greedy.numpy()), atol=1e-5
@@ -623,7 +630,7 @@ def test_a_function_of_ones_own_is_asked_for_whole_rollouts_and_may_shape_reward
     while not loop.clock.generation_over:
         loop.advance()
     assert asked == [16, 16, 18], "50 ticks, rollouts of 64 steps in 4 environments"
-    assert float(loop.regime.lessons.rollouts[0].after[..., -4].min()) > 100.0  # what members learn from,
+    assert float(loop.regime.playing[0].rollout.after[..., -4].min()) > 100.0  # what members learn from,
     close_generation(loop)
     assert max(m.fitness[-1] for m in loop.members) < 100.0  # and what they are judged by
     loop.close()
@@ -666,7 +673,7 @@ def test_what_a_function_records_that_is_not_finite_is_broken(name: str, value: 
     loop = collecting(spoiled)
     loop.advance()
     assert loop.clock.broken == 2
-    after = loop.regime.lessons.rollouts[0].after
+    after = loop.regime.playing[0].rollout.after
     assert after[..., :-1].isfinite().all()
     assert (after[:, 3, :, -1] == torch.tensor([[1.0, 0, 1, 1], [1, 1, 0, 1]])).all(), "may be learned from"
     assert all(m.healthy and float(m.tensors["updates"]) > 0 for m in loop.members)

@@ -199,7 +199,7 @@ class Given:
         if at >= 2:
             algo: Any = self.algo
             with torch.no_grad():
-                chances, _ = algo.evaluate(self.cfg, cohort.state, done, cohort.state.log_std)
+                chances, _ = algo._evaluate(self.cfg, cohort.state, done, cohort.state.log_std)
             log_prob[1] = chances.log_prob(done.action.flatten(1, 2))[1, :, None]
         return done
 

@@ -184,7 +184,7 @@ def test_the_gradient_of_discrete_sacs_actor_is_finite_where_a_probability_is_ze
     """Above α = 1 an illegal action's α log π is −∞."""
     logits = torch.tensor([[300.0, 0.0, -300.0]], requires_grad=True)
     log_pi = masked_log_softmax(logits, None if legal is None else torch.tensor(legal))
-    sac.expected(log_pi, alpha * log_pi - torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    sac._expected(log_pi, alpha * log_pi - torch.tensor([1.0, 2.0, 3.0])).sum().backward()
     assert logits.grad is not None
     assert torch.isfinite(logits.grad).all()
     if legal is not None:

@@ -43,6 +43,12 @@ SPACES = {
 MASKED = sorted(SPACES.keys() - {"continuous"})
 
 
+def drawn(policy: Distribution, draw: Stream) -> tuple[torch.Tensor, torch.Tensor]:
+    """Actions, and their log-probabilities."""
+    action = policy.sample(draw)
+    return action, policy.log_prob(action)
+
+
 def stream(step: int = 3, members: int = MEMBERS) -> Stream:
     return Stream(torch.from_numpy(rng.member_keys(11, range(members))), Purpose.ACT, torch.tensor([step]))
 
@@ -148,7 +154,7 @@ def test_squashed_gaussian_values(shape: tuple[int, ...]) -> None:
     ours = SquashedGaussian(mean, log_std)
     normal = reference.Normal(mean, log_std.exp().expand_as(mean))
     theirs = reference.TransformedDistribution(normal, [reference.TanhTransform()])
-    action, log_prob = ours.sample_with_log_prob(stream())
+    action, log_prob = drawn(ours, stream())
     assert torch.equal(action, ours.sample(stream()))
     assert float(action.abs().max()) < 1.0
     check(ours.log_prob(action), theirs.log_prob(action).sum(dim=-1))
@@ -166,7 +172,7 @@ def test_the_squashed_density_integrates_to_one() -> None:
 def test_a_squashed_action_tells_its_density_in_single_precision() -> None:
     """As well as an action that is one or two roundings off can tell the u that was drawn, up to |u| = 4."""
     mean, log_std, draw = torch.linspace(-2.9, 2.9, 4000).view(1, -1, 1), torch.tensor([-1.0]), stream(members=1)
-    action, log_prob = SquashedGaussian(mean, log_std).sample_with_log_prob(draw)
+    action, log_prob = drawn(SquashedGaussian(mean, log_std), draw)
     exactly, exact = squashed_gaussian(mean, log_std, draw.normal(4000).view(1, -1, 1))
     assert torch.equal(action, exactly)
     assert float(torch.atanh(action.double()).abs().max()) > 3.5
@@ -180,7 +186,7 @@ def test_a_squashed_action_tells_its_density_in_single_precision() -> None:
 def test_an_action_has_the_same_density_when_it_is_drawn_and_when_it_is_seen_again(kind: type[Gaussian]) -> None:
     """To the bit, where tanh is rounded to 1 too: a ratio of equal policies is 1."""
     policy = kind(torch.linspace(-30, 30, 4000).view(1, -1, 1), torch.tensor([1.0]))
-    action, log_prob = policy.sample_with_log_prob(stream(members=1))
+    action, log_prob = drawn(policy, stream(members=1))
     assert torch.isfinite(log_prob).all()
     assert torch.equal(policy.log_prob(action.clone()), log_prob)
     assert kind is Gaussian or (action.abs() == 1).any()
@@ -253,7 +259,7 @@ def test_gradients_are_finite_and_zero_where_illegal(kind: str) -> None:
     legal = mask()
     logits = (30.0 * numbers().float()).requires_grad_()
     found = distribution(SPACES[kind], logits, legal=legal)
-    action, log_prob = found.sample_with_log_prob(stream())
+    action, log_prob = drawn(found, stream())
     assert torch.equal(log_prob, found.log_prob(action))
     (log_prob + 0.01 * found.entropy()).sum().backward()
     assert logits.grad is not None
@@ -362,7 +368,7 @@ def test_every_kind_of_actions_has_its_distribution(
     found = distribution(SPACES[kind], numbers().float(), torch.zeros(WIDTH), squash=squash)
     assert type(found) is cls
     assert SPACES[kind].action_shape == shape
-    action, log_prob = found.sample_with_log_prob(stream())
+    action, log_prob = drawn(found, stream())
     for actions in (action, found.mode()):
         assert (actions.shape, actions.dtype) == ((MEMBERS, BATCH, *shape), dtype)
     for values in (log_prob, found.log_prob(action), found.entropy()):
@@ -382,7 +388,7 @@ def test_all_of_it_is_one_graph() -> None:
         for kind, squash, *_ in KINDS:
             masked = None if kind == "continuous" else legal
             found = distribution(SPACES[kind], outputs, torch.zeros(WIDTH), masked, squash)
-            action, log_prob = found.sample_with_log_prob(Stream(draw_keys, Purpose.ACT, torch.tensor([3])))
+            action, log_prob = drawn(found, Stream(draw_keys, Purpose.ACT, torch.tensor([3])))
             values += [log_prob, found.log_prob(action), found.entropy()]
         return values
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
 from evopipe.run import learners
 from evopipe.run.drive import begin
-from evopipe.run.learn import ReplayLessons, learn
+from evopipe.run.learn import _of_share, learn
 from evopipe.run.off_policy import byte_images
 from evopipe.run.offline import pack
 from evopipe.run.run import Run
@@ -438,8 +439,14 @@ def begun(p: Spec, warm: Transitions | None = None, processes: int = 1, framed: 
         old = run.regime.replay
         trees = None if old.priorities is None else Priorities(3, old.capacity, old.priorities.alpha, CPU)
         run.regime.replay = Replay(old.layout, old.memories, old.capacity, CPU, trees)
-        run.regime.learners.lessons = ReplayLessons(p, run.regime.replay)
+        take_over(run)
     return run
+
+
+def take_over(run: Run) -> None:
+    """Let a run learn from another memory that its regime was given."""
+    run.regime.learning.replay = run.regime.replay
+    run.regime.learners._ready = partial(_of_share, run.spec, run.regime.replay)
 
 
 def trained(run: Run) -> list[torch.Tensor]:
@@ -583,9 +590,9 @@ def studied(p: Spec, data: Transitions, framed: bool = True, processes: int = 1)
     if not framed:
         trees = run.regime.replay.priorities
         run.regime.replay = Replay(run.regime.replay.layout, 1, len(data), CPU, trees)
-        run.regime.replay._flat.copy_(torch.from_numpy(pack(run.regime.replay.layout, data)))
+        run.regime.replay._flat.copy_(torch.from_numpy(np.concatenate([*pack(run.regime.replay.layout, data)])))
         run.regime.replay.size[:] = len(data)
-        run.regime.learners.lessons = ReplayLessons(p, run.regime.replay)
+        take_over(run)
     return run
 
 
@@ -601,7 +608,7 @@ def test_a_dataset_is_kept_as_frames_each_once(
     assert frames is not None
     once = len(data) + int(data.episode[-1]) + 1  # one a transition, one more an episode
     assert once <= frames.used <= once + (len(data) - 1) // rows, "where parts meet, an episode's last may come again"
-    assert whole(runs[0].regime.replay) == [pack(runs[0].regime.replay.layout, data).tobytes()]
+    assert whole(runs[0].regime.replay) == [np.concatenate([*pack(runs[0].regime.replay.layout, data)]).tobytes()]
 
 
 @pytest.mark.parametrize("more", [{}, {"n_step": 3}, {"prioritised": True}, {"n_step": 3, "prioritised": True}])
@@ -651,7 +658,7 @@ def test_a_dataset_whose_images_are_no_bytes_stays_as_it_is(where: str, value: f
     runs.append(studied(p, data))
     assert runs[0].regime.replay.frames is not None
     assert [image.start for image in runs[0].regime.replay.frames.images] == [0]
-    assert whole(runs[0].regime.replay) == [pack(runs[0].regime.replay.layout, data).tobytes()]
+    assert whole(runs[0].regime.replay) == [np.concatenate([*pack(runs[0].regime.replay.layout, data)]).tobytes()]
     online = pictures(warm_start=90, replay={"capacity": 100, "sharing": "shared"})
     runs.append(begun(online, data))
-    assert whole(runs[1].regime.replay) == [pack(runs[1].regime.replay.layout, data).tobytes()]
+    assert whole(runs[1].regime.replay) == [np.concatenate([*pack(runs[1].regime.replay.layout, data)]).tobytes()]

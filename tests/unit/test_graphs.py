@@ -76,7 +76,8 @@ def test_without_a_path_work_is_called_as_it_is_and_nothing_recorded() -> None:
     paths, total, calls = Paths(), torch.zeros(1), []
     runner = Runner(paths)
     outs = [
-        runner.run("add", accumulate(total, calls), [torch.ones(1)], CPU, pytest.fail, pytest.fail) for _ in range(3)
+        runner.ready("add", accumulate(total, calls), [torch.ones(1)], CPU, pytest.fail, pytest.fail)()
+        for _ in range(3)
     ]
     assert [float(out) for (out,) in outs] == [2, 4, 6]
     assert (len(calls), paths.recorded) == (3, 0)
@@ -87,9 +88,9 @@ def test_without_a_path_work_is_called_as_it_is_and_nothing_recorded() -> None:
 
 def test_recording_leaves_the_state_as_it_was() -> None:
     total, calls = torch.tensor([1.0, float("nan")]), []
-    (out,) = Runner(Paths("buffers")).run(
+    (out,) = Runner(Paths("buffers")).ready(
         "add", accumulate(total, calls), [torch.tensor([2.0, 0.0])], CPU, bound=nothing, written=lambda: [total]
-    )
+    )()
     assert len(calls) > 1, "it was tried"
     assert total[0] == 3
     assert total[1].isnan()
@@ -104,16 +105,16 @@ def test_a_failing_trial_leaves_the_state_as_it_was() -> None:
         raise ValueError("no such thing")
 
     with pytest.raises(ValueError, match="no such thing"):
-        Runner(Paths("buffers")).run(
+        Runner(Paths("buffers")).ready(
             "add", lambda _: body, [torch.ones(1)], CPU, bound=nothing, written=lambda: [total]
-        )
+        )()
     assert total == 1
 
 
 def test_results_are_the_callers_to_keep() -> None:
     runner, total, calls = Runner(Paths("buffers")), torch.zeros(1), []
     make, x = accumulate(total, calls), torch.ones(1)
-    outs = [runner.run("add", make, [x], CPU, nothing, lambda: [total])[0] for _ in range(3)]
+    outs = [runner.ready("add", make, [x], CPU, nothing, lambda: [total])()[0] for _ in range(3)]
     assert [float(out) for out in outs] == [2, 4, 6]
     x.fill_(9)  # inputs are the caller's too
     assert float(total) == 3
@@ -123,23 +124,25 @@ def test_recorded_once_for_the_same_tensors_and_anew_for_others() -> None:
     paths, calls = Paths("buffers"), []
     runner, total = Runner(paths), torch.zeros(1)
     for _ in range(3):
-        runner.run("add", accumulate(total, calls), [torch.ones(1)], CPU, nothing, lambda: [total])
+        runner.ready("add", accumulate(total, calls), [torch.ones(1)], CPU, nothing, lambda: [total])()
     assert paths.recorded == 1
     other = torch.zeros(1)
-    runner.run("add", accumulate(other, calls), [torch.ones(1)], CPU, nothing, lambda: [other])
+    runner.ready("add", accumulate(other, calls), [torch.ones(1)], CPU, nothing, lambda: [other])()
     assert paths.recorded == 2
     assert (float(total), float(other)) == (3, 1)
-    runner.run("other", accumulate(other, calls), [torch.ones(1)], CPU, nothing, lambda: [other])
+    runner.ready("other", accumulate(other, calls), [torch.ones(1)], CPU, nothing, lambda: [other])()
     assert paths.recorded == 3
     for read in (total, total, other):
-        runner.run("other", accumulate(other, calls), [torch.ones(1)], CPU, lambda read=read: [read], lambda: [other])
+        runner.ready(
+            "other", accumulate(other, calls), [torch.ones(1)], CPU, lambda read=read: [read], lambda: [other]
+        )()
     assert paths.recorded == 5, "of a tensor that it reads"
 
 
 def test_graphs_go_with_their_runner() -> None:
     runner, total = Runner(Paths("buffers")), torch.zeros(1)
     make = accumulate(total, [])
-    runner.run("add", make, [torch.ones(1)], CPU, nothing, lambda: [total])
+    runner.ready("add", make, [torch.ones(1)], CPU, nothing, lambda: [total])()
     gone = weakref.ref(make(None))
     del make, runner
     gc.collect()
@@ -152,7 +155,7 @@ def test_results_that_lie_in_the_state_are_copied_before_it_is_put_back() -> Non
     def body(x: torch.Tensor) -> tuple[torch.Tensor]:
         return (total.add_(x),)
 
-    (out,) = Runner(Paths("buffers")).run("add", lambda _: body, [torch.ones(1)], CPU, nothing, lambda: [total])
+    (out,) = Runner(Paths("buffers")).ready("add", lambda _: body, [torch.ones(1)], CPU, nothing, lambda: [total])()
     total.fill_(7)
     assert float(out) == 1
 
@@ -164,8 +167,8 @@ def test_results_that_lie_in_the_state_are_copied_before_it_is_put_back() -> Non
 def test_where_no_graph_can_be_captured_the_run_goes_on_and_says_so_once() -> None:
     paths, total, calls = Paths("graph"), torch.zeros(1), []
     with pytest.warns(FastPathWarning, match="CUDA graphs failed here and will not be used: RuntimeError: "):
-        Runner(paths).run("add", accumulate(total, calls), [torch.ones(1)], CPU, nothing, lambda: [total])
-    Runner(paths).run("again", accumulate(total, calls), [torch.ones(1)], CPU, nothing, lambda: [total])
+        Runner(paths).ready("add", accumulate(total, calls), [torch.ones(1)], CPU, nothing, lambda: [total])()
+    Runner(paths).ready("again", accumulate(total, calls), [torch.ones(1)], CPU, nothing, lambda: [total])()
     assert len(paths.given_up) == 1
     assert float(total) == 2
     assert paths.capture == "buffers"
@@ -185,7 +188,7 @@ def test_a_compiler_that_fails_is_given_up_and_the_state_is_right() -> None:
 
     runners = Runner(paths), Runner(paths)
     with pytest.warns(FastPathWarning) as caught:
-        outs = [runner.run("add", make, [torch.ones(1)], CPU, nothing, lambda: [total])[0] for runner in runners]
+        outs = [runner.ready("add", make, [torch.ones(1)], CPU, nothing, lambda: [total])()[0] for runner in runners]
     assert [str(w.message) for w in caught] == [
         "torch.compile failed here and will not be used: RuntimeError: No working C++ compiler found"
     ]
@@ -260,4 +263,4 @@ def test_no_warning_where_nothing_fails() -> None:
     total = torch.zeros(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Runner(Paths("buffers")).run("add", accumulate(total, []), [torch.ones(1)], CPU, nothing, lambda: [total])
+        Runner(Paths("buffers")).ready("add", accumulate(total, []), [torch.ones(1)], CPU, nothing, lambda: [total])()

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
-import torch
 
 from evopipe.core.cohort import cost
 from evopipe.errors import ParamsError, ResourceError
@@ -120,14 +119,14 @@ def test_helpers_end_with_their_generation_and_with_the_run(runs: list[Run]) -> 
 def test_an_error_in_a_helper_is_an_error_of_the_run(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
     runs.append(online(2))
     run, parent = runs[0], os.getpid()
-    whole = steps.learn
+    whole = steps._updates
 
-    def fail(*args: Any) -> torch.Tensor:
+    def fail(*args: Any) -> Any:
         if os.getpid() != parent:
             raise FloatingPointError("no such number")
         return whole(*args)
 
-    monkeypatch.setattr(steps, "learn", fail)
+    monkeypatch.setattr(steps, "_updates", fail)
     with pytest.raises(FloatingPointError, match="no such number") as failed:
         for _ in range(20):
             run.advance()
@@ -145,7 +144,7 @@ def cohort_of(rows: int, width: int = 128, learn_step: int = 1) -> Any:
 
 
 def test_rows_are_divided_in_order_whole_and_evenly() -> None:
-    plan = divide([cohort_of(6), cohort_of(2)], 4)
+    plan = divide([cohort_of(6), cohort_of(2)], 4, [1.0, 1.0])
     rows = [(s.cohort, r) for shares in plan for s in shares for r in range(s.first, s.end)]
     assert rows == [(0, r) for r in range(6)] + [(1, r) for r in range(2)]
     assert plan == [[Share(0, 0, 2)], [Share(0, 2, 4)], [Share(0, 4, 6)], [Share(1, 0, 2)]]
@@ -165,13 +164,13 @@ def test_the_slowest_process_has_as_little_as_possible() -> None:
         return worst
 
     every = [slowest((i, j)) for i in range(len(units)) for j in range(i, len(units))]
-    plan = divide(cohorts, 3)
+    plan = divide(cohorts, 3, [1.0, 1.0, 1.0 / 8.0])
     places = [units.index((shares[0].cohort, shares[0].first)) for shares in plan[1:]]
     assert slowest(tuple(places)) == pytest.approx(min(every))
 
 
 def test_one_process_where_more_would_not_help() -> None:
-    assert divide([cohort_of(1)], 8) == [[Share(0, 0, 1)]]
+    assert divide([cohort_of(1)], 8, [1.0]) == [[Share(0, 0, 1)]]
 
 
 def test_several_threads_and_several_processes_exclude_each_other() -> None:

@@ -26,7 +26,6 @@ from evopipe.errors import DivergedError, EnvironmentFailed
 from evopipe.evolve.mutate import NONE
 from evopipe.rng import Purpose, Stream
 from evopipe.run.drive import begin, drive
-from evopipe.run.evaluate import seen
 from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Champion
 from evopipe.run.spec import Spec, first_members, go_on
@@ -162,7 +161,7 @@ def test_a_rollout_holds_each_step_of_each_member_s_own_episodes(run: Callable[.
     assert len(loop.cohorts) > 1
     advance(loop, TICKS)
     broken = 0
-    for cohort, rollout in zip(loop.cohorts, loop.regime.lessons.rollouts, strict=True):
+    for cohort, rollout in zip(loop.cohorts, populations.rollouts(loop), strict=True):
         at = rollout.layout.log_prob
         for i, slot in enumerate(cohort.slots):
             for env in range(3):
@@ -198,7 +197,7 @@ def test_tensors_begin_each_episode_from_its_own_seed(resumed: bool, run: Callab
         loop = other
     advance(loop, 30)
     pool = EnvPool(p.env, 1)
-    for cohort, rollout in zip(loop.cohorts, loop.regime.lessons.rollouts, strict=True):
+    for cohort, rollout in zip(loop.cohorts, populations.rollouts(loop), strict=True):
         begins = rollout.rows[..., rollout.layout.log_prob + 2] > 0
         for i, slot in enumerate(cohort.slots):
             for env in range(3):
@@ -229,6 +228,7 @@ def test_a_run_on_tensors_is_the_same_through_a_pool(run: Callable[..., Any]) ->
     device, pooled = run(p, 4), run(p, 4)
     assert isinstance(device.regime.world, TensorWorld)
     pooled.regime.world = World(p, pooled.regime.keys, pooled.clock, EnvPool(p.env, 16))
+    pooled.regime.world.adopt(pooled.cohorts)
     for loop in (device, pooled):
         advance(loop, 24)
     assert device.clock.generation == 1
@@ -302,13 +302,13 @@ def test_each_tick_of_members_that_remember(run: Callable[..., Any]) -> None:
     )  # fmt: skip
     loop = run(p, 3)
     assert len(loop.cohorts) > 1
-    memories = [memory.clone() for memory in loop.regime.memories]
+    memories = [each.memory.clone() for each in loop.regime.playing]
     # A generation of 5 ticks is two rollouts of 2, and one of what is left.
     for tick, (place, length) in enumerate([(0, 0), (1, 2), (0, 0), (1, 2), (0, 1), (0, 0), (1, 2)]):
         if tick == 5:
             close_generation(loop)
-            memories = [memory.clone() for memory in loop.regime.memories]
-        obs, legal, begins = (torch.from_numpy(x.copy()) for x in seen(loop.regime.world.pool))
+            memories = [each.memory.clone() for each in loop.regime.playing]
+        obs, legal, begins = (torch.from_numpy(x.copy()) for x in populations.shown(loop.regime.world.pool))
         before = loop.members
         loop.regime.choose()
         fresh = [p.form([member])[0] for member in before]
@@ -323,16 +323,16 @@ def test_each_tick_of_members_that_remember(run: Callable[..., Any]) -> None:
                 )
                 assert loop.regime.world.pending[mine].tolist() == took.action[0].tolist(), (tick, slot)
                 torch.testing.assert_close(
-                    loop.regime.memories[i][row, :, :width], took.memory[0], rtol=1e-4, atol=1e-5
+                    loop.regime.playing[i].memory[row, :, :width], took.memory[0], rtol=1e-4, atol=1e-5
                 )
-        held, memories = memories, [memory.clone() for memory in loop.regime.memories]
-        rollouts = copy.deepcopy(loop.regime.lessons.rollouts)
+        held, memories = memories, [each.memory.clone() for each in loop.regime.playing]
+        rollouts = copy.deepcopy(populations.rollouts(loop))
         for rollout, old, new in zip(rollouts, held, memories, strict=True):
             assert torch.equal(rollout.memory[:, place], old)
             assert torch.equal(rollout.memory[:, place + 1], new)
         cohorts = [p.form([m for m in before if m.slot in c.slots])[0] for c in loop.cohorts]
         loop.advance()
-        for cohort, rollout, now in zip(cohorts, rollouts, loop.regime.lessons.rollouts, strict=True):
+        for cohort, rollout, now in zip(cohorts, rollouts, populations.rollouts(loop), strict=True):
             if length:
                 rollout.after.copy_(now.after)
                 learn_from_rollout(p, cohort, rollout, length, tick + 1)
@@ -640,7 +640,7 @@ def test_a_step_that_its_recorder_calls_broken_is_broken(run: Callable[..., Any]
     loop.regime.record(replace(taken, broken=np.arange(8) == 5))
     assert loop.clock.broken == 1
     assert loop.regime.world.pool.episode_length.tolist() == [1, 1, 1, 1, 1, 0, 1, 1]
-    assert loop.regime.lessons.rollouts[0].after[:, 0, :, -1].tolist() == [[1.0] * 4, [1.0, 0.0, 1.0, 1.0]]
+    assert loop.regime.playing[0].rollout.after[:, 0, :, -1].tolist() == [[1.0] * 4, [1.0, 0.0, 1.0, 1.0]]
 
 
 @pytest.mark.parametrize("algo", ["dqn", "ppo"])
@@ -674,7 +674,7 @@ def test_windows_of_episodes_that_cannot_be_brought_back_are_forgotten(run: Call
     assert whole.regime.world.pool.episode_length.tolist() == [1] * 8
     assert resumed.restore(*stored(whole)) == 8
     assert resumed.regime.world.pool.episode_length.tolist() == [0] * 8
-    assert resumed.regime.world.episodes.begun.tolist() == [2] * 8
+    assert resumed.regime.world.begun.tolist() == [2] * 8
     for each in (whole, resumed):
         each.advance()
     assert whole.regime.replay.size.sum() >= 8

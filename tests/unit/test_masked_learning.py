@@ -90,7 +90,7 @@ def test_discrete_sac_keeps_its_temperature_and_its_mass_on_legal_actions(opened
         assert cohort.healthy.all()
         ones = torch.ones(len(cohort.slots), 1)
         batch = loop.regime.replay.layout.unpack(loop.regime.replay.rows[list(cohort.slots)], ones, ones[:, 0])
-        _, entropy = sac.actor_loss(p.algo_config, cohort.state, batch, draw_at(cohort))
+        _, entropy = sac._actor_loss(p.algo_config, cohort.state, batch, draw_at(cohort))
         assert (entropy <= masks(batch.obs).sum(dim=-1).log() + 1e-6).all(), "no mass on illegal actions"
         cells = torch.eye(4).expand(len(cohort.slots), 4, 4)
         with torch.no_grad():

@@ -233,9 +233,9 @@ def test_rewards_of_a_run_against_brute_force(backend: str, run: Callable[..., A
     gamma, so_far, ends = p.algo_config.gamma, np.zeros((3, 4)), set()
     history: list[list[float]] = [[], [], []]
     for _ in range(70):
-        place = [loop.regime._place(cohort) for cohort in loop.cohorts]
+        place = [each.place(loop.clock.here) for each in loop.regime.playing]
         advance(loop, 1)
-        for cohort, rollout, at in zip(loop.cohorts, loop.regime.lessons.rollouts, place, strict=True):
+        for cohort, rollout, at in zip(loop.cohorts, populations.rollouts(loop), place, strict=True):
             for row, slot in enumerate(cohort.slots):
                 so_far[slot] = gamma * so_far[slot] + 1.0  # CartPole gives 1 at every step
                 history[slot].extend(so_far[slot])
@@ -259,7 +259,7 @@ def test_a_rollout_holds_what_the_policy_was_shown(backend: str, run: Callable[.
         seen.append(shows(loop))
         advance(loop, 1)
         after = shows(loop)
-        for cohort, rollout in zip(loop.cohorts, loop.regime.lessons.rollouts, strict=True):
+        for cohort, rollout in zip(loop.cohorts, populations.rollouts(loop), strict=True):
             for row, slot in enumerate(cohort.slots):
                 past = np.stack(seen)[:, slot].reshape(-1, 4).astype(np.float64)
                 mean, deviation = past.mean(axis=0), np.sqrt(past.var(axis=0) + EPSILON)
@@ -277,13 +277,13 @@ def test_a_rollout_replays_to_the_same_log_probabilities_and_values(run: Callabl
     p = normalising("ppo", LONG)
     loop = run(p)
     advance(loop, 15)  # of 16
-    for cohort, rollout in zip(loop.cohorts, loop.regime.lessons.rollouts, strict=True):
+    for cohort, rollout in zip(loop.cohorts, populations.rollouts(loop), strict=True):
         ticks, envs = torch.arange(15).repeat_interleave(4), torch.arange(4).repeat(15)
         members = len(cohort.members)
         batch = rollout.sequences(
             ticks.expand(members, -1)[..., None], envs.expand(members, -1), torch.ones(members, 60, 1)
         )
-        chances, value = ppo.evaluate(p.algo_config, cohort.state, batch, cohort.state.log_std)
+        chances, value = ppo._evaluate(p.algo_config, cohort.state, batch, cohort.state.log_std)
         log_prob = chances.log_prob(batch.action.flatten(1, 2))
         torch.testing.assert_close(log_prob, batch.log_prob.flatten(1, 2), atol=1e-5, rtol=0)
         torch.testing.assert_close(value, batch.value.flatten(1, 2), atol=1e-5, rtol=0)
@@ -294,7 +294,7 @@ def test_evaluation_leaves_statistics_as_they_are(algo: str, run: Callable[..., 
     loop = run(normalising(algo, LONG))
     advance(loop, 30)
     before = loop.members
-    evaluate(loop.spec, loop.cohorts, loop.regime.evaluator.pool, loop.spec.seeds(Purpose.EVALUATE, 4), 50)
+    evaluate(loop.spec, loop.cohorts, loop.regime.evaluate.pool, loop.spec.seeds(Purpose.EVALUATE, 4), 50)
     assert all(same(a, b) for a, b in zip(before, loop.members, strict=True))
 
 

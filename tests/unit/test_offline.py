@@ -79,15 +79,16 @@ def test_each_tick_learns_by_its_own_draws_and_turns(run: Callable[..., Run], mo
     """Tick, updates due and turn of the first ticks of two generations; a learn step of 8 in 4 environments."""
     p = offline("td3bc", {"evo_steps": 16}, config={"learn_step": 8, "policy_delay": 2})
     loop, asked = run(p), []
-    monkeypatch.setattr(loop.regime.learners, "learn", lambda _, tick, due, turns: asked.append((tick, *due, *turns)))
+    monkeypatch.setattr(
+        loop.regime.learners, "share_of", lambda tick, due: asked.append((tick, [n[:2] for n in due])) or ()
+    )
     for _ in range(4):
         loop.advance()
     loop.close_generation(lambda: False)
-    cohorts = len(loop.cohorts)
-    assert asked == [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)]
+    assert asked == [(0, [[0, 0]]), (1, [[1, 0]]), (2, [[0, 1]]), (3, [[1, 1]])]
     loop.advance()
     assert asked[4][0] == 4
-    assert asked[4][1 + cohorts :] == (0,) * cohorts, "a generation begins with the first turn"
+    assert [turn for _, turn in asked[4][1]] == [0] * len(loop.cohorts), "a generation begins with the first turn"
 
 
 @pytest.mark.parametrize(("learn_step", "envs"), [(1, 4), (3, 4), (2, 1), (8, 16)])
@@ -101,9 +102,7 @@ def test_a_step_is_a_chance_to_learn(learn_step: int, envs: int, run: Callable[.
 
 def test_no_environment_is_stepped_and_learning_begins_at_once(run: Callable[..., Run]) -> None:
     loop = run(offline(train={**LONG, "learning_delay": 10**6}), 3)
-    pool = (
-        loop.regime.evaluator.pool
-    )  # the only one: what it shows is there since it was asked whether it masks actions
+    pool = loop.regime.evaluate.pool  # the only one: what it shows is there since it was asked whether it masks actions
     assert not hasattr(loop.regime, "world")
     before = pool.obs.copy()
     assert before[0].any()
@@ -137,7 +136,7 @@ def test_transitions_over_several_steps_against_brute_force(steps: int, seed: in
     data, gamma = dataset(120, seed=seed), 0.9
     layout = RowLayout.of(Spaces(4, 2), False, steps)
     flags = data.terminated.copy(), data.truncated.copy()
-    rows = torch.from_numpy(pack(layout, data))[None]
+    rows = torch.from_numpy(np.concatenate([*pack(layout, data)]))[None]
     assert all(np.array_equal(*each) for each in zip(flags, (data.terminated, data.truncated), strict=True))
     batch = layout.unpack(rows, torch.ones(1, len(data)), torch.tensor([gamma], dtype=torch.float64))
     lengths = set()
@@ -164,11 +163,24 @@ def test_episodes_end_where_their_number_changes() -> None:
     flags = np.zeros(40, bool)
     layout = RowLayout.of(Spaces(4, 2), False, 3)
     episode = np.repeat([0, 1], 20)
-    rows = pack(layout, replace(data, terminated=flags, truncated=flags, episode=episode))
+    rows = np.concatenate([*pack(layout, replace(data, terminated=flags, truncated=flags, episode=episode))])
     taken = rows[:, -1]
     assert taken[15:20].tolist() == [3, 3, 3, 2, 1]
     assert taken[35:].tolist() == [3, 3, 3, 2, 1]
     assert not flags.any(), "the dataset is not written to"
+
+
+@pytest.mark.parametrize("algo", ["bc:continuous", "iql:continuous", "bc", "iql"])
+def test_a_member_whose_network_is_no_number_acts_legally(algo: str) -> None:
+    """Greedily too: the environments of a frozen member go on."""
+    p = populations.problem(algo=algo, train={"mode": "offline"})
+    (cohort,) = p.form(first_members(p, 2)[0])
+    cohort.state.actor.values[0] = torch.nan
+    legal = torch.tensor([False, True]) if p.spaces.kind == "discrete" else torch.ones(p.actions, dtype=torch.bool)
+    obs = torch.ones(2, 3, p.observations)
+    action = p.algo.greedy(p.algo_config, cohort.state, obs, legal.expand(2, 3, -1))
+    assert action[0].tolist() == ([1, 1, 1] if p.spaces.kind == "discrete" else [[0.0]] * 3)
+    assert torch.isfinite(action[1].float()).all()
 
 
 @pytest.mark.product

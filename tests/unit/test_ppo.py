@@ -235,7 +235,7 @@ def test_what_a_member_plays_is_what_its_distribution_says(algo: str) -> None:
         rollout = rollout_for(p, cohort, masked=not p.spaces.continuous)
         tick, env = torch.arange(TICKS).repeat_interleave(4).repeat(4, 1), torch.arange(4).repeat(TICKS).repeat(4, 1)
         batch = rollout.sequences(tick[..., None], env, torch.ones(4, TICKS * 4, 1))
-        chances, values = ppo.evaluate(p.algo_config, cohort.state, batch, cohort.state.log_std)
+        chances, values = ppo._evaluate(p.algo_config, cohort.state, batch, cohort.state.log_std)
         again = chances.log_prob(batch.action[:, :, 0])
         torch.testing.assert_close(again, batch.log_prob[:, :, 0], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(values, batch.value[:, :, 0], atol=1e-5, rtol=1e-5)
@@ -277,7 +277,7 @@ def test_illegal_actions_have_no_probability_in_collection_learning_and_evaluati
     p, cohort, batch = example("ppo", masked=True)
     assert batch.legal is not None
     legal = batch.legal[:, :, 0]
-    chances, _ = ppo.evaluate(p.algo_config, cohort.state, batch, cohort.state.log_std)
+    chances, _ = ppo._evaluate(p.algo_config, cohort.state, batch, cohort.state.log_std)
     found = torch.stack([chances.log_prob(torch.full_like(batch.action[:, :, 0], a)).exp() for a in (0, 1)], dim=-1)
     assert (found[~legal] == 0).all()
     torch.testing.assert_close(found.sum(dim=-1), torch.ones_like(found[..., 0]))
@@ -301,7 +301,7 @@ def test_masked_environments_of_several_choices_are_learned_and_evaluated(algo: 
     """They raise where an action is illegal."""
     loop = started(populations.problem(algo=algo, kwargs={"masks": masks}), 2)
     advance(loop, 49)
-    rows = loop.regime.lessons.rollouts[0]
+    rows = loop.regime.playing[0].rollout
     assert rows.layout.masked
     advance(loop, 1)
     close_generation(loop)
@@ -395,9 +395,22 @@ def test_one_epoch_of_one_minibatch_is_a2c(algo: str) -> None:
     losses, _ = ppo.loss(p.algo_config, cohort.state, cohort.hyper, batch, log_std)
     optim.backward(losses, cohort.state.actor)
     found = cohort.state.actor.grad.clone()
-    chances, _ = ppo.evaluate(p.algo_config, cohort.state, batch, log_std)
+    chances, _ = ppo._evaluate(p.algo_config, cohort.state, batch, log_std)
     log_prob = chances.log_prob(batch.action.flatten(1, 2))
     a2c = -(batch.weight * batch.advantage).flatten(1, 2) * log_prob
     optim.backward(a2c.sum(dim=1), cohort.state.actor)
     assert float(found.abs().max()) > 1e-4
     torch.testing.assert_close(found, cohort.state.actor.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_a_resting_member_stays_healthy_whatever_its_minibatches_hold() -> None:
+    """Nor does one that has no step in a minibatch fall ill of it; one that learns from such numbers does."""
+    p, cohort, batch = example("ppo")
+    cohort.state.resting.copy_(torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    target, weight = batch.target.clone(), batch.weight.clone()
+    target[:3], weight[1] = math.nan, 0.0
+    before, draw = cohort.state.actor.values.clone(), Stream(cohort.keys, Purpose.UPDATE, torch.tensor([0]))
+    spoilt = replace(batch, target=target, weight=weight)
+    learned = ppo.update(p.algo_config, cohort.state, cohort.hyper, spoilt, cohort.healthy, draw, 1)
+    assert learned.healthy.tolist() == [True, True, False, True]
+    assert (cohort.state.actor.values != before).any(dim=1).tolist() == [False, False, False, True]

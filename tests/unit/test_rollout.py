@@ -300,7 +300,7 @@ def test_replaying_a_rollout_finds_what_was_found_when_it_was_played(
         )
         batch = rollout.sequences(tick[stretch], env, within[stretch].float())
         with torch.no_grad():
-            chances, value = p.algo.evaluate(p.algo_config, cohort.state, batch, cohort.state.log_std)  # type: ignore[attr-defined]
+            chances, value = p.algo._evaluate(p.algo_config, cohort.state, batch, cohort.state.log_std)  # type: ignore[attr-defined]
         found = chances.log_prob(batch.action.flatten(1, 2))
         real = within[stretch].flatten(1, 2)
         torch.testing.assert_close(found[real], batch.log_prob.flatten(1, 2)[real], atol=1e-5, rtol=1e-5)
@@ -347,7 +347,7 @@ def test_memory_goes_on_over_rollouts_and_ends_with_episodes(loops: list[Any]) -
         with torch.no_grad():
             _, memory = remember(state.actor, torch.from_numpy(loop.regime.world.pool.obs)[None], memory)
         advance(loop, 1)
-        torch.testing.assert_close(loop.regime.memories[0][..., :size], memory, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(loop.regime.playing[0].memory[..., :size], memory, atol=1e-5, rtol=1e-5)
         assert memory.abs().sum() > 0, tick
     assert ended > 4, "more than the first episodes"
 

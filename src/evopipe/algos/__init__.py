@@ -3,6 +3,10 @@
 An algorithm is a module of this package that defines the names below. `REGIME` says what its members live on; each
 regime asks for names of its own. Params validation, command-line help, contract tests, evolution ranges and checkpoints
 follow from them; a missing one fails at import with a sentence. What is optional has a default.
+
+A `State` has one row a member; hyper-parameters `hp`, `healthy` and losses are `[P]`. `loss` and `update` give each
+transition's error `[P, B]` too, where there is one. An action is int64 `[P, E]`, or float32 `[P, E, A]` in [−1, 1],
+which the environment stretches to its bounds; legal actions are bool `[P, E, A]`.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ REQUIRED = {
 }
 REGIMES = {
     "off_policy": {
-        "explore": "the exploration rate after so many steps",
+        "explore": "the exploration rate after so many environment steps of a member",
         "act": "actions while training, exploring",
     },
     "on_policy": {
@@ -90,13 +94,7 @@ def on_policy(algo: Algorithm) -> bool:
 
 
 def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
-    """Return what an algorithm cannot do with the network of its configuration: key and sentence; None where it can.
-
-    Args:
-        name: the algorithm.
-        cfg: its `Config`.
-        spaces: the environment's.
-    """
+    """Return what an algorithm cannot do with the network of its configuration: key and sentence; None if it can."""
     algo = get(name)
     if cfg.network.encoder_kind == "lstm" and not algo.RECURRENT:
         able = [f"train.algo: {other}" for other in names() if get(other).RECURRENT]

@@ -5,19 +5,18 @@ Of a configuration and a state each function reads what it says, by the names th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from evopipe.core.forward import action_values, encode, forward_each, mu
+from evopipe.core.forward import action_values, encode, forward, forward_each, mu
 from evopipe.core.net import Net
-from evopipe.ops.noise import exploration
-from evopipe.ops.policy import or_random
-from evopipe.ops.value import pick
+from evopipe.ops.noise import exploration, smoothed
+from evopipe.ops.policy import likeliest, or_random
+from evopipe.ops.value import clipped_double_target, pick, twin_loss
 from evopipe.rng import Stream
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from evopipe.types import Batch
 
 
 def period(cfg: Any) -> int:
@@ -41,6 +40,31 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
     mean = greedy(cfg, state, obs, legal)
     drawn = exploration(cfg.noise, draw, mean.shape[1:], cfg.noise_sd, cfg.ou_theta)
     return or_random(mean + drawn, epsilon, draw.part(1))
+
+
+def output(cfg: Any, state: Any, obs: Tensor) -> Tensor:
+    """Return log π(·|s) up to a constant, or μ(s) before tanh, finite: obs `[P, E, O]` → `[P, E, A]`."""
+    with torch.no_grad():
+        return torch.nan_to_num(forward(state.actor, obs))
+
+
+def best(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
+    """Return the likeliest legal action, or μ(s), of an actor with such an `output`."""
+    return likeliest(output(cfg, state, obs), legal, cfg.spaces.continuous)
+
+
+def clipped_double_loss(
+    cfg: Any, state: Any, batch: Batch, draw: Stream, x: Tensor, x_t: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of both critics `[P]`, and errors `[P, B]`, against clipped double targets at smoothed actions.
+
+    x and x_t are the observations before and after the step, as `encode` gives them.
+    """
+    with torch.no_grad():
+        action_t = smoothed(mu(state.actor_target, x_t), draw, cfg.target_noise, cfg.target_clip)
+        q1_t, q2_t = action_values(state.critics_target, x_t, action_t).unbind(dim=1)
+        y = clipped_double_target(batch.reward, batch.discount, q1_t, q2_t)  # [P, B]
+    return twin_loss(action_values(state.critics, x, batch.action) - y[:, None], batch.weight)
 
 
 def of_taken(cfg: Any, critics: Net, x: Tensor, action: Tensor) -> Tensor:

@@ -11,25 +11,21 @@ environment stretches to its bounds. Rewards, next observations and discounts ar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from evopipe.algos import _hyper
+from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import optim
 from evopipe.core.forward import forward
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets
 from evopipe.core.structure import Widths
-from evopipe.ops.policy import epsilon_greedy, likeliest, or_random
+from evopipe.ops.policy import epsilon_greedy, or_random
 from evopipe.ops.value import pick
 from evopipe.rng import Stream
-from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import AlgoConfig
 from evopipe.types import Batch, Hyper, Learned, Spaces
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PAPER = "https://proceedings.neurips.cc/paper/1988/hash/812b4ba287f5ee0bc9d43bbf5bbe87fb-Abstract.html"
 REGIME = "off_policy"
@@ -45,14 +41,12 @@ class Config(AlgoConfig):
     batch_size: _hyper.BatchSize = 128
     learn_step: _hyper.LearnStep = 1
     grad_clip: _hyper.GradientClip = 10.0
-    network: _hyper.Network = NetworkConfig()
+    network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _hyper.ranges(lr=(1e-4, 1e-2), batch_size=(32, 512))
 
 
 @dataclass(frozen=True)
 class State:
-    """Everything that learns, one row a member."""
-
     actor: Net = parameters("actor", trainable=True)
     adam: optim.Adam = moments("actor")
     updates: Tensor = row()  # [P] float32
@@ -64,7 +58,6 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
 
 
 def init(cfg: Config, nets: Nets) -> State:
-    """Start from fresh networks."""
     return State(nets["actor"], *optim.start(nets["actor"]))
 
 
@@ -73,29 +66,17 @@ def explore(cfg: Config, step: int) -> float:
     return 0.05
 
 
-def output(state: State, obs: Tensor) -> Tensor:
-    """Return log π(·|s) up to a constant, or μ(s) before tanh: obs `[P, E, O]` → `[P, E, A]`, finite numbers."""
-    with torch.no_grad():
-        return torch.nan_to_num(forward(state.actor, obs))
-
-
-def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Choose the likeliest legal action, or μ(s).
-
-    Shapes: obs `[P, E, O]`, legal `[P, E, A]` or None where all are → `[P, E]` int64, or `[P, E, A]` in [−1, 1].
-    """
-    return likeliest(output(state, obs), legal, cfg.spaces.continuous)
+greedy = _actor_critic.best
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Act greedily, with chance epsilon `[P]` at random: obs `[P, E, O]` → `[P, E]` int64, or `[P, E, A]`."""
     if cfg.spaces.continuous:
         return or_random(greedy(cfg, state, obs, legal), epsilon, draw)
-    return epsilon_greedy(output(state, obs), legal, epsilon, draw)
+    return epsilon_greedy(_actor_critic.output(cfg, state, obs), legal, epsilon, draw)
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> Tensor:
-    """Return each member's loss `[P]`; hp values are `[P]`."""
     out = forward(state.actor, batch.obs)  # [P, B, A]
     if cfg.spaces.continuous:
         error = (torch.tanh(out) - batch.action).square().mean(dim=-1)
@@ -104,8 +85,7 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> Tensor:
     return (batch.weight * error).sum(dim=1)
 
 
-def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int = 0) -> Learned:
-    """Learn from one batch; hp values and healthy are `[P]`."""
+def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     losses = loss(cfg, state, hp, batch)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.actor, state.adam, hp["lr"]))
     state.updates.add_(healthy)

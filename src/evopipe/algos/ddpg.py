@@ -10,9 +10,9 @@ once in `policy_delay` updates; 1 is the paper's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
@@ -21,12 +21,8 @@ from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets
 from evopipe.core.structure import Widths, share_encoder
 from evopipe.rng import Stream
-from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import AlgoConfig
 from evopipe.types import Batch, Hyper, Learned, Spaces
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PAPER = "https://arxiv.org/abs/1509.02971"
 REGIME = "off_policy"
@@ -50,16 +46,12 @@ class Config(AlgoConfig):
     ou_theta: _hyper.NoiseReturn = 0.15
     random_steps: _hyper.RandomSteps = 1_000
     share_encoder: _hyper.SharedEncoder = False
-    network: _hyper.Network = NetworkConfig()
-    evolve: _hyper.Evolving = _hyper.ranges(
-        lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size=(32, 512), learn_step=(1, 8)
-    )
+    network: _hyper.Network = _hyper.NETWORK
+    evolve: _hyper.Evolving = _hyper.ACTOR_CRITIC_RANGES
 
 
 @dataclass(frozen=True)
 class State:
-    """Everything that learns, one row a member."""
-
     encoder: Net | None = parameters("encoder", trainable=True)  # None where every network has its own
     encoder_target: Net | None = parameters("encoder")
     encoder_adam: optim.Adam | None = moments("encoder")
@@ -73,13 +65,11 @@ class State:
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    """Return input and output width of every network."""
     o, a = spaces.observations, spaces.actions
     return share_encoder({"actor": Widths(o, a), "critic": Widths(o + a, 1)}, o, cfg.share_encoder)
 
 
 def init(cfg: Config, nets: Nets) -> State:
-    """Start from fresh networks; the targets are copies."""
     actor, critic = nets["actor"], nets["critic"]
     return State(*optim.start_encoder(nets), actor, actor.copy(), critic, critic.copy(), *optim.start(actor, critic))
 
@@ -96,15 +86,14 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Te
     return (batch.weight * errors * errors).sum(dim=1), errors.detach()
 
 
-def actor_loss(state: State, batch: Batch) -> Tensor:
+def _actor_loss(state: State, batch: Batch) -> Tensor:
     """Return −Q(s, μ(s)), weighted, of each member `[P]`."""
     with torch.no_grad():
         x = encode(state.encoder, batch.obs)
     return -(batch.weight * action_value(state.critic.frozen, x, mu(state.actor, x))).sum(dim=1)
 
 
-def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int = 0) -> Learned:
-    """Learn from one batch; hp values and healthy are `[P]`."""
+def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     critic = (state.critic, state.critic_adam, hp["lr_critic"])
     encoder = (state.encoder, state.encoder_adam, hp["lr_critic"])
     healthy = healthy & health.of_parameters(state.actor)  # its own loss may come later
@@ -112,7 +101,7 @@ def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, 
     healthy = optim.descend(losses, healthy, hp["grad_clip"], critic, encoder)
     if turn == cfg.policy_delay - 1:
         actor = (state.actor, state.actor_adam, hp["lr_actor"])
-        healthy = optim.descend(actor_loss(state, batch), healthy, hp["grad_clip"], actor)
+        healthy = optim.descend(_actor_loss(state, batch), healthy, hp["grad_clip"], actor)
         optim.polyak(state.encoder_target, state.encoder, hp["tau"] * healthy)
         optim.polyak(state.critic_target, state.critic, hp["tau"] * healthy)
         optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)

@@ -9,26 +9,17 @@ weighted mean over its batch of ℓ(Q(s, a) − y), ℓ Huber or ½ e².
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-import torch
+from torch import Tensor
 
-from evopipe.algos import _hyper
+from evopipe.algos import _hyper, _q_network
 from evopipe.core import optim
 from evopipe.core.forward import forward
-from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets
-from evopipe.core.structure import Widths
-from evopipe.ops.policy import best_legal, epsilon_greedy
-from evopipe.ops.value import pick, q_target, regression_loss
+from evopipe.ops.value import pick, regression_loss
 from evopipe.rng import Stream
-from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Batch, Hyper, Learned, Spaces
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from evopipe.types import Batch, Hyper, Learned
 
 PAPER = "https://doi.org/10.1038/nature14236"
 REGIME = "off_policy"
@@ -55,33 +46,16 @@ class Config(AlgoConfig):
     eps_end: _hyper.EpsilonEnd = 0.05
     eps_schedule: Literal["linear", "exponential"] = hyper("linear", doc="how ε goes from start to end")
     eps_steps: _hyper.EpsilonSteps = 10_000
-    network: _hyper.Network = NetworkConfig()
+    network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _hyper.ranges(lr=(6.25e-5, 1e-2), batch_size=(32, 512), learn_step=(1, 8))
 
 
-@dataclass(frozen=True)
-class State:
-    """Everything that learns, one row a member."""
-
-    q: Net = parameters("q", trainable=True)
-    target: Net = parameters("q")
-    adam: optim.Adam = moments("q")
-    updates: Tensor = row()  # [P] float32
-
-
-def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    """Return input and output width of every network."""
-    return {"q": Widths(spaces.observations, spaces.actions)}
-
-
-def init(cfg: Config, nets: Nets) -> State:
-    """Start from fresh networks; the target is a copy."""
-    q = nets["q"]
-    return State(q, q.copy(), *optim.start(q))
+State = _q_network.State
+networks, init, values = _q_network.networks, _q_network.init, _q_network.values
+greedy, act = _q_network.greedy, _q_network.act
 
 
 def explore(cfg: Config, step: int) -> float:
-    """Return ε after `step` environment steps of a member."""
     done = min(1.0, step / cfg.eps_steps)
     if cfg.eps_schedule == "linear":
         return cfg.eps_start + done * (cfg.eps_end - cfg.eps_start)
@@ -89,35 +63,14 @@ def explore(cfg: Config, step: int) -> float:
     return float(start * (end / start) ** done)
 
 
-def values(cfg: Config, state: State, obs: Tensor) -> Tensor:
-    """Return Q(s, ·): obs `[P, E, O]` → `[P, E, A]`."""
-    with torch.no_grad():
-        return forward(state.q, obs)
-
-
-def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Choose the best legal actions: obs `[P, E, O]`, legal `[P, E, A]` or None where all are → `[P, E]` int64."""
-    return best_legal(values(cfg, state, obs), legal)
-
-
-def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Choose the best legal actions, with chance epsilon `[P]` any: obs `[P, E, O]`, legal `[P, E, A]` → `[P, E]`."""
-    return epsilon_greedy(values(cfg, state, obs), legal, epsilon, draw)
-
-
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return each member's loss `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
-    with torch.no_grad():
-        target_t = forward(state.target, batch.next_obs)  # [P, B, A]
-        selector_t = forward(state.q, batch.next_obs) if cfg.double else target_t
-        y = q_target(batch.reward, batch.discount, target_t, selector_t, batch.next_legal)  # [P, B]
+    y = _q_network.target(cfg, state, batch)
     q_tm1 = pick(forward(state.q, batch.obs), batch.action)
     losses = (batch.weight * regression_loss(q_tm1, y, cfg.loss == "huber")).sum(dim=1)
     return losses, (q_tm1 - y).detach()
 
 
-def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int = 0) -> Learned:
-    """Learn from one batch; hp values and healthy are `[P]`."""
+def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     losses, errors = loss(cfg, state, hp, batch)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.q, state.adam, hp["lr"]))
     state.updates.add_(healthy)

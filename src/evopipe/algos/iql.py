@@ -13,11 +13,12 @@ bounds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
+from torch import Tensor
 
-from evopipe.algos import _hyper
+from evopipe.algos import _actor_critic, _hyper
 from evopipe.algos._actor_critic import of_taken
 from evopipe.core import optim
 from evopipe.core.forward import forward, interleave
@@ -26,15 +27,11 @@ from evopipe.core.net import Net, Nets
 from evopipe.core.structure import Widths
 from evopipe.ops.distributions import masked_log_softmax
 from evopipe.ops.noise import gaussian
-from evopipe.ops.policy import epsilon_greedy, likeliest, or_random
+from evopipe.ops.policy import epsilon_greedy, or_random
 from evopipe.ops.value import expectile_loss, pick
 from evopipe.rng import Stream
-from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PAPER = "https://arxiv.org/abs/2110.06169"
 REGIME = "off_policy"
@@ -60,7 +57,7 @@ class Config(AlgoConfig):
     weight_limit: float = hyper(100.0, doc="largest imitation weight", raising="few actions may count more", gt=0)
     epsilon: _hyper.Epsilon = 0.05
     noise_sd: _hyper.NoiseDeviation = 0.1
-    network: _hyper.Network = NetworkConfig()
+    network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _hyper.ranges(
         lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size=(32, 512), beta=(0.01, 20.0)
     )
@@ -68,8 +65,6 @@ class Config(AlgoConfig):
 
 @dataclass(frozen=True)
 class State:
-    """Everything that learns, one row a member."""
-
     actor: Net = parameters("actor", trainable=True)
     value: Net = parameters("value", trainable=True)
     critics: Net = parameters("critic_1", "critic_2", trainable=True)
@@ -88,39 +83,26 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
 
 
 def init(cfg: Config, nets: Nets) -> State:
-    """Start from fresh networks; the targets are copies."""
     actor, value, critics = nets["actor"], nets["value"], interleave(nets["critic_1"], nets["critic_2"])
     return State(actor, value, critics, critics.copy(), *optim.start(actor, value, critics))
 
 
 def explore(cfg: Config, step: int) -> float:
-    """Return the chance of a random action, the same at every step of a member."""
     return cfg.epsilon
 
 
-def output(state: State, obs: Tensor) -> Tensor:
-    """Return log π(·|s) up to a constant, or μ(s) before tanh: obs `[P, E, O]` → `[P, E, A]`."""
-    with torch.no_grad():
-        return forward(state.actor, obs)
-
-
-def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return μ(s): obs `[P, E, O]` → `[P, E, A]` in [−1, 1], or `[P, E]` int64, the likeliest legal action."""
-    return likeliest(output(state, obs), legal, cfg.spaces.continuous)
+greedy = _actor_critic.best
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Act greedily, with noise where actions are continuous; with chance epsilon `[P]` at random.
-
-    Shapes: obs `[P, E, O]`, legal `[P, E, A]` → `[P, E, A]`, or `[P, E]` int64.
-    """
+    """Act greedily, with noise where actions are continuous; with chance epsilon `[P]` at random."""
     if cfg.spaces.continuous:
-        mean = torch.tanh(output(state, obs))
+        mean = greedy(cfg, state, obs, legal)
         return or_random(mean + gaussian(draw, mean.shape[1:], cfg.noise_sd), epsilon, draw.part(1))
-    return epsilon_greedy(output(state, obs), legal, epsilon, draw)
+    return epsilon_greedy(_actor_critic.output(cfg, state, obs), legal, epsilon, draw)
 
 
-def log_policy(cfg: Config, state: State, batch: Batch) -> Tensor:
+def _log_policy(cfg: Config, state: State, batch: Batch) -> Tensor:
     """Return log π(a|s) of the dataset's actions up to a constant, `[P, B]`."""
     out = forward(state.actor, batch.obs)
     if cfg.spaces.continuous:
@@ -129,10 +111,7 @@ def log_policy(cfg: Config, state: State, batch: Batch) -> Tensor:
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each member's losses of V and Q and of the actor, `[P]` both, and each transition's error `[P, B]`.
-
-    No network gets a gradient from another's loss; hp values are `[P]`.
-    """
+    """Return the losses of V and Q and of the actor, and errors; no network gets a gradient from another's loss."""
     value = forward(state.value, batch.obs).squeeze(-1)  # [P, B]
     with torch.no_grad():
         q_minus = of_taken(cfg, state.critics_target, batch.obs, batch.action).amin(dim=1)
@@ -140,12 +119,11 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Te
         imitate = (hp["beta"][:, None] * (q_minus - value)).exp().clamp(max=cfg.weight_limit)
     errors = of_taken(cfg, state.critics, batch.obs, batch.action) - y[:, None]
     each = expectile_loss(q_minus - value, hp["expectile"][:, None]) + errors.square().sum(dim=1)
-    values, actor = ((batch.weight * x).sum(dim=1) for x in (each, -imitate * log_policy(cfg, state, batch)))
+    values, actor = ((batch.weight * x).sum(dim=1) for x in (each, -imitate * _log_policy(cfg, state, batch)))
     return values, actor, errors.detach().abs().mean(dim=1)
 
 
-def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int = 0) -> Learned:
-    """Learn from one batch; hp values and healthy are `[P]`."""
+def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     learners = (
         (state.value, state.value_adam, hp["lr_critic"]),
         (state.critics, state.critics_adam, hp["lr_critic"]),

@@ -15,9 +15,10 @@ memory that was there when it was played.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from evopipe.algos import _hyper
 from evopipe.core import health, optim
@@ -27,12 +28,8 @@ from evopipe.core.net import Net, Nets
 from evopipe.core.structure import Widths, share_encoder
 from evopipe.ops.distributions import Distribution, distribution
 from evopipe.rng import Stream
-from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Chosen, Hyper, Learned, Sequences, Spaces
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PAPER = "https://arxiv.org/abs/1707.06347"
 REGIME = "on_policy"
@@ -77,7 +74,7 @@ class Config(AlgoConfig):
         raising="gradients reach further back", ge=1, le=1 << 16)  # fmt: skip
     sequences: Literal["chunked", "overlapping", "whole"] = hyper("chunked",
         doc="recurrent: a rollout is cut every `max_seq_len` ticks, every half of it, or nowhere")  # fmt: skip
-    network: _hyper.Network = NetworkConfig()
+    network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _hyper.ranges(
         lr=(1e-4, 1e-2), batch_size=(32, 1024), learn_step=(256, 8192), ent_coef=(1e-3, 0.1), epochs=(1, 10)
     )
@@ -85,8 +82,6 @@ class Config(AlgoConfig):
 
 @dataclass(frozen=True)
 class State:
-    """Everything that learns, one row a member."""
-
     encoder: Net | None = parameters("encoder", trainable=True)  # None where policy and value have one each
     actor: Net = parameters("actor", trainable=True)
     critic: Net = parameters("critic", trainable=True)
@@ -106,7 +101,6 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
 
 
 def init(cfg: Config, nets: Nets) -> State:
-    """Start from fresh networks."""
     actor, critic = nets["actor"], nets["critic"]
     encoder, _, encoder_adam = optim.start_encoder(nets)
     *adams, zeros = optim.start(actor, critic)
@@ -121,12 +115,12 @@ def schedule(cfg: Config, step: int) -> dict[str, float]:
     return {"lr": 1.0 + done * (cfg.lr_end - 1.0), "clip": 1.0 + done * (cfg.clip_end - 1.0)}
 
 
-def policy(cfg: Config, outputs: Tensor, log_std: Tensor, legal: Tensor | None) -> Distribution:
+def _policy(cfg: Config, outputs: Tensor, log_std: Tensor, legal: Tensor | None) -> Distribution:
     """Return the distribution of actions: outputs `[P, B, A]`, log_std `[P, A]`."""
     return distribution(cfg.spaces, outputs, log_std[:, None], legal, cfg.squash)
 
 
-def memories(state: State, memory: Tensor) -> tuple[Tensor, ...]:
+def _memories(state: State, memory: Tensor) -> tuple[Tensor, ...]:
     """Divide a memory `[…, M]` into a shared encoder's, the actor's and the critic's; those without have width 0."""
     sizes = [0 if net is None else net.structure.memory for net in (state.encoder, state.actor, state.critic)]
     return tuple(memory.split(sizes, dim=-1))
@@ -135,20 +129,21 @@ def memories(state: State, memory: Tensor) -> tuple[Tensor, ...]:
 def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None) -> Chosen:
     """Draw actions, or take the likeliest where `draw` is None: obs `[P, E, O]`, memory `[P, E, M]` before it."""
     with torch.no_grad():
-        of_encoder, of_actor, of_critic = memories(state, memory)
+        of_encoder, of_actor, of_critic = _memories(state, memory)
         x, of_encoder = remember(state.encoder, obs, of_encoder)
         outputs, of_actor = remember(state.actor, x, of_actor)
         values, of_critic = remember(state.critic, x, of_critic)
         v, memory = values[..., 0], torch.cat((of_encoder, of_actor, of_critic), dim=-1)
-        chances = policy(cfg, torch.nan_to_num(outputs), state.log_std, legal)
-        action, log_prob = (chances.mode(), torch.zeros_like(v)) if draw is None else chances.sample_with_log_prob(draw)
+        chances = _policy(cfg, torch.nan_to_num(outputs), state.log_std, legal)
+        action = chances.mode() if draw is None else chances.sample(draw)
+        log_prob = torch.zeros_like(v) if draw is None else chances.log_prob(action)
         return Chosen(action, log_prob, v, memory)
 
 
 def value(cfg: Config, state: State, obs: Tensor, memory: Tensor) -> Tensor:
     """Return V(s) `[P, B]`: obs `[P, B, O]`, memory `[P, B, M]` before it."""
     with torch.no_grad():
-        of_encoder, _, of_critic = memories(state, memory)
+        of_encoder, _, of_critic = _memories(state, memory)
         x, _ = remember(state.encoder, obs, of_encoder)
         return remember(state.critic, x, of_critic)[0][..., 0]
 
@@ -157,17 +152,17 @@ def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tens
     """Return the likeliest legal actions, from an empty memory: obs `[P, E, O]`."""
     with torch.no_grad():
         outputs = forward(state.actor, encode(state.encoder, obs))
-        return policy(cfg, torch.nan_to_num(outputs), state.log_std, legal).mode()
+        return _policy(cfg, torch.nan_to_num(outputs), state.log_std, legal).mode()
 
 
-def evaluate(cfg: Config, state: State, batch: Sequences, log_std: Tensor) -> tuple[Distribution, Tensor]:
+def _evaluate(cfg: Config, state: State, batch: Sequences, log_std: Tensor) -> tuple[Distribution, Tensor]:
     """Return the policy and the values `[P, B·L]` in the states of a minibatch."""
-    of_encoder, of_actor, of_critic = memories(state, batch.memory)
+    of_encoder, of_actor, of_critic = _memories(state, batch.memory)
     x = unroll(state.encoder, batch.obs, of_encoder, batch.begins)
     outputs = unroll(state.actor, x, of_actor, batch.begins).flatten(1, 2)
     values = unroll(state.critic, x, of_critic, batch.begins).flatten(1, 2)
     legal = None if batch.legal is None else batch.legal.flatten(1, 2)
-    return policy(cfg, outputs, log_std, legal), values[..., 0]
+    return _policy(cfg, outputs, log_std, legal), values[..., 0]
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,7 +173,7 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor
         mean = (weight * advantage).sum(dim=1, keepdim=True)
         deviation = (weight * (advantage - mean).square()).sum(dim=1, keepdim=True).sqrt()
         advantage = (advantage - mean) / (deviation + 1e-8)
-    chances, value = evaluate(cfg, state, batch, log_std)
+    chances, value = _evaluate(cfg, state, batch, log_std)
     log_ratio = chances.log_prob(batch.action.flatten(1, 2)) - batch.log_prob.flatten(1, 2)
     ratio = log_ratio.exp()
     gain = torch.minimum(ratio * advantage, torch.clamp(ratio, 1.0 - clip, 1.0 + clip) * advantage)
@@ -189,15 +184,12 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor
     return (weight * each).sum(dim=1), (weight * (ratio - 1.0 - log_ratio)).sum(dim=1).detach()
 
 
-def update(
-    cfg: Config, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, draw: Stream, turn: int = 0
-) -> Learned:
+def update(cfg: Config, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     """Learn from one minibatch, the rollout's first where `turn` is 0, else 1; hp values and healthy are `[P]`."""
     log_std = state.log_std.detach().requires_grad_(True)
     log_std.grad = torch.zeros_like(log_std)
-    learners = [(state.actor, state.actor_adam), (state.critic, state.critic_adam)]
-    if state.encoder is not None and state.encoder_adam is not None:
-        learners = [(state.encoder, state.encoder_adam), *learners]
+    pairs = (state.encoder, state.encoder_adam), (state.actor, state.actor_adam), (state.critic, state.critic_adam)
+    learners = [(net, adam) for net, adam in pairs if net is not None and adam is not None]
     losses, distance = loss(cfg, state, hp, batch, log_std)
     optim.backward(losses, *(net for net, _ in learners))
     norms = optim.clip_together([*(net.grad for net, _ in learners), log_std.grad], hp["grad_clip"])

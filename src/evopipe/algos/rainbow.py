@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import model_validator
+from torch import Tensor
 
 from evopipe.algos import _hyper
 from evopipe.core import optim
@@ -30,12 +30,8 @@ from evopipe.core.structure import Widths
 from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import masked_argmax, project, regression_loss, support
 from evopipe.rng import Stream
-from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PAPER = "https://arxiv.org/abs/1710.02298"
 REGIME = "off_policy"
@@ -65,7 +61,7 @@ class Config(AlgoConfig):
     eps_start: _hyper.EpsilonStart = 1.0
     eps_end: _hyper.EpsilonEnd = 0.05
     eps_steps: _hyper.EpsilonSteps = 10_000
-    network: _hyper.Network = NetworkConfig()
+    network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _hyper.ranges(lr=(6.25e-5, 1e-2), batch_size=(32, 512), learn_step=(1, 8))
 
     @model_validator(mode="after")
@@ -77,8 +73,6 @@ class Config(AlgoConfig):
 
 @dataclass(frozen=True)
 class State:
-    """Everything that learns, one row a member."""
-
     q: Net = parameters("q", trainable=True)
     target: Net = parameters("q")
     noise: Net = scales("q", trainable=True)  # σ of every weight; those up to the latent are not used
@@ -89,13 +83,11 @@ class State:
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    """Return input and output width of every network."""
     outputs = (spaces.actions + cfg.dueling) * (cfg.atoms if cfg.distributional else 1)
     return {"q": Widths(spaces.observations, outputs)}
 
 
 def init(cfg: Config, nets: Nets) -> State:
-    """Start from fresh networks; the targets are copies."""
     q = nets["q"]
     noise = replace(q, values=noise_scale(q.structure, cfg.noisy_sigma if cfg.noisy else 0.0))
     return State(q, q.copy(), noise, noise.copy(), *optim.start(q, noise))
@@ -108,7 +100,7 @@ def explore(cfg: Config, step: int) -> float:
     return cfg.eps_start + min(1.0, step / cfg.eps_steps) * (cfg.eps_end - cfg.eps_start)
 
 
-def logits(cfg: Config, net: Net, obs: Tensor, views: Sequence[Views] | None) -> Tensor:
+def _logits(cfg: Config, net: Net, obs: Tensor, views: Sequence[Views] | None) -> Tensor:
     """Return the network's output for every action: obs `[P, B, O]` → `[P, B, A, K]`, K = 1 without a distribution."""
     out = forward(net, obs, views)
     out = out.view(*out.shape[:-1], -1, cfg.atoms if cfg.distributional else 1)
@@ -118,7 +110,7 @@ def logits(cfg: Config, net: Net, obs: Tensor, views: Sequence[Views] | None) ->
     return value + advantage - advantage.mean(dim=-2, keepdim=True)
 
 
-def mean(cfg: Config, out: Tensor) -> Tensor:
+def _mean(cfg: Config, out: Tensor) -> Tensor:
     """Return action values `[P, B, A]` from outputs `[P, B, A, K]`."""
     if not cfg.distributional:
         return out[..., 0]
@@ -129,31 +121,28 @@ def mean(cfg: Config, out: Tensor) -> Tensor:
 def values(cfg: Config, state: State, obs: Tensor) -> Tensor:
     """Return Q(s, ·) without noise: obs `[P, E, O]` → `[P, E, A]`."""
     with torch.no_grad():
-        return mean(cfg, logits(cfg, state.q, obs, None))
+        return _mean(cfg, _logits(cfg, state.q, obs, None))
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Choose the best legal actions: obs `[P, E, O]`, legal `[P, E, A]` or None where all are → `[P, E]` int64."""
     return best_legal(values(cfg, state, obs), legal)
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Choose actions: obs `[P, E, O]`, legal `[P, E, A]`, epsilon `[P]` → `[P, E]` int64."""
     with torch.no_grad():
         views = noisy(state.q, state.noise, draw.part(1)) if cfg.noisy else None
-        q = mean(cfg, logits(cfg, state.q, obs, views))
+        q = _mean(cfg, _logits(cfg, state.q, obs, views))
     return epsilon_greedy(q, legal, epsilon, draw)
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
-    """Return each member's loss `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     online = noisy(state.q, state.noise, draw.part(1)) if cfg.noisy else None
     with torch.no_grad():
         views = noisy(state.target, state.noise_target, draw.part(2)) if cfg.noisy else None
-        out_t = logits(cfg, state.target, batch.next_obs, views)  # [P, B, A, K]
-        selector_t = logits(cfg, state.q, batch.next_obs, online) if cfg.double else out_t
-        out_t = of_action(out_t, masked_argmax(mean(cfg, selector_t), batch.next_legal))  # [P, B, K]
-    out_tm1 = of_action(logits(cfg, state.q, batch.obs, online), batch.action)
+        out_t = _logits(cfg, state.target, batch.next_obs, views)  # [P, B, A, K]
+        selector_t = _logits(cfg, state.q, batch.next_obs, online) if cfg.double else out_t
+        out_t = _of_action(out_t, masked_argmax(_mean(cfg, selector_t), batch.next_legal))  # [P, B, K]
+    out_tm1 = _of_action(_logits(cfg, state.q, batch.obs, online), batch.action)
     if not cfg.distributional:
         y = torch.addcmul(batch.reward, batch.discount, out_t[..., 0])
         losses = regression_loss(out_tm1[..., 0], y, huber=True)
@@ -165,13 +154,12 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tu
     return (batch.weight * losses).sum(dim=1), divergence
 
 
-def of_action(out: Tensor, action: Tensor) -> Tensor:
+def _of_action(out: Tensor, action: Tensor) -> Tensor:
     """Return the outputs of the action taken: `[P, B, A, K]`, int64 `[P, B]` → `[P, B, K]`."""
     return out.gather(-2, action[..., None, None].expand(*action.shape, 1, out.shape[-1])).squeeze(-2)
 
 
-def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int = 0) -> Learned:
-    """Learn from one batch; hp values and healthy are `[P]`."""
+def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     losses, errors = loss(cfg, state, hp, batch, draw)
     learners = [(state.q, state.adam, hp["lr"]), (state.noise, state.noise_adam, hp["lr"])]
     healthy = optim.descend(losses, healthy, hp["grad_clip"], *learners[: 1 + cfg.noisy])

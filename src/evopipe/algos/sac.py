@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
+from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.algos._actor_critic import of_taken
@@ -28,12 +29,8 @@ from evopipe.ops.distributions import LOG_STD_MAX, LOG_STD_MIN, masked_log_softm
 from evopipe.ops.policy import likeliest, or_random, random_legal
 from evopipe.ops.value import masked_argmax, twin_loss
 from evopipe.rng import Stream
-from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PAPER = "https://arxiv.org/abs/1812.05905"
 REGIME = "off_policy"
@@ -60,16 +57,12 @@ class Config(AlgoConfig):
         unit="nats", raising="explores more")  # fmt: skip
     random_steps: _hyper.RandomSteps = 1_000
     share_encoder: _hyper.SharedEncoder = False
-    network: _hyper.Network = NetworkConfig()
-    evolve: _hyper.Evolving = _hyper.ranges(
-        lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size=(32, 512), learn_step=(1, 8)
-    )
+    network: _hyper.Network = _hyper.NETWORK
+    evolve: _hyper.Evolving = _hyper.ACTOR_CRITIC_RANGES
 
 
 @dataclass(frozen=True)
 class State:
-    """Everything that learns, one row a member."""
-
     encoder: Net | None = parameters("encoder", trainable=True)  # None where every network has its own
     encoder_target: Net | None = parameters("encoder")
     encoder_adam: optim.Adam | None = moments("encoder")
@@ -92,7 +85,6 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
 
 
 def init(cfg: Config, nets: Nets) -> State:
-    """Start from fresh networks; the targets are copies."""
     actor, critics = nets["actor"], interleave(nets["critic_1"], nets["critic_2"])
     *adams, updates = optim.start(actor, critics)
     log_alpha = updates + math.log(cfg.alpha)
@@ -103,7 +95,7 @@ def init(cfg: Config, nets: Nets) -> State:
 explore = _actor_critic.explore
 
 
-def drawn(state: State, x: Tensor, draw: Stream) -> tuple[Tensor, Tensor]:
+def _drawn(state: State, x: Tensor, draw: Stream) -> tuple[Tensor, Tensor]:
     """Draw squashed Gaussian actions: x `[P, B, …]`, see `encode` → `[P, B, A]` and their log-densities `[P, B]`."""
     mean, log_std = forward(state.actor, x).chunk(2, dim=-1)
     noise = draw.normal(mean[0].numel()).view(mean.shape)
@@ -122,7 +114,7 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
     with torch.no_grad():
         x = encode(state.encoder, obs)
         if cfg.spaces.continuous:
-            return or_random(drawn(state, x, draw)[0], epsilon, draw.part(1))
+            return or_random(_drawn(state, x, draw)[0], epsilon, draw.part(1))
         log_pi = masked_log_softmax(torch.nan_to_num(forward(state.actor, x)), legal)
         u = draw.uniform(log_pi[0].numel() + 2 * obs.shape[1]).float()
         pick_u, choose_u, gumbel_u = u.split([obs.shape[1], obs.shape[1], log_pi[0].numel()], dim=1)
@@ -132,49 +124,48 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
-    """Return each member's loss of both critics `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     with torch.no_grad():
-        y = torch.addcmul(batch.reward, batch.discount, soft_value(cfg, state, batch, draw))
+        y = torch.addcmul(batch.reward, batch.discount, _soft_value(cfg, state, batch, draw))
     x = encode(state.encoder, batch.obs)
     losses, errors = twin_loss(of_taken(cfg, state.critics, x, batch.action) - y[:, None], batch.weight)
     return 0.5 * losses, errors
 
 
-def soft_value(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor:
+def _soft_value(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor:
     """Return V⁻(s′) `[P, B]`."""
     alpha = state.log_alpha.exp()[:, None]
     x, x_t = encode(state.encoder, batch.next_obs), encode(state.encoder_target, batch.next_obs)
     if cfg.spaces.continuous:
-        action, log_pi = drawn(state, x, draw)
+        action, log_pi = _drawn(state, x, draw)
         return action_values(state.critics_target, x_t, action).amin(dim=1) - alpha * log_pi
     log_pi = masked_log_softmax(forward(state.actor, x), batch.next_legal)
     least = forward_each(state.critics_target, x_t).amin(dim=1)
-    return expected(log_pi, least - alpha[..., None] * log_pi)
+    return _expected(log_pi, least - alpha[..., None] * log_pi)
 
 
-def expected(log_pi: Tensor, values: Tensor) -> Tensor:
+def _expected(log_pi: Tensor, values: Tensor) -> Tensor:
     """Return Σ π(a) values(a), `[…, A]` → `[…]`; an action of probability 0 counts nothing whatever its value."""
     pi = log_pi.exp()
     return (pi * torch.where(pi > 0, values, 0.0)).sum(dim=-1)  # so: the gradient of 0 · ∞ is no number
 
 
-def actor_loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
+def _actor_loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
     """Return E[α log π − min Q], weighted, of each member `[P]`, and the entropy of each state `[P, B]`."""
     alpha = state.log_alpha.exp()[:, None]
     with torch.no_grad():
         x = encode(state.encoder, batch.obs)
     if cfg.spaces.continuous:
-        action, log_pi = drawn(state, x, draw)
+        action, log_pi = _drawn(state, x, draw)
         least = torch.minimum(*action_values(state.critics.frozen, x, action).unbind(dim=1))
         return (batch.weight * (alpha * log_pi - least)).sum(dim=1), -log_pi.detach()
     log_pi = masked_log_softmax(forward(state.actor, x), batch.legal)
     with torch.no_grad():
         least = forward_each(state.critics, x).amin(dim=1)
-    losses = (batch.weight * expected(log_pi, alpha[..., None] * log_pi - least)).sum(dim=1)
-    return losses, -expected(log_pi, log_pi).detach()
+    losses = (batch.weight * _expected(log_pi, alpha[..., None] * log_pi - least)).sum(dim=1)
+    return losses, -_expected(log_pi, log_pi).detach()
 
 
-def aim(cfg: Config, legal: Tensor | None = None) -> float | Tensor:
+def _aim(cfg: Config, legal: Tensor | None = None) -> float | Tensor:
     """Return the entropy that the temperature aims at, of each state `[P, B]` where actions are masked."""
     if cfg.target_entropy != "auto":
         return cfg.target_entropy
@@ -184,20 +175,19 @@ def aim(cfg: Config, legal: Tensor | None = None) -> float | Tensor:
     return 0.6 * math.log(actions) if legal is None else 0.6 * legal.sum(dim=-1).clamp(min=1).log()
 
 
-def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int = 0) -> Learned:
-    """Learn from one batch; hp values and healthy are `[P]`."""
+def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     critics = (state.critics, state.critics_adam, hp["lr_critic"])
     encoder = (state.encoder, state.encoder_adam, hp["lr_critic"])
     healthy = healthy & health.of_parameters(state.actor)  # its own loss may come later
     losses, errors = loss(cfg, state, hp, batch, draw)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], critics, encoder)
 
-    climb, entropy = actor_loss(cfg, state, batch, draw.part(1))
+    climb, entropy = _actor_loss(cfg, state, batch, draw.part(1))
     actor = (state.actor, state.actor_adam, hp["lr_actor"])
     healthy = optim.descend(climb, healthy, hp["grad_clip"], actor)
 
     if cfg.learn_alpha:
-        surplus = (batch.weight * (entropy - aim(cfg, batch.legal))).sum(dim=1)  # the gradient of log α's loss
+        surplus = (batch.weight * (entropy - _aim(cfg, batch.legal))).sum(dim=1)  # the gradient of log α's loss
         optim.ScalarAdam.step(state.log_alpha, state.log_alpha_adam, surplus, hp["lr_alpha"], healthy)
     optim.polyak(state.encoder_target, state.encoder, hp["tau"] * healthy)
     optim.polyak(state.critics_target, state.critics, hp["tau"] * healthy)

@@ -10,25 +10,19 @@ environment stretches to its bounds, in targets as well.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
-from evopipe.core.forward import action_value, action_values, encode, interleave, mu
+from evopipe.core.forward import action_value, encode, interleave, mu
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets
 from evopipe.core.structure import Widths, share_encoder
-from evopipe.ops.noise import smoothed
-from evopipe.ops.value import clipped_double_target, twin_loss
 from evopipe.rng import Stream
-from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import AlgoConfig
 from evopipe.types import Batch, Hyper, Learned, Spaces
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PAPER = "https://arxiv.org/abs/1802.09477"
 REGIME = "off_policy"
@@ -54,16 +48,12 @@ class Config(AlgoConfig):
     ou_theta: _hyper.NoiseReturn = 0.15
     random_steps: _hyper.RandomSteps = 1_000
     share_encoder: _hyper.SharedEncoder = False
-    network: _hyper.Network = NetworkConfig()
-    evolve: _hyper.Evolving = _hyper.ranges(
-        lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size=(32, 512), learn_step=(1, 8)
-    )
+    network: _hyper.Network = _hyper.NETWORK
+    evolve: _hyper.Evolving = _hyper.ACTOR_CRITIC_RANGES
 
 
 @dataclass(frozen=True)
 class State:
-    """Everything that learns, one row a member."""
-
     encoder: Net | None = parameters("encoder", trainable=True)  # None where every network has its own
     encoder_target: Net | None = parameters("encoder")
     encoder_adam: optim.Adam | None = moments("encoder")
@@ -77,14 +67,12 @@ class State:
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    """Return input and output width of every network."""
     o, a = spaces.observations, spaces.actions
     found = {"actor": Widths(o, a), "critic_1": Widths(o + a, 1), "critic_2": Widths(o + a, 1)}
     return share_encoder(found, o, cfg.share_encoder)
 
 
 def init(cfg: Config, nets: Nets) -> State:
-    """Start from fresh networks; the targets are copies."""
     actor, critics = nets["actor"], interleave(nets["critic_1"], nets["critic_2"])
     return State(*optim.start_encoder(nets), actor, actor.copy(), critics, critics.copy(), *optim.start(actor, critics))
 
@@ -93,25 +81,19 @@ explore, period, greedy, act = _actor_critic.explore, _actor_critic.period, _act
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
-    """Return each member's loss of both critics `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     with torch.no_grad():
         x_t = encode(state.encoder_target, batch.next_obs)
-        action_t = smoothed(mu(state.actor_target, x_t), draw, cfg.target_noise, cfg.target_clip)
-        q1_t, q2_t = action_values(state.critics_target, x_t, action_t).unbind(dim=1)
-        y = clipped_double_target(batch.reward, batch.discount, q1_t, q2_t)  # [P, B]
-    errors = action_values(state.critics, encode(state.encoder, batch.obs), batch.action) - y[:, None]  # [P, 2, B]
-    return twin_loss(errors, batch.weight)
+    return _actor_critic.clipped_double_loss(cfg, state, batch, draw, encode(state.encoder, batch.obs), x_t)
 
 
-def actor_loss(state: State, batch: Batch) -> Tensor:
+def _actor_loss(state: State, batch: Batch) -> Tensor:
     """Return −Q₁(s, μ(s)), weighted, of each member `[P]`."""
     with torch.no_grad():
         x = encode(state.encoder, batch.obs)
     return -(batch.weight * action_value(state.critics.pair[0], x, mu(state.actor, x))).sum(dim=1)
 
 
-def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int = 0) -> Learned:
-    """Learn from one batch; hp values and healthy are `[P]`."""
+def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     critics = (state.critics, state.critics_adam, hp["lr_critic"])
     encoder = (state.encoder, state.encoder_adam, hp["lr_critic"])
     healthy = healthy & health.of_parameters(state.actor)  # its own loss may come later
@@ -119,7 +101,7 @@ def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, 
     healthy = optim.descend(losses, healthy, hp["grad_clip"], critics, encoder)
     if turn == cfg.policy_delay - 1:
         actor = (state.actor, state.actor_adam, hp["lr_actor"])
-        healthy = optim.descend(actor_loss(state, batch), healthy, hp["grad_clip"], actor)
+        healthy = optim.descend(_actor_loss(state, batch), healthy, hp["grad_clip"], actor)
         optim.polyak(state.encoder_target, state.encoder, hp["tau"] * healthy)
         optim.polyak(state.critics_target, state.critics, hp["tau"] * healthy)
         optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)

@@ -12,26 +12,21 @@ stretches to its bounds. (The paper normalises observations by the dataset's mea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
-from evopipe.core.forward import action_value, action_values, interleave, mu
+from evopipe.core.forward import action_value, interleave, mu
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets
 from evopipe.core.structure import Widths
-from evopipe.ops.noise import gaussian, smoothed
+from evopipe.ops.noise import gaussian
 from evopipe.ops.policy import or_random
-from evopipe.ops.value import clipped_double_target, twin_loss
 from evopipe.rng import Stream
-from evopipe.schema.blocks import NetworkConfig
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PAPER = "https://arxiv.org/abs/2106.06860"
 REGIME = "off_policy"
@@ -55,7 +50,7 @@ class Config(AlgoConfig):
     target_noise: _hyper.TargetNoise = 0.2
     target_clip: _hyper.TargetNoiseLimit = 0.5
     noise_sd: _hyper.NoiseDeviation = 0.1
-    network: _hyper.Network = NetworkConfig()
+    network: _hyper.Network = _hyper.NETWORK
     evolve: _hyper.Evolving = _hyper.ranges(
         lr_actor=(1e-4, 1e-2), lr_critic=(1e-4, 1e-2), batch_size=(32, 512), alpha=(0.1, 20.0)
     )
@@ -63,8 +58,6 @@ class Config(AlgoConfig):
 
 @dataclass(frozen=True)
 class State:
-    """Everything that learns, one row a member."""
-
     actor: Net = parameters("actor", trainable=True)
     actor_target: Net = parameters("actor")
     critics: Net = parameters("critic_1", "critic_2", trainable=True)
@@ -75,13 +68,11 @@ class State:
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    """Return input and output width of every network."""
     critic = Widths(spaces.observations + spaces.actions, 1)
     return {"actor": Widths(spaces.observations, spaces.actions), "critic_1": critic, "critic_2": critic}
 
 
 def init(cfg: Config, nets: Nets) -> State:
-    """Start from fresh networks; the targets are copies."""
     actor, critics = nets["actor"], interleave(nets["critic_1"], nets["critic_2"])
     return State(actor, actor.copy(), critics, critics.copy(), *optim.start(actor, critics))
 
@@ -90,8 +81,7 @@ period = _actor_critic.period
 
 
 def explore(cfg: Config, step: int) -> float:
-    """Return the chance of a uniform action: 0, noise explores."""
-    return 0.0
+    return 0.0  # noise explores
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
@@ -107,16 +97,10 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
-    """Return each member's loss of both critics `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
-    with torch.no_grad():
-        action_t = smoothed(mu(state.actor_target, batch.next_obs), draw, cfg.target_noise, cfg.target_clip)
-        q1_t, q2_t = action_values(state.critics_target, batch.next_obs, action_t).unbind(dim=1)
-        y = clipped_double_target(batch.reward, batch.discount, q1_t, q2_t)  # [P, B]
-    errors = action_values(state.critics, batch.obs, batch.action) - y[:, None]  # [P, 2, B]
-    return twin_loss(errors, batch.weight)
+    return _actor_critic.clipped_double_loss(cfg, state, batch, draw, batch.obs, batch.next_obs)
 
 
-def actor_loss(state: State, hp: Hyper, batch: Batch) -> Tensor:
+def _actor_loss(state: State, hp: Hyper, batch: Batch) -> Tensor:
     """Return |μ(s) − a|² / A − λ Q₁(s, μ(s)), weighted, of each member `[P]`."""
     action = mu(state.actor, batch.obs)  # [P, B, A]
     q = action_value(state.critics.pair[0], batch.obs, action)  # [P, B]
@@ -125,14 +109,13 @@ def actor_loss(state: State, hp: Hyper, batch: Batch) -> Tensor:
     return (batch.weight * (away - scale[:, None] * q)).sum(dim=1)
 
 
-def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int = 0) -> Learned:
-    """Learn from one batch; hp values and healthy are `[P]`."""
+def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     healthy = healthy & health.of_parameters(state.actor)  # its own loss may come later
     losses, errors = loss(cfg, state, hp, batch, draw)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.critics, state.critics_adam, hp["lr_critic"]))
     if turn == cfg.policy_delay - 1:
         actor = (state.actor, state.actor_adam, hp["lr_actor"])
-        healthy = optim.descend(actor_loss(state, hp, batch), healthy, hp["grad_clip"], actor)
+        healthy = optim.descend(_actor_loss(state, hp, batch), healthy, hp["grad_clip"], actor)
         optim.polyak(state.critics_target, state.critics, hp["tau"] * healthy)
         optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)
     state.updates.add_(healthy)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -88,7 +89,7 @@ class Runner:
         self.paths = paths or Paths()
         self._played: dict[Hashable, tuple[tuple[torch.Tensor, ...], _Recording]] = {}
 
-    def run(
+    def ready(
         self,
         name: Hashable,
         make: Callable[[Callable[..., Any]], Body],
@@ -96,8 +97,8 @@ class Runner:
         device: torch.device,
         bound: Callable[[], Sequence[torch.Tensor]],
         written: Callable[[], Sequence[torch.Tensor]] = lambda: (),
-    ) -> tuple[torch.Tensor, ...]:
-        """Run a piece of work; if nothing is recorded, simply call it.
+    ) -> Callable[[], tuple[torch.Tensor, ...]]:
+        """Return a piece of work, ready to be called once; if nothing is recorded, it is simply the function.
 
         Args:
             name: what it is; with it goes everything that changes shapes or operators.
@@ -110,16 +111,16 @@ class Runner:
             written: returns those that it writes, in place.
 
         Returns:
-            Its results, for the caller to keep.
+            What computes its results, for the caller to keep.
         """
         if self.paths.capture == "none":
-            return make(lambda function: function)(*(upload(x, device) for x in inputs))
+            return partial(make(lambda function: function), *(upload(x, device) for x in inputs))
         known, now = self._played.get(name), (*bound(), *written())
         if known is None or len(known[0]) != len(now) or any(a is not b for a, b in zip(known[0], now, strict=True)):
             self._played.pop(name, None)  # its memory first
             known = now, _Recording(self.paths, make, inputs, device, written())
             self._played[name] = known
-        return known[1](inputs)
+        return partial(known[1], inputs)
 
 
 class _Recording:

@@ -7,9 +7,9 @@ A mask names the legal actions. An illegal one has probability 0 (its log-probab
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -21,33 +21,20 @@ LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
-class Distribution(ABC):
-    """What a policy gives: a distribution of actions for every member and observation."""
+class Distribution(Protocol):
+    """What a policy gives: a distribution of actions for every member and observation.
 
-    @abstractmethod
-    def sample(self, draw: Stream) -> torch.Tensor:
-        """Draw actions `[P, B, …]`."""
+    Actions are `[P, B, …]`; log-probabilities (or log-densities) and entropies, in nats, are `[P, B]`.
+    """
 
-    @abstractmethod
-    def mode(self) -> torch.Tensor:
-        """Return the likeliest actions `[P, B, …]`."""
-
-    @abstractmethod
-    def log_prob(self, action: torch.Tensor) -> torch.Tensor:
-        """Return the log-probabilities (or log-densities) of actions `[P, B, …]` as `[P, B]`."""
-
-    @abstractmethod
-    def entropy(self) -> torch.Tensor:
-        """Return the entropies `[P, B]`, in nats."""
-
-    def sample_with_log_prob(self, draw: Stream) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw actions, `sample`'s, and return them with their log-probabilities `[P, B]`."""
-        action = self.sample(draw)
-        return action, self.log_prob(action)
+    def sample(self, draw: Stream) -> torch.Tensor: ...
+    def mode(self) -> torch.Tensor: ...
+    def log_prob(self, action: torch.Tensor) -> torch.Tensor: ...
+    def entropy(self) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
-class Categorical(Distribution):
+class Categorical:
     """One of A actions: softmax over the legal ones. An action is int64 `[P, B]`.
 
     Attributes:
@@ -71,20 +58,17 @@ class Categorical(Distribution):
         return masked_argmax(torch.nan_to_num(self.log_probs) - noise, self.legal)
 
     def mode(self) -> torch.Tensor:
-        """Return the likeliest legal action."""
         return masked_argmax(torch.nan_to_num(self.logits), self.legal)
 
     def log_prob(self, action: torch.Tensor) -> torch.Tensor:
-        """Return log p: int64 `[P, B]` → `[P, B]`."""
         return pick(self.log_probs, action)
 
     def entropy(self) -> torch.Tensor:
-        """Return −Σ p log p."""
         return -(self.log_probs.exp() * self.log_probs).sum(dim=-1)  # the lowest number times 0 is 0, −∞ were NaN
 
 
 @dataclass(frozen=True)
-class MultiCategorical(Distribution):
+class MultiCategorical:
     """D independent choices. An action is int64 `[P, B, D]`.
 
     Attributes:
@@ -107,24 +91,20 @@ class MultiCategorical(Distribution):
         object.__setattr__(self, "each", Categorical(side_by_side(self.logits, self.choices), legal))
 
     def sample(self, draw: Stream) -> torch.Tensor:
-        """Draw every choice by itself."""
         return self.each.sample(draw)
 
     def mode(self) -> torch.Tensor:
-        """Return the likeliest legal choices."""
         return self.each.mode()
 
     def log_prob(self, action: torch.Tensor) -> torch.Tensor:
-        """Return Σ log p of the choices: int64 `[P, B, D]` → `[P, B]`."""
         return self.each.log_prob(action).sum(dim=-1)
 
     def entropy(self) -> torch.Tensor:
-        """Return the sum of the choices' entropies."""
         return self.each.entropy().sum(dim=-1)
 
 
 @dataclass(frozen=True)
-class Bernoulli(Distribution):
+class Bernoulli:
     """A independent bits, each 1 with probability σ(logit). An action is int64 `[P, B, A]`.
 
     Attributes:
@@ -146,11 +126,9 @@ class Bernoulli(Distribution):
         return (draw.uniform(self.logits[0].numel()).view(self.logits.shape) < self.possible.sigmoid()).long()
 
     def mode(self) -> torch.Tensor:
-        """Set the bits that are likelier 1 than 0."""
         return (self.possible > 0).long()
 
     def log_prob(self, action: torch.Tensor) -> torch.Tensor:
-        """Return Σ log p of the bits: int64 `[P, B, A]` → `[P, B]`."""
         return torch.nn.functional.logsigmoid((2 * action - 1) * self.possible).sum(dim=-1)
 
     def entropy(self) -> torch.Tensor:
@@ -160,7 +138,7 @@ class Bernoulli(Distribution):
 
 
 @dataclass(frozen=True)
-class Gaussian(Distribution):
+class Gaussian:
     """A independent normal numbers. An action is float32 `[P, B, A]`, not clipped.
 
     Attributes:
@@ -172,15 +150,12 @@ class Gaussian(Distribution):
     log_std: torch.Tensor
 
     def sample(self, draw: Stream) -> torch.Tensor:
-        """Return mean + std · ε."""
         return self.mean + self.log_std.exp() * self._noise(draw)
 
     def mode(self) -> torch.Tensor:
-        """Return the mean."""
         return self.mean
 
     def log_prob(self, action: torch.Tensor) -> torch.Tensor:
-        """Return Σ log N: float32 `[P, B, A]` → `[P, B]`."""
         return self._log_density((action - self.mean) * torch.exp(-self.log_std)).sum(dim=-1)
 
     def entropy(self) -> torch.Tensor:
@@ -197,15 +172,12 @@ class Gaussian(Distribution):
 
 @dataclass(frozen=True)
 class SquashedGaussian(Gaussian):
-    """The hyperbolic tangent of normal numbers u. An action is float32 `[P, B, A]` in [−1, 1].
+    """The hyperbolic tangent of such normal numbers u. An action is float32 `[P, B, A]` in [−1, 1].
 
-    Attributes:
-        mean: `[P, B, A]`, before squashing.
-        log_std: the same.
+    Its entropy is u's, an upper bound: its own has no closed form.
     """
 
     def sample(self, draw: Stream) -> torch.Tensor:
-        """Return tanh(mean + std · ε)."""
         return torch.tanh(super().sample(draw))
 
     def mode(self) -> torch.Tensor:
@@ -216,17 +188,12 @@ class SquashedGaussian(Gaussian):
         """Return the log-densities of actions, u = atanh(a): float32 `[P, B, A]` → `[P, B]`.
 
         They are those of the actions as they are, which float32 rounds: towards ±1 an action tells u only roughly, and
-        ±1 counts as the number next to it. `sample_with_log_prob` goes the same way, not by the u that was drawn, so
-        that a policy gives the same number when it draws an action and when it sees it again.
+        ±1 counts as the number next to it. So a policy gives the same number when it sees an action again.
         """
         most = 1.0 - torch.finfo(action.dtype).eps / 2
         a = action.clamp(-most, most)
         u = 0.5 * (torch.log1p(a) - torch.log1p(-a))  # atanh, whose own bits depend on where in a tensor a number lies
         return (self._log_density((u - self.mean) * torch.exp(-self.log_std)) - _log_slope(u)).sum(dim=-1)
-
-    def entropy(self) -> torch.Tensor:
-        """Return the entropy of u, an upper bound: the squashed one's has no closed form."""
-        return super().entropy()
 
 
 def distribution(

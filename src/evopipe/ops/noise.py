@@ -43,13 +43,7 @@ def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: f
 
 
 def smoothed(action: torch.Tensor, draw: Stream, sd: float, limit: float) -> torch.Tensor:
-    """Return target actions with clipped noise (Fujimoto, van Hoof & Meger, 2018, eq. 14).
-
-    Args:
-        action: `[P, B, A]` in [−1, 1], and so is the result.
-        draw: of this update.
-        sd: standard deviation of the noise.
-        limit: its largest size.
-    """
+    """Return actions `[P, B, A]`, in [−1, 1] as those given, with noise of deviation `sd` and of size `limit` at most
+    (Fujimoto, van Hoof & Meger, 2018, eq. 14)."""
     noise = sd * draw.normal(action[0].numel()).view(action.shape)
     return (action + noise.clamp(-limit, limit)).clamp(-1.0, 1.0)

@@ -62,12 +62,8 @@ def clipped_double_target(
 
 
 def twin_loss(errors: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of two critics, Σ w (e₁² + e₂²) `[P]`, and each transition's mean |e| `[P, B]`, without gradient.
-
-    Args:
-        errors: of both, `[P, 2, B]`.
-        weight: `[P, B]`.
-    """
+    """Return the loss of two critics, Σ w (e₁² + e₂²) `[P]`, and each transition's mean |e| `[P, B]`, without gradient:
+    errors are `[P, 2, B]`, weight is `[P, B]`."""
     return (weight[:, None] * errors.square()).sum(dim=(1, 2)), errors.detach().abs().mean(dim=1)
 
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from evopipe.algos import on_policy
 from evopipe.core.cohort import Cohort
-from evopipe.core.graphs import Body, upload
+from evopipe.core.graphs import upload
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import Spec
 from evopipe.types import Chosen
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
+_NUMPY = {torch.int64: np.int64, torch.float32: np.float32}
 
 
 def act(
@@ -37,34 +35,29 @@ def act(
         `[P · E]` int64, `[P · E, A]` float32 where actions are continuous. A frozen member's values mean nothing: its
         environments go on with random legal actions.
     """
-    members = sum(len(cohort.members) for cohort in cohorts)
-    obs, legal = obs.reshape(members, -1, obs.shape[-1]), legal.reshape(members, -1, legal.shape[-1])
+    obs, legal = _by_member(cohorts, obs), _by_member(cohorts, legal)
     chosen = [choose(spec, cohort, obs[cohort.slots], legal[cohort.slots], (epsilon, tick)) for cohort in cohorts]
     return gather(chosen, [cohort.slots for cohort in cohorts]).reshape(-1, *chosen[0].shape[2:])
 
 
 def take_note(cohorts: Sequence[Cohort], obs: np.ndarray) -> None:
-    """Let every member take note of what it is about to act on, see `see`: obs `[P · E, O]`, rows by slot."""
-    members = sum(len(cohort.members) for cohort in cohorts)
-    for cohort in cohorts:
-        if cohort.normaliser is not None:
-            own = obs.reshape(members, -1, obs.shape[-1])[cohort.slots]
-            see(cohort, upload(torch.from_numpy(own), cohort.keys.device))
-
-
-def see(cohort: Cohort, obs: torch.Tensor) -> None:
-    """Let the members of a cohort take note of what they are about to act on, `[P, E, O]` on their device, in place.
+    """Let every member take note of what it is about to act on, `[P · E, O]`, rows by slot.
 
     Nothing happens unless observations are normalised. Once a tick, before they act; never where they are evaluated.
     """
-    if cohort.normaliser is not None:
-        cohort.normaliser.see(obs, cohort.healthy)
+    for cohort in cohorts:
+        if cohort.normaliser is not None:
+            own = torch.from_numpy(_by_member(cohorts, obs)[cohort.slots])
+            cohort.normaliser.see(upload(own, cohort.keys.device), cohort.healthy)
 
 
-def choose(
-    spec: Spec, cohort: Cohort, obs: np.ndarray, legal: np.ndarray, explore: tuple[float, int] | None
-) -> torch.Tensor:
-    """Choose the actions of one cohort's members; nothing waits for the device.
+def _by_member(cohorts: Sequence[Cohort], x: np.ndarray) -> np.ndarray:
+    """`[P · E, …]` → `[P, E, …]`."""
+    return x.reshape(sum(len(cohort.members) for cohort in cohorts), -1, x.shape[-1])
+
+
+def choose(spec: Spec, cohort: Cohort, obs: np.ndarray, legal: np.ndarray, explore: tuple[float, int] | None) -> Tensor:
+    """Choose the actions of one cohort's members, as `act`, on its device; nothing waits for it.
 
     Args:
         spec: configuration.
@@ -72,121 +65,54 @@ def choose(
         obs: `[P, E, O]` float32, in the order of the cohort's members.
         legal: `[P, E, A]` bool.
         explore: exploration rate and tick, which with the members' keys fixes the draws; None for greedy actions.
-
-    Returns:
-        `[P, E]` int64, or `[P, E, A]` float32 where actions are continuous, on the cohort's device.
     """
+    algo, cfg, own, explores = spec.algo, spec.algo_config, cohort.bare, explore is not None
     epsilon, tick = explore or (0.0, 0)
-    explores = explore is not None
-    inputs = (torch.from_numpy(obs), torch.from_numpy(legal), torch.tensor(epsilon), torch.tensor([tick]))
 
-    def make(_: Any) -> Body:
-        return partial(_choose, spec, cohort.bare, explores)
+    def work(obs: Tensor, legal: Tensor, epsilon: Tensor, tick: Tensor) -> tuple[Tensor]:
+        obs = own.shown(obs)
+        if not explores:
+            return (algo.greedy(cfg, own.state, obs, legal),)
+        each = torch.where(own.healthy, epsilon, 1.0)
+        return (algo.act(cfg, own.state, obs, legal, each, Stream(own.keys, Purpose.ACT, tick)),)
 
-    def bound() -> list[torch.Tensor]:
-        return [cohort.keys, *([cohort.healthy] if explores else []), *cohort.tensors(), *cohort.seen()]
+    def bound() -> list[Tensor]:
+        return [own.keys, *([own.healthy] if explores else []), *own.tensors(), *own.seen()]
 
     name = ("choose", explores, obs.shape, legal.shape)
-    return cohort.runner.run(name, make, inputs, cohort.keys.device, bound)[0]
-
-
-def _choose(
-    spec: Spec,
-    cohort: Cohort,
-    explore: bool,
-    obs: torch.Tensor,
-    legal: torch.Tensor,
-    epsilon: torch.Tensor,
-    tick: torch.Tensor,
-) -> tuple[torch.Tensor]:
-    """`choose` on the device."""
-    algo, cfg, obs = spec.algo, spec.algo_config, cohort.shown(obs)
-    if not explore:
-        return (algo.greedy(cfg, cohort.state, obs, legal),)
-    each = torch.where(cohort.healthy, epsilon, 1.0)
-    return (algo.act(cfg, cohort.state, obs, legal, each, Stream(cohort.keys, Purpose.ACT, tick)),)
+    inputs = (torch.from_numpy(obs), torch.from_numpy(legal), torch.tensor(epsilon), torch.tensor([tick]))
+    return cohort.runner.ready(name, lambda _: work, inputs, cohort.keys.device, bound)()[0]
 
 
 def step(
-    spec: Spec,
-    cohort: Cohort,
-    obs: torch.Tensor,
-    legal: torch.Tensor,
-    begins: torch.Tensor,
-    memory: torch.Tensor,
-    tick: int | None,
+    spec: Spec, cohort: Cohort, obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, tick: int | None
 ) -> Chosen:
     """Let the members of a cohort that learns on-policy choose; nothing waits for the device.
 
     Args:
         spec: configuration.
         cohort: the members.
-        obs: `[P, E, O]` float32, in the order of the cohort's members, as their networks read them (`cohort.shown`).
+        obs: `[P, E, O]` float32, as their networks read them (`cohort.shown`).
         legal: `[P, E, A]` bool.
-        begins: `[P, E]` bool, an episode begins: what was remembered is forgotten.
-        memory: `[P, E, M]`.
+        begins: `[P, E]` bool, an episode begins: what was remembered, memory `[P, E, M]`, is forgotten.
         tick: when; with the members' keys it fixes the draws. None for greedy actions.
     """
-    draws = tick is not None
-    inputs = (obs, legal, begins, memory, torch.tensor([tick or 0]))
+    algo, cfg, own, draws = spec.algo, spec.algo_config, cohort.bare, tick is not None
 
-    def make(_: Any) -> Body:
-        return partial(_step, spec, cohort.bare, draws)
+    def work(obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, tick: Tensor) -> Chosen:
+        draw = Stream(own.keys, Purpose.ACT, tick) if draws else None
+        if memory.shape[-1]:
+            memory = memory.masked_fill(begins[..., None], 0.0)
+        return algo.step(cfg, own.state, obs, legal, memory, draw)
 
-    def bound() -> list[torch.Tensor]:
-        return [cohort.keys, *cohort.tensors()]
+    def bound() -> list[Tensor]:
+        return [own.keys, *own.tensors()]
 
-    return Chosen(*cohort.runner.run(("step", draws, obs.shape), make, inputs, cohort.keys.device, bound))
-
-
-def _step(
-    spec: Spec,
-    cohort: Cohort,
-    draws: bool,
-    obs: torch.Tensor,
-    legal: torch.Tensor,
-    begins: torch.Tensor,
-    memory: torch.Tensor,
-    tick: torch.Tensor,
-) -> Chosen:
-    """`step` on the device."""
-    draw = Stream(cohort.keys, Purpose.ACT, tick) if draws else None
-    if memory.shape[-1]:
-        memory = memory.masked_fill(begins[..., None], 0.0)
-    return spec.algo.step(spec.algo_config, cohort.state, obs, legal, memory, draw)
+    name, inputs = ("step", draws, obs.shape), (obs, legal, begins, memory, torch.tensor([tick or 0]))
+    return Chosen(*cohort.runner.ready(name, lambda _: work, inputs, cohort.keys.device, bound)())
 
 
-class Greedy:
-    """Greedy actions of all members, who remember what they saw of their episodes where they can.
-
-    Args:
-        spec: configuration.
-        cohorts: all members.
-        places: where in `[P, W, …]` each cohort's members are.
-        width: `W`, environments of each member.
-    """
-
-    def __init__(
-        self, spec: Spec, cohorts: Sequence[Cohort], places: Sequence[npt.NDArray[np.int64]], width: int
-    ) -> None:
-        self._spec, self._cohorts, self._places = spec, cohorts, places
-        self._memories = [torch.zeros(len(c.members), width, c.memory, device=spec.device) for c in cohorts]
-
-    def __call__(self, obs: np.ndarray, legal: np.ndarray, begins: np.ndarray) -> np.ndarray:
-        """Return actions `[P, W, …]`; obs is `[P, W, O]`, legal `[P, W, A]`, begins `[P, W]`, all by place."""
-        chosen = []
-        for i, (cohort, place) in enumerate(zip(self._cohorts, self._places, strict=True)):
-            if on_policy(self._spec.algo):
-                seen, may, fresh = (upload(torch.from_numpy(x[place]), self._spec.device) for x in (obs, legal, begins))
-                took = step(self._spec, cohort, cohort.shown(seen), may, fresh, self._memories[i], None)
-                self._memories[i] = took.memory
-                chosen.append(took.action)
-            else:
-                chosen.append(choose(self._spec, cohort, obs[place], legal[place], None))
-        return gather(chosen, self._places)
-
-
-def gather(chosen: Sequence[torch.Tensor], places: Sequence[Any]) -> np.ndarray:
+def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
     """Put cohorts' actions `[P, E, …]` in the places of their members, for all members.
 
     All are under way before the first is waited for.
@@ -196,6 +122,3 @@ def gather(chosen: Sequence[torch.Tensor], places: Sequence[Any]) -> np.ndarray:
     for place, each in zip(places, chosen, strict=True):
         actions[place] = each.cpu().numpy()
     return actions
-
-
-_NUMPY = {torch.int64: np.int64, torch.float32: np.float32}

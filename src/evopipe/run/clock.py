@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from evopipe.run.spec import Spec
 
 
 @dataclass
 class Clock:
-    """Counts what has happened. A tick is one step in every environment, offline one chance to learn.
+    """Counts what has happened. A tick is one step in every environment, offline one chance to learn."""
 
-    Attributes:
-        members: `P`.
-        envs: `E`.
-        each: ticks of a generation.
-        total: ticks of the run.
-        tick: ticks so far; `here` of this generation.
-        generation: generations that are over.
-        env_steps: environment steps of the population; `eval_steps` those of evaluations.
-        broken: transitions that the environment broke; `broken_here` in this generation.
-    """
-
-    members: int
-    envs: int
-    each: int
-    total: int
-    tick: int = 0
-    here: int = 0
-    generation: int = 0
-    env_steps: int = 0
-    eval_steps: int = 0
-    broken: int = 0
-    broken_here: int = 0
+    members: int  # P
+    envs: int  # E
+    each: int  # ticks of a generation
+    total: int  # ticks of the run
+    tick: int = 0  # ticks so far
+    here: int = 0  # ticks of this generation
+    generation: int = 0  # generations that are over
+    env_steps: int = 0  # environment steps of the population
+    eval_steps: int = 0  # those of evaluations
+    broken: int = 0  # transitions that the environment broke
+    broken_here: int = 0  # those of this generation
 
     @classmethod
     def of(cls, spec: Spec, members: int) -> Clock:
@@ -68,11 +56,3 @@ class Clock:
         """Count a generation that is over."""
         self.generation += 1
         self.here = self.broken_here = 0
-
-    def state(self) -> dict[str, Any]:
-        """Return all counts as JSON data."""
-        return asdict(self)
-
-    def restore(self, counts: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
-        vars(self).update(counts)

@@ -18,7 +18,7 @@ from evopipe.run.evaluate import Stopped
 from evopipe.run.off_policy import OffPolicy
 from evopipe.run.offline import Offline
 from evopipe.run.on_policy import CollectRollouts, OnPolicy
-from evopipe.run.regime import Regime
+from evopipe.run.regime import Regime, Setup
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec
 from evopipe.track.events import Generation, Message, Progress, Tracker
@@ -38,14 +38,8 @@ def begin(
 ) -> Run:
     """Return a run at its beginning, in the regime of its algorithm.
 
-    Args:
-        spec: what it is about.
-        members: the initial population.
-        warm: transitions to learn from: offline the dataset, else before the first step.
-        births: how the members were mutated, where they were.
-        workers: worker processes for the environments; None steps them in this process.
-        learners: processes that may learn, this one included. No result depends on these two.
-        collect_rollouts: see `OnPolicy`.
+    `births` are the members' mutations, if any. For warm, workers and learners see `Setup`, for collect_rollouts
+    `OnPolicy`.
 
     Raises:
         UsageError: `collect_rollouts` is given and the algorithm collects none.
@@ -53,27 +47,20 @@ def begin(
     if collect_rollouts is not None and not on_policy(spec.algo):
         raise UsageError(f"collect_rollouts: {spec.train.algo} collects no rollouts; take an on-policy algorithm")
     clock, keys = Clock.of(spec, len(members)), np.array([member.key for member in members])
-    own = (spec, clock, keys, warm, workers, learners)
+    setup = Setup(spec, clock, keys, warm, workers, learners)
     regime: Regime
     if spec.train.mode == "offline":
-        regime = Offline(*own)
+        regime = Offline(setup)
     elif on_policy(spec.algo):
-        regime = OnPolicy(*own, collect_rollouts=collect_rollouts)
+        regime = OnPolicy(setup, collect_rollouts)
     else:
-        regime = OffPolicy(*own)
+        regime = OffPolicy(setup)
     return Run(spec, regime, clock, members, births)
 
 
 def drive(run: Run, tracker: Tracker, stop: Callable[[], bool], save: Callable[[], None]) -> None:
-    """Advance a run until it ends or a signal stops it.
-
-    Args:
-        run: the run.
-        tracker: where events go.
-        stop: whether a signal asked to stop; the caller then saves.
-        save: called between ticks.
-    """
-    watch, clock = _Stopwatch(run), run.clock
+    """Advance a run until it ends or `stop` says so, then the caller saves; `save` is called between ticks."""
+    watch, clock = _Stopwatch(run.clock), run.clock
     while not run.reason and not stop():
         if clock.generation_over:
             tracker.emit(watch.progress("evaluating"))
@@ -97,23 +84,18 @@ def drive(run: Run, tracker: Tracker, stop: Callable[[], bool], save: Callable[[
 class _Stopwatch:
     """Wall time for people; no state of the run depends on it."""
 
-    def __init__(self, run: Run) -> None:
-        self.clock, self.began, self.shown = run.clock, time.perf_counter(), 0.0
-        self.lapped = self.began
-        self.first_step, self.first_steps = run.clock.step, run.clock.env_steps
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self.began
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.shown = clock, 0.0
+        self.began = self.lapped = time.perf_counter()
+        self.first_step, self.first_steps = clock.step, clock.env_steps
 
     def lap(self) -> float:
         """Return the seconds since the last call."""
-        now = time.perf_counter()
-        seconds, self.lapped = now - self.lapped, now
-        return seconds
+        before, self.lapped = self.lapped, time.perf_counter()
+        return self.lapped - before
 
     def due(self) -> bool:
-        """Whether a quarter of a second has passed since progress was last shown."""
+        """Whether it is a quarter of a second since progress was last shown."""
         now = time.perf_counter()
         if now - self.shown < 0.25:
             return False
@@ -121,9 +103,8 @@ class _Stopwatch:
         return True
 
     def progress(self, phase: str) -> Progress:
-        clock, seconds = self.clock, max(self.seconds, 1e-9)
+        clock, seconds = self.clock, max(time.perf_counter() - self.began, 1e-9)
         done, total = clock.step - self.first_step, clock.total * clock.envs
-        left = (total - clock.step) * seconds / done if done else None
         return Progress(
             generation=clock.generation,
             step=clock.step,
@@ -132,5 +113,5 @@ class _Stopwatch:
             eval_steps=clock.eval_steps,
             phase=phase,
             steps_per_second=(clock.env_steps - self.first_steps) / seconds,
-            seconds_left=left,
+            seconds_left=(total - clock.step) * seconds / done if done else None,
         )

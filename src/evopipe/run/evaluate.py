@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from evopipe.algos import on_policy
 from evopipe.core.cohort import Cohort
+from evopipe.core.graphs import upload
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.workers import Workers
-from evopipe.run.act import Greedy
+from evopipe.run.act import choose, gather, step
 from evopipe.run.spec import Spec
 
 
@@ -37,19 +40,17 @@ def evaluate(
 ) -> Episodes:
     """Play one greedy episode a seed with every member.
 
+    A return is not finite if the environment broke in that episode.
+
     Args:
         spec: configuration.
         cohorts: the members, `P` in all.
         pool: environments, at least `P`; each member uses `rows // P` of them at a time.
         seeds: `[n]` episode seeds, the same for all members.
         cap: most steps of an episode, None for no cap.
-        stopped: asked at every step.
-
-    Returns:
-        Returns and lengths. A return is not finite where the environment broke in that episode.
 
     Raises:
-        Stopped: `stopped` said so.
+        Stopped: `stopped` said so, which is asked at every step.
         EnvironmentFailed: an environment raised or broke its contract.
     """
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
@@ -61,19 +62,30 @@ def evaluate(
     episode = np.tile(np.arange(width), members)  # which episode each row plays
     waiting = np.full(members, width)  # next episode of each member
     running = np.arange(members * width)
-    greedy = Greedy(spec, cohorts, rows, width)
+    memories = [torch.zeros(len(c.members), width, c.memory, device=spec.device) for c in cohorts]
     pool.reset(running, seeds[episode])
     steps = 0
     while len(running):
         if stopped():
             raise Stopped
-        actions = greedy(*(x[: members * width].reshape(members, width, *x.shape[1:]) for x in seen(pool)))
-        step = pool.step(actions.reshape(-1, *actions.shape[2:])[running], running)
+        shown = pool.obs, pool.mask, pool.episode_length == 0
+        obs, legal, begins = (x[: members * width].reshape(members, width, *x.shape[1:]) for x in shown)
+        chosen = []
+        for i, (cohort, own) in enumerate(zip(cohorts, rows, strict=True)):
+            if on_policy(spec.algo):
+                seen, may, fresh = (upload(torch.from_numpy(x[own]), spec.device) for x in (obs, legal, begins))
+                took = step(spec, cohort, cohort.shown(seen), may, fresh, memories[i], None)
+                memories[i] = took.memory
+                chosen.append(took.action)
+            else:
+                chosen.append(choose(spec, cohort, obs[own], legal[own], None))
+        actions = gather(chosen, rows)
+        gave = pool.step(actions.reshape(-1, *actions.shape[2:])[running], running)
         steps += len(running)
-        over = step.over
+        over = gave.over
         if cap is not None:
             over |= pool.episode_length[running] >= cap
-        for row, broken in zip(running[over].tolist(), step.broken[over].tolist(), strict=True):
+        for row, broken in zip(running[over].tolist(), gave.broken[over].tolist(), strict=True):
             member = row // width
             returns[member, episode[row]] = np.nan if broken else pool.episode_return[row]
             lengths[member, episode[row]] = pool.episode_length[row]
@@ -87,13 +99,7 @@ def evaluate(
 
 
 class Evaluator:
-    """Environments of a run's own in which its members are scored.
-
-    Args:
-        spec: what the run is about.
-        members: `P`.
-        workers: worker processes for the environments; None steps them in this process.
-    """
+    """Environments of a run's own in which its `P` members are scored."""
 
     def __init__(self, spec: Spec, members: int, workers: Workers | None = None) -> None:
         self._spec = spec
@@ -101,10 +107,5 @@ class Evaluator:
         self.pool = EnvPool(spec.env, members * each, what="evaluation", workers=workers)
 
     def __call__(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Play one episode a seed with every member, as long as `train.eval_steps` allows; see `evaluate`."""
+        """Play one episode a seed with every member, `train.eval_steps` at most; see `evaluate`."""
         return evaluate(self._spec, cohorts, self.pool, seeds, self._spec.train.eval_steps, stopped)
-
-
-def seen(pool: EnvPool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what a policy acts by, of every row: observation, legal actions, whether an episode begins."""
-    return pool.obs, pool.mask, pool.episode_length == 0

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evopipe import rng
+from evopipe.core import normalise
 from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import Body, upload
-from evopipe.memory.replay import Replay
+from evopipe.core.member import Member
+from evopipe.memory.priorities import Priorities
+from evopipe.memory.replay import Replay, RowLayout
 from evopipe.rng import Purpose, Stream
-from evopipe.run.learners import Share, updates_per_step
+from evopipe.run.learners import Learners, Share
+from evopipe.run.regime import Setup
 from evopipe.run.spec import Spec
-from evopipe.types import Batch
+from evopipe.types import Image
 
 UPDATES_PER_TICK = 1 << 13  # more than any member can take: keeps the replay draws of different ticks apart
 
@@ -25,22 +30,20 @@ UPDATES_PER_TICK = 1 << 13  # more than any member can take: keeps the replay dr
 def updates_due(cohort: Cohort, tick: int, envs: int) -> int:
     """Return how many updates a cohort owes at the tick-th tick (from 0) of its generation: one every `learn_step`
     environment steps of a member, over the generation exactly so many."""
-    every = int(cohort.members[0].hyper.get("learn_step", 1))
+    every = _learn_step(cohort)
     return (tick + 1) * envs // every - tick * envs // every
 
 
-def turn_at(spec: Spec, cohort: Cohort, tick: int, envs: int) -> int:
-    """Return which of the algorithm's unlike updates the first one of this tick is, see `evopipe.algos`."""
-    every = int(cohort.members[0].hyper.get("learn_step", 1))
-    return tick * envs // every % spec.period
+def _learn_step(cohort: Cohort) -> int:
+    return int(cohort.members[0].hyper.get("learn_step", 1))
 
 
-def discount_rate(cohort: Cohort) -> torch.Tensor:
+def discount_rate(cohort: Cohort) -> Tensor:
     """Return γ of each member `[P]`: 1 where the algorithm has none, as imitation has not."""
     return cohort.hyper.get("gamma", torch.ones_like(cohort.weight[:, 0]))
 
 
-def learn(spec: Spec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0) -> torch.Tensor:
+def learn(spec: Spec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0) -> Tensor:
     """Take so many updates, each on a fresh batch; the cohort's tensors change in place.
 
     Args:
@@ -49,76 +52,97 @@ def learn(spec: Spec, cohort: Cohort, replay: Replay, tick: int, updates: int, t
         replay: where batches come from; every memory must hold at least one row.
         tick: when; with the members' keys it fixes the draws.
         updates: how many, at least 1.
-        turn: see `turn_at`.
+        turn: which of the algorithm's unlike updates the first one is, see `evopipe.algos`.
 
     Returns:
         The members' losses `[P]` in the last update, `cohort.losses`.
     """
-    now = torch.from_numpy(np.concatenate(([tick * UPDATES_PER_TICK], replay.filled(cohort.slots))))  # [1 + P]
-
-    def make(compiled: Callable[[Any], Any]) -> Body:
-        memory = _Memory.of(replay, cohort.slots)
-        return partial(_updates, spec, compiled(spec.algo.update), cohort.bare, memory, updates, turn)
-
-    def bound() -> list[torch.Tensor]:
-        return [*replay.tensors(), cohort.keys, cohort.weight, *cohort.hyper.values(), *cohort.seen()]
-
-    def written() -> list[torch.Tensor]:
-        trees = [] if replay.priorities is None else replay.priorities.tensors()
-        return [*cohort.tensors(), cohort.healthy, cohort.losses, *trees]
-
-    cohort.runner.run(("learn", updates, turn), make, [now, _beta(spec, tick)], spec.device, bound, written)
+    _ready(spec, cohort, replay, tick, updates, turn, replay.filled(cohort.slots))()
     return cohort.losses
 
 
-@dataclass(frozen=True)
-class ReplayLessons:
-    """Learning from a replay memory: what is due is a number of updates."""
+class ReplayLearning:
+    """What a regime holds whose members learn from a replay memory; for the arguments see `Setup` and `Replay`.
 
-    spec: Spec
-    replay: Replay
+    Attributes:
+        replay: the memory, empty at first; with priorities of each member's own if `train.replay` says so.
+        learners: the processes that learn from it.
+    """
 
-    def shared(self) -> list[torch.Tensor]:
-        """Return the memory's tensors; its frames are shared as they are."""
-        trees = [] if self.replay.priorities is None else self.replay.priorities.tensors()
-        places = [] if self.replay.frames is None else [self.replay.frames.places]
-        return [self.replay.rows, *places, *trees]
+    def __init__(self, setup: Setup, layout: RowLayout, memories: int, capacity: int, images: Sequence[Image]) -> None:
+        spec, cfg = setup.spec, setup.spec.train.replay
+        self._spec, self._clock, self._members = spec, setup.clock, len(setup.keys)
+        self._seen = setup.warm.obs if setup.warm else None  # what members saw before they were born
+        trees = Priorities(self._members, capacity, cfg.alpha, spec.device) if cfg.prioritised else None
+        self.replay = Replay(layout, memories, capacity, spec.device, trees, images)
+        self.learners = Learners(spec, setup.learners, partial(_of_share, spec, self.replay))
+        places = [] if self.replay.frames is None else [self.replay.frames.places]  # the images are shared as they are
+        self.learners.share([self.replay.rows, *places, *([] if trees is None else trees.tensors())])
+        self._cohorts: Sequence[Cohort] = []
 
-    def adopt(self, cohorts: Sequence[Cohort]) -> list[torch.Tensor]:
-        """Cohorts have nothing of their own here."""
-        return []
+    def first(self, member: Member) -> Member:
+        """Return a member that has seen the transitions that it begins with, if it takes note of what it sees."""
+        if self._seen is None or not self._spec.train.normalise.observations:
+            return member
+        equipped = self._spec.equip(member).tensors
+        return replace(member, tensors=normalise.after(equipped, torch.from_numpy(self._seen)))
 
-    def numbers(self) -> list[int]:
-        """Return how far each memory is filled."""
-        filled: list[int] = self.replay.size.tolist()
-        return filled
+    def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        self._cohorts, self._seen = cohorts, None
+        self.learners.adopt(cohorts, [1.0 / _learn_step(cohort) for cohort in cohorts])
 
-    def follow(self, numbers: Sequence[int]) -> None:
-        """Take over how far each memory is filled."""
-        self.replay.size = np.array(numbers, np.int64)
+    def hand_down(self, parents: Sequence[int] | None) -> None:
+        """Let no member draw by a stranger's errors: on a shared memory a child has its parent's priorities; on its
+        slot's own, which has other rows than the parent's, and where all diverged, rows count alike again."""
+        trees = self.replay.priorities
+        if trees is None:
+            return
+        replaced = [slot for slot in range(self._members) if parents is None or parents[slot] != slot]
+        slots = upload(torch.tensor(replaced, dtype=torch.int64), self.replay.device)
+        if parents is None or self.replay.memories > 1:
+            trees.forget(slots)
+        else:
+            trees.inherit(slots, upload(torch.tensor(parents), self.replay.device)[slots])
 
-    def rate(self, cohort: Cohort) -> float:
-        """See `updates_per_step`."""
-        return updates_per_step(cohort)
-
-    def learn(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> None:
-        """See `learn`."""
-        learn(self.spec, cohort, self.replay, tick, due, turn)
-
-
-class _Memory(NamedTuple):
-    """A replay memory as the members of a cohort see it: their slots, and where each one's memory begins, `[P]`."""
-
-    replay: Replay
-    slots: torch.Tensor
-    first: torch.Tensor
-
-    @classmethod
-    def of(cls, replay: Replay, slots: Sequence[int]) -> _Memory:
-        return cls(replay, upload(torch.tensor(slots), replay.device), replay.first(slots))
+    def due(self) -> list[list[int]]:
+        """Return what each cohort owes at this tick: how many updates, the first one's turn, rows filled `[P]`."""
+        tick, envs = self._clock.here, self._clock.envs
+        turns = [tick * envs // _learn_step(cohort) % self._spec.period for cohort in self._cohorts]
+        return [
+            [updates_due(cohort, tick, envs), turn, *self.replay.filled(cohort.slots).tolist()]
+            for cohort, turn in zip(self._cohorts, turns, strict=True)
+        ]
 
 
-def _beta(spec: Spec, tick: int) -> torch.Tensor:
+def _of_share(
+    spec: Spec, replay: Replay, share: Share, cohort: Cohort, tick: int, due: Sequence[int]
+) -> Callable[[], Any]:
+    """Return the learning of a share, given as a cohort of its own, ready to be called; see `ReplayLearning.due`."""
+    updates, turn, *filled = due
+    return _ready(spec, cohort, replay, tick, updates, turn, filled[share.first : share.end])
+
+
+def _ready(
+    spec: Spec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int, filled: Sequence[int] | np.ndarray
+) -> Callable[[], Any]:
+    """Return `learn`, ready to be called; filled `[P]` is how many rows each member's memory holds."""
+    now = torch.tensor([tick * UPDATES_PER_TICK, *filled])  # [1 + P]
+
+    def make(compiled: Callable[[Any], Any]) -> Body:
+        memory = replay, upload(torch.tensor(cohort.slots), replay.device), replay.first(cohort.slots)
+        return partial(_updates, spec, compiled(spec.algo.update), cohort.bare, memory, updates, turn)
+
+    def bound() -> list[Tensor]:
+        return [*replay.tensors(), cohort.keys, cohort.weight, *cohort.hyper.values(), *cohort.seen()]
+
+    def written() -> list[Tensor]:
+        trees = [] if replay.priorities is None else replay.priorities.tensors()
+        return [*cohort.tensors(), cohort.healthy, cohort.losses, *trees]
+
+    return cohort.runner.ready(("learn", updates, turn), make, [now, _beta(spec, tick)], spec.device, bound, written)
+
+
+def _beta(spec: Spec, tick: int) -> Tensor:
     """How much importance weights correct by now, `[]`: from `beta` to 1 over the run."""
     done = min(1.0, tick * spec.env.num_envs / spec.train.max_steps)
     beta = spec.train.replay.beta
@@ -129,13 +153,17 @@ def _updates(
     spec: Spec,
     update: Any,
     cohort: Cohort,
-    memory: _Memory,
+    memory: tuple[Replay, Tensor, Tensor],
     updates: int,
     turn: int,
-    now: torch.Tensor,
-    beta: torch.Tensor,
+    now: Tensor,
+    beta: Tensor,
 ) -> tuple[()]:
-    """Draw, sample and update on the device, in place. `now` `[1 + P]`: counter of the first draw, rows filled."""
+    """Draw, sample and update on the device, in place.
+
+    `memory` is the replay memory, the members' slots, and where each one's memory begins, `[P]`; `now` `[1 + P]` is the
+    counter of the first draw, then the rows filled.
+    """
     replay, slots, first = memory
     when = now[:1] + torch.arange(updates, device=now.device)
     u = rng.uniform(cohort.keys, Purpose.REPLAY, when, cohort.batch)
@@ -147,7 +175,9 @@ def _updates(
             drawn, weight = rows[:, i], cohort.weight
         else:  # one after the other: an update changes what the next one draws
             drawn, index, weight = replay.draw_by_priority(slots, first, now[1:], u[:, i], cohort.weight, beta)
-        batch = _shown(cohort, replay.layout.unpack(drawn, weight, gamma))
+        batch = replay.layout.unpack(drawn, weight, gamma)
+        if cohort.normaliser is not None:  # the memory holds what the environments gave
+            batch = replace(batch, obs=cohort.shown(batch.obs), next_obs=cohort.shown(batch.next_obs))
         draw = Stream(cohort.keys, Purpose.UPDATE, when[i : i + 1])
         losses, healthy, errors = update(
             spec.algo_config, cohort.state, cohort.hyper, batch, healthy, draw, (turn + i) % spec.period
@@ -160,10 +190,3 @@ def _updates(
     cohort.healthy.copy_(healthy)
     cohort.losses.copy_(losses.detach())
     return ()
-
-
-def _shown(cohort: Cohort, batch: Batch) -> Batch:
-    """Return a batch as the members' networks read it: the memory holds what the environments gave."""
-    if cohort.normaliser is None:
-        return batch
-    return replace(batch, obs=cohort.shown(batch.obs), next_obs=cohort.shown(batch.next_obs))

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from evopipe.core.cohort import Cohort
-from evopipe.core.member import Member
-from evopipe.envs.workers import Workers
 from evopipe.errors import DataError, ParamsError
 from evopipe.memory.replay import RowLayout
 from evopipe.rng import Purpose
-from evopipe.run.clock import Clock
-from evopipe.run.evaluate import Episodes, Evaluator
-from evopipe.run.learn import ReplayLessons
-from evopipe.run.learners import Learners
-from evopipe.run.off_policy import after, byte_images, hand_down_priorities, learn_what_is_due, replay_for
-from evopipe.run.spec import Spec
+from evopipe.run.evaluate import Evaluator
+from evopipe.run.learn import ReplayLearning
+from evopipe.run.off_policy import byte_images
+from evopipe.run.regime import Setup
 
 if TYPE_CHECKING:
     from evopipe.data.transitions import Transitions
-
 
 _PART = 1 << 24  # bytes of rows that are packed at once
 
@@ -32,28 +27,22 @@ class Offline:
     """The regime (see `Regime`) of learning from a dataset: all of it and nothing else, one for all members.
 
     A step of a member is a chance to learn where online it is a step in the environment: at a learn step of 1 it is one
-    update. Everything counted in steps means these. The arguments are those of `OffPolicy`; `warm` is the dataset.
+    update. Everything counted in steps means these.
 
     Raises:
         DataError: the dataset is empty.
         ParamsError: the environment masks actions, which a dataset knows nothing of.
     """
 
-    def __init__(
-        self,
-        spec: Spec,
-        clock: Clock,
-        keys: np.ndarray,
-        warm: Transitions | None,
-        workers: Workers | None = None,
-        learners: int = 1,
-    ) -> None:
-        if warm is None or not len(warm):
+    remarks: Sequence[str] = ()
+
+    def __init__(self, setup: Setup) -> None:
+        spec, data = setup.spec, setup.warm
+        if not data:
             raise DataError("train.mode: offline training needs a dataset with at least one transition, this has none")
-        self.spec, self.clock, self.keys, self.warm = spec, clock, keys, len(warm)
-        self.whole = True
-        self.evaluator = Evaluator(spec, len(keys), workers)
-        pool = self.evaluator.pool
+        self.clock, self.warm, self.whole = setup.clock, len(data), True
+        self.evaluate = Evaluator(spec, len(setup.keys), setup.workers)
+        pool = self.evaluate.pool
         pool.reset([0], spec.seeds(Purpose.EVALUATE, 1))  # whether it masks actions shows then
         self.threshold = pool.reward_threshold
         if pool.masked:
@@ -62,47 +51,29 @@ class Offline:
                 "from illegal actions; set it to online"
             )
         layout = RowLayout.of(spec.spaces, False, spec.train.replay.n_step)
-        self.replay = replay_for(spec, layout, len(keys), 1, len(warm), byte_images(pool, warm))
-        for rows in _packed(layout, warm):
+        self.learning = ReplayLearning(setup, layout, 1, len(data), byte_images(pool, data))
+        self.replay, self.learners = self.learning.replay, self.learning.learners
+        self.first, self.hand_down = self.learning.first, self.learning.hand_down
+        for rows in pack(layout, data):
             self.replay.add(rows[None], np.ones((1, len(rows)), bool), each=len(rows))
-        self.seen: np.ndarray | None = warm.obs
-        self.learners = Learners(spec, ReplayLessons(spec, self.replay), learners)
-
-    def first(self, member: Member) -> Member:
-        """Return a member that has seen the dataset, if it takes note of what it sees."""
-        return after(self.spec, member, self.seen)
-
-    @property
-    def remarks(self) -> Sequence[str]:
-        """See `Regime.remarks`."""
-        return ()
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """See `Regime.adopt`."""
-        self.cohorts, self.seen = cohorts, None
-        self.learners.adopt(cohorts)
-
-    def hand_down(self, parents: Sequence[int] | None) -> None:
-        """See `OffPolicy.hand_down`."""
-        hand_down_priorities(self.replay, len(self.keys), parents)
+        self.learning.adopt(cohorts)
 
     def advance(self) -> None:
         """Learn what is due."""
         self.whole = False
-        learn_what_is_due(self.spec, self.clock, self.learners, self.cohorts)
+        for learn in self.learners.share_of(self.clock.tick, self.learning.due()):
+            learn()
         self.clock.count()
         self.whole = True
 
-    def evaluate(self, cohorts: Sequence[Cohort], seeds: Any, stopped: Callable[[], bool]) -> Episodes:
-        """See `Regime.evaluate`."""
-        return self.evaluator(cohorts, seeds, stopped)
-
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Return what the memory holds beside the dataset, which does not change."""
         trees = self.replay.priorities
         return {} if trees is None else {f"replay.{k}": v for k, v in trees.state(self.warm).items()}
 
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> int:
+    def restore(self, tensors: Mapping[str, Tensor]) -> int:
         """See `Regime.restore`; 0, for no environment was under way."""
         if self.replay.priorities is not None:
             state = {k.removeprefix("replay."): v for k, v in tensors.items() if k.startswith("replay.")}
@@ -110,22 +81,16 @@ class Offline:
         return 0
 
     def close(self) -> None:
-        """See `Regime.close`."""
         self.learners.close()
-        self.evaluator.pool.close()
+        self.evaluate.pool.close()
 
 
-def pack(layout: RowLayout, data: Transitions) -> np.ndarray:
-    """Pack transitions into rows `[N, size]`, each over `layout.steps` steps, fewer where its episode ends before.
+def pack(layout: RowLayout, data: Transitions) -> Iterator[np.ndarray]:
+    """Pack transitions into rows `[n, size]`, part by part: images as numbers are too large for all at once.
 
-    A transition that runs into an end takes the end's own next observation: it bootstraps from it where the episode was
-    cut, and not where it terminated.
+    Each spans `layout.steps` steps, fewer if its episode ends before. One that runs into an end takes the end's own
+    next observation: it bootstraps from it if the episode was cut, and not if it terminated.
     """
-    return np.concatenate(list(_packed(layout, data)))
-
-
-def _packed(layout: RowLayout, data: Transitions) -> Iterator[np.ndarray]:
-    """Pack them part by part: images as numbers are too large for all at once."""
     taken = _steps_taken(data, layout.steps)
     size = max(1, _PART // (4 * layout.size))
     for start in range(0, len(data), size):

@@ -2,64 +2,80 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
 from evopipe.core.member import Member
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
-from evopipe.envs.workers import Workers
 from evopipe.errors import ParamsError, UsageError
-from evopipe.memory.rollout import StepLayout
-from evopipe.run.act import see, step
-from evopipe.run.clock import Clock
-from evopipe.run.evaluate import Episodes, Evaluator
+from evopipe.memory.rollout import Rollout, StepLayout
+from evopipe.run.act import step
+from evopipe.run.evaluate import Evaluator
 from evopipe.run.learn import discount_rate
-from evopipe.run.learners import Learners
-from evopipe.run.rollouts import RolloutLessons
-from evopipe.run.spec import Spec
-from evopipe.run.world import Playable, TensorWorld, World
+from evopipe.run.learners import Learners, Share
+from evopipe.run.regime import Setup
+from evopipe.run.rollouts import ready, rollout_ends
+from evopipe.run.world import TensorWorld, World
 
-if TYPE_CHECKING:
-    from evopipe.data.transitions import Transitions
-
-
-_RECORDED: dict[str, type] = {
-    "obs": np.float32,
-    "reward": np.float32,
-    "terminated": np.bool_,
-    "truncated": np.bool_,
-    "broken": np.bool_,
-}
+_NUMBERS, _FLAGS = ("obs", "reward"), ("terminated", "truncated", "broken")  # of a step that a user records
 
 CollectRollouts: TypeAlias = "Callable[[OnPolicy, int], None]"
 
 
-def collect(regime: OnPolicy, ticks: int) -> None:
-    """Take so many steps in every environment: what a function for `collect_rollouts` does in its own way."""
-    for _ in range(ticks):
-        regime.pool.send(regime.choose())
-        regime.record(regime.pool.receive())
+class _World(Protocol):
+    """What `World` and `TensorWorld` have in common. What they hand from one method to another is their own."""
+
+    masked: bool
+    pending: Any
+    pool: Any
+
+    def adopt(self, cohorts: Sequence[Cohort]) -> None: ...
+    def seen(self) -> list[Tensor]: ...
+    def actions(self, chosen: Sequence[Tensor]) -> Any: ...
+    def take(self, actions: Any) -> Any: ...
+    def gave(self, step: Any) -> list[Tensor]: ...
+    def end(self, step: Any) -> None: ...
+    def refuse_broken(self) -> None: ...
+    def state(self) -> dict[str, Tensor]: ...
+    def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray: ...
+
+
+@dataclass
+class _Playing:
+    """A cohort as it plays."""
+
+    cohort: Cohort
+    rows: slice | list[int]  # its members among all, for an index
+    ends: list[int]  # the ticks of the generation after which it learns
+    rollout: Rollout  # what it did since it last learned
+    memory: Tensor  # [P, E, M], what its networks carry to the next step
+
+    def due(self, tick: int) -> int:
+        """Return how many ticks the rollout has that ends at a tick of the generation, 0 where none does."""
+        began = dict(zip(self.ends, [0, *self.ends], strict=False))
+        return tick - began.get(tick, tick)
+
+    def place(self, tick: int) -> int:
+        """Return how many ticks of the running rollout were taken at a tick of the generation."""
+        return tick - max((end for end in self.ends if end <= tick), default=0)
 
 
 class OnPolicy:
     """The regime (see `Regime`) of on-policy algorithms.
 
     Args:
-        spec: what the run is about.
-        clock: the run's.
-        keys: of the members, `[P]`.
-        warm: must be none: members learn from their own steps alone.
-        workers: worker processes for the environments; None steps them in this process.
-        learners: processes that may learn, this one included. No result depends on these two.
-        collect_rollouts: takes this regime and a number of ticks, and collects these in place of `collect`: so many
-            times `choose()`, a step of `pool`, and `record(step)`, whose rewards and ends may be its own.
+        setup: what it begins with; transitions to learn from must be none: members learn from their own steps alone.
+        collect_rollouts: takes this regime and a number of ticks, and collects these by itself: so many times
+            `choose()`, a step of `pool`, and `record(step)`, whose rewards and ends may be its own.
 
     Raises:
         ParamsError: transitions are given to learn from first, which the members did not take.
@@ -68,40 +84,28 @@ class OnPolicy:
 
     warm = 0
 
-    def __init__(
-        self,
-        spec: Spec,
-        clock: Clock,
-        keys: np.ndarray,
-        warm: Transitions | None = None,
-        workers: Workers | None = None,
-        learners: int = 1,
-        collect_rollouts: CollectRollouts | None = None,
-    ) -> None:
-        if warm is not None and len(warm):
+    def __init__(self, setup: Setup, collect_rollouts: CollectRollouts | None = None) -> None:
+        spec, self.clock, self.keys = setup.spec, setup.clock, setup.keys
+        if setup.warm:
             raise ParamsError(f"train.warm_start: {spec.train.algo} learns from its own steps alone; set it to 0")
-        self.spec, self.clock, self.keys = spec, clock, keys
-        self.whole = True
+        self.spec, self.whole = spec, True
         self._collect_rollouts = collect_rollouts
         self._until: int | None = None  # tick at which `collect_rollouts` must end; None: it was never asked
-        self.cohorts: Sequence[Cohort] = []
-        self.memories: list[torch.Tensor] = []
-        self.world = self._make_world(workers)
-        self.evaluator = Evaluator(spec, len(keys), workers)
-        self.threshold = self.pool.reward_threshold
-        shape = (len(keys), clock.envs)
-        self.returns = torch.zeros(shape, dtype=torch.float64, device=spec.device)  # discounted, of running episodes
-        layout = StepLayout(spec.spaces, self.world.masked)
-        self.lessons = RolloutLessons(spec, layout, lambda: self.clock.generation_ticks)
-        self.learners = Learners(spec, self.lessons, learners)
-
-    def _make_world(self, workers: Workers | None) -> Playable:
-        if self.spec.env.backend == "torch":
-            if self._collect_rollouts is not None:
+        self.playing: list[_Playing] = []
+        self.world: _World
+        if spec.env.backend == "torch":
+            if collect_rollouts is not None:
                 raise UsageError("collect_rollouts: environments as tensors step by themselves; set env.backend: sync")
-            return TensorWorld(self.spec, self.keys, self.clock)
-        pool = EnvPool(self.spec.env, len(self.keys) * self.clock.envs, workers=workers)
-        return World(self.spec, self.keys, self.clock, pool)
+            self.world = TensorWorld(spec, self.keys, self.clock)
+        else:
+            pool = EnvPool(spec.env, len(self.keys) * self.clock.envs, workers=setup.workers)
+            self.world = World(spec, self.keys, self.clock, pool)
+        self.evaluate = Evaluator(spec, len(self.keys), setup.workers)
+        self.threshold = self.pool.reward_threshold
+        shape = (len(self.keys), self.clock.envs)
+        self.returns = torch.zeros(shape, dtype=torch.float64, device=spec.device)  # discounted, of running episodes
+        self._layout = StepLayout(spec.spaces, self.world.masked)
+        self.learners = Learners(spec, setup.learners, self._learning)
 
     @property
     def pool(self) -> Any:
@@ -112,44 +116,47 @@ class OnPolicy:
         """Return the member: it has seen nothing yet."""
         return member
 
+    def hand_down(self, parents: Sequence[int] | None) -> None:
+        """Nothing is kept beside the members."""
+
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         """See `Regime.adopt`. Episodes go on, so whoever goes on with a slot's networks goes on with its memory."""
-        remembered = self._remembered()
-        self.cohorts = cohorts
-        self.learners.adopt(cohorts)
-        device, envs = self.spec.device, self.clock.envs
-        self.memories = [torch.zeros(len(c.members), envs, c.memory, device=device) for c in cohorts]
-        for cohort, memory in zip(cohorts, self.memories, strict=True):
-            for row, member in enumerate(cohort.members):
-                before = remembered.get(member.slot)
-                if before is not None and before[0].id in (member.id, member.parent) and before[0].arch == member.arch:
-                    for piece, place in cohort.pieces(memory[row]).items():
-                        if piece in before[1]:  # pads may differ
-                            width = min(place.shape[-1], before[1][piece].shape[-1])
-                            place[..., :width] = before[1][piece][..., :width]
+        before = {
+            member.slot: (member, each.cohort, own)
+            for each in self.playing
+            for member, own in zip(each.cohort.members, each.memory, strict=True)
+        }
+        self.playing = [self._playing(cohort) for cohort in cohorts]
+        self.world.adopt(cohorts)
+        rates = [h["epochs"] / min(h["batch_size"], h["learn_step"]) for h in (c.members[0].hyper for c in cohorts)]
+        self.learners.adopt(cohorts, rates, [tensor for each in self.playing for tensor in each.rollout.tensors()])
+        for each in self.playing:
+            for member, own in zip(each.cohort.members, each.memory, strict=True):
+                if member.slot in before:
+                    old, cohort, held = before[member.slot]
+                    if old.id in (member.id, member.parent) and old.arch == member.arch and held.isfinite().all():
+                        _keep(each.cohort.pieces(own), cohort.pieces(held))
 
-    def _remembered(self) -> dict[int, tuple[Member, dict[tuple[str, int], torch.Tensor]]]:
-        """Return each slot's member, and the pieces of its memory `[E, width]`; nothing of one that is not finite."""
-        found: dict[int, tuple[Member, dict[tuple[str, int], torch.Tensor]]] = {}
-        for cohort, memory in zip(self.cohorts, self.memories, strict=True):
-            if cohort.memory:
-                usable = memory.isfinite().flatten(1).all(dim=1).tolist()
-                for member, own, finite in zip(cohort.members, memory, usable, strict=True):
-                    if finite:
-                        found[member.slot] = member, cohort.pieces(own)
-        return found
+    def _playing(self, cohort: Cohort) -> _Playing:
+        """Return a cohort as it begins to play."""
+        envs, device = self.clock.envs, self.spec.device
+        ends = rollout_ends(int(cohort.members[0].hyper["learn_step"]), envs, self.clock.generation_ticks)
+        longest = max(end - first for first, end in itertools.pairwise([0, *ends]))
+        members, size = len(cohort.members), cohort.memory
+        rows = slice(None) if cohort.slots == list(range(len(self.keys))) else cohort.slots
+        rollout = Rollout(self._layout, members, longest, envs, size, device)
+        return _Playing(cohort, rows, ends, rollout, torch.zeros(members, envs, size, device=device))
 
-    def _ends(self, cohort: Cohort) -> list[int]:
-        return self.lessons.ends(cohort)
-
-    def _place(self, cohort: Cohort) -> int:
-        """Return how many ticks of the running rollout were taken."""
-        return self.clock.here - max((end for end in self._ends(cohort) if end <= self.clock.here), default=0)
+    def _learning(self, share: Share, cohort: Cohort, tick: int, due: Sequence[int]) -> Callable[[], Any]:
+        rollout = self.playing[share.cohort].rollout
+        if share.end - share.first < len(rollout.rows):
+            rollout = rollout.part(share.first, share.end)
+        return ready(self.spec, cohort, rollout, due[0], tick)
 
     @property
     def remarks(self) -> list[str]:
-        """What the learn step becomes where it is no whole number of ticks, or longer than a generation; and a batch
-        that is then larger than it; and what is set that members do not use."""
+        """Say what the learn step becomes if it is no whole number of ticks or longer than a generation, which batch
+        is larger than it, and what members do not use."""
         p, envs = self.spec, self.clock.envs
         asked, batch, algo = p.algo_config.learn_step, p.algo_config.batch_size, f"algos.{p.train.algo}"
         each, generation = -(-asked // envs) * envs, -(-p.train.evo_steps // envs) * envs
@@ -162,23 +169,18 @@ class OnPolicy:
                          f"members learn every {each} steps")  # fmt: skip
         if batch > (held := min(each, generation)):
             found.append(f"{algo}.batch_size: {batch} steps are more than a rollout has: a minibatch is all its {held}")
-        return [*found, *self._unused()]
-
-    def _unused(self) -> list[str]:
-        train = self.spec.train
-        asked = {
-            "warm_start": train.warm_start > 0,
-            "replay.n_step": train.replay.n_step > 1,
-            "replay.prioritised": train.replay.prioritised,
+        replay = p.train.replay
+        set_anyway = {
+            "train.warm_start": p.train.warm_start > 0,
+            "train.replay.n_step": replay.n_step > 1,
+            "train.replay.prioritised": replay.prioritised,
         }
-        keys = " and ".join(f"train.{key}" for key, given in asked.items() if given)
-        return [f"{keys}: not used, {train.algo} learns from its own last steps alone"] if keys else []
-
-    # ------------------------------------------------------------------------------------------ one tick
+        if unused := [key for key, given in set_anyway.items() if given]:
+            found.append(f"{' and '.join(unused)}: not used, {p.train.algo} learns from its own last steps alone")
+        return found
 
     def advance(self) -> None:
-        """Take one step in every environment, or let `collect_rollouts` take a rollout; let the members learn whose
-        rollout is over.
+        """Take one step in every environment, or a rollout by `collect_rollouts`; learn from rollouts that are over.
 
         Raises:
             EnvironmentFailed: an environment failed. The state is whole: its actions are chosen and stay `pending`.
@@ -189,14 +191,15 @@ class OnPolicy:
         else:
             self._let_collect(self._collect_rollouts)
         self.whole = False
-        self._learn()
+        for learn in self.learners.share_of(self.clock.tick, [[each.due(self.clock.here)] for each in self.playing]):
+            learn()
         self.whole = True
         self.world.refuse_broken()
 
     def _let_collect(self, collect_rollouts: CollectRollouts) -> None:
         """Have the user's function take all ticks until a member learns."""
         before = self.clock.here
-        ticks = min(end for cohort in self.cohorts for end in self._ends(cohort) if end > before) - before
+        ticks = min(end for each in self.playing for end in each.ends if end > before) - before
         self._until = before + ticks
         collect_rollouts(self, ticks)
         if self.clock.here != self._until or self.world.pending is not None:
@@ -206,12 +209,21 @@ class OnPolicy:
             )
 
     def choose(self) -> Any:
-        """Return every environment's action `[P · E, …]`, drawn from its member's policy for what `pool` shows now.
-
-        Until `record` was called it returns the same again.
-        """
-        if self.world.pending is None:
-            self.world.pending = self._choose()
+        """Return every environment's action `[P · E, …]`, drawn for what `pool` shows now; until `record`, the same."""
+        if self.world.pending is not None:
+            return self.world.pending
+        everyone, chosen = self.world.seen(), []
+        for each in self.playing:
+            cohort, before = each.cohort, each.memory
+            obs, legal, begins = self._of(each, everyone)
+            if cohort.normaliser is not None:
+                cohort.normaliser.see(obs, cohort.healthy)
+            obs = cohort.shown(obs)
+            took = step(self.spec, cohort, obs, legal, begins, before, self.clock.tick)
+            each.rollout.enter(each.place(self.clock.here), obs, legal, begins, before, took)
+            each.memory = took.memory
+            chosen.append(took.action)
+        self.world.pending = self.world.actions(chosen)
         return self.world.pending
 
     def record(self, taken: Step) -> None:
@@ -230,18 +242,28 @@ class OnPolicy:
         self._enter(self._read(taken))
 
     def _enter(self, taken: Any) -> None:
-        """Enter what the actions led to; begin new episodes where some ended."""
         self.whole = False
         gave = self.world.gave(taken)
-        for cohort, rollout in zip(self.cohorts, self.lessons.rollouts, strict=True):
-            rollout.finish(self._place(cohort), *self._as_shown(cohort, *self._of(cohort, gave)))
+        for each in self.playing:
+            cohort = each.cohort
+            next_obs, reward, terminated, truncated, bad = self._of(each, gave)
+            if cohort.normaliser is not None and cohort.normaliser.returns is not None:
+                rows, given = upload(torch.tensor(cohort.slots), self.spec.device), ~bad & cohort.healthy[:, None]
+                reward, returns = cohort.normaliser.earn(self.returns[rows], reward, discount_rate(cohort), given)
+                self.returns[rows] = returns.masked_fill(terminated | truncated | bad, 0.0)
+            place = each.place(self.clock.here)
+            each.rollout.finish(place, cohort.shown(next_obs), reward, terminated, truncated, bad)
         self.world.end(taken)
         self.whole = True
 
+    def _of(self, each: _Playing, everyone: Sequence[Tensor]) -> list[Tensor]:
+        """Return a cohort's share, on its device."""
+        return [upload(x[each.rows], self.spec.device) for x in everyone]
+
     def _read(self, taken: Step) -> Step:
         """Return a step as the loop learns from it: arrays, and broken where it is not finite."""
-        read = {name: self._array(name, getattr(taken, name), kind) for name, kind in _RECORDED.items()}
-        step = replace(taken, **read)
+        kinds: dict[str, type] = dict.fromkeys(_NUMBERS, np.float32) | dict.fromkeys(_FLAGS, np.bool_)
+        step = replace(taken, **{name: self._array(name, getattr(taken, name), kinds[name]) for name in kinds})
         finite = np.isfinite(step.obs).all(axis=1) & np.isfinite(step.reward)
         return replace(step, broken=step.broken | ~finite)
 
@@ -259,76 +281,20 @@ class OnPolicy:
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows float32 becomes infinite: a broken row
             return np.require(array, kind, ("C", "W"))
 
-    def _choose(self) -> Any:
-        """Choose every member's actions, and enter what led to them."""
-        everyone, chosen = self.world.seen(), []
-        for i, (cohort, rollout) in enumerate(zip(self.cohorts, self.lessons.rollouts, strict=True)):
-            obs, legal, begins = self._of(cohort, everyone)
-            see(cohort, obs)
-            obs, before = cohort.shown(obs), self.memories[i]
-            took = step(self.spec, cohort, obs, legal, begins, before, self.clock.tick)
-            rollout.enter(self._place(cohort), obs, legal, begins, before, took)
-            self.memories[i] = took.memory
-            chosen.append(took.action)
-        return self.world.actions(chosen, self.cohorts)
-
-    def _of(self, cohort: Cohort, everyone: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return a cohort's share, on its device."""
-        rows = slice(None) if cohort.slots == list(range(len(self.keys))) else cohort.slots
-        return [upload(x[rows], self.spec.device) for x in everyone]
-
-    def _as_shown(
-        self,
-        cohort: Cohort,
-        next_obs: torch.Tensor,
-        reward: torch.Tensor,
-        terminated: torch.Tensor,
-        truncated: torch.Tensor,
-        broken: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        """Return what a step gave as the members of a cohort learn from it: next_obs `[P, E, O]`, the rest `[P, E]`."""
-        if cohort.normaliser is not None and cohort.normaliser.returns is not None:
-            rows = upload(torch.tensor(cohort.slots), self.spec.device)
-            given = ~broken & cohort.healthy[:, None]
-            reward, returns = cohort.normaliser.earn(self.returns[rows], reward, discount_rate(cohort), given)
-            self.returns[rows] = returns.masked_fill(terminated | truncated | broken, 0.0)
-        return cohort.shown(next_obs), reward, terminated, truncated, broken
-
-    def _learn(self) -> None:
-        """Let each cohort learn whose rollout ends at this tick."""
-        due = []
-        for cohort in self.cohorts:
-            ends = [0, *self._ends(cohort)]
-            at = ends.index(self.clock.here) if self.clock.here in ends else 0
-            due.append(ends[at] - ends[at - 1] if at else 0)
-        if any(due):
-            self.learners.learn(self.cohorts, self.clock.tick, due, [0] * len(due))
-
-    def evaluate(self, cohorts: Sequence[Cohort], seeds: Any, stopped: Callable[[], bool]) -> Episodes:
-        """See `Regime.evaluate`."""
-        return self.evaluator(cohorts, seeds, stopped)
-
-    def hand_down(self, parents: Sequence[int] | None) -> None:
-        """Nothing is kept beside the members."""
-
-    # ------------------------------------------------------------------------------------------ state
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """See `Regime.state`."""
+    def state(self) -> dict[str, Tensor]:
         tensors = self.world.state()
-        for i, (cohort, rollout) in enumerate(zip(self.cohorts, self.lessons.rollouts, strict=True)):
-            filled = self._place(cohort) + (self.world.pending is not None)
-            tensors |= {f"rollout.{i}.{name}": tensor for name, tensor in rollout.state(filled).items()}
-            tensors[f"rollout.{i}.remembered"] = self.memories[i].to("cpu", copy=True)
+        for i, each in enumerate(self.playing):
+            filled = each.place(self.clock.here) + (self.world.pending is not None)
+            tensors |= {f"rollout.{i}.{name}": tensor for name, tensor in each.rollout.state(filled).items()}
+            tensors[f"rollout.{i}.remembered"] = each.memory.to("cpu", copy=True)
         if self.spec.train.normalise.rewards:
             tensors["returns"] = self.returns.to("cpu", copy=True)
         return tensors
 
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> int:
-        """See `Regime.restore`."""
-        for i, rollout in enumerate(self.lessons.rollouts):
-            rollout.restore({name: tensors[f"rollout.{i}.{name}"] for name in ("rows", "after", "memory")})
-            self.memories[i] = tensors[f"rollout.{i}.remembered"].to(self.spec.device)
+    def restore(self, tensors: Mapping[str, Tensor]) -> int:
+        for i, each in enumerate(self.playing):
+            each.rollout.restore({name: tensors[f"rollout.{i}.{name}"] for name in ("rows", "after", "memory")})
+            each.memory = tensors[f"rollout.{i}.remembered"].to(self.spec.device)
         if "returns" in tensors:
             self.returns.copy_(tensors["returns"])
         lost = self.world.restore(tensors)
@@ -340,16 +306,24 @@ class OnPolicy:
         """Cut the episodes that led there, and choose again: what was chosen was for where they were."""
         member, env = np.divmod(rows, self.clock.envs)
         self.returns[member, env] = 0.0
-        for i, (cohort, rollout) in enumerate(zip(self.cohorts, self.lessons.rollouts, strict=True)):
-            place, mine = self._place(cohort), np.isin(member, cohort.slots)
+        for each in self.playing:
+            slots, place = each.cohort.slots, each.place(self.clock.here)
+            mine = np.isin(member, slots)
             if place:
-                rollout.cut(place - 1, [cohort.slots.index(slot) for slot in member[mine]], env[mine].tolist())
+                each.rollout.cut(place - 1, [slots.index(slot) for slot in member[mine]], env[mine].tolist())
             if self.world.pending is not None:
-                self.memories[i] = rollout.memory[:, place].clone()
+                each.memory = each.rollout.memory[:, place].clone()
         self.world.pending = None
 
     def close(self) -> None:
-        """See `Regime.close`."""
         self.learners.close()
         self.pool.close()
-        self.evaluator.pool.close()
+        self.evaluate.pool.close()
+
+
+def _keep(places: dict[tuple[str, int], Tensor], held: dict[tuple[str, int], Tensor]) -> None:
+    """Fill the pieces of a memory `[E, width]` with those that were held; pads may differ."""
+    for piece, place in places.items():
+        if piece in held:
+            width = min(place.shape[-1], held[piece].shape[-1])
+            place[..., :width] = held[piece][..., :width]

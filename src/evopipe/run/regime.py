@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-import torch
+import numpy as np
+from torch import Tensor
 
 from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
+from evopipe.envs.workers import Workers
+from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes
+from evopipe.run.spec import Spec
+
+if TYPE_CHECKING:
+    from evopipe.data.transitions import Transitions
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a regime begins with. No result depends on workers and learners."""
+
+    spec: Spec
+    clock: Clock  # the run's
+    keys: np.ndarray  # of the members, [P]
+    warm: Transitions | None = None  # to learn from: offline the dataset, else before the first step
+    workers: Workers | None = None  # worker processes for the environments; None steps them in this process
+    learners: int = 1  # processes that may learn, this one included
 
 
 class Regime(Protocol):
-    """What a `Run` asks of a data regime. The run knows generations, and no environment.
+    """What a `Run` asks of a data regime. The run knows generations, and no environment."""
 
-    Attributes:
-        warm: transitions that were there from the start.
-        threshold: the score at which the task counts as solved, None where it names none.
-        whole: whether `state` is one moment's. It is not where something failed half-way.
-        remarks: what will happen that the parameters do not say, one sentence each.
-    """
-
-    warm: int
-    threshold: float | None
-    whole: bool
+    warm: int  # transitions that were there from the start
+    threshold: float | None  # the score at which the task counts as solved, if it names one
+    whole: bool  # whether `state` is one moment's: not after something failed half-way
 
     @property
-    def remarks(self) -> Sequence[str]: ...
+    def remarks(self) -> Sequence[str]:
+        """What will happen that the parameters do not say, one sentence each."""
 
     def first(self, member: Member) -> Member:
         """Return a member of the first generation as it begins here."""
@@ -49,17 +63,17 @@ class Regime(Protocol):
             EnvironmentFailed: an environment failed. If `whole`, the state can be saved and the tick taken again.
         """
 
-    def evaluate(self, cohorts: Sequence[Cohort], seeds: Any, stopped: Callable[[], bool]) -> Episodes:
+    def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """Score members, all on the same seeds `[n]`.
 
         Raises:
             Stopped: `stopped` said so.
         """
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Return everything that outlives a tick, cohorts excepted."""
 
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> int:
+    def restore(self, tensors: Mapping[str, Tensor]) -> int:
         """Take over what `state` returned, for cohorts that were adopted; return how many environments were lost."""
 
     def close(self) -> None:

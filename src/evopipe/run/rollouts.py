@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from evopipe import rng
 from evopipe.core.cohort import BATCH_MULTIPLE, Cohort
 from evopipe.core.graphs import Body, upload
 from evopipe.core.padded import round_up
-from evopipe.memory.rollout import Rollout, StepLayout, windows
+from evopipe.memory.rollout import Rollout, windows
 from evopipe.rng import Purpose, Stream
 from evopipe.run.learn import UPDATES_PER_TICK
-from evopipe.run.learners import Share
 from evopipe.run.spec import Spec
 
 
@@ -38,25 +37,18 @@ def rollout_ends(learn_step: int, envs: int, ticks: int) -> list[int]:
 class Plan:
     """How a cohort goes through rollouts of one length: constants of its members' hyper-parameters.
 
-    Attributes:
-        stretches: (first tick, end) of the sequences that a rollout is cut into; single ticks without recurrence.
-        envs: `E`.
-        batches: each member's minibatches in an epoch.
-        sizes: sequences in each of them.
-        width: sequences that a minibatch has room for. Where members have a batch bucket in common it depends on
-            nothing else, so that a member's sums run over as many numbers beside any neighbours; and its steps fill
-            whole vectors, for some operators round what is left over differently.
-        epochs: each member's epochs.
-        device: where index tensors live.
+    A minibatch has room for `width` sequences. For members of one batch bucket it depends on nothing else, so that a
+    member's sums run over as many numbers beside any neighbours; and its steps fill whole vectors, for some operators
+    round what is left over differently.
     """
 
-    stretches: list[tuple[int, int]]
-    envs: int
-    batches: list[int]
-    sizes: list[int]
+    stretches: list[tuple[int, int]]  # (first tick, end) of a rollout's sequences; single ticks without recurrence
+    envs: int  # E
+    batches: list[int]  # each member's minibatches in an epoch
+    sizes: list[int]  # sequences in each of them
     width: int
-    epochs: list[int]
-    device: torch.device
+    epochs: list[int]  # each member's
+    device: torch.device  # where index tensors live
 
     @classmethod
     def of(cls, spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int) -> Plan:
@@ -78,7 +70,7 @@ class Plan:
         return len(self.stretches) * self.envs
 
     @cached_property
-    def places(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def places(self) -> tuple[Tensor, Tensor]:
         """Places in a shuffled epoch `[P, U, B]` of each minibatch's sequences, and which there are."""
         update, j = torch.arange(max(self.batches))[None, :, None], torch.arange(self.width)
         sizes = torch.tensor(self.sizes)[:, None, None]
@@ -87,52 +79,44 @@ class Plan:
         return upload(place.clamp(max=self.count - 1), self.device), upload(given, self.device)
 
     @cached_property
-    def ticks(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def ticks(self) -> tuple[Tensor, Tensor]:
         """Ticks of every stretch `[W, L]`, and which of them are no pads."""
         first, end = torch.tensor(self.stretches).T[:, :, None]
         tick = first + torch.arange(int((end - first).max()))
         return upload(torch.minimum(tick, end - 1), self.device), upload(tick < end, self.device)
 
     @cached_property
-    def epoch_given(self) -> torch.Tensor:
+    def epoch_given(self) -> Tensor:
         """Whether a member takes part in an epoch, `[epochs, P]`."""
         return upload(torch.arange(max(self.epochs))[:, None] < torch.tensor(self.epochs), self.device)
 
 
-def learn_from_rollout(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> torch.Tensor:
-    """Let members learn from what they have just done; the cohort's tensors change in place.
+def learn_from_rollout(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Tensor:
+    """Let members learn from a rollout's first `ticks` ticks; return their losses `[P]` in their last minibatch.
 
-    Args:
-        spec: configuration.
-        cohort: the members.
-        rollout: what they did; advantages are entered into it.
-        ticks: how much of it is filled.
-        tick: when; with the members' keys it fixes the draws.
-
-    Returns:
-        The members' losses `[P]` in their last minibatch, `cohort.losses`.
+    The cohort's tensors change in place, and advantages are entered into the rollout. `tick` is when; with the members'
+    keys it fixes the draws.
     """
-    names, factors = _factors(spec, tick)
-
-    def make(compiled: Callable[[Any], Any]) -> Body:
-        plan = Plan.of(spec, cohort, rollout, ticks)
-        return partial(_epochs, spec, compiled(spec.algo.update), cohort.bare, rollout, plan, names)
-
-    def bound() -> list[torch.Tensor]:
-        return [*rollout.tensors(), cohort.keys, *cohort.hyper.values()]
-
-    def written() -> list[torch.Tensor]:
-        return [*cohort.tensors(), cohort.healthy, cohort.losses]
-
-    inputs = [torch.tensor([tick * UPDATES_PER_TICK]), factors]
-    cohort.runner.run(("learn", ticks), make, inputs, spec.device, bound, written)
+    ready(spec, cohort, rollout, ticks, tick)()
     return cohort.losses
 
 
-def _factors(spec: Spec, tick: int) -> tuple[list[str], torch.Tensor]:
-    """Return what hyper-parameters are multiplied by at a tick: their names, and the numbers."""
-    found = spec.algo.schedule(spec.algo_config, tick * spec.env.num_envs)
-    return list(found), torch.tensor(list(found.values()))
+def ready(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Callable[[], Any]:
+    """Return `learn_from_rollout`, ready to be called."""
+    factors = spec.algo.schedule(spec.algo_config, tick * spec.env.num_envs)
+
+    def make(compiled: Callable[[Any], Any]) -> Body:
+        plan = Plan.of(spec, cohort, rollout, ticks)
+        return partial(_epochs, spec, compiled(spec.algo.update), cohort.bare, rollout, plan, list(factors))
+
+    def bound() -> list[Tensor]:
+        return [*rollout.tensors(), cohort.keys, *cohort.hyper.values()]
+
+    def written() -> list[Tensor]:
+        return [*cohort.tensors(), cohort.healthy, cohort.losses]
+
+    inputs = [torch.tensor([tick * UPDATES_PER_TICK]), torch.tensor(list(factors.values()))]
+    return cohort.runner.ready(("learn", ticks), make, inputs, spec.device, bound, written)
 
 
 def _epochs(
@@ -142,10 +126,13 @@ def _epochs(
     rollout: Rollout,
     plan: Plan,
     names: Sequence[str],
-    when: torch.Tensor,
-    factors: torch.Tensor,
+    when: Tensor,
+    factors: Tensor,
 ) -> tuple[()]:
-    """Estimate advantages, then go through all minibatches, on the device, in place."""
+    """Estimate advantages, then go through all minibatches, on the device, in place.
+
+    `names` and `factors` are what hyper-parameters are multiplied by at this tick.
+    """
     hyper = {**cohort.hyper, **{n: cohort.hyper[n] * f for n, f in zip(names, factors.unbind(), strict=True)}}
     healthy, ticks = cohort.healthy, plan.stretches[-1][1]
     next_value = spec.algo.value(spec.algo_config, cohort.state, *rollout.following(ticks))
@@ -168,58 +155,3 @@ def _epochs(
     cohort.healthy.copy_(healthy)
     cohort.losses.copy_(losses.detach())
     return ()
-
-
-@dataclass
-class RolloutLessons:
-    """Learning from rollouts: what is due is how many ticks of one.
-
-    Attributes:
-        layout: what a step's row holds.
-        ticks: returns how many ticks the generation that begins will have.
-        rollouts: one a cohort.
-    """
-
-    spec: Spec
-    layout: StepLayout
-    ticks: Callable[[], int]
-    rollouts: list[Rollout] = field(default_factory=list)
-
-    def shared(self) -> list[torch.Tensor]:
-        """Rollouts come and go with the cohorts."""
-        return []
-
-    def adopt(self, cohorts: Sequence[Cohort]) -> list[torch.Tensor]:
-        """Make room for the rollouts of new cohorts; return it."""
-        self.rollouts = []
-        for cohort in cohorts:
-            longest = max(end - first for first, end in itertools.pairwise([0, *self.ends(cohort)]))
-            place = longest, self.spec.env.num_envs, cohort.memory, self.spec.device
-            self.rollouts.append(Rollout(self.layout, len(cohort.members), *place))
-        return [tensor for rollout in self.rollouts for tensor in rollout.tensors()]
-
-    def ends(self, cohort: Cohort) -> list[int]:
-        """Return the ticks of the generation after which a cohort learns."""
-        learn_step = int(cohort.members[0].hyper["learn_step"])
-        return rollout_ends(learn_step, self.spec.env.num_envs, self.ticks())
-
-    def numbers(self) -> list[int]:
-        """Nothing but the ticks changes."""
-        return []
-
-    def follow(self, numbers: Sequence[int]) -> None:
-        """Nothing to take over."""
-
-    def rate(self, cohort: Cohort) -> float:
-        """Return the updates for a step of a member."""
-        hyper = cohort.members[0].hyper
-        return hyper["epochs"] / min(hyper["batch_size"], hyper["learn_step"])
-
-    def learn(self, share: Share, cohort: Cohort, tick: int, due: int, turn: int) -> None:
-        """See `learn_from_rollout`."""
-        learn_from_rollout(self.spec, cohort, self._rollout(share), due, tick)
-
-    def _rollout(self, share: Share) -> Rollout:
-        rollout = self.rollouts[share.cohort]
-        whole = share.end - share.first == len(rollout.rows)
-        return rollout if whole else rollout.part(share.first, share.end)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evopipe.core import health
 from evopipe.core.cohort import dissolve
@@ -27,19 +28,15 @@ from evopipe.run.regime import Regime
 from evopipe.run.spec import Spec
 from evopipe.storage import members as stored
 
-DIVERGED_IN_A_ROW = 3
-BROKEN_SHARE = 0.1  # of a member's evaluation episodes that may be broken
+_DIVERGED_IN_A_ROW = 3
+_BROKEN_SHARE = 0.1  # of a member's evaluation episodes that may be broken
 
 
 @dataclass(frozen=True)
 class Champion:
-    """The best member so far, a snapshot.
+    """The best member so far, as it was in its generation.
 
-    Attributes:
-        member: the member as it was then.
-        score: its mean return; `error` is its standard error.
-        confirmed: whether a second, longer evaluation gave the score.
-        generation: when.
+    Its score is a mean return, with a standard error; if confirmed, a second, longer evaluation gave them.
     """
 
     member: Member
@@ -52,21 +49,10 @@ class Champion:
 class Run:
     """Generations of a population: its members, champion and lineage.
 
-    Args:
-        spec: what the run is about.
-        regime: what its members live on, at its beginning.
-        clock: the run's, the regime's too.
-        members: the initial population.
-        births: how they were mutated, where they were.
+    It begins with a regime at its beginning, that regime's clock, the initial population, and its mutations if any.
 
-    Attributes:
-        cohorts: the members as they train.
-        births: how each slot's member was made.
-        lineage: one record a generation.
-        curve: one row a generation.
-        reason: why the run is over, empty while it is not.
-
-    The state between two ticks is `state()`: from it `restore()` continues bit for bit.
+    `advance` and `close` are its regime's. The state between two ticks is `state()`: from it `restore()` continues bit
+    for bit.
     """
 
     def __init__(
@@ -80,40 +66,31 @@ class Run:
         self.spec, self.regime, self.clock = spec, regime, clock
         self.diverged = 0  # generations in a row of which no member was healthy
         self.next_id = max(member.id for member in members) + 1
-        self.births = list(births or [NONE] * len(members))
+        self.births = list(births or [NONE] * len(members))  # how each slot's member was made
         self.champion: Champion | None = None
         begun = [Born.of(member, mutation) for member, mutation in zip(members, self.births, strict=True)]
-        self.lineage = [Record(0, 0, children=tuple(begun))]
-        self.curve: list[list[float | int | None]] = []
+        self.lineage = [Record(0, 0, children=tuple(begun))]  # one record a generation
+        self.curve: list[list[float | int | None]] = []  # one row a generation
         self.losses = [math.nan] * len(members)  # when the last generation ended
-        self.reason = ""
-        self._adopt([regime.first(member) for member in members])
-
-    def _adopt(self, members: Sequence[Member]) -> None:
-        """Take a population over, and remember it as the one to return to."""
-        self.last_good = list(members)
-        self._form(members)
+        self.reason = ""  # why the run is over, empty while it is not
+        self.advance, self.close = regime.advance, regime.close
+        self.last_good = [regime.first(member) for member in members]  # what to return to if all diverge
+        self._form(self.last_good)
 
     def _form(self, members: Sequence[Member]) -> None:
+        """Let these members train from now on."""
         self.cohorts = self.spec.form(members)
         self.regime.adopt(self.cohorts)
 
     @property
     def members(self) -> list[Member]:
-        """The population as it stands."""
         return dissolve(self.cohorts)
-
-    # ------------------------------------------------------------------------------------------ a generation
-
-    def advance(self) -> None:
-        """Take one tick; see `Regime.advance`."""
-        self.regime.advance()
 
     def close_generation(self, stopped: Callable[[], bool]) -> None:
         """Evaluate, record, and evolve unless the run ends here.
 
         Raises:
-            Stopped: a signal came while evaluating; the state is as before the call.
+            Stopped: `stopped` said so while evaluating; the state is as before the call.
             DivergedError: no member is healthy, for the third generation in a row.
         """
         played, members = self._evaluate(stopped)
@@ -122,7 +99,7 @@ class Run:
         self.champion = champion
         self.clock.eval_steps += played.steps + confirm_steps
         self.clock.begin_generation()
-        self.losses = self._by_slot([cohort.losses for cohort in self.cohorts]).tolist()
+        self.losses = self._losses_here().tolist()
         window = self.spec.tournament.window
         fitness = np.array([windowed(m.fitness, window) if m.healthy else -np.inf for m in members])
         self._record(members)
@@ -156,7 +133,7 @@ class Run:
         for member, returns in zip(dissolve(cohorts), played.returns, strict=True):
             # Few broken episodes are left out; a member with many must not be judged by those that went well.
             broken = int((~np.isfinite(returns)).sum())
-            mean = mean_of_finite(returns) if broken <= max(1, BROKEN_SHARE * len(returns)) else math.nan
+            mean = mean_of_finite(returns) if broken <= max(1, _BROKEN_SHARE * len(returns)) else math.nan
             healthy = member.healthy and math.isfinite(mean)
             members.append(replace(member, healthy=healthy, fitness=(*member.fitness, mean if healthy else -math.inf)))
         return played, members
@@ -166,8 +143,8 @@ class Run:
     ) -> tuple[Champion | None, int]:
         """Return the champion after this generation, and the steps that finding out cost.
 
-        A new best that clears the target (any, where there is none) is evaluated again, longer: the best of many noisy
-        scores is biased upwards, a second, independent evaluation is not.
+        A new best that clears the target, if there is one, is evaluated again, longer: the best of many noisy scores is
+        biased upwards, a second, independent evaluation is not.
         """
         best = max(members, key=lambda m: (m.fitness[-1], -m.slot))
         fitness, held = best.fitness[-1], self.champion
@@ -178,18 +155,14 @@ class Run:
             return held, 0
         returns, steps = played.returns[best.slot], 0
         if confirm:
-            again = self._play_again(best, stopped)
+            seeds = self.spec.seeds(Purpose.CONFIRM, self.spec.train.confirm_episodes)
+            again = self.regime.evaluate(self.spec.form_alone(best), seeds, stopped)
             returns, steps = again.returns[0], again.steps
         score = mean_of_finite(returns)
         if not score > bar:
             return held, steps
         error = standard_error(returns[np.isfinite(returns)])
         return Champion(best, score, error, confirm, self.clock.generation + 1), steps
-
-    def _play_again(self, member: Member, stopped: Callable[[], bool]) -> Episodes:
-        """Evaluate one member on the run's confirmation seeds."""
-        seeds = self.spec.seeds(Purpose.CONFIRM, self.spec.train.confirm_episodes)
-        return self.regime.evaluate(self.spec.form_alone(member), seeds, stopped)
 
     @property
     def target(self) -> float | None:
@@ -211,12 +184,13 @@ class Run:
         made = zip(born.members, born.mutations, born.parents, strict=True)
         self.lineage[-1] = replace(self.lineage[-1], children=tuple(Born.of(*each) for each in made))
         self.regime.hand_down(born.parents)
-        self._adopt(born.members)
+        self.last_good = list(born.members)
+        self._form(born.members)
 
     def _return_to_last_good(self) -> None:
         """Go back to the last healthy generation: all its members diverged."""
         self.diverged += 1
-        if self.diverged >= DIVERGED_IN_A_ROW:
+        if self.diverged >= _DIVERGED_IN_A_ROW:
             block, rates = f"algos.{self.spec.train.algo}", self.spec.rates
             raise DivergedError(
                 f"every member diverged in {self.diverged} generations in a row (generation {self.clock.generation}, "
@@ -228,12 +202,10 @@ class Run:
         self.regime.hand_down(None)
         self._form(self.last_good)
 
-    # ------------------------------------------------------------------------------------------ records
-
-    def _by_slot(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the cohorts' values `[P]`, in the order of the slots, on the CPU."""
+    def _losses_here(self) -> Tensor:
+        """Return the losses of this generation so far `[P]`, by slot, on the CPU."""
         slots = torch.tensor([slot for cohort in self.cohorts for slot in cohort.slots])
-        return torch.cat([each.cpu() for each in values])[slots.argsort()]
+        return torch.cat([cohort.losses.cpu() for cohort in self.cohorts])[slots.argsort()]
 
     def _record(self, members: Sequence[Member]) -> None:
         """Append this generation to the lineage and the fitness curve."""
@@ -246,12 +218,10 @@ class Run:
         scored = tuple(Scored.of(member) for member in members)
         self.lineage.append(Record(clock.generation, clock.step, scored, best_ever))
 
-    # ------------------------------------------------------------------------------------------ state
-
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the whole run as tensors and JSON data."""
         tensors = self.regime.state()
-        meta: dict[str, Any] = {name: getattr(self, name) for name in _KEPT} | {"clock": self.clock.state()}
+        meta: dict[str, Any] = {name: getattr(self, name) for name in _KEPT} | {"clock": vars(self.clock).copy()}
         groups = {"members": self.members, "last_good": self.last_good}
         if self.champion:
             groups["champion"] = [self.champion.member]
@@ -260,21 +230,19 @@ class Run:
             packed, meta[name] = stored.pack(group, name)
             tensors |= packed
         tensors["losses"] = torch.tensor(self.losses)
-        tensors["losses_here"] = self._by_slot([cohort.losses for cohort in self.cohorts])
+        tensors["losses_here"] = self._losses_here()
         meta["lineage"] = [record.to_json() for record in self.lineage]
         return tensors, meta | {"births": [mutation.to_json() for mutation in self.births]}
 
-    def restore(self, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> int:
-        """Take a saved run over.
+    def restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
+        """Take a saved run over; return how many environments could not be brought back to where they were.
 
-        Returns:
-            Environments that could not be brought back to where they were, because they are not deterministic. They
-            begin new episodes, and the run goes on, but not bit for bit.
+        They are not deterministic. They begin new episodes, and the run goes on, but not bit for bit.
         """
         for name in _KEPT:
             setattr(self, name, meta[name])
         self.lineage, self.curve = [Record.from_json(record) for record in meta["lineage"]], list(self.curve)
-        self.clock.restore(meta["clock"])
+        vars(self.clock).update(meta["clock"])
         self.births = [Mutation(**m) for m in meta["births"]]
         self.last_good = stored.unpack(tensors, meta["last_good"], "last_good")
         self._form(stored.unpack(tensors, meta["members"], "members"))
@@ -284,10 +252,6 @@ class Run:
             self.champion = Champion(stored.unpack(tensors, meta["champion"], "champion")[0], **meta["confirmed"])
         self.losses = tensors["losses"].tolist()
         return self.regime.restore(tensors)
-
-    def close(self) -> None:
-        """Let processes and environments go."""
-        self.regime.close()
 
 
 _KEPT = ("diverged", "next_id", "reason", "curve")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evopipe import rng
 from evopipe.algos import Algorithm, misfit
@@ -31,12 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spec:
-    """Environment, algorithm and evolution of a run.
-
-    Attributes:
-        spaces: what the algorithm knows of the environment's.
-        paths: the fast paths that training takes.
-    """
+    """Environment, algorithm and evolution of a run."""
 
     seed: int
     env: EnvConfig
@@ -45,24 +41,17 @@ class Spec:
     mutation: MutationConfig
     algo: Algorithm
     algo_config: Any
-    spaces: Spaces
+    spaces: Spaces  # what the algorithm knows of the environment's
     device: torch.device
     cohorts: Literal["merged", "exact"] = "merged"
-    paths: Paths = field(default_factory=Paths, repr=False, compare=False)
+    paths: Paths = field(default_factory=Paths, repr=False, compare=False)  # the fast paths that training takes
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algo_config", self.algo_config.at(self.spaces))
         found = misfit(self.train.algo, self.algo_config, self.spaces)
         if found is not None:
             raise ParamsError(f"algos.{self.train.algo}.{found[0]}: {found[1]}")
-        self._check_period()
-
-    def _check_period(self) -> None:
-        """Refuse a policy that would never move: the pattern of unlike updates begins anew with every generation.
-
-        Raises:
-            ParamsError: so it is.
-        """
+        # The pattern of unlike updates begins anew with every generation.
         evolving = self.algo_config.evolve.get("learn_step")
         every = max(getattr(self.algo_config, "learn_step", 1), evolving.max if evolving else 1)
         updates = int(self.train.evo_steps // every)
@@ -75,7 +64,6 @@ class Spec:
 
     @property
     def widths(self) -> dict[str, Widths]:
-        """Input and output width of every network."""
         return dict(self.algo.networks(self.algo_config, self.spaces))
 
     @property
@@ -90,12 +78,11 @@ class Spec:
 
     @property
     def period(self) -> int:
-        """After how many updates the pattern of the algorithm's updates repeats."""
+        """After how many updates their pattern repeats."""
         return self.algo.period(self.algo_config)
 
     @property
     def rates(self) -> list[str]:
-        """Names of the algorithm's learning rates."""
         return [name for name in evolvable(self.algo.Config) if name.startswith("lr")]
 
     @property
@@ -136,15 +123,7 @@ def pace(member: Member) -> Pace:
 
 
 def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
-    """Make the initial population, mutated once where `evolution.mutation.before_training` says so.
-
-    Args:
-        spec: configuration.
-        size: members.
-
-    Returns:
-        Members, and what each one's mutation was.
-    """
+    """Make the initial population, and return its mutations: none unless `evolution.mutation.before_training`."""
     keys = [int(key) for key in rng.member_keys(spec.seed, range(size))]
     try:
         arch = Arch.start(spec.algo_config.network, spec.spaces.images)
@@ -152,7 +131,7 @@ def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
         raise ParamsError(f"algos.{spec.train.algo}.{error}") from None
     hyper = {name: getattr(spec.algo_config, name) for name in evolvable(spec.algo.Config)}
     bare = [Member(slot, slot, None, key, arch, dict(hyper), {}) for slot, key in enumerate(keys)]
-    rows: dict[str, list[torch.Tensor]] = {}
+    rows: dict[str, list[Tensor]] = {}
     for i, (network, widths) in enumerate(sorted(spec.widths.items())):
         rows[network] = [arch.initialise(widths, rng.host(key, Purpose.INIT, i)) for key in keys]
     members = create(bare, partial(spec.algo.init, spec.algo_config), rows, spec.widths)
@@ -166,12 +145,7 @@ def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
 
 
 def go_on(spec: Spec, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
-    """Let trained members take the places of fresh ones, again from the first on where they are fewer, unmutated.
-
-    Args:
-        spec: configuration.
-        trained: members of an earlier run, at least one.
-        fresh: one a place.
+    """Let trained members, at least one, take the places of fresh ones, again from the first on if they are fewer.
 
     Raises:
         DataError: they hold other networks than the configuration asks for.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evopipe import rng
 from evopipe.core.cohort import Cohort
@@ -18,77 +19,54 @@ from evopipe.errors import EnvironmentFailed
 from evopipe.rng import Purpose
 from evopipe.run.act import gather
 from evopipe.run.clock import Clock
-from evopipe.run.evaluate import seen
 from evopipe.run.spec import Spec
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-BROKEN_SHARE, BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may be broken, and at least so many ticks'
-
-
-class Episodes:
-    """Which episode each row `[R]` of a pool plays: its seed depends on the member's key, environment and number."""
-
-    def __init__(self, keys: npt.NDArray[np.int64], envs: int) -> None:
-        self._keys, self._envs = keys, envs
-        self.begun = np.zeros(len(keys) * envs, np.int64)
-
-    def seeds(self, rows: npt.NDArray[np.int64], ahead: int) -> npt.NDArray[np.int64]:
-        """Return the seeds of the next episodes of these rows, `[n, ahead]`."""
-        number = self.begun[rows][:, None] + np.arange(ahead)
-        keys, env = self._keys[rows // self._envs][:, None], (rows % self._envs)[:, None]
-        found: npt.NDArray[np.int64] = rng.seeds(keys, Purpose.EPISODE, env, number)
-        return found
-
-    def next(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Begin the next episodes of these rows and return their seeds `[n]`."""
-        found = self.seeds(rows, 1)[:, 0]
-        self.begun[rows] += 1
-        return found
+_BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may be broken, and at least so many ticks'
 
 
 class World:
-    """Environments on the host.
-
-    Args:
-        spec: what the run is about.
-        keys: of the members, `[P]`.
-        clock: the run's.
-        pool: `P · E` rows.
+    """Environments on the host: a pool of `P · E` rows, for members with these keys `[P]`.
 
     Attributes:
         masked: whether the environment masks actions.
+        begun: `[R]`, episodes that each row began.
         pending: actions that were chosen, but not yet taken, None where none were.
     """
 
-    def __init__(self, spec: Spec, keys: npt.NDArray[np.int64], clock: Clock, pool: EnvPool) -> None:
+    def __init__(self, spec: Spec, keys: np.ndarray, clock: Clock, pool: EnvPool) -> None:
         self._spec, self._clock, self.pool = spec, clock, pool
-        self.episodes = Episodes(keys, spec.env.num_envs)
-        self.pending: npt.NDArray[Any] | None = None
-        pool.upcoming = self.episodes.seeds
-        self.begin(np.arange(pool.rows))
+        self._slots: list[list[int]] = []
+        self.begun = np.zeros(pool.rows, np.int64)
+        self.pending: np.ndarray | None = None
+        pool.upcoming = self._seeds = partial(_seeds, keys, self.begun)
+        self._begin(np.arange(pool.rows))
         self.masked = pool.masked  # known after the first reset
 
-    def begin(self, rows: npt.NDArray[np.int64]) -> None:
+    def _begin(self, rows: np.ndarray) -> None:
         """Begin new episodes."""
-        self.pool.reset(rows, self.episodes.next(rows))
+        seeds = self._seeds(rows, 1)[:, 0]
+        self.begun[rows] += 1
+        self.pool.reset(rows, seeds)
 
-    def seen(self) -> list[torch.Tensor]:
+    def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        """Let these cohorts act from now on."""
+        self._slots = [cohort.slots for cohort in cohorts]
+
+    def seen(self) -> list[Tensor]:
         """Return what members act by: observation `[P, E, O]`, legal actions `[P, E, A]`, whether an episode begins."""
-        return [self._by_member(x) for x in seen(self.pool)]
+        return [self._by_member(x) for x in (self.pool.obs, self.pool.mask, self.pool.episode_length == 0)]
 
-    def actions(self, chosen: Sequence[torch.Tensor], cohorts: Sequence[Cohort]) -> npt.NDArray[Any]:
-        """Return cohorts' choices `[P, E, …]` as the pool takes them, `[P · E, …]`."""
-        actions = gather(chosen, [cohort.slots for cohort in cohorts])
+    def actions(self, chosen: Sequence[Tensor]) -> np.ndarray:
+        """Return the cohorts' choices `[P, E, …]` as the pool takes them, `[P · E, …]`."""
+        actions = gather(chosen, self._slots)
         return actions.reshape(-1, *actions.shape[2:])
 
-    def take(self, actions: npt.NDArray[Any]) -> Step:
+    def take(self, actions: np.ndarray) -> Step:
         """Step every environment."""
         self.pool.send(actions)
         return self.pool.receive()
 
-    def gave(self, step: Step) -> list[torch.Tensor]:
+    def gave(self, step: Step) -> list[Tensor]:
         """Return next observation, reward, terminated, truncated and broken, `[P, E, …]`."""
         return [self._by_member(x) for x in (step.obs, step.reward, step.terminated, step.truncated, step.broken)]
 
@@ -97,83 +75,65 @@ class World:
         self.pending = None
         over = np.flatnonzero(step.over)
         if len(over):
-            self.begin(over)
+            self._begin(over)
         self._clock.count(int(step.broken.sum()))
 
     def refuse_broken(self) -> None:
         """Raise EnvironmentFailed if too many of this generation's transitions were broken."""
         steps, broken = self._clock.here * self.pool.rows, self._clock.broken_here
-        if broken > max(BROKEN_SHARE * steps, BROKEN_TICKS * self.pool.rows):
+        if broken > max(_BROKEN_SHARE * steps, _BROKEN_TICKS * self.pool.rows):
             raise EnvironmentFailed(
                 f"environment {self._spec.env.id!r} returned non-finite observations or rewards (or no legal action) "
                 f"in {broken} of its last {steps} steps: mend it; `evopipe env check {self._spec.env.id}` may show "
                 "where"
             )
 
-    def _by_member(self, x: npt.NDArray[Any]) -> torch.Tensor:
-        """`[P · E, …]` → `[P, E, …]`."""
+    def _by_member(self, x: np.ndarray) -> Tensor:
         return torch.from_numpy(x).view(-1, self._clock.envs, *x.shape[1:])
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Return what `restore` needs."""
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
         chosen = {} if self.pending is None else {"pending": torch.from_numpy(self.pending.copy())}
-        return {**kept, **chosen, "episodes": torch.from_numpy(self.episodes.begun.copy())}
+        return {**kept, **chosen, "episodes": torch.from_numpy(self.begun.copy())}
 
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> npt.NDArray[np.int64]:
+    def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         """Take over what `state` returned; return the rows whose episodes were lost, which begin new ones."""
-        self.episodes.begun[:] = tensors["episodes"].numpy()
+        self.begun[:] = tensors["episodes"].numpy()
         self.pending = tensors["pending"].numpy().copy() if "pending" in tensors else None
-        different = self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()})
-        lost = np.flatnonzero(different)
+        lost = np.flatnonzero(self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()}))
         if len(lost):
-            self.begin(lost)
+            self._begin(lost)
         return lost
 
 
+def _seeds(keys: np.ndarray, begun: np.ndarray, rows: np.ndarray, ahead: int) -> np.ndarray:
+    """Return the seeds of the next episodes of some rows `[n, ahead]`: by the member's key, environment and number."""
+    envs = len(begun) // len(keys)
+    number = begun[rows][:, None] + np.arange(ahead)
+    seeds: np.ndarray = rng.seeds(keys[rows // envs][:, None], Purpose.EPISODE, (rows % envs)[:, None], number)
+    return seeds
+
+
 class TensorWorld:
-    """`World` where environments are tensors (`env.backend: torch`): a tick never leaves the device."""
+    """`World` of environments as tensors (`env.backend: torch`): a tick never leaves the device, and nothing breaks."""
 
     masked = False
 
-    def __init__(self, spec: Spec, keys: npt.NDArray[np.int64], clock: Clock) -> None:
+    def __init__(self, spec: Spec, keys: np.ndarray, clock: Clock) -> None:
         envs, device = spec.env.num_envs, spec.device
         self._clock = clock
-        self.pending: torch.Tensor | None = None
+        self.pending: Tensor | None = None
         self.pool = TensorPool(spec.env, len(keys) * envs, device)
         self._keys = torch.from_numpy(np.repeat(keys, envs)).to(device)
         self._envs = torch.arange(self.pool.rows, device=device) % envs
         self._begun = torch.zeros(self.pool.rows, dtype=torch.int64, device=device)
         self._legal = torch.ones(len(keys), envs, spec.actions, dtype=torch.bool, device=device)
         self._broken = torch.zeros(len(keys), envs, dtype=torch.bool, device=device)
-        self._begin_where(torch.ones(self.pool.rows, dtype=torch.bool, device=device))
+        self._order: Tensor | None = None  # of the slots among all cohorts' rows; None: as they are
+        self._begin(torch.ones(self.pool.rows, dtype=torch.bool, device=device))
 
-    def seen(self) -> list[torch.Tensor]:
-        """See `World.seen`."""
-        return [self._grid(self.pool.obs), self._legal, self._grid(self.pool.begins)]
-
-    def actions(self, chosen: Sequence[torch.Tensor], cohorts: Sequence[Cohort]) -> torch.Tensor:
-        """See `World.actions`."""
-        if len(chosen) == 1:
-            return chosen[0].flatten(0, 1)
-        slots = upload(torch.tensor([slot for cohort in cohorts for slot in cohort.slots]), self.pool.device)
-        return torch.cat(list(chosen))[slots.argsort()].flatten(0, 1)
-
-    def take(self, actions: torch.Tensor) -> TensorStep:
-        """See `World.take`."""
-        return self.pool.step(actions)
-
-    def gave(self, step: TensorStep) -> list[torch.Tensor]:
-        """See `World.gave`."""
-        return [*(self._grid(x) for x in step), self._broken]
-
-    def end(self, step: TensorStep) -> None:
-        """See `World.end`."""
-        self.pending = None
-        self._begin_where(step.terminated | step.truncated)
-        self._clock.count()
-
-    def _begin_where(self, over: torch.Tensor) -> None:
+    def _begin(self, over: Tensor) -> None:
         """Begin new episodes in the rows `over` `[R]`: on a device in all at once, which waits for nothing; on the CPU
         in those few alone, which costs less."""
         if over.device.type != "cpu":
@@ -183,39 +143,41 @@ class TensorWorld:
             self.pool.reset(rows, seeds)
         self._begun = self._begun + over
 
-    def refuse_broken(self) -> None:
-        """Nothing breaks here."""
+    def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        slots = torch.tensor([slot for cohort in cohorts for slot in cohort.slots])
+        self._order = upload(slots.argsort(), self.pool.device) if len(cohorts) > 1 else None
 
-    def _grid(self, x: torch.Tensor) -> torch.Tensor:
-        """`[P · E, …]` → `[P, E, …]`."""
+    def seen(self) -> list[Tensor]:
+        return [self._by_member(self.pool.obs), self._legal, self._by_member(self.pool.begins)]
+
+    def actions(self, chosen: Sequence[Tensor]) -> Tensor:
+        actions = chosen[0] if self._order is None else torch.cat(list(chosen))[self._order]
+        return actions.flatten(0, 1)
+
+    def take(self, actions: Tensor) -> TensorStep:
+        return self.pool.step(actions)
+
+    def gave(self, step: TensorStep) -> list[Tensor]:
+        return [*(self._by_member(x) for x in step), self._broken]
+
+    def end(self, step: TensorStep) -> None:
+        self.pending = None
+        self._begin(step.terminated | step.truncated)
+        self._clock.count()
+
+    def refuse_broken(self) -> None:
+        pass
+
+    def _by_member(self, x: Tensor) -> Tensor:
         return x.view(-1, self._clock.envs, *x.shape[1:])
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """See `World.state`."""
+    def state(self) -> dict[str, Tensor]:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
         chosen = {} if self.pending is None else {"pending": self.pending.to("cpu", copy=True)}
         return {**kept, **chosen, "episodes": self._begun.to("cpu", copy=True)}
 
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> npt.NDArray[np.int64]:
-        """Take over what `state` returned; no episode is lost, for tensors come back to where they were."""
+    def restore(self, tensors: Mapping[str, Tensor]) -> np.ndarray:
         self._begun = tensors["episodes"].to(self.pool.device, copy=True)
         self.pending = tensors["pending"].to(self.pool.device) if "pending" in tensors else None
         self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()})
         return np.empty(0, np.int64)
-
-
-class Playable(Protocol):
-    """What `World` and `TensorWorld` have in common. What they hand from one method to another is their own."""
-
-    masked: bool
-    pending: Any
-    pool: Any
-
-    def seen(self) -> list[torch.Tensor]: ...
-    def actions(self, chosen: Sequence[torch.Tensor], cohorts: Sequence[Cohort]) -> Any: ...
-    def take(self, actions: Any) -> Any: ...
-    def gave(self, step: Any) -> list[torch.Tensor]: ...
-    def end(self, step: Any) -> None: ...
-    def refuse_broken(self) -> None: ...
-    def state(self) -> dict[str, torch.Tensor]: ...
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> npt.NDArray[np.int64]: ...

@@ -24,8 +24,10 @@ from evopipe.data.transitions import Transitions
 from evopipe.errors import ResourceError, UsageError, did_you_mean
 from evopipe.machine import configure
 from evopipe.rng import Purpose
-from evopipe.run.act import Greedy
+from evopipe.run.act import choose, step
 from evopipe.run.drive import begin
+from evopipe.run.learn import learn
+from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import RuntimeConfig
@@ -169,15 +171,25 @@ def _train(run: Run) -> None:
 
 
 def _act(run: Run) -> None:
-    shape, places = (len(run.births), run.spec.env.num_envs), [np.array(cohort.slots) for cohort in run.cohorts]
-    obs, legal = np.ones((*shape, run.spec.observations), np.float32), np.ones((*shape, run.spec.actions), bool)
-    Greedy(run.spec, run.cohorts, places, shape[1])(obs, legal, np.zeros(shape, bool))
+    spec, device = run.spec, run.spec.device
+    for cohort in run.cohorts:
+        shape = len(cohort.members), spec.env.num_envs
+        obs, legal = torch.ones(*shape, spec.observations), torch.ones(*shape, spec.actions, dtype=torch.bool)
+        if algos.on_policy(spec.algo):
+            no, memory = torch.zeros(shape, dtype=torch.bool, device=device), torch.zeros(*shape, cohort.memory)
+            step(spec, cohort, obs.to(device), legal.to(device), no, memory.to(device), None)
+        else:
+            choose(spec, cohort, obs.numpy(), legal.numpy(), None)
 
 
 def _learn(run: Run) -> None:
     """Take so many updates, on-policy from a rollout of so many ticks."""
     regime: Any = run.regime
-    regime.learners.learn(run.cohorts, run.clock.tick, [_UPDATES] * len(run.cohorts), [0] * len(run.cohorts))
+    for i, cohort in enumerate(run.cohorts):
+        if algos.on_policy(run.spec.algo):
+            learn_from_rollout(run.spec, cohort, regime.playing[i].rollout, _UPDATES, run.clock.tick)
+        else:
+            learn(run.spec, cohort, regime.replay, run.clock.tick, _UPDATES)
 
 
 def _seconds(work: Callable[[Run], None], run: Run) -> float:

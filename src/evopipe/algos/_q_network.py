@@ -1,0 +1,60 @@
+"""What algorithms with one Q-network over discrete actions have in common: its state, how it acts, what it aims at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evopipe.core import optim
+from evopipe.core.forward import forward
+from evopipe.core.member import moments, parameters, row
+from evopipe.core.net import Net, Nets
+from evopipe.core.structure import Widths
+from evopipe.ops.policy import best_legal, epsilon_greedy
+from evopipe.ops.value import q_target
+from evopipe.rng import Stream
+from evopipe.types import Batch, Spaces
+
+
+@dataclass(frozen=True)
+class State:
+    q: Net = parameters("q", trainable=True)
+    target: Net = parameters("q")
+    adam: optim.Adam = moments("q")
+    updates: Tensor = row()  # [P] float32
+
+
+def networks(cfg: Any, spaces: Spaces) -> dict[str, Widths]:
+    return {"q": Widths(spaces.observations, spaces.actions)}
+
+
+def init(cfg: Any, nets: Nets) -> State:
+    q = nets["q"]
+    return State(q, q.copy(), *optim.start(q))
+
+
+def values(cfg: Any, state: State, obs: Tensor) -> Tensor:
+    """Return Q(s, ·): obs `[P, E, O]` → `[P, E, A]`."""
+    with torch.no_grad():
+        return forward(state.q, obs)
+
+
+def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
+    """Choose the best legal actions: obs `[P, E, O]`, legal `[P, E, A]` or None where all are → `[P, E]` int64."""
+    return best_legal(values(cfg, state, obs), legal)
+
+
+def act(cfg: Any, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
+    """Choose the best legal actions, with chance epsilon `[P]` any: obs `[P, E, O]`, legal `[P, E, A]` → `[P, E]`."""
+    return epsilon_greedy(values(cfg, state, obs), legal, epsilon, draw)
+
+
+def target(cfg: Any, state: State, batch: Batch) -> Tensor:
+    """Return y `[P, B]`; the online network chooses the action if `cfg.double`, else the target network."""
+    with torch.no_grad():
+        target_t = forward(state.target, batch.next_obs)  # [P, B, A]
+        selector_t = forward(state.q, batch.next_obs) if cfg.double else target_t
+        return q_target(batch.reward, batch.discount, target_t, selector_t, batch.next_legal)
