@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     import torch
 
+Tensor: TypeAlias = "torch.Tensor"  # for annotations in algorithm files, of which `params check` reads `Config` alone
+
 
 class Image(NamedTuple):
     """Where an image lies in an observation: `[channels, height, width]` from the column `start`."""
@@ -95,23 +97,23 @@ class Batch:
         legal: `[P, B, A]` bool, legal actions in `obs`; None where all always are, or no loss reads it (`MASKED_LOSS`).
     """
 
-    obs: torch.Tensor
-    action: torch.Tensor
-    reward: torch.Tensor
-    discount: torch.Tensor
-    next_obs: torch.Tensor
-    next_legal: torch.Tensor | None
-    weight: torch.Tensor
-    legal: torch.Tensor | None = None
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    next_obs: Tensor
+    next_legal: Tensor | None
+    weight: Tensor
+    legal: Tensor | None = None
 
 
 class Chosen(NamedTuple):
     """What an on-policy algorithm's `step` returns."""
 
-    action: torch.Tensor  # [P, E, …], as in `Batch`
-    log_prob: torch.Tensor  # [P, E], of the action
-    value: torch.Tensor  # [P, E], of the observation
-    memory: torch.Tensor  # [P, E, M], what recurrent networks carry to the next step
+    action: Tensor  # [P, E, …], as in `Batch`
+    log_prob: Tensor  # [P, E], of the action
+    value: Tensor  # [P, E], of the observation
+    memory: Tensor  # [P, E, M], what recurrent networks carry to the next step
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +133,16 @@ class Sequences:
         weight: `[P, B, L]`, how much a step counts: they sum to 1; pads and members without a minibatch count 0.
     """
 
-    obs: torch.Tensor
-    action: torch.Tensor
-    legal: torch.Tensor | None
-    log_prob: torch.Tensor
-    value: torch.Tensor
-    advantage: torch.Tensor
-    target: torch.Tensor
-    begins: torch.Tensor
-    memory: torch.Tensor
-    weight: torch.Tensor
+    obs: Tensor
+    action: Tensor
+    legal: Tensor | None
+    log_prob: Tensor
+    value: Tensor
+    advantage: Tensor
+    target: Tensor
+    begins: Tensor
+    memory: Tensor
+    weight: Tensor
 
 
 Hyper: TypeAlias = "Mapping[str, torch.Tensor]"  # a cohort's hyper-parameters by name, [P] each
@@ -149,6 +151,6 @@ Hyper: TypeAlias = "Mapping[str, torch.Tensor]"  # a cohort's hyper-parameters b
 class Learned(NamedTuple):
     """What an algorithm's `update` returns; it writes into the state's own tensors."""
 
-    losses: torch.Tensor  # [P]
-    healthy: torch.Tensor  # [P] bool
-    errors: torch.Tensor | None = None  # [P, B], temporal-difference errors for prioritised sampling
+    losses: Tensor  # [P]
+    healthy: Tensor  # [P] bool
+    errors: Tensor | None = None  # [P, B], temporal-difference errors for prioritised sampling

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from evopipe.core.forward import action_values, encode, forward, forward_each, mu
 from evopipe.core.net import Net
@@ -16,7 +15,7 @@ from evopipe.ops.noise import exploration, smoothed
 from evopipe.ops.policy import likeliest, or_random
 from evopipe.ops.value import clipped_double_target, pick, twin_loss
 from evopipe.rng import Stream
-from evopipe.types import Batch
+from evopipe.types import Batch, Tensor
 
 
 def period(cfg: Any) -> int:

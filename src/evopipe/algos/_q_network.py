@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from evopipe.core import optim
 from evopipe.core.forward import forward
@@ -16,7 +15,7 @@ from evopipe.core.structure import Widths
 from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import q_target
 from evopipe.rng import Stream
-from evopipe.types import Batch, Spaces
+from evopipe.types import Batch, Spaces, Tensor
 
 
 @dataclass(frozen=True)

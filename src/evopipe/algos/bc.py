@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import optim
@@ -25,7 +24,7 @@ from evopipe.ops.policy import epsilon_greedy, or_random
 from evopipe.ops.value import pick
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig
-from evopipe.types import Batch, Hyper, Learned, Spaces
+from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
 
 PAPER = "https://proceedings.neurips.cc/paper/1988/hash/812b4ba287f5ee0bc9d43bbf5bbe87fb-Abstract.html"
 REGIME = "off_policy"

@@ -10,15 +10,13 @@ know is not believed to be good. α = 0 is deep Q-learning.
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from evopipe.algos import _hyper, _q_network
 from evopipe.core import optim
 from evopipe.core.forward import forward
 from evopipe.ops.value import conservative_gap, pick, regression_loss
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Batch, Hyper, Learned
+from evopipe.types import Batch, Hyper, Learned, Tensor
 
 PAPER = "https://arxiv.org/abs/2006.04779"
 REGIME = "off_policy"

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
@@ -22,7 +21,7 @@ from evopipe.core.net import Net, Nets
 from evopipe.core.structure import Widths, share_encoder
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig
-from evopipe.types import Batch, Hyper, Learned, Spaces
+from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
 
 PAPER = "https://arxiv.org/abs/1509.02971"
 REGIME = "off_policy"

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import Tensor
-
 from evopipe.algos import _hyper, _q_network
 from evopipe.core import optim
 from evopipe.core.forward import forward
 from evopipe.ops.value import pick, regression_loss
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Batch, Hyper, Learned
+from evopipe.types import Batch, Hyper, Learned, Tensor
 
 PAPER = "https://doi.org/10.1038/nature14236"
 REGIME = "off_policy"

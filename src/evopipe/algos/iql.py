@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.algos._actor_critic import of_taken
@@ -31,7 +30,7 @@ from evopipe.ops.policy import epsilon_greedy, or_random
 from evopipe.ops.value import expectile_loss, pick
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Batch, Hyper, Learned, Spaces
+from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
 
 PAPER = "https://arxiv.org/abs/2110.06169"
 REGIME = "off_policy"

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from evopipe.algos import _hyper
 from evopipe.core import health, optim
@@ -29,7 +28,7 @@ from evopipe.core.structure import Widths, share_encoder
 from evopipe.ops.distributions import Distribution, distribution
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Chosen, Hyper, Learned, Sequences, Spaces
+from evopipe.types import Chosen, Hyper, Learned, Sequences, Spaces, Tensor
 
 PAPER = "https://arxiv.org/abs/1707.06347"
 REGIME = "on_policy"

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from pydantic import model_validator
-from torch import Tensor
 
 from evopipe.algos import _hyper
 from evopipe.core import optim
@@ -31,7 +30,7 @@ from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import masked_argmax, project, regression_loss, support
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Batch, Hyper, Learned, Spaces
+from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
 
 PAPER = "https://arxiv.org/abs/1710.02298"
 REGIME = "off_policy"

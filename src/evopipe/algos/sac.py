@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.algos._actor_critic import of_taken
@@ -30,7 +29,7 @@ from evopipe.ops.policy import likeliest, or_random, random_legal
 from evopipe.ops.value import masked_argmax, twin_loss
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Batch, Hyper, Learned, Spaces
+from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
 
 PAPER = "https://arxiv.org/abs/1812.05905"
 REGIME = "off_policy"

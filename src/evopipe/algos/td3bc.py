@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import health, optim
@@ -26,7 +25,7 @@ from evopipe.ops.noise import gaussian
 from evopipe.ops.policy import or_random
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Batch, Hyper, Learned, Spaces
+from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
 
 PAPER = "https://arxiv.org/abs/2106.06860"
 REGIME = "off_policy"
