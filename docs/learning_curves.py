@@ -32,10 +32,14 @@ TESTS = {
     ("ddpg", "ddpg-pendulum"): ("each must reach -200", "ddpg::test_pendulum_by_its_pipeline"),
     ("dqn", "dqn-cartpole"): ("each must reach 475", "dqn::test_cartpole_by_its_pipeline"),
     ("dqn", "dqn-catch"): ("each must reach 9.5", "image::test_catch_in_pixels_by_its_pipeline"),
+    ("dqn", "dqn-frozenlake"): ("each must reach 0.74, by 0.05", "dqn::test_frozenlake_by_its_pipeline"),
     ("dqn", "dqn-minigrid"): ("each must reach 0.95", "image::test_minigrid_in_pixels_by_its_pipeline"),
+    ("dqn", "dqn-mountaincar"): ("each must reach -110", "dqn::test_mountaincar_by_its_pipeline"),
+    ("dqn", "dqn-taxi"): ("each must reach 7.5", "dqn::test_taxi_by_its_pipeline"),
     ("iql", "iql-pendulum"): (
         "each must reach 300 more than cloning", "offline::test_pendulum_from_good_and_random_play",
     ),
+    ("ppo", "ppo-acrobot"): ("each must reach -85", "ppo::test_acrobot_by_its_pipeline"),
     ("ppo", "ppo-bipedalwalker"): ("each must reach 250", "ppo::test_bipedalwalker_by_its_pipeline"),
     ("ppo", "ppo-cartpole"): (
         "each must reach 475, after 15 seconds of training at most", "ppo::test_cartpole_in_seconds_by_its_pipeline"
@@ -48,7 +52,9 @@ TESTS = {
     ("rainbow", "rainbow-lunarlander"): ("each must reach 200", "rainbow::test_lunarlander_by_its_pipeline"),
     ("sac", "sac-pendulum"): ("each must reach -200", "sac::test_pendulum_by_its_pipeline"),
     ("td3", "ddpg-pendulum"): ("each must reach -200", "td3::test_pendulum"),
+    ("td3", "td3-halfcheetah"): ("each must reach 1500", "td3::test_halfcheetah_by_its_pipeline"),
     ("td3", "td3-lunarlander-continuous"): ("each must reach 200", "td3::test_continuous_lunarlander_by_its_pipeline"),
+    ("td3", "td3-mountaincar-continuous"): ("each must reach 90", "td3::test_continuous_mountaincar_by_its_pipeline"),
     ("td3bc", "iql-pendulum"): (
         "each must reach 300 more than cloning", "offline::test_pendulum_from_good_and_random_play"
     ),
@@ -57,6 +63,7 @@ TESTS = {
 NOTES = {
     ("iql", "iql-pendulum"): " IQL is weak there: seed 2 clears that, and ends far below the other two.",
     ("dqn", "dqn-minigrid"): " It needs the extra `minigrid`, and is left out without.",
+    ("td3", "td3-halfcheetah"): " It needs the extra `mujoco`, and is left out without.",
 }
 
 
