@@ -25,11 +25,3 @@ def test_continuous_mountaincar_by_its_pipeline(seed: int) -> None:
     result = run("pipelines/td3-mountaincar-continuous/params.yaml", seed)
     assert result.evaluation["episodes"] == 100
     assert result.evaluation["elite"]["mean"] >= 90
-
-
-def test_halfcheetah_by_its_pipeline(seed: int) -> None:
-    """A short run: who does nothing gets about 0, who acts at random about −280."""
-    pytest.importorskip("mujoco", reason="an extra of its own: pip install 'evopipe[mujoco]'")
-    result = run("pipelines/td3-halfcheetah/params.yaml", seed)
-    assert result.evaluation["episodes"] == 20
-    assert result.evaluation["elite"]["mean"] >= 1500
