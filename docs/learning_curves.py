@@ -18,6 +18,8 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from harness.plots import COLOURS, GREY, picture
 
+from evopipe.schema.read import read_yaml
+
 FOLDER = Path(__file__).parent / "curves"
 COLUMNS = ("pipeline", "env", "mode", "seed", "member_steps", "population_steps", "best", "champion", "held_out")
 
@@ -142,8 +144,10 @@ def _tested(algo: str, pipeline: str) -> str:
         return ""
     asked, test = TESTS[algo, pipeline]
     file, _, name = test.partition("::")
+    params = read_yaml(Path(__file__).parents[1] / "pipelines" / pipeline / "params.yaml").data
+    episodes = params["evaluate"]["episodes"]
     return (
-        f" `make test-slow` repeats it with seeds 1, 2 and 3, over held-out episodes: {asked} "
+        f" `make test-slow` repeats it with seeds 1, 2 and 3, over {episodes} held-out episodes: {asked} "
         f"(`tests/learning/test_{file}.py::{name}`)." + NOTES.get((algo, pipeline), "")
     )
 
