@@ -34,7 +34,7 @@ TESTS = {
     ("ddpg", "ddpg-pendulum"): ("each must reach -200", "ddpg::test_pendulum_by_its_pipeline"),
     ("dqn", "dqn-cartpole"): ("each must reach 475", "dqn::test_cartpole_by_its_pipeline"),
     ("dqn", "dqn-catch"): ("each must reach 9.5", "image::test_catch_in_pixels_by_its_pipeline"),
-    ("dqn", "dqn-frozenlake"): ("each must reach 0.74, by 0.05", "dqn::test_frozenlake_by_its_pipeline"),
+    ("dqn", "dqn-frozenlake"): ("each must come within 0.05 of the best mean", "dqn::test_frozenlake_by_its_pipeline"),
     ("dqn", "dqn-minigrid"): ("each must reach 0.95", "image::test_minigrid_in_pixels_by_its_pipeline"),
     ("dqn", "dqn-mountaincar"): ("each must reach -110", "dqn::test_mountaincar_by_its_pipeline"),
     ("dqn", "dqn-taxi"): ("each must reach 7.5", "dqn::test_taxi_by_its_pipeline"),
