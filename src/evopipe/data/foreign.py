@@ -5,6 +5,7 @@ Ten thousand bytes can unpack to as many as one likes, and a damaged file can cr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import resource
@@ -81,5 +82,6 @@ def _limit(more: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = pages * resource.getpagesize() + more
     resource.setrlimit(resource.RLIMIT_AS, (wanted if soft == resource.RLIM_INFINITY else min(soft, wanted), hard))
-    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    with contextlib.suppress(OSError):  # /proc may be read-only
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
