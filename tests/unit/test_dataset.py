@@ -489,6 +489,15 @@ def test_a_dataset_that_declares_more_than_it_holds_is_refused(tmp_path: Path) -
     refused(lambda: read_d4rl(path), "dataset 'rewards' declares 4000000000000 bytes and holds 0")
 
 
+def test_numbers_of_a_width_that_no_type_has_are_refused(tmp_path: Path) -> None:
+    """A flipped bit makes them of numbers that are."""
+    path, wide = d4rl(tmp_path / "d.hdf5", rewards=None), h5py.h5t.STD_I64LE.copy()
+    wide.set_size(10)
+    with h5py.File(path, "a") as file:
+        h5py.h5d.create(file.id, b"rewards", wide, h5py.h5s.create_simple((10,)))
+    refused(lambda: read_d4rl(path), f"{path}: is truncated, damaged or not HDF5 (data type '<i10' not understood)")
+
+
 # --- HDF5 that takes more than it shows -------------------------------------------------------------------------------
 
 

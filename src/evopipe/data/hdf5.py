@@ -82,7 +82,7 @@ def opened(source: Path | bytes, where: str) -> Iterator[h5py.File]:
             yield file
     except Unusable as error:
         raise DataError(f"{where}: {error}") from error
-    except (OSError, RuntimeError, KeyError, ValueError) as error:
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:  # h5py: a TypeError for unknown types
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{where}: is truncated, damaged or not HDF5 ({reason})") from error
 
