@@ -1,4 +1,7 @@
-"""Write `pipelines/*/dvc.yaml` and `params.yaml`: `python pipelines/make.py`; with `--check` say what is stale.
+"""Write the files of `pipelines/*`: `python pipelines/make.py`; with `--check` say what is stale.
+
+Each is a DVC project of its own, so that `dvc exp` in one folder speaks of that one alone. Its link `src` makes the
+code part of it: a .dvcignore, which leaves bytecode out, holds for what lies inside a project.
 
 A pipeline's own `changes.yaml` says what it wants otherwise than `shapes.yaml` here and the root's `params.yaml`:
 
@@ -26,6 +29,8 @@ from evopipe.schema.write import block, dump_yaml
 
 FOLDER = Path(__file__).parent
 KEYS = {"heading", "shape", "files", "params", "algos"}
+AS_AT_THE_TOP = (".dvc/config", ".dvcignore")
+CODE = Path("../../src")
 
 
 def render(name: str) -> dict[str, str]:
@@ -42,6 +47,7 @@ def render(name: str) -> dict[str, str]:
     return {
         "dvc.yaml": made.format("pipelines/shapes.yaml") + _dvc(changes),
         "params.yaml": made.format("params.yaml") + _params(changes, source),
+        **{name: (FOLDER.parent / name).read_text(encoding="utf-8") for name in AS_AT_THE_TOP},
     }
 
 
@@ -116,7 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
     stale = 0
     for changes in sorted(FOLDER.glob("*/changes.yaml")):
         for name, text in render(changes.parent.name).items():
-            path = changes.with_name(name)
+            path = changes.parent / name
             if path.is_file() and path.read_text(encoding="utf-8") == text:
                 continue
             if check:
@@ -124,7 +130,11 @@ def main(arguments: list[str] | None = None) -> int:
                 where = path.relative_to(FOLDER.parent)
                 print(f"{where}: stale, run `python pipelines/make.py`", file=sys.stderr)
             else:
+                path.parent.mkdir(exist_ok=True)
                 path.write_text(text, encoding="utf-8")
+        link = changes.with_name("src")
+        if not (check or link.is_symlink()):
+            link.symlink_to(CODE)
     return int(stale > 0)
 
 
