@@ -237,6 +237,8 @@ def one_pipeline(make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, old
     shutil.copy(ROOT / "pipelines/shapes.yaml", folder)
     shutil.copy(ROOT / ".dvcignore", tmp_path)
     shutil.copy(ROOT / "params.yaml", tmp_path)
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    shutil.copytree(ROOT / make.TEMPLATE, tmp_path / make.TEMPLATE)
     changes = folder / "dqn-cartpole/changes.yaml"
     text = changes.read_text()
     assert text.count(old) == 1
