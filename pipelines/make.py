@@ -79,7 +79,7 @@ def render_new() -> dict[str, str]:
     """Return what a new project has of the root: its stages, and its parameters for either kind of environment."""
     params = (FOLDER.parent / "params.yaml").read_text(encoding="utf-8")
     return {
-        "dvc.yaml": _new_dvc(),
+        "stages.yaml": _new_dvc(),  # DVC would take a dvc.yaml for a pipeline of this repository
         "params.yaml": _with_values(params, OWN_ENVIRONMENT),
         "params-installed.yaml": _with_values(params, {"env.id": "ENV_ID"}),
     }

@@ -221,6 +221,7 @@ def test_the_root_speaks_of_its_own_stages_alone(tmp_path: Path) -> None:
     (tmp_path / ".dvc/config").write_text("[core]\n    no_scm = true\n")
     hidden = shutil.ignore_patterns("data", "models", "reports", ".evopipe", "tmp", "cache", "dvc.lock")
     shutil.copytree(ROOT / "pipelines", tmp_path / "pipelines", symlinks=True, ignore=hidden)
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     with Repo(str(tmp_path)) as repo:
         outs = [out for out in repo.index.outs if out.use_cache]
         assert {Path(out.stage.path_in_repo).as_posix() for out in outs} == {"dvc.yaml"}

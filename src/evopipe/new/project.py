@@ -61,7 +61,7 @@ def contents(name: str, env_id: str | None = None) -> dict[str, str]:
     stub = env_id is None
     row = f"| `{_MODULE}` | the environment: replace it by yours; `evopipe env check {_STUB}` tries it |\n"
     readme = Template(_text("README.md")).substitute(name=name, env=env_id or _STUB, environment=row if stub else "")
-    dvc, params = _text("dvc.yaml"), _text("params.yaml" if stub else "params-installed.yaml")
+    dvc, params = _text("stages.yaml"), _text("params.yaml" if stub else "params-installed.yaml")
     files = {
         "README.md": readme,
         _REQUIREMENTS: f"evopipe=={evopipe.__version__}\n",
@@ -74,7 +74,7 @@ def contents(name: str, env_id: str | None = None) -> dict[str, str]:
 
 
 def _text(name: str) -> str:
-    """A file of the package; `pipelines/make.py` makes dvc.yaml and the two params.yaml of the root's."""
+    """A file of the package; `pipelines/make.py` makes the stages and both params.yaml of the root's."""
     return Path(__file__).with_name("template").joinpath(name).read_text(encoding="utf-8")
 
 
