@@ -222,6 +222,28 @@ def play(
 
 
 @app.command()
+def compare(
+    context: typer.Context,
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[WHAT]...", help="Folders, experiments, git revisions. None: here, HEAD, experiments."),
+    ] = None,
+    everywhere: Annotated[bool, typer.Option("--all", "-A", help="Experiments of all commits, not HEAD's.")] = False,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it too: .svg or .png.")] = None,
+) -> None:
+    """Compare configurations: the elite's mean, interval and IQM, over seeds where there are several."""
+    from evopipe import compare as comparison
+
+    rows, notes = comparison.compare(what or (), everywhere)
+    for note in notes:
+        _warn(note)
+    typer.echo(comparison.table(rows))
+    if picture:
+        comparison.draw(rows, picture)
+        context.obj.tell(f"written: {picture}")
+
+
+@app.command()
 def verify(
     context: typer.Context,
     pipeline: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder of dvc.yaml.")] = Path(),
