@@ -6,12 +6,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import pytest
 
 import evopipe
+from evopipe.envs.make import make_env
 from evopipe.envs.spaces import ActionSpace
 from evopipe.errors import ParamsError
+from evopipe.schema.blocks import EnvConfig
 from evopipe.stages.check import KNOWN
 from tiny import call, params, write_params
 
@@ -76,6 +77,6 @@ def test_an_environment_that_cannot_be_reset_is_one_sentence(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("env_id", KNOWN)
 def test_what_is_said_without_making_an_environment_is_true(env_id: str) -> None:
-    with closing(gymnasium.make(env_id, disable_env_checker=True)) as env:
+    with closing(make_env(EnvConfig(id=env_id))) as env:
         assert ActionSpace.of(env.action_space).kind == KNOWN[env_id]
         assert "action_mask" not in env.reset(seed=0)[1]
