@@ -14,8 +14,8 @@ import torch
 from device import DEVICE, Device, Remote
 from evopipe import algos
 from evopipe.core.cohort import COSTS
-from evopipe.errors import ResourceError, UsageError
-from evopipe.verify import Differs, gpu
+from evopipe.errors import DataError, ResourceError, UsageError
+from evopipe.verify import gpu
 from tiny import call
 
 CPU = torch.device("cpu")
@@ -89,7 +89,7 @@ class Faulty(Device):
 
 def test_a_device_that_computes_something_else_is_refused(grouped_like_a_gpu: None) -> None:
     seen: list[gpu.Finding] = []
-    with Faulty(), pytest.raises(Differs) as raised:
+    with Faulty(), pytest.raises(DataError) as raised:
         check(DEVICE, seen)
     bad = [f.what for f in seen if f.good is False]
     assert "values are the CPU's" in bad

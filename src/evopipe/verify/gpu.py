@@ -21,7 +21,7 @@ from evopipe import algos, rng
 from evopipe.core.graphs import Paths
 from evopipe.core.member import tensor_kinds
 from evopipe.data.transitions import Transitions
-from evopipe.errors import ResourceError, UsageError, did_you_mean
+from evopipe.errors import DataError, ResourceError, UsageError, suggestion
 from evopipe.machine import configure
 from evopipe.rng import Purpose
 from evopipe.run.act import choose, step
@@ -33,7 +33,6 @@ from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.params import parse_params
 from evopipe.stages.setup import make_spec
-from evopipe.verify import Differs
 
 _UPDATES, _ROWS = 4, 4096  # updates at a time; transitions that are there before the first step
 _DRAWS = "random draws and sampled rows"
@@ -67,11 +66,10 @@ def check(
 
     Raises:
         UsageError: there is no algorithm of a name.
-        Differs: a finding is bad; it names them all.
+        DataError: a finding is bad; it names them all.
     """
     for name in set(names) - set(algos.names()):
-        guess = did_you_mean(name, algos.names()) or f", known are: {', '.join(algos.names())}"
-        raise UsageError(f"gpu check: --algo: no algorithm {name!r}{guess}")
+        raise UsageError(f"gpu check: --algo: no algorithm {name!r}{suggestion(name, algos.names())}")
     bad = []
     for name in names or algos.names():
         for finding in _check(_spec(name, device, envs), members, repeats):
@@ -79,7 +77,7 @@ def check(
             if finding.good is False:
                 bad.append(f"{name}: {finding.what}: {finding.result}")
     if bad:
-        raise Differs("\n".join([*bad, "train with runtime.compile: off, or runtime.device: cpu, until it agrees"]))
+        raise DataError("\n".join([*bad, "train with runtime.compile: off, or runtime.device: cpu, until it agrees"]))
 
 
 def _spec(name: str, device: torch.device, envs: int) -> Spec:
