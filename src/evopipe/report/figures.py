@@ -14,8 +14,7 @@ from markupsafe import Markup
 
 from evopipe.report import words
 from evopipe.report.draw import PALETTE, Plot
-from evopipe.report.lineage import Key, Node
-from evopipe.report.read import Payoff, Run
+from evopipe.report.read import Key, Node, Payoff, Run
 
 MARKERS = {"none": "o", "architecture": "s", "parameters": "D", "activation": "^", "rl_hp": "v"}
 _DESK = 600  # what is wider is for a desk, else for a phone
@@ -100,7 +99,7 @@ def _members(plot: Plot, run: Run, low: float, titled: bool) -> None:
     for name, nodes in groups.items():
         if nodes:
             points = [(run.env_steps[n.key[0]], n.fitness if name == "dots" else low) for n in nodes]
-            titles = [words.about(node) for node in nodes] if titled else ()
+            titles = [node.about for node in nodes] if titled else ()
             plot.marks(points, "member", titles=titles, gid=name, **looks[name])
 
 
@@ -172,7 +171,7 @@ def _tree_marks(plot: Plot, run: Run, path: set[Key], few: bool) -> None:
         colour = "elite" if ancestor and quiet else _hue(look)
         size = (7.5 if few else 5.4) * (1.45 if ancestor else 1.0) * (0.8 if quiet else 1.0)
         plot.marks([node.key for node in nodes], colour, "x" if look == "diverged" else MARKERS.get(look, "o"), size,
-            [words.about(node) for node in nodes],
+            [node.about for node in nodes],
             gid=f"{look}-{better}-{ancestor}",
             clip_on=False,
             zorder=4 if ancestor else 2,

@@ -9,7 +9,7 @@ from pathlib import Path
 from evopipe import play, policy
 from evopipe.errors import EvopipeError
 from evopipe.film import Frames, animate
-from evopipe.report.read import Held
+from evopipe.report.read import Run
 
 WIDTH = 480  # pixels; wider frames are made smaller
 FRAMES = 300  # at most; a longer episode is shown in larger steps
@@ -66,10 +66,10 @@ class Movie:
         )
 
 
-def film(elite: Path, played: Held, max_steps: int | None) -> Movie | str:
+def film(elite: Path, run: Run, max_steps: int | None) -> Movie | str:
     """Film the policy in the folder `elite` in that of its held-out episodes whose return is nearest the mean, for at
     most so many steps; return a sentence that says why where there can be no film."""
-    typical = min(played.episodes, key=lambda episode: abs(episode.total - played.mean))
+    typical = min(run.elite.episodes, key=lambda episode: abs(episode.total - run.elite.mean))
     actor, frames = policy.load(elite), Frames(WIDTH, FRAMES)
     limit = min(max_steps or _LONGEST, _LONGEST)
     try:

@@ -39,7 +39,7 @@ def page(folder: str | Path, params: Mapping[str, Any]) -> str:
                 f"{elite}: written for {name} {found[name]!r}, params.yaml says {value!r}; run `evopipe export` or "
                 "`dvc repro export` again"
             )
-    return compose(run, params, film(elite, run.elite, params.get("evaluate", {}).get("steps")))
+    return compose(run, params, film(elite, run, params.get("evaluate", {}).get("steps")))
 
 
 def compose(run: Run, params: Mapping[str, Any], movie: Movie | str) -> str:
