@@ -298,7 +298,7 @@ def params_block(algo: Annotated[str, typer.Argument(metavar="ALGO", help="An al
 
     if algo not in registry.names():
         raise UsageError(f"params block: no algorithm {algo!r}{suggestion(algo, registry.names())}")
-    typer.echo(block(algo, registry.get(algo).Config(), depth=1), nl=False)
+    typer.echo(block(algo, registry.get(algo).Config()), nl=False)
 
 
 @_env.command("check")

@@ -79,10 +79,10 @@ def fitness(run: Run, width: int, label: Markup) -> Markup:
             0.015, target, f"target {words.value(target)}", transform=plot.axes.get_yaxis_transform(), va="bottom",
             color=PALETTE["muted"], fontsize=11, gid="halo-target",
         )  # fmt: skip
+    plot.axes.set_xlabel("environment steps of the population")
     plot.ticks("x", words.thousands, 8 if wide else 4)
     plot.ticks("y", words.value, 6)
     plot.axes.xaxis.grid(False)
-    plot.axes.set_xlabel("environment steps of the population")
     return plot.svg(label)
 
 
@@ -202,10 +202,9 @@ def mutations(run: Run, width: int, label: Markup) -> Markup:
         plot.axes.axvline(0, color=PALETTE["ink"], linewidth=1)
     for place, payoff in enumerate(rows):
         _gain_row(plot, place, payoff, limits, wide)
-    plot.axes.set(xlim=limits, ylim=(len(rows) - 0.4, -0.6 if wide else -0.75))
-    plot.axes.set_yticks([])
-    plot.ticks("x", words.value, 8 if wide else 4)
+    plot.axes.set(xlim=limits, ylim=(len(rows) - 0.4, -0.6 if wide else -0.75), yticks=[])
     plot.axes.set_xlabel("fitness of the child minus fitness of its parent")
+    plot.ticks("x", words.value, 8 if wide else 4)
     return plot.svg(label)
 
 
@@ -314,8 +313,8 @@ def evaluation(run: Run, width: int, label: Markup) -> Markup:
         ends = f"   [{' to '.join(map(words.figure, member.interval))}]" if wide else ""
         plot.beside(place, 1, (12, 0), words.figure(member.mean) + ends, "elite" if first else "muted", **look)
     room = 0.02 * (high - low)
-    plot.axes.set(xlim=(low - room, high + room), ylim=(len(ranked) - 0.4, -0.6), xlabel="return of a held-out episode")
-    plot.axes.set_yticks([])
+    plot.axes.set(xlim=(low - room, high + room), ylim=(len(ranked) - 0.4, -0.6), yticks=[])
+    plot.axes.set_xlabel("return of a held-out episode")
     plot.ticks("x", words.value, 8 if wide else 4)
     return plot.svg(label)
 

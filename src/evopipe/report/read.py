@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean, median
+from statistics import fmean, median
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
@@ -77,17 +77,13 @@ class Node:
 
 @dataclass(frozen=True)
 class _Generation:
-    """The end of one generation; steps are totals of the population, `elite` is the best score so far or NaN."""
-
     generation: int
-    env_steps: int
-    elite: Annotated[float, BeforeValidator(lambda text: text or math.nan)]
+    env_steps: int  # of the population, from the start on
+    elite: Annotated[float, BeforeValidator(lambda text: text or math.nan)]  # the best score so far
 
 
 @dataclass(frozen=True)
 class _Timing:
-    """How long a generation took, and the steps of the population taken in these seconds."""
-
     generation: int
     seconds: float
     env_steps: int
@@ -109,8 +105,6 @@ class _Champion:
 
 @dataclass(frozen=True)
 class _Summary:
-    """What `reports/train.json` says of a run, as far as the report shows it."""
-
     reason: str
     generations: int
     steps: _Steps
@@ -139,12 +133,10 @@ class _Episode:
 
 @dataclass(frozen=True)
 class _Held:
-    """One member's held-out episodes, at least one, and their summary."""
-
     name: str
     mean: float
     interval: tuple[float, float]
-    episodes: tuple[_Episode, ...]
+    episodes: tuple[_Episode, ...]  # at least one
 
     @property
     def returns(self) -> list[float]:
@@ -154,7 +146,7 @@ class _Held:
     @property
     def length(self) -> float:
         """Mean length of an episode."""
-        return mean(episode.length for episode in self.episodes)
+        return fmean(episode.length for episode in self.episodes)
 
 
 @dataclass(frozen=True)
@@ -220,7 +212,7 @@ class Run:
         """Return the population's mean fitness in a generation, by its place in the run; NaN where all diverged."""
         at = self.generations[place].generation
         scores = [node.fitness for node in self.nodes.values() if node.key[0] == at and not node.diverged]
-        return sum(scores) / len(scores) if scores else math.nan
+        return fmean(scores) if scores else math.nan
 
     @cached_property
     def payoffs(self) -> list[Payoff]:
@@ -259,21 +251,10 @@ def read(folder: Path) -> Run:
         MissingInputError: a file is not there.
         DataError: a file is damaged, or does not hold what its stage writes.
     """
-    for out in (
-        layout.FITNESS,
-        layout.LINEAGE,
-        layout.TIMING,
-        layout.TRAIN,
-        layout.EVALUATION,
-        layout.MEMBERS,
-        layout.EPISODES,
-        layout.ELITE,
-    ):
+    for out in (*layout.OUTS["train"][1:], *layout.OUTS["evaluate"], layout.ELITE):  # all but the trained members
         layout.need(folder, out)
-    scores = {
-        "elite": _json(folder, layout.EVALUATION, _Evaluation).elite,
-        **_json(folder, layout.MEMBERS, dict[str, _Score]),
-    }
+    best = _json(folder, layout.EVALUATION, _Evaluation).elite
+    scores = {"elite": best, **_json(folder, layout.MEMBERS, dict[str, _Score])}
     episodes = _rows(folder, layout.EPISODES, _Episode)
     held = {name: tuple(episode for episode in episodes if episode.member == name) for name in scores}
     for name in scores:
