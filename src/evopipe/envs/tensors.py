@@ -249,11 +249,7 @@ class TensorPool:
     Attributes:
         physics: `[R, S]` float64, the physical state, always the same memory; zeros before the first reset.
         length: `[R]` int64, steps of the running episodes, always the same memory.
-        actions: the action space, as Gymnasium has it.
-        spaces: what an algorithm knows of the spaces.
-        masked: False, none of these environments masks actions.
-        max_steps: the time limit.
-        reward_threshold: see `EnvPool`.
+        actions, spaces, masked, max_steps, reward_threshold: see `EnvPool`.
 
     Raises:
         ParamsError: the environment is not offered as tensors, or `env.kwargs` holds what it does not take.

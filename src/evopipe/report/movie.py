@@ -23,22 +23,16 @@ _SAMPLE = 16  # frames to judge by: encoding all of them may take seconds
 
 @dataclass(frozen=True)
 class Movie:
-    """One episode as a WebP of so many pixels.
-
-    Attributes:
-        still: the middle frame.
-        cut: whether these are only the first steps of a longer episode.
-        seconds: how long it runs; `speed`: how many times the environment's own pace that is.
-    """
+    """One episode as a WebP."""
 
     animation: bytes
-    still: bytes
+    still: bytes  # the middle frame
     width: int
     height: int
     score: play.Score
-    cut: bool
-    seconds: float
-    speed: float
+    cut: bool  # whether these are only the first steps of a longer episode
+    seconds: float  # how long it runs
+    speed: float  # times the environment's own pace
 
     @classmethod
     def of(cls, frames: Frames, score: play.Score, cut: bool = False) -> Movie:
@@ -54,16 +48,8 @@ class Movie:
                 if len(data) <= BUDGET:
                     break
         seconds = len(images) * gap / 1000
-        return cls(
-            animation=data,
-            still=webp(images[len(images) // 2 :][:1], gap=gap, quality=_PLANS[0][0]),
-            width=images[0].width,
-            height=images[0].height,
-            score=score,
-            cut=cut,
-            seconds=seconds,
-            speed=frames.shown / frames.fps / seconds,
-        )
+        still = webp(images[len(images) // 2 :][:1], gap=gap, quality=_PLANS[0][0])
+        return cls(data, still, *images[0].size, score, cut, seconds, speed=frames.shown / frames.fps / seconds)
 
 
 def film(elite: Path, run: Run, max_steps: int | None) -> Movie | str:

@@ -29,29 +29,18 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Node:
-    """One member at the end of one generation.
-
-    Attributes:
-        key: its generation and slot.
-        id: its name in the lineage; it keeps it while it survives.
-        parent: whom it descends from, in the generation before (or the last healthy one); None at the start.
-        fitness: its score; NaN if it diverged.
-        gain: by how much that exceeds the parent's; NaN if there is nothing to compare.
-        kind: the mutation that made it; `change` says what that changed.
-        survived: it is its parent, one generation older: same id.
-        traits: hyper-parameters by name, then numbers and words that describe the architecture.
-    """
+    """One member at the end of one generation."""
 
     key: Key
-    id: int
-    parent: Key | None
-    fitness: float
-    gain: float
-    kind: str
-    change: str
-    survived: bool
+    id: int  # its name in the lineage; it keeps it while it survives
+    parent: Key | None  # in the generation before, or the last healthy one; None at the start
+    fitness: float  # NaN if it diverged
+    gain: float  # over the parent; NaN if there is nothing to compare
+    kind: str  # of the mutation that made it
+    change: str  # what that changed
+    survived: bool  # it is its parent, one generation older
     network: str
-    traits: Mapping[str, float | str]
+    traits: Mapping[str, float | str]  # hyper-parameters by name, then what describes the architecture
 
     @property
     def diverged(self) -> bool:

@@ -186,10 +186,7 @@ def _fresh_outs(stages: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _generations(run: Run) -> Iterator[tuple[float, Generation]]:
-    """Make the events of a training from its lineage, its curve and its times, with the times that they ended at.
-
-    A generation without a measured time counts as a second: what matters is that it is the same whenever it is read.
-    """
+    """Make the events of a training, with the times that they ended at, from its lineage, its curve and its times."""
     from evopipe.evolve.lineage import read_lineage
 
     clock, evolve = run.started, run.params.get("algos", {}).get(run.algo, {}).get("evolve", {})
@@ -200,7 +197,7 @@ def _generations(run: Run) -> Iterator[tuple[float, Generation]]:
         if before.children:  # else all had diverged, and those before came back
             births = {child.slot: child.mutation for child in before.children}
         before = record
-        (taken,) = seconds.get(record.generation, [1.0])
+        (taken,) = seconds.get(record.generation, [1.0])  # unmeasured: the same whenever it is read
         clock = round(clock + taken, 3)
         training, evaluation = steps.get(record.generation, [record.step * len(record.members), 0])
         yield clock, Generation.of(record, births, evolve, taken, (int(training), int(evaluation)))
