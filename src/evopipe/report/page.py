@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,7 +55,6 @@ def compose(run: Run, params: Mapping[str, Any], movie: Movie | str) -> str:
     )
     environment.globals |= {"figures": figures, "words": words, "flat": _flat, "breakable": _breakable}
     environment.globals["inline"] = lambda webp: f"data:image/webp;base64,{base64.b64encode(webp).decode()}"
-    environment.tests["finite"] = math.isfinite
     provenance, algo = dict(run.policy["provenance"]), run.policy["algo"]
     machine = provenance.pop("fingerprint", {})
     provenance.setdefault("git_revision", None)

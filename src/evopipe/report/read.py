@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
@@ -132,11 +132,6 @@ class _Held:
         """One an episode."""
         return [episode.total for episode in self.episodes]
 
-    @property
-    def length(self) -> float:
-        """Mean length of an episode."""
-        return fmean(episode.length for episode in self.episodes)
-
 
 @dataclass(frozen=True)
 class Payoff:
@@ -177,11 +172,6 @@ class Run:
         return 1 + max((slot for _, slot in self.nodes), default=0)
 
     @cached_property
-    def diverged(self) -> int:
-        """How many times a member diverged."""
-        return sum(node.diverged for node in self.nodes.values())
-
-    @cached_property
     def descent(self) -> tuple[Node, ...]:
         """The elite and its ancestors, oldest first."""
         born = self.summary.elite
@@ -196,12 +186,6 @@ class Run:
     def env_steps(self) -> Mapping[int, int]:
         """Training steps of the population at the end of each generation."""
         return {row.generation: row.env_steps for row in self.generations}
-
-    def mean(self, place: int) -> float:
-        """Return the population's mean fitness in a generation, by its place in the run; NaN where all diverged."""
-        at = self.generations[place].generation
-        scores = [node.fitness for node in self.nodes.values() if node.key[0] == at and not node.diverged]
-        return fmean(scores) if scores else math.nan
 
     @cached_property
     def payoffs(self) -> list[Payoff]:
@@ -226,11 +210,6 @@ class Run:
                 columns.setdefault(name.replace("_", " "), {})[node.key] = value
         varying = {name: column for name, column in columns.items() if len(set(column.values())) > 1}
         return varying, {name: next(iter(columns[name].values())) for name in columns if name not in varying}
-
-    def course(self, column: Mapping[Key, float | str]) -> str:
-        """Say with which value of a trait the elite's line began and ended."""
-        shown = [words.value(column[node.key]) for node in self.descent if node.key in column]
-        return f"elite {' → '.join(dict.fromkeys((shown[0], shown[-1])))}" if shown else ""
 
 
 def read(folder: Path) -> Run:
