@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from pydantic import ValidationError
 
@@ -30,9 +31,6 @@ from evopipe.errors import ParamsError, did_you_mean
 from evopipe.rng import Purpose, uniform
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.declare import Schema
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _OF_MAKE = "max_episode_steps"  # the one argument that `gymnasium.make` keeps for itself
 

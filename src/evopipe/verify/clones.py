@@ -156,11 +156,10 @@ def _run(words: Sequence[str], folder: Path, env: Mapping[str, str]) -> subproce
 def verify(
     pipeline: Path, lock: bool, jobs: int, tolerance: float, keep: bool, show: _Tell, tell: _Tell, warn: _Tell
 ) -> None:
-    """Run HEAD in two clean clones, or in one against the committed dvc.lock, and compare every out.
+    """Run HEAD in two clean clones, or (`lock`) in one against the committed dvc.lock, and compare every out.
 
     Args:
         pipeline: the folder that holds dvc.yaml.
-        lock: against dvc.lock.
         jobs: clones that run at the same time.
         tolerance: with `lock`, by how much the elite's score may differ, as a share of the committed one.
         keep: leave the clones there, and say where.
@@ -170,7 +169,7 @@ def verify(
         UsageError: no git repository, or nothing committed.
         MissingInputError: dvc.yaml, dvc.lock, the committed score, or data that a `.dvc` file names is not there.
         DataError: outs differ, or dvc.lock was made from other code or parameters than HEAD's.
-        EvopipeError: a stage failed; the exit code is the stage's where DVC tells it.
+        EvopipeError: a stage failed; the exit code is the stage's if DVC tells it.
         Interrupted: a signal asked to stop.
     """
     origin = _Origin.of(pipeline)

@@ -51,16 +51,13 @@ class Row:
 
 
 def compare(one: Path, two: Path, tolerance: float | None = None) -> list[Row]:
-    """Compare what two folders hold after one pipeline.
+    """Compare what two folders hold after one pipeline: a row an out, in the order of the stages.
 
     Args:
         one: the pipeline's folder in the first clone, or where the committed outs lie as far as they can be had.
         two: its folder in the clone that ran.
         tolerance: None: everything must be the same; else what was learned may differ, and this is by how much the
             elite's score may, as a share of the first one.
-
-    Returns:
-        a row an out, in the order of the stages.
 
     Raises:
         MissingInputError: the elite's committed or fresh score is not there.
