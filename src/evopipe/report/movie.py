@@ -35,6 +35,20 @@ class Movie:
     speed: float  # times the environment's own pace
 
     @classmethod
+    def filmed(cls, elite: Path, run: Run, max_steps: int | None) -> Movie | str:
+        """Film the policy in the folder `elite` in that of its held-out episodes whose return is nearest the mean, for
+        at most so many steps; return a sentence that says why where there can be no film."""
+        typical = min(run.elite.episodes, key=lambda episode: abs(episode.total - run.elite.mean))
+        actor, frames = policy.load(elite), Frames(WIDTH, FRAMES)
+        limit = min(max_steps or _LONGEST, _LONGEST)
+        try:
+            cfg = play.environment_of(actor)
+            (score,) = play.watch(actor, cfg, [frames.begin], seed=typical.seed, max_steps=limit)
+        except EvopipeError as error:
+            return f"There is no picture of the elite at play: {error}."
+        return cls.of(frames, score, cut=score.steps < typical.length)
+
+    @classmethod
     def of(cls, frames: Frames, score: play.Score, cut: bool = False) -> Movie:
         """Return what was filmed, within the budget."""
         images, gap = frames.images, min(_SLOWEST, frames.gap)
@@ -50,17 +64,3 @@ class Movie:
         seconds = len(images) * gap / 1000
         still = webp(images[len(images) // 2 :][:1], gap=gap, quality=_PLANS[0][0])
         return cls(data, still, *images[0].size, score, cut, seconds, speed=frames.shown / frames.fps / seconds)
-
-
-def film(elite: Path, run: Run, max_steps: int | None) -> Movie | str:
-    """Film the policy in the folder `elite` in that of its held-out episodes whose return is nearest the mean, for at
-    most so many steps; return a sentence that says why where there can be no film."""
-    typical = min(run.elite.episodes, key=lambda episode: abs(episode.total - run.elite.mean))
-    actor, frames = policy.load(elite), Frames(WIDTH, FRAMES)
-    limit = min(max_steps or _LONGEST, _LONGEST)
-    try:
-        cfg = play.environment_of(actor)
-        (score,) = play.watch(actor, cfg, [frames.begin], seed=typical.seed, max_steps=limit)
-    except EvopipeError as error:
-        return f"There is no picture of the elite at play: {error}."
-    return Movie.of(frames, score, cut=score.steps < typical.length)

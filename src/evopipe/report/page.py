@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from evopipe.errors import DataError
 from evopipe.layout import ELITE
 from evopipe.report import draw, figures, words
-from evopipe.report.movie import Movie, film
+from evopipe.report.movie import Movie
 from evopipe.report.read import Run, read
 
 
@@ -38,7 +38,7 @@ def page(folder: str | Path, params: Mapping[str, Any]) -> str:
                 f"{elite}: written for {name} {found[name]!r}, params.yaml says {value!r}; run `evopipe export` or "
                 "`dvc repro export` again"
             )
-    return compose(run, params, film(elite, run, params.get("evaluate", {}).get("steps")))
+    return compose(run, params, Movie.filmed(elite, run, params.get("evaluate", {}).get("steps")))
 
 
 def compose(run: Run, params: Mapping[str, Any], movie: Movie | str) -> str:

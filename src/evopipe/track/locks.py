@@ -45,6 +45,16 @@ class Locked:
     folder: Path | None = None  # where it lies in the workspace; None: in git only
 
     @classmethod
+    def all(cls, root: Path) -> list[Locked]:
+        """Find all that a DVC repository knows: the workspace's first, then those of branches, tags and experiments."""
+        from dvc.repo import Repo
+
+        with Repo(str(root)) as repo:
+            cache = Path(repo.cache.local.path)
+            found = [cls.of(tree, lock, cache=cache, **about) for tree, lock, about in _locks(repo)]
+        return [locked for locked in found if locked is not None]
+
+    @classmethod
     def of(cls, tree: Any, lock: str, **about: Any) -> Locked | None:
         """Read a lock in one of DVC's file systems; None if it holds no training, or cannot be read."""
 
@@ -126,16 +136,6 @@ class Locked:
                 place = place.setdefault(block, {})
             place[last] = value
         return params
-
-
-def find_trainings(root: Path) -> list[Locked]:
-    """Find all trainings that a DVC repository knows: the workspace's first, then branches, tags and experiments."""
-    from dvc.repo import Repo
-
-    with Repo(str(root)) as repo:
-        cache = Path(repo.cache.local.path)
-        found = [Locked.of(tree, lock, cache=cache, **about) for tree, lock, about in _locks(repo)]
-    return [locked for locked in found if locked is not None]
 
 
 def _locks(repo: Any) -> Iterator[tuple[Any, str, dict[str, Any]]]:
