@@ -132,7 +132,7 @@ def _params(changes: Any, source: str) -> str:
     for algo, differing in changes["algos"].items():
         values = algos.get(algo).Config().model_dump(mode="json")
         _change(values, differing, source)
-        text = block(algo, algos.get(algo).Config.model_validate(values), depth=1)
+        text = block(algo, algos.get(algo).Config.model_validate(values))
         if algo != root["train"]["algo"]:
             text = text.replace(":\n", f":  # in place of the first: dvc exp run -S train.algo={algo}\n", 1)
         blocks.append(text)

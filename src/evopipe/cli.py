@@ -332,7 +332,7 @@ def params_block(algo: Annotated[str, typer.Argument(metavar="ALGO", help="An al
 
     if algo not in registry.names():
         raise UsageError(f"params block: no algorithm {algo!r}{suggestion(algo, registry.names())}")
-    typer.echo(block(algo, registry.get(algo).Config(), depth=1), nl=False)
+    typer.echo(block(algo, registry.get(algo).Config()), nl=False)
 
 
 @_env.command("check")
@@ -366,11 +366,7 @@ def gpu_check(
     """Compare graphs with eager code and the GPU with the CPU, and time both ways."""
     from evopipe.verify import gpu
 
-    def tell(finding: gpu.Finding) -> None:
-        verdict = {True: "ok", False: "BAD", None: ""}[finding.good]
-        context.obj.tell(f"{finding.algo:8} {finding.what:44} {verdict:4} {finding.result}".rstrip())
-
-    gpu.check(algo or (), gpu.find_device(device), members, repeats, tell, envs=16)
+    gpu.check(algo or (), gpu.find_device(device), members, repeats, context.obj.tell, envs=16)
 
 
 @_track.command("sync")

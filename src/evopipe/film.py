@@ -34,17 +34,13 @@ _RATE = 30  # frames a second; viewers slow down what is too fast for them
 
 @dataclass
 class Frames:
-    """Frames for an animation, at most `width` pixels wide, at most 30 a second, and evenly at most `most` in all.
-
-    Attributes:
-        images: every `every`-th of the `shown` frames, which came `fps` a second.
-    """
+    """Frames for an animation, at most `width` pixels wide, at most 30 a second, and evenly at most `most` in all."""
 
     width: int
     most: float = math.inf
     colours: int | None = None
-    images: list[Image.Image] = field(default_factory=list)
-    fps: int = _RATE
+    images: list[Image.Image] = field(default_factory=list)  # every `every`-th of the `shown` frames
+    fps: int = _RATE  # of what was shown
     shown: int = 0
     every: int = 1
 
@@ -77,15 +73,10 @@ class Frames:
 
 
 def animate(images: Sequence[Image.Image], kind: str, gap: float, unit: int, rest: int = 0, **options: Any) -> bytes:
-    """Return an animation that repeats.
+    """Return one image or more as a GIF or WEBP that repeats; `options` are Pillow's.
 
-    Args:
-        images: at least one.
-        kind: GIF or WEBP.
-        gap: milliseconds from image to image.
-        unit: milliseconds that the format counts in.
-        rest: milliseconds that the last one stays longer.
-        options: Pillow's for the format.
+    Times are milliseconds: `gap` from image to image, `rest` that the last one stays longer; the format counts in
+    `unit`.
     """
     times = [unit * round(gap * number / unit) for number in range(len(images) + 1)]  # rounded, so no error adds up
     gaps = [b - a for a, b in itertools.pairwise((*times[:-1], times[-1] + rest))]

@@ -140,7 +140,7 @@ def test_committed_content_comes_from_git_and_the_cache(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-m", "dvc", "repro", "-q"], cwd=folder, env=environ(), check=True, timeout=300)
     commit(folder)
-    lost = compare.read_lock(folder)["lost"].md5
+    lost = compare._read_lock(folder)["lost"].md5
     (folder / ".dvc/cache/files/md5" / lost[:2] / lost[2:]).unlink()
     answer = verify(folder, "--lock")
     assert answer.code == 65, answer
@@ -266,7 +266,7 @@ def test_the_whole_pipeline_twice_and_against_its_lock(tmp_path: Path) -> None:
     assert any(line.split()[:3] == ["machine", "lock", "here"] for line in answer.out.splitlines())
 
     # Another machine's lock: its weights are others, and so is the elite's score, a little.
-    outs = compare.read_lock(folder)
+    outs = compare._read_lock(folder)
     evaluation = folder / "reports/evaluation.json"
     told = json.loads(evaluation.read_text())
     told["elite"]["mean"] *= 1.0001

@@ -28,10 +28,9 @@ from evopipe.film import Frames
 from evopipe.layout import OUTS, WRITER
 from evopipe.play import Score
 from evopipe.report import draw, figures, read, words
-from evopipe.report.lineage import Node
-from evopipe.report.movie import BUDGET, FRAMES, WIDTH, Movie, film
+from evopipe.report.movie import BUDGET, FRAMES, WIDTH, Movie
 from evopipe.report.page import compose, page, without_measured
-from evopipe.report.read import Run
+from evopipe.report.read import Node, Run
 from evopipe.run.outs import TIMING, write_timing
 from evopipe.stages import report
 from evopipe.track.events import End, Generation, JsonlSink, Progress, Start
@@ -523,7 +522,7 @@ def test_a_film_of_one_frame() -> None:
 
 def test_the_film_is_of_a_held_out_episode(folder: Path) -> None:
     run = read.read(folder)
-    one, two = (film(folder / "models/elite", run.elite, 60) for _ in range(2))
+    one, two = (Movie.filmed(folder / "models/elite", run, 60) for _ in range(2))
     assert isinstance(one, Movie)
     assert one == two
     assert one.score.seed in {episode.seed for episode in run.elite.episodes}
@@ -549,7 +548,7 @@ def test_an_environment_that_cannot_be_drawn_gets_a_sentence(copy: Path) -> None
     files = read_folder(manifest)
     write_folder(manifest, {**files, "policy.json": json.dumps(about).encode()})
     run = read.read(copy)
-    sentence = film(manifest, run.elite, None)
+    sentence = Movie.filmed(manifest, run, None)
     assert isinstance(sentence, str)
     assert sentence.startswith("There is no picture of the elite at play: ")
     assert sentence in Document(compose(run, {}, sentence)).text

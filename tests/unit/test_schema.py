@@ -294,7 +294,7 @@ def test_a_missing_file_and_a_broken_one(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("algo", algos.names())
 def test_an_algorithms_block_can_be_put_at_the_end_of_a_file(algo: str, tmp_path: Path) -> None:
     config = algos.get(algo).Config()
-    text = block(algo, config, depth=1)
+    text = block(algo, config)
     path = tmp_path / "params.yaml"
     others = re.sub(r"^algos:\n(.*\n)*", "algos:\n", ROOT_TEXT, flags=re.MULTILINE)
     mode = "offline" if getattr(algos.get(algo), "OFFLINE_ONLY", False) else "online"
@@ -306,7 +306,7 @@ def test_an_algorithms_block_can_be_put_at_the_end_of_a_file(algo: str, tmp_path
 
 
 def test_an_algorithms_block_has_its_comments_and_choices() -> None:
-    lines = block("dqn", algos.get("dqn").Config(), depth=1).splitlines()
+    lines = block("dqn", algos.get("dqn").Config()).splitlines()
     assert lines[0] == "  dqn:"
     assert "    loss: huber  # huber | mse: regression loss of the temporal-difference error" in lines
     assert "      layer_norm: false  # layer normalisation before every activation" in lines

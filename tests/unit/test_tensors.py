@@ -16,7 +16,7 @@ from device import DEVICE, Device
 from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
-from evopipe.envs.tensors.pool import OFFERED, TensorPool, TensorStep
+from evopipe.envs.tensors import OFFERED, TensorPool, TensorStep
 from evopipe.envs.workers import Workers
 from evopipe.errors import ParamsError, UsageError
 from evopipe.schema.blocks import EnvConfig

@@ -15,7 +15,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from evopipe.track.console import PlainSink, RunView, console_sink
+from evopipe.track.console import RunView, _LiveSink, console_sink
 from evopipe.track.events import (
     End,
     Event,
@@ -242,14 +242,14 @@ def test_plain_lines() -> None:
 
 def test_plain_start_of_a_resumed_run() -> None:
     out = io.StringIO()
-    PlainSink(out).emit(Start("train", "CartPole-v1", "dqn", 1, 500, 120))
+    console_sink(stream=out).emit(Start("train", "CartPole-v1", "dqn", 1, 500, 120))
     assert out.getvalue() == "train: CartPole-v1, dqn, 1 member, 500 steps each, goes on at step 120\n"
 
 
 def test_plain_lines_on_an_ascii_stream() -> None:
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding="ascii")
-    PlainSink(out).emit(Message("info", "é → x"))
+    console_sink(stream=out).emit(Message("info", "é → x"))
     assert raw.getvalue() == b"run: ? ? x\n"
 
 
@@ -263,15 +263,15 @@ def test_quiet_writes_warnings_only() -> None:
 
 def test_choice_of_sink(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     live = console_sink(stream=terminal)
-    assert not isinstance(live, PlainSink)
+    assert isinstance(live, _LiveSink)
     live.close()
-    assert isinstance(console_sink(quiet=True, stream=terminal), PlainSink)
-    assert isinstance(console_sink(stream=io.StringIO()), PlainSink)
-    assert isinstance(console_sink(stream=Terminal("ascii")), PlainSink)
+    assert not isinstance(console_sink(quiet=True, stream=terminal), _LiveSink)
+    assert not isinstance(console_sink(stream=io.StringIO()), _LiveSink)
+    assert not isinstance(console_sink(stream=Terminal("ascii")), _LiveSink)
     for name, value in (("CI", "true"), ("TERM", "dumb")):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            assert isinstance(console_sink(stream=terminal), PlainSink)
+            assert not isinstance(console_sink(stream=terminal), _LiveSink)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from evopipe.errors import DataError, MissingInputError, UsageError
 from evopipe.report.page import without_measured
 from evopipe.schema.write import dump_yaml
 from evopipe.storage.tensors import dump_tensors
-from evopipe.verify import compare
-from evopipe.verify.clones import Clone, Origin
+from evopipe.verify import clones, compare
+from evopipe.verify.clones import _Clone, _Origin
 from evopipe.verify.compare import Row
 from tiny import ROOT, call
 
@@ -92,7 +92,7 @@ def test_a_difference_is_named_and_traced_to_its_stage(tmp_path: Path) -> None:
     assert verdicts(rows) == {"models/trained": "DIFFERENT", "reports/evaluation.json": "DIFFERENT"}
     (row,) = (row for row in rows if row.path == "models/trained")
     assert row.notes == ("members.json: line 1: [1.0] | [2.0]",)
-    lines = compare.table(rows)
+    lines = clones._table(rows, ("A", "B"))
     assert lines[0].split() == ["out", "stage", "A", "B"]
     assert any(line.startswith("models/trained") and line.endswith("DIFFERENT") for line in lines)
     assert "    members.json: line 1: [1.0] | [2.0]" in lines
@@ -138,10 +138,10 @@ def test_an_out_that_one_lacks(tmp_path: Path) -> None:
 
 def test_locks_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(MissingInputError, match=r"dvc\.lock: not there; run `dvc repro` and commit"):
-        compare.read_lock(tmp_path)
+        clones._refuse_stale(_Clone(_Origin(tmp_path, Path(), "", 0), tmp_path))
     (tmp_path / "dvc.lock").write_text("stages: [1]\n")
     with pytest.raises(DataError, match="is not a lock that DVC 3 wrote"):
-        compare.read_lock(tmp_path)
+        compare._read_lock(tmp_path)
 
 
 # --- against a lock ---------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def against(tmp_path: Path, there: Mapping[str, str], here: Mapping[str, str], t
 
 
 def test_what_depends_on_training_is_learned(tmp_path: Path) -> None:
-    learned = compare._learned(compare.read_lock(run_of(tmp_path)))
+    learned = compare._learned(compare._read_lock(run_of(tmp_path)))
     outs = {path for stage, (_, outs) in STAGES.items() if stage != "fetch" for path in outs}
     assert learned == outs - {"reports/timing.csv"}
 
@@ -176,7 +176,9 @@ def test_learned_outs_may_differ_where_the_scores_agree(tmp_path: Path) -> None:
         "reports/report.html": "learned anew",
     }
     assert not any(row.fails for row in rows)
-    assert "elite 100.0 [95.0, 105.0] in the lock, 109.0 [104.0, 114.0] here" in compare.table(rows)[-2]
+    assert (
+        "elite 100.0 [95.0, 105.0] in the lock, 109.0 [104.0, 114.0] here" in clones._table(rows, ("lock", "here"))[-4]
+    )
 
 
 @pytest.mark.parametrize(
@@ -262,15 +264,15 @@ def test_the_origin_is_the_repository_at_head(tmp_path: Path) -> None:
     below.mkdir(parents=True)
     (below / "dvc.yaml").write_text("stages: {}\n")
     with pytest.raises(MissingInputError, match="not committed; verify looks at HEAD"):
-        Origin.of(below)
+        _Origin.of(below)
     git(top, "add", "-A")
     git(top, "commit", "-q", "-m", "second")
-    found = Origin.of(below)
+    found = _Origin.of(below)
     assert (found.root, found.project, found.changed) == (top.resolve(), Path("pipelines/small"), 0)
     assert found.revision == git(top, "rev-parse", "HEAD").strip()
     (top / "new file").write_text("")
     (top / "dvc.yaml").write_text("stages: {a: {cmd: b}}\n")
-    assert Origin.of(top).changed == 2
+    assert _Origin.of(top).changed == 2
 
 
 def test_what_cannot_be_cloned(tmp_path: Path) -> None:
@@ -281,7 +283,7 @@ def test_what_cannot_be_cloned(tmp_path: Path) -> None:
     assert "not a git repository" in answer.err
     git(tmp_path, "init", "-q")
     with pytest.raises(UsageError, match="rev-parse"):
-        Origin.of(tmp_path)
+        _Origin.of(tmp_path)
     top = repository(tmp_path / "no dvc")
     assert call(top, "verify") == (
         66,
@@ -292,7 +294,7 @@ def test_what_cannot_be_cloned(tmp_path: Path) -> None:
 
 def test_a_clone_runs_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries of PYTHONPATH inside the repository become the clone's; others stay; the running evopipe comes last."""
-    origin = Origin(tmp_path / "top", Path(), "0" * 40, 0)
+    origin = _Origin(tmp_path / "top", Path(), "0" * 40, 0)
     root = tmp_path / "clone"
     for folder in ("top/src", "top/lib", "top/untracked", "elsewhere", "clone/src/evopipe", "clone/lib"):
         (tmp_path / folder).mkdir(parents=True)
@@ -300,7 +302,7 @@ def test_a_clone_runs_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tmp_path / "top/lib", tmp_path / "elsewhere", "src"))))
     monkeypatch.setenv("DVC_ROOT", "/x")
     monkeypatch.chdir(tmp_path / "top")
-    env = Clone(origin, root).environment
+    env = _Clone(origin, root).environment
     assert env["PYTHONPATH"].split(os.pathsep) == [
         str(path) for path in (root / "src", root / "lib", tmp_path / "elsewhere", ROOT / "src")
     ]

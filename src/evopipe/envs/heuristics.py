@@ -17,9 +17,9 @@ Heuristic = Callable[[gymnasium.Env[Any, Any], npt.NDArray[np.float32]], Any]
 
 def _lunar_lander(env: gymnasium.Env[Any, Any], obs: npt.NDArray[np.float32]) -> Any:
     """Gymnasium's own demonstration controller, which asks the environment what kind of actions it takes."""
-    from gymnasium.envs.box2d.lunar_lander import heuristic as rule
+    from gymnasium.envs.box2d.lunar_lander import heuristic
 
-    return rule(env, obs)  # type: ignore[no-untyped-call]
+    return heuristic(env, obs)  # type: ignore[no-untyped-call]
 
 
 def _cart_pole(*weights: float) -> Heuristic:

@@ -18,7 +18,7 @@ from evopipe.envs.envpool import EnvpoolRows
 from evopipe.envs.make import make_env
 from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Rows, Step, Upcoming, close
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
-from evopipe.envs.tensors.pool import TensorRows
+from evopipe.envs.tensors import TensorRows
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError, UsageError
 from evopipe.schema.blocks import EnvConfig
 

@@ -14,8 +14,7 @@ from markupsafe import Markup
 
 from evopipe.report import words
 from evopipe.report.draw import PALETTE, Plot
-from evopipe.report.lineage import Key, Node
-from evopipe.report.read import Payoff, Run
+from evopipe.report.read import Key, Node, Payoff, Run
 
 MARKERS = {"none": "o", "architecture": "s", "parameters": "D", "activation": "^", "rl_hp": "v"}
 _DESK = 600  # what is wider is for a desk, else for a phone
@@ -80,10 +79,10 @@ def fitness(run: Run, width: int, label: Markup) -> Markup:
             0.015, target, f"target {words.value(target)}", transform=plot.axes.get_yaxis_transform(), va="bottom",
             color=PALETTE["muted"], fontsize=11, gid="halo-target",
         )  # fmt: skip
+    plot.axes.set_xlabel("environment steps of the population")
     plot.ticks("x", words.thousands, 8 if wide else 4)
     plot.ticks("y", words.value, 6)
     plot.axes.xaxis.grid(False)
-    plot.axes.set_xlabel("environment steps of the population")
     return plot.svg(label)
 
 
@@ -100,7 +99,7 @@ def _members(plot: Plot, run: Run, low: float, titled: bool) -> None:
     for name, nodes in groups.items():
         if nodes:
             points = [(run.env_steps[n.key[0]], n.fitness if name == "dots" else low) for n in nodes]
-            titles = [words.about(node) for node in nodes] if titled else ()
+            titles = [node.about for node in nodes] if titled else ()
             plot.marks(points, "member", titles=titles, gid=name, **looks[name])
 
 
@@ -172,7 +171,7 @@ def _tree_marks(plot: Plot, run: Run, path: set[Key], few: bool) -> None:
         colour = "elite" if ancestor and quiet else _hue(look)
         size = (7.5 if few else 5.4) * (1.45 if ancestor else 1.0) * (0.8 if quiet else 1.0)
         plot.marks([node.key for node in nodes], colour, "x" if look == "diverged" else MARKERS.get(look, "o"), size,
-            [words.about(node) for node in nodes],
+            [node.about for node in nodes],
             gid=f"{look}-{better}-{ancestor}",
             clip_on=False,
             zorder=4 if ancestor else 2,
@@ -203,10 +202,9 @@ def mutations(run: Run, width: int, label: Markup) -> Markup:
         plot.axes.axvline(0, color=PALETTE["ink"], linewidth=1)
     for place, payoff in enumerate(rows):
         _gain_row(plot, place, payoff, limits, wide)
-    plot.axes.set(xlim=limits, ylim=(len(rows) - 0.4, -0.6 if wide else -0.75))
-    plot.axes.set_yticks([])
-    plot.ticks("x", words.value, 8 if wide else 4)
+    plot.axes.set(xlim=limits, ylim=(len(rows) - 0.4, -0.6 if wide else -0.75), yticks=[])
     plot.axes.set_xlabel("fitness of the child minus fitness of its parent")
+    plot.ticks("x", words.value, 8 if wide else 4)
     return plot.svg(label)
 
 
@@ -315,8 +313,8 @@ def evaluation(run: Run, width: int, label: Markup) -> Markup:
         ends = f"   [{' to '.join(map(words.figure, member.interval))}]" if wide else ""
         plot.beside(place, 1, (12, 0), words.figure(member.mean) + ends, "elite" if first else "muted", **look)
     room = 0.02 * (high - low)
-    plot.axes.set(xlim=(low - room, high + room), ylim=(len(ranked) - 0.4, -0.6), xlabel="return of a held-out episode")
-    plot.axes.set_yticks([])
+    plot.axes.set(xlim=(low - room, high + room), ylim=(len(ranked) - 0.4, -0.6), yticks=[])
+    plot.axes.set_xlabel("return of a held-out episode")
     plot.ticks("x", words.value, 8 if wide else 4)
     return plot.svg(label)
 

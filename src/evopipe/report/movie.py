@@ -9,7 +9,7 @@ from pathlib import Path
 from evopipe import play, policy
 from evopipe.errors import EvopipeError
 from evopipe.film import Frames, animate
-from evopipe.report.read import Held
+from evopipe.report.read import Run
 
 WIDTH = 480  # pixels; wider frames are made smaller
 FRAMES = 300  # at most; a longer episode is shown in larger steps
@@ -23,22 +23,30 @@ _SAMPLE = 16  # frames to judge by: encoding all of them may take seconds
 
 @dataclass(frozen=True)
 class Movie:
-    """One episode as a WebP of so many pixels.
-
-    Attributes:
-        still: the middle frame.
-        cut: whether these are only the first steps of a longer episode.
-        seconds: how long it runs; `speed`: how many times the environment's own pace that is.
-    """
+    """One episode as a WebP."""
 
     animation: bytes
-    still: bytes
+    still: bytes  # the middle frame
     width: int
     height: int
     score: play.Score
-    cut: bool
-    seconds: float
-    speed: float
+    cut: bool  # whether these are only the first steps of a longer episode
+    seconds: float  # how long it runs
+    speed: float  # times the environment's own pace
+
+    @classmethod
+    def filmed(cls, elite: Path, run: Run, max_steps: int | None) -> Movie | str:
+        """Film the policy in the folder `elite` in that of its held-out episodes whose return is nearest the mean, for
+        at most so many steps; return a sentence that says why where there can be no film."""
+        typical = min(run.elite.episodes, key=lambda episode: abs(episode.total - run.elite.mean))
+        actor, frames = policy.load(elite), Frames(WIDTH, FRAMES)
+        limit = min(max_steps or _LONGEST, _LONGEST)
+        try:
+            cfg = play.environment_of(actor)
+            (score,) = play.watch(actor, cfg, [frames.begin], seed=typical.seed, max_steps=limit)
+        except EvopipeError as error:
+            return f"There is no picture of the elite at play: {error}."
+        return cls.of(frames, score, cut=score.steps < typical.length)
 
     @classmethod
     def of(cls, frames: Frames, score: play.Score, cut: bool = False) -> Movie:
@@ -54,27 +62,5 @@ class Movie:
                 if len(data) <= BUDGET:
                     break
         seconds = len(images) * gap / 1000
-        return cls(
-            animation=data,
-            still=webp(images[len(images) // 2 :][:1], gap=gap, quality=_PLANS[0][0]),
-            width=images[0].width,
-            height=images[0].height,
-            score=score,
-            cut=cut,
-            seconds=seconds,
-            speed=frames.shown / frames.fps / seconds,
-        )
-
-
-def film(elite: Path, played: Held, max_steps: int | None) -> Movie | str:
-    """Film the policy in the folder `elite` in that of its held-out episodes whose return is nearest the mean, for at
-    most so many steps; return a sentence that says why where there can be no film."""
-    typical = min(played.episodes, key=lambda episode: abs(episode.total - played.mean))
-    actor, frames = policy.load(elite), Frames(WIDTH, FRAMES)
-    limit = min(max_steps or _LONGEST, _LONGEST)
-    try:
-        cfg = play.environment_of(actor)
-        (score,) = play.watch(actor, cfg, [frames.begin], seed=typical.seed, max_steps=limit)
-    except EvopipeError as error:
-        return f"There is no picture of the elite at play: {error}."
-    return Movie.of(frames, score, cut=score.steps < typical.length)
+        still = webp(images[len(images) // 2 :][:1], gap=gap, quality=_PLANS[0][0])
+        return cls(data, still, *images[0].size, score, cut, seconds, speed=frames.shown / frames.fps / seconds)

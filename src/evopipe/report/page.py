@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from markupsafe import Markup, escape
 from evopipe.errors import DataError
 from evopipe.layout import ELITE
 from evopipe.report import draw, figures, words
-from evopipe.report.movie import Movie, film
+from evopipe.report.movie import Movie
 from evopipe.report.read import Run, read
 
 
@@ -39,7 +38,7 @@ def page(folder: str | Path, params: Mapping[str, Any]) -> str:
                 f"{elite}: written for {name} {found[name]!r}, params.yaml says {value!r}; run `evopipe export` or "
                 "`dvc repro export` again"
             )
-    return compose(run, params, film(elite, run.elite, params.get("evaluate", {}).get("steps")))
+    return compose(run, params, Movie.filmed(elite, run, params.get("evaluate", {}).get("steps")))
 
 
 def compose(run: Run, params: Mapping[str, Any], movie: Movie | str) -> str:
@@ -56,7 +55,6 @@ def compose(run: Run, params: Mapping[str, Any], movie: Movie | str) -> str:
     )
     environment.globals |= {"figures": figures, "words": words, "flat": _flat, "breakable": _breakable}
     environment.globals["inline"] = lambda webp: f"data:image/webp;base64,{base64.b64encode(webp).decode()}"
-    environment.tests["finite"] = math.isfinite
     provenance, algo = dict(run.policy["provenance"]), run.policy["algo"]
     machine = provenance.pop("fingerprint", {})
     provenance.setdefault("git_revision", None)

@@ -1,53 +1,78 @@
-"""What a run left in its files, as the report needs it."""
+"""What a run left in its files, as the report needs it: its members by descent, its scores, its times."""
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
+from evopipe import layout
 from evopipe.errors import DataError
-from evopipe.evolve.lineage import read_lineage
-from evopipe.layout import (
-    ELITE,
-    EPISODES,
-    EVALUATION,
-    FITNESS,
-    LINEAGE,
-    MEMBERS,
-    TIMING,
-    TRAIN,
-    WRITER,
-    need,
-)
+from evopipe.evolve.lineage import Record, Scored, read_lineage
+from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.report import words
-from evopipe.report.lineage import Key, Node, nodes
 from evopipe.storage.files import parse_json, read_bytes, read_json
 from evopipe.storage.folders import read_folder
 
-T = TypeVar("T")
+_T = TypeVar("_T")
+Key = tuple[int, int]
+"""A member at the end of a generation: (generation, slot)."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One member at the end of one generation."""
+
+    key: Key
+    id: int  # its name in the lineage; it keeps it while it survives
+    parent: Key | None  # in the generation before, or the last healthy one; None at the start
+    fitness: float  # NaN if it diverged
+    gain: float  # over the parent; NaN if there is nothing to compare
+    kind: str  # of the mutation that made it
+    change: str  # what that changed
+    survived: bool  # it is its parent, one generation older
+    network: str
+    traits: Mapping[str, float | str]  # hyper-parameters by name, then what describes the architecture
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it has no score."""
+        return not math.isfinite(self.fitness)
+
+    @property
+    def made(self) -> str:
+        """By which mutation it was made, and what that changed."""
+        name = words.KINDS.get(self.kind, self.kind)
+        return self.change if self.change.startswith(name) else f"{name}{f': {self.change}' if self.change else ''}"
+
+    @property
+    def about(self) -> str:
+        """Its tooltip."""
+        born = "survived" if self.survived else self.made
+        if not self.parent:
+            born = "first generation" + (f", {born}" if born != words.KINDS["none"] else "")
+        gain = f" ({words.figure(self.gain, signed=True)} over its parent)" if math.isfinite(self.gain) else ""
+        scored = "diverged" if self.diverged else f"fitness {words.figure(self.fitness)}{gain}"
+        return f"generation {self.key[0]}, slot {self.key[1]}, member {self.id}\n{born}\n{scored}\n{self.network}"
 
 
 @dataclass(frozen=True)
 class _Generation:
-    """The end of one generation; steps are totals of the population, `elite` is the best score so far or NaN."""
-
     generation: int
-    env_steps: int
-    elite: Annotated[float, BeforeValidator(lambda text: text or math.nan)]
+    env_steps: int  # of the population, from the start on
+    elite: Annotated[float, BeforeValidator(lambda text: text or math.nan)]  # the best score so far
 
 
 @dataclass(frozen=True)
 class _Timing:
-    """How long a generation took, and the steps of the population taken in these seconds."""
-
     generation: int
     seconds: float
     env_steps: int
@@ -69,8 +94,6 @@ class _Champion:
 
 @dataclass(frozen=True)
 class _Summary:
-    """What `reports/train.json` says of a run, as far as the report shows it."""
-
     reason: str
     generations: int
     steps: _Steps
@@ -98,23 +121,16 @@ class _Episode:
 
 
 @dataclass(frozen=True)
-class Held:
-    """One member's held-out episodes, at least one, and their summary."""
-
+class _Held:
     name: str
     mean: float
     interval: tuple[float, float]
-    episodes: tuple[_Episode, ...]
+    episodes: tuple[_Episode, ...]  # at least one
 
     @property
     def returns(self) -> list[float]:
         """One an episode."""
         return [episode.total for episode in self.episodes]
-
-    @property
-    def length(self) -> float:
-        """Mean length of an episode."""
-        return sum(episode.length for episode in self.episodes) / len(self.episodes)
 
 
 @dataclass(frozen=True)
@@ -146,19 +162,14 @@ class Run:
     nodes: Mapping[Key, Node]
     summary: _Summary
     policy: Mapping[str, Any]
-    elite: Held
-    members: tuple[Held, ...]
+    elite: _Held
+    members: tuple[_Held, ...]
     timing: tuple[_Timing, ...]
 
     @cached_property
     def slots(self) -> int:
         """Members of the population."""
         return 1 + max((slot for _, slot in self.nodes), default=0)
-
-    @cached_property
-    def diverged(self) -> int:
-        """How many times a member diverged."""
-        return sum(node.diverged for node in self.nodes.values())
 
     @cached_property
     def descent(self) -> tuple[Node, ...]:
@@ -175,12 +186,6 @@ class Run:
     def env_steps(self) -> Mapping[int, int]:
         """Training steps of the population at the end of each generation."""
         return {row.generation: row.env_steps for row in self.generations}
-
-    def mean(self, place: int) -> float:
-        """Return the population's mean fitness in a generation, by its place in the run; NaN where all diverged."""
-        at = self.generations[place].generation
-        scores = [node.fitness for node in self.nodes.values() if node.key[0] == at and not node.diverged]
-        return sum(scores) / len(scores) if scores else math.nan
 
     @cached_property
     def payoffs(self) -> list[Payoff]:
@@ -206,11 +211,6 @@ class Run:
         varying = {name: column for name, column in columns.items() if len(set(column.values())) > 1}
         return varying, {name: next(iter(columns[name].values())) for name in columns if name not in varying}
 
-    def course(self, column: Mapping[Key, float | str]) -> str:
-        """Say with which value of a trait the elite's line began and ended."""
-        shown = [words.value(column[node.key]) for node in self.descent if node.key in column]
-        return f"elite {' → '.join(dict.fromkeys((shown[0], shown[-1])))}" if shown else ""
-
 
 def read(folder: Path) -> Run:
     """Read a finished run from the folder that holds its `reports/` and `models/elite/`.
@@ -219,37 +219,87 @@ def read(folder: Path) -> Run:
         MissingInputError: a file is not there.
         DataError: a file is damaged, or does not hold what its stage writes.
     """
-    for out in (FITNESS, LINEAGE, TIMING, TRAIN, EVALUATION, MEMBERS, EPISODES, ELITE):
-        need(folder, out)
-    scores = {"elite": _json(folder, EVALUATION, _Evaluation).elite, **_json(folder, MEMBERS, dict[str, _Score])}
-    episodes = _rows(folder, EPISODES, _Episode)
+    for out in (*layout.OUTS["train"][1:], *layout.OUTS["evaluate"], layout.ELITE):  # all but the trained members
+        layout.need(folder, out)
+    best = _json(folder, layout.EVALUATION, _Evaluation).elite
+    scores = {"elite": best, **_json(folder, layout.MEMBERS, dict[str, _Score])}
+    episodes = _rows(folder, layout.EPISODES, _Episode)
     held = {name: tuple(episode for episode in episodes if episode.member == name) for name in scores}
     for name in scores:
         if not held[name]:
-            raise _unlike(folder, EPISODES, f"no episode of {name}")
-    elite, *last = (Held(n.replace("member_", "slot "), at.mean, at.interval, held[n]) for n, at in scores.items())
-    policy = read_folder(folder / ELITE, only=("policy.json",))["policy.json"]
+            raise _unlike(folder, layout.EPISODES, f"no episode of {name}")
+    elite, *last = (_Held(n.replace("member_", "slot "), at.mean, at.interval, held[n]) for n, at in scores.items())
+    policy = read_folder(folder / layout.ELITE, only=("policy.json",))["policy.json"]
     return Run(
-        generations=_rows(folder, FITNESS, _Generation),
-        nodes=nodes(read_lineage(read_bytes(folder / LINEAGE), str(folder / LINEAGE))),
-        summary=_json(folder, TRAIN, _Summary),
-        policy=parse_json(policy, str(folder / ELITE / "policy.json")),
+        generations=_rows(folder, layout.FITNESS, _Generation),
+        nodes=_nodes(read_lineage(read_bytes(folder / layout.LINEAGE), str(folder / layout.LINEAGE))),
+        summary=_json(folder, layout.TRAIN, _Summary),
+        policy=parse_json(policy, str(folder / layout.ELITE / "policy.json")),
         elite=elite,
         members=tuple(last),
-        timing=_rows(folder, TIMING, _Timing),
+        timing=_rows(folder, layout.TIMING, _Timing),
     )
 
 
-def _json(folder: Path, path: Path, kind: type[T]) -> T:
+def _nodes(lineage: Sequence[Record]) -> dict[Key, Node]:
+    """Return every member at the end of every generation, in order."""
+    found: dict[Key, Node] = {}
+    last_seen: dict[int, Key] = {}  # by id
+    for before, record in pairwise(lineage):
+        births = {child.slot: child for child in before.children}
+        fresh = []
+        for member in record.members:
+            # No birth: all had diverged, and the last healthy generation returned.
+            parent, mutation = last_seen.get(member.id), NONE
+            if (birth := births.get(member.slot)) is not None:
+                parent = None if birth.parent_slot is None else (before.generation, birth.parent_slot)
+                mutation = birth.mutation
+            fresh.append(_node(member, record.generation, found.get(parent) if parent else None, mutation))
+        found |= {node.key: node for node in fresh}
+        last_seen |= {node.id: node.key for node in fresh}
+    return found
+
+
+def _node(member: Scored, generation: int, parent: Node | None, mutation: Mutation) -> Node:
+    fitness = member.fitness if member.healthy and math.isfinite(member.fitness) else math.nan
+    hyper = {name: float(value) for name, value in sorted(member.hyper.items())}
+    return Node(
+        key=(generation, member.slot),
+        id=member.id,
+        parent=parent.key if parent else None,
+        fitness=fitness,
+        gain=fitness - parent.fitness if parent else math.nan,
+        kind=mutation.kind,
+        change=mutation.describe(),
+        survived=parent is not None and parent.id == member.id,
+        network=f"{member.arch.describe()} {member.arch.activation}",
+        traits=hyper | dict(_traits(member.arch.to_json())),
+    )
+
+
+def _traits(arch: Mapping[str, Any]) -> Iterator[tuple[str, float | str]]:
+    """Describe an architecture by numbers and words; a part that is a list of layers gives two."""
+    for key, value in sorted(arch.items()):
+        name = key.replace("_", " ")
+        if isinstance(value, list):
+            yield f"{name} layers", float(len(value))
+            yield f"{name} units", float(sum(layer[0] for layer in value))
+        elif isinstance(value, bool) or not isinstance(value, int):
+            yield name, {True: "yes", False: "no"}.get(value, str(value))
+        else:
+            yield f"{name} units" if name == "latent" else name, float(value)
+
+
+def _json(folder: Path, path: Path, kind: type[_T]) -> _T:
     return _checked(folder, path, kind, read_json(folder / path))
 
 
-def _rows(folder: Path, path: Path, kind: type[T]) -> tuple[T, ...]:
+def _rows(folder: Path, path: Path, kind: type[_T]) -> tuple[_T, ...]:
     text = read_bytes(folder / path).decode(errors="replace")
     return _checked(folder, path, tuple[kind, ...], list(csv.DictReader(text.splitlines())))  # type: ignore[valid-type]
 
 
-def _checked(folder: Path, path: Path, kind: type[T], data: Any) -> T:
+def _checked(folder: Path, path: Path, kind: type[_T], data: Any) -> _T:
     try:
         return TypeAdapter(kind).validate_python(data)
     except ValidationError as error:
@@ -258,4 +308,6 @@ def _checked(folder: Path, path: Path, kind: type[T], data: Any) -> T:
 
 
 def _unlike(folder: Path, path: Path, fault: str) -> DataError:
-    return DataError(f"{folder / path}: does not hold what it should ({fault}); run `dvc repro {WRITER[path]}` again")
+    return DataError(
+        f"{folder / path}: does not hold what it should ({fault}); run `dvc repro {layout.WRITER[path]}` again"
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from evopipe.report.lineage import Node
 from evopipe.track.formats import clean as clean
 from evopipe.track.formats import duration as duration
 from evopipe.track.formats import number, score
@@ -43,19 +42,3 @@ def thousands(value: float) -> str:
     sizes = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
     size, letter = next((pair for pair in sizes if abs(value) >= pair[0]), (1.0, ""))
     return f"{value / size:.3g}{letter}".replace("-", "−")
-
-
-def made(node: Node) -> str:
-    """Return by which mutation a member was made, and what that changed."""
-    name = KINDS.get(node.kind, node.kind)
-    return node.change if node.change.startswith(name) else f"{name}{f': {node.change}' if node.change else ''}"
-
-
-def about(node: Node) -> str:
-    """Return a member's tooltip."""
-    born = "survived" if node.survived else made(node)
-    if not node.parent:
-        born = "first generation" + (f", {born}" if born != KINDS["none"] else "")
-    gain = f" ({figure(node.gain, signed=True)} over its parent)" if math.isfinite(node.gain) else ""
-    scored = "diverged" if node.diverged else f"fitness {figure(node.fitness)}{gain}"
-    return f"generation {node.key[0]}, slot {node.key[1]}, member {node.id}\n{born}\n{scored}\n{node.network}"

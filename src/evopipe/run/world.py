@@ -14,7 +14,7 @@ from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
-from evopipe.envs.tensors.pool import TensorPool, TensorStep
+from evopipe.envs.tensors import TensorPool, TensorStep
 from evopipe.errors import EnvironmentFailed
 from evopipe.rng import Purpose
 from evopipe.run.act import gather

@@ -19,7 +19,7 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from evopipe.errors import did_you_mean, suggestion
 from evopipe.types import Spaces
@@ -127,13 +127,11 @@ class AlgoConfig(Schema):
 
 def located(problems: Iterable[Problem]) -> ValidationError:
     """Return an error to raise inside a pydantic validator; each path goes on below the validated value."""
-    return ValidationError.from_exception_data(
-        "evopipe",
-        [
-            {"type": PydanticCustomError("evopipe", "{said}", {"said": said}), "loc": path, "input": None}
-            for path, said in problems
-        ],
-    )
+    lines: list[InitErrorDetails] = [
+        {"type": PydanticCustomError("evopipe", "{said}", {"said": said}), "loc": path, "input": None}
+        for path, said in problems
+    ]
+    return ValidationError.from_exception_data("evopipe", lines)
 
 
 def explain(error: ValidationError, model: type[BaseModel], data: Any) -> list[Problem]:
@@ -146,15 +144,13 @@ def explain(error: ValidationError, model: type[BaseModel], data: Any) -> list[P
 
 
 def _missing_keys(model: type[BaseModel], data: Mapping[str, Any]) -> Iterator[Problem]:
-    """Every key of a block that `data` leaves to its default; those whose validator looks for itself are not told."""
+    """Tell every key that a block leaves to its default, but for those whose validator looks for itself."""
     for name, field in model.model_fields.items():
         if name not in data and not field.is_required() and not field.validate_default:
             default = field.get_default(call_default_factory=True)
             text = default if isinstance(default, str) else json.dumps(default, default=lambda it: it.model_dump())
-            if isinstance(default, BaseModel):
-                yield (name,), f"missing block: add it, the defaults are {text}"
-            else:
-                yield (name,), f"missing key (default {text}): add it"
+            whole = f"missing block: add it, the defaults are {text}"
+            yield (name,), whole if isinstance(default, BaseModel) else f"missing key (default {text}): add it"
 
 
 def _place(item: ErrorDetails, data: Any) -> tuple[str | int, ...]:

@@ -28,16 +28,10 @@ _MAX_VALUES = 10_000  # about a second of parsing
 
 
 @dataclass(frozen=True)
-class Document:
-    """A parsed file.
+class _Document:
+    """A parsed file."""
 
-    Attributes:
-        name: the path as the caller wrote it; errors begin with it.
-        data: mappings, lists, texts, numbers, booleans and None.
-        root: ruamel's node of it all.
-    """
-
-    name: str
+    name: str  # the path as the caller wrote it; errors begin with it
     data: dict[str, Any]
     root: Node
 
@@ -60,7 +54,7 @@ def _entries(node: Node) -> list[tuple[Any, Node]]:
     return list(enumerate(node.value)) if isinstance(node, SequenceNode) else []
 
 
-def read_yaml(path: str | os.PathLike[str]) -> Document:
+def read_yaml(path: str | os.PathLike[str]) -> _Document:
     """Read one YAML mapping.
 
     Raises:
@@ -94,7 +88,7 @@ def read_yaml(path: str | os.PathLike[str]) -> Document:
     return parse_yaml(text, name)
 
 
-def parse_yaml(text: str, name: str) -> Document:
+def parse_yaml(text: str, name: str) -> _Document:
     """Parse one YAML mapping from `text`; errors begin with `name`. See `read_yaml`."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Composer, yaml.Constructor, yaml.max_depth = _Composer, _Constructor, _MAX_DEPTH
@@ -117,7 +111,7 @@ def parse_yaml(text: str, name: str) -> Document:
         raise
     except Exception as error:  # ruamel.yaml raises whatever it stumbles over on some malformed texts
         raise ParamsError(f"{name}: not valid YAML ({error}): correct the file") from error
-    return Document(name, data, root)
+    return _Document(name, data, root)
 
 
 class _Refused(MarkedYAMLError):

@@ -26,16 +26,9 @@ def dump_yaml(data: Any, on_one_line: bool = False) -> str:
     return out.getvalue().removesuffix("...\n")
 
 
-def block(name: str, values: BaseModel, depth: int = 0) -> str:
-    """Return a block, ready for `params.yaml`.
-
-    Args:
-        name: its key.
-        values: what it holds.
-        depth: how many blocks it stands in.
-    """
-    indent = _INDENT * depth
-    return "\n".join((f"{indent}{name}:", *_entries(values, indent + _INDENT))) + "\n"
+def block(name: str, values: BaseModel) -> str:
+    """Return the block of one algorithm, ready to stand in the block `algos` of `params.yaml`."""
+    return "\n".join((f"{_INDENT}{name}:", *_entries(values, 2 * _INDENT))) + "\n"
 
 
 def _entries(values: BaseModel, indent: str) -> Iterator[str]:

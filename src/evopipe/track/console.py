@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
@@ -42,7 +42,7 @@ _SHORTENED = {"network": 14, "what changed": 18}  # columns of the table that ma
 _WORDS = {"trend", "network", "act", "mutation", "what changed"}  # the other columns hold numbers
 
 
-def console_sink(quiet: bool = False, stream: TextIO | None = None) -> PlainSink | _LiveSink:
+def console_sink(quiet: bool = False, stream: TextIO | None = None) -> _PlainSink | _LiveSink:
     """Return the sink that suits where the output goes.
 
     A terminal gets the live view (`NO_COLOR` is respected); a pipe, a file, a CI job (`CI` is set) and a terminal that
@@ -56,15 +56,12 @@ def console_sink(quiet: bool = False, stream: TextIO | None = None) -> PlainSink
     in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
     dumb = os.environ.get("TERM", "") in ("", "dumb")
     if out is None or quiet or in_ci or dumb or not out.isatty() or not out.encoding.lower().startswith("utf"):
-        return PlainSink(out, quiet)
+        return _PlainSink(out, quiet)
     return _LiveSink(out)
 
 
-class PlainSink:
-    """Writes one line for each event that matters in a log, or warnings only, if `quiet`.
-
-    The stream is the caller's, and stays open; None: nobody listens.
-    """
+class _PlainSink:
+    """Writes one line for each event that matters in a log, or warnings only, if `quiet`; the stream stays open."""
 
     def __init__(self, stream: TextIO | None, quiet: bool = False) -> None:
         self._stream, self._quiet = stream, quiet
@@ -198,11 +195,9 @@ class RunView:
                 self._end = event
 
     def frame(self, width: int, height: int | None = None) -> RenderableType:
-        """Lay the view out.
+        """Lay the view out in so many columns and lines (None: as many as it takes).
 
-        Args:
-            width: columns; below about 40 only slot and fitness of the members are left.
-            height: lines that are free; None: as many as it takes. Members that do not fit are summed up in one line.
+        Members that do not fit are summed up in one line; below 40 columns only their slot and fitness are left.
         """
         head, foot = self._head(), self._foot(width - 2)
         room = None if height is None else height - len(head) - len(foot)
@@ -302,12 +297,8 @@ def _columns(cells: Sequence[Mapping[str, Text]], width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
     shown = [name for name in titles if name in widths]
     for name in shown:
-        table.add_column(
-            titles[name],
-            justify="left" if name in _WORDS else "right",
-            no_wrap=name not in _SHORTENED,
-            min_width=widths[name],
-        )
+        side: JustifyMethod = "left" if name in _WORDS else "right"
+        table.add_column(titles[name], justify=side, no_wrap=name not in _SHORTENED, min_width=widths[name])
     for row in cells:
         table.add_row(*(row[name] for name in shown))
     return table

@@ -13,7 +13,7 @@ from filelock import Timeout
 from evopipe.errors import EvopipeError, MissingInputError, TrackerError
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.track import backends
-from evopipe.track.locks import Locked, find_trainings
+from evopipe.track.locks import Locked
 from evopipe.track.record import FILES, New, Run, TrainingRecord, md5_of
 
 
@@ -75,7 +75,7 @@ def sync(
         TrackerError: a tracker could not take everything; what the others took is there.
     """
     home, totals = root / ".evopipe" / "train", {name: New() for name in config.backends}
-    known = find_trainings(root) if (root / ".dvc").is_dir() else []
+    known = Locked.all(root) if (root / ".dvc").is_dir() else []
     for locked in known:
         _keep(locked, home)
     with Trackers(config, root) as trackers:

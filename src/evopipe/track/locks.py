@@ -45,6 +45,16 @@ class Locked:
     folder: Path | None = None  # where it lies in the workspace; None: in git only
 
     @classmethod
+    def all(cls, root: Path) -> list[Locked]:
+        """Find all that a DVC repository knows: the workspace's first, then those of branches, tags and experiments."""
+        from dvc.repo import Repo
+
+        with Repo(str(root)) as repo:
+            cache = Path(repo.cache.local.path)
+            found = [cls.of(tree, lock, cache=cache, **about) for tree, lock, about in _locks(repo)]
+        return [locked for locked in found if locked is not None]
+
+    @classmethod
     def of(cls, tree: Any, lock: str, **about: Any) -> Locked | None:
         """Read a lock in one of DVC's file systems; None if it holds no training, or cannot be read."""
 
@@ -128,16 +138,6 @@ class Locked:
         return params
 
 
-def find_trainings(root: Path) -> list[Locked]:
-    """Find all trainings that a DVC repository knows: the workspace's first, then branches, tags and experiments."""
-    from dvc.repo import Repo
-
-    with Repo(str(root)) as repo:
-        cache = Path(repo.cache.local.path)
-        found = [Locked.of(tree, lock, cache=cache, **about) for tree, lock, about in _locks(repo)]
-    return [locked for locked in found if locked is not None]
-
-
 def _locks(repo: Any) -> Iterator[tuple[Any, str, dict[str, Any]]]:
     """Find the locks of the workspace and of all commits that have a name: file system, path there, what is known."""
     from dvc.repo.experiments.utils import exp_refs
@@ -186,10 +186,7 @@ def _fresh_outs(stages: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _generations(run: Run) -> Iterator[tuple[float, Generation]]:
-    """Make the events of a training from its lineage, its curve and its times, with the times that they ended at.
-
-    A generation without a measured time counts as a second: what matters is that it is the same whenever it is read.
-    """
+    """Make the events of a training, with the times that they ended at, from its lineage, its curve and its times."""
     from evopipe.evolve.lineage import read_lineage
 
     clock, evolve = run.started, run.params.get("algos", {}).get(run.algo, {}).get("evolve", {})
@@ -200,7 +197,7 @@ def _generations(run: Run) -> Iterator[tuple[float, Generation]]:
         if before.children:  # else all had diverged, and those before came back
             births = {child.slot: child.mutation for child in before.children}
         before = record
-        (taken,) = seconds.get(record.generation, [1.0])
+        (taken,) = seconds.get(record.generation, [1.0])  # unmeasured: the same whenever it is read
         clock = round(clock + taken, 3)
         training, evaluation = steps.get(record.generation, [record.step * len(record.members), 0])
         yield clock, Generation.of(record, births, evolve, taken, (int(training), int(evaluation)))

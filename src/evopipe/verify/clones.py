@@ -22,38 +22,33 @@ import evopipe
 from evopipe import layout
 from evopipe.errors import DataError, EvopipeError, Interrupted, MissingInputError, UsageError
 from evopipe.signals import StopSignal
-from evopipe.verify import Differs, compare
+from evopipe.verify.compare import Row, compare
 
 _Tell = Callable[[str], None]
 _STAGE = re.compile(r"(?:Running stage|failed to reproduce) '([^']+)'")
 _DVC = (sys.executable, "-m", "dvc")
 _POLL, _GRACE, _TAIL = 0.2, 15.0, 20  # seconds between looks, seconds to end in, last lines to show
+_CONFIG = """[cache]
+    dir = {}
+[core]
+    autostage = false
+    analytics = false
+    check_update = false
+"""
 
 
 @dataclass(frozen=True)
-class Origin:
-    """What is to be cloned.
-
-    Attributes:
-        root: the git repository's top folder.
-        project: the pipeline's folder, relative to `root`.
-        revision: HEAD's commit.
-        changed: how many files differ from HEAD or are not tracked.
-    """
+class _Origin:
+    """What is to be cloned: a git repository's top folder, the pipeline's folder below it, and HEAD's commit."""
 
     root: Path
     project: Path
     revision: str
-    changed: int
+    changed: int  # files that differ from HEAD or are not tracked
 
     @classmethod
-    def of(cls, pipeline: Path) -> Origin:
-        """Look at the repository that a pipeline's folder belongs to.
-
-        Raises:
-            UsageError: git is missing, there is no repository, or nothing is committed yet.
-            MissingInputError: the folder holds no committed dvc.yaml.
-        """
+    def of(cls, pipeline: Path) -> _Origin:
+        """Look at the repository that a pipeline's folder belongs to."""
         folder, file = pipeline.resolve(), pipeline / "dvc.yaml"
         if not file.is_file():
             raise MissingInputError(f"{file}: not there; run where it is, or name its folder: --pipeline")
@@ -66,10 +61,10 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Clone:
+class _Clone:
     """One clone of an origin, in the folder `root`."""
 
-    origin: Origin
+    origin: _Origin
     root: Path
 
     @property
@@ -81,12 +76,8 @@ class Clone:
         """Return a place outside of it that goes with it: its cache, its temporary files, its log."""
         return self.root.with_name(f"{self.root.name}-{what}")
 
-    def make(self) -> Clone:
-        """Clone HEAD, with a DVC cache of its own whatever the configuration says, and bring what `.dvc` files name.
-
-        Raises:
-            MissingInputError: data that a `.dvc` file names is not in the cache, or no .dvc folder is committed.
-        """
+    def make(self) -> _Clone:
+        """Clone HEAD, with a DVC cache of its own whatever the configuration says, and bring what `.dvc` files name."""
         _git(self.origin.root, "clone", "--quiet", "--no-checkout", "--", str(self.origin.root), str(self.root))
         _git(self.root, "checkout", "--quiet", "--detach", self.origin.revision)
         self.beside("tmp").mkdir()
@@ -96,9 +87,7 @@ class Clone:
             raise MissingInputError(
                 "verify: no committed .dvc folder at or above the pipeline; run `dvc init` and commit it"
             )
-        cache = f"[cache]\n    dir = {self.beside('cache')}\n"
-        core = "[core]\n    autostage = false\n    analytics = false\n    check_update = false\n"
-        (settings / "config.local").write_text(cache + core, encoding="utf-8")
+        (settings / "config.local").write_text(_CONFIG.format(self.beside("cache")), encoding="utf-8")
         files = _git(self.project, "ls-files", "-z", "--", ":/*.dvc").split("\0")[:-1]
         if files and (pulled := self.pull(*files)).returncode:
             raise MissingInputError(
@@ -110,7 +99,7 @@ class Clone:
     def pull(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Bring outs from the origin's cache."""
         there = self.origin.root / self.origin.project
-        cache = _run((*_DVC, "cache", "dir"), there, dict(os.environ))
+        cache = _run((*_DVC, "cache", "dir"), there, os.environ)
         if cache.returncode:
             raise UsageError(f"verify: `dvc cache dir` failed: {cache.stderr.strip()}")
         self.dvc("remote", "add", "--local", "--default", "--force", "origin", str(there / cache.stdout.strip()))
@@ -141,13 +130,17 @@ class Clone:
             "TMPDIR": str(self.beside("tmp")),
         }
 
+    def machine(self) -> dict[str, Any]:
+        """Return the machine that its elite was made on; nothing where there is no elite."""
+        file = self.project / layout.ELITE / "policy.json"
+        return dict(json.loads(file.read_bytes())["provenance"]["fingerprint"]) if file.is_file() else {}
+
 
 def _git(folder: Path, *words: str) -> str:
     """Run git and return what it said."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    env |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     try:
-        run = _run(("git", *words), folder, env)
+        run = _run(("git", *words), folder, env | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"})
     except FileNotFoundError:
         raise UsageError("verify: git was not found; install it") from None
     if run.returncode:
@@ -163,25 +156,23 @@ def _run(words: Sequence[str], folder: Path, env: Mapping[str, str]) -> subproce
 def verify(
     pipeline: Path, lock: bool, jobs: int, tolerance: float, keep: bool, show: _Tell, tell: _Tell, warn: _Tell
 ) -> None:
-    """Run HEAD in two clean clones, or in one against the committed dvc.lock, and compare every out.
+    """Run HEAD in two clean clones, or (`lock`) in one against the committed dvc.lock, and compare every out.
 
     Args:
         pipeline: the folder that holds dvc.yaml.
-        lock: against dvc.lock.
         jobs: clones that run at the same time.
         tolerance: with `lock`, by how much the elite's score may differ, as a share of the committed one.
         keep: leave the clones there, and say where.
         show: receives the table; `tell` progress, `warn` warnings.
 
     Raises:
-        Differs: outs differ.
         UsageError: no git repository, or nothing committed.
         MissingInputError: dvc.yaml, dvc.lock, the committed score, or data that a `.dvc` file names is not there.
-        DataError: dvc.lock was made from other code or parameters than HEAD's.
-        EvopipeError: a stage failed; the exit code is the stage's where DVC tells it.
+        DataError: outs differ, or dvc.lock was made from other code or parameters than HEAD's.
+        EvopipeError: a stage failed; the exit code is the stage's if DVC tells it.
         Interrupted: a signal asked to stop.
     """
-    origin = Origin.of(pipeline)
+    origin = _Origin.of(pipeline)
     if origin.changed:
         files = "1 file is" if origin.changed == 1 else f"{origin.changed} files are"
         warn(f"{files} not as committed: verify looks at HEAD ({origin.revision[:12]}) alone")
@@ -191,50 +182,51 @@ def verify(
             ending.callback(warn, f"the clones are kept in {home}")
         else:
             ending.callback(shutil.rmtree, home, ignore_errors=True)
-        one = Clone(origin, home / "A").make()
+        one = _Clone(origin, home / "A").make()
         if lock:
             title, names, between = "dvc.lock of", ("lock", "here"), "dvc.lock and this machine"
             _refuse_stale(one)
-            two, one = one, Clone(origin, home / "committed").make()
+            two, one = one, _Clone(origin, home / "committed").make()
             one.pull("--allow-missing")  # as far as git and the cache have it
             _reproduce([two], 1, tell)
         else:
             title, names, between = "two clean clones of", ("A", "B"), "the clones"
             # Folders of different names and depths, so that an out that depends on its place is found out.
-            two = Clone(origin, home / "deeper/B").make()
+            two = _Clone(origin, home / "deeper/B").make()
             _reproduce([one, two], jobs, tell)
-        rows = compare.compare(one.project, two.project, tolerance if lock else None)
-        lines = [f"{title} {origin.revision[:12]}", "", *compare.table(rows, names), "", _count(rows)]
+        rows = compare(one.project, two.project, tolerance if lock else None)
+        lines = [f"{title} {origin.revision[:12]}", "", *_table(rows, names)]
         if lock:
-            lines += ["", *_machines(_machine_of(one), _machine_of(two))]
+            lines += ["", *_machines(one.machine(), two.machine())]
     show("\n".join(lines))
     wrong = [row.path for row in rows if row.fails]
     if wrong:
         causes = dict.fromkeys(row.stage for row in rows if row.fails and not row.deps & set(wrong))
         begin = f"; begin with {' and '.join(causes)}, whose inputs are the same" if causes else ""
-        raise Differs(f"not reproduced: {', '.join(wrong)} differ{'s' * (len(wrong) == 1)} between {between}{begin}")
+        raise DataError(f"not reproduced: {', '.join(wrong)} differ{'s' * (len(wrong) == 1)} between {between}{begin}")
 
 
-def _refuse_stale(clone: Clone) -> None:
+def _refuse_stale(clone: _Clone) -> None:
     """Refuse a dvc.lock that does not fit the clone's code, parameters or commands."""
-    compare.read_lock(clone.project)  # or there is none
+    if not (lock := clone.project / "dvc.lock").is_file():
+        raise MissingInputError(f"{lock}: not there; run `dvc repro` and commit dvc.lock")
     plan = clone.dvc("repro", "--allow-missing", "--dry")
     said = plan.stdout + plan.stderr
     stale = list(dict.fromkeys(_STAGE.findall(said)))  # a stale stage whose inputs are missing ends DVC's plan
-    if plan.returncode and not stale:
-        raise EvopipeError(f"verify: `dvc repro --dry` failed: {' '.join(said.split())}")
     if stale:
         raise DataError(
             f"dvc.lock was made from other code, data or parameters than HEAD's (stale: {', '.join(stale)}); "
             "run `dvc repro`, and commit dvc.lock and reports/"
         )
+    if plan.returncode:
+        raise EvopipeError(f"verify: `dvc repro --dry` failed: {' '.join(said.split())}")
 
 
-def _reproduce(clones: Sequence[Clone], jobs: int, tell: _Tell) -> None:
+def _reproduce(clones: Sequence[_Clone], jobs: int, tell: _Tell) -> None:
     """Run every stage of each clone, `jobs` clones at a time, and tell each stage that begins."""
-    waiting, running, told = list(clones), dict[Clone, subprocess.Popen[bytes]](), set[str]()
+    waiting, running, told = list(clones), dict[_Clone, subprocess.Popen[bytes]](), set[str]()
     with StopSignal() as stop, contextlib.ExitStack() as ending:
-        ending.callback(lambda: _end(list(running.values())))
+        ending.callback(_end, running)
         while waiting or running:
             while waiting and len(running) < jobs:
                 clone = waiting.pop(0)
@@ -243,9 +235,9 @@ def _reproduce(clones: Sequence[Clone], jobs: int, tell: _Tell) -> None:
             if stop.signum is not None:
                 raise Interrupted(stop.signum, "verify: stopped; nothing was compared")
             for clone, process in list(running.items()):
-                code = process.poll()
+                code, name = process.poll(), clone.root.name
                 said = clone.beside("log").read_text(encoding="utf-8", errors="replace")
-                for line in (f"clone {clone.root.name}: {stage}" for stage in _STAGE.findall(said)):
+                for line in (f"clone {name}: {stage}" for stage in _STAGE.findall(said)):
                     if line not in told:
                         tell(line)
                         told.add(line)
@@ -253,15 +245,13 @@ def _reproduce(clones: Sequence[Clone], jobs: int, tell: _Tell) -> None:
                     del running[clone]
                 if code:
                     last = "\n".join(said.splitlines()[-_TAIL:])
-                    error = EvopipeError(
-                        f"verify: the pipeline failed in clone {clone.root.name}; it said last:\n{last}"
-                    )
+                    error = EvopipeError(f"verify: the pipeline failed in clone {name}; it said last:\n{last}")
                     for number in re.findall(r"exited with (\d+)", said):  # the last is the failed stage's
                         error.exit_code = int(number)
                     raise error
 
 
-def _start(clone: Clone) -> subprocess.Popen[bytes]:
+def _start(clone: _Clone) -> subprocess.Popen[bytes]:
     """Start DVC in a process group of its own, so that it can be ended with all that it started."""
     words = (*_DVC, "repro", "--force", "--no-run-cache", "--no-commit")
     with clone.beside("log").open("wb") as log:
@@ -271,27 +261,28 @@ def _start(clone: Clone) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end(running: Mapping[_Clone, subprocess.Popen[bytes]]) -> None:
     """See to it that nothing runs on: ask first, insist after some seconds."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
-        for process in processes:
+        for process in running.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signum)
-        for process in processes:
+        for process in running.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_GRACE)
 
 
-def _count(rows: Sequence[compare.Row]) -> str:
+def _table(rows: Sequence[Row], names: tuple[str, str]) -> list[str]:
+    """Return a line an out, below it its notes, and at the end how many had which verdict."""
+    cells = [(row.path, row.stage, row.a[:12] or "-", row.b[:12] or "-", row.verdict) for row in rows]
+    head, *lines = _columns([("out", "stage", *names, ""), *cells])
+    shown = [head]
+    for line, row in zip(lines, rows, strict=True):
+        shown += [line, *(f"    {note}" for note in row.notes)]
     counts = Counter[str](row.verdict for row in rows)
     order = ("same", "close", "learned anew", "measured", "DIFFERENT", "missing")
-    return f"{len(rows)} outs: " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in order if counts[verdict])
-
-
-def _machine_of(clone: Clone) -> dict[str, Any]:
-    """Return the machine that a clone's elite was made on; nothing where there is no elite."""
-    file = clone.project / layout.ELITE / "policy.json"
-    return dict(json.loads(file.read_bytes())["provenance"]["fingerprint"]) if file.is_file() else {}
+    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in order if counts[verdict])
+    return [*shown, "", f"{len(rows)} outs: {told}"]
 
 
 def _machines(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
@@ -306,4 +297,10 @@ def _machines(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
         ]
     pairs = {name: (str(there.get(name)), str(here.get(name))) for name in dict.fromkeys((*there, *here))}
     marked = [(name, a, b, "" if a == b else "*") for name, (a, b) in pairs.items()]
-    return compare.columns([("machine", "lock", "here", ""), *marked])
+    return _columns([("machine", "lock", "here", ""), *marked])
+
+
+def _columns(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines, one column below the other."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]

@@ -7,10 +7,9 @@ import csv
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from evopipe import layout
 from evopipe.errors import DataError, EvopipeError, MissingInputError
@@ -25,8 +24,7 @@ _NUMBERS, _MANIFEST = (".csv", ".json", ".jsonl", ".safetensors"), "manifest.jso
 _NAMED, _SHOWN = 8, 60  # differing files of a folder, characters of a line
 
 
-@dataclass(frozen=True)
-class _Out:
+class _Out(NamedTuple):
     """One out of one run: the stage that made it, the paths that this stage depends on, and DVC's hash."""
 
     stage: str
@@ -36,8 +34,7 @@ class _Out:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: an out, its stage and what that depends on, two hashes (empty where the out is missing),
-    a verdict, and notes."""
+    """One out of both runs: its stage and what that depends on, two hashes (empty where it is missing), a verdict."""
 
     path: str
     stage: str
@@ -53,29 +50,8 @@ class Row:
         return self.verdict in ("DIFFERENT", "missing")
 
 
-def read_lock(project: Path) -> dict[str, _Out]:
-    """Read a pipeline's dvc.lock: its outs by path.
-
-    Raises:
-        MissingInputError: it is not there.
-        DataError: it cannot be understood.
-    """
-    path = project / "dvc.lock"
-    outs: dict[str, _Out] = {}
-    if not path.is_file():
-        raise MissingInputError(f"{path}: not there; run `dvc repro` and commit dvc.lock")
-    stages: Any = read_yaml(path).data.get("stages")
-    try:
-        for name, stage in stages.items():
-            deps = frozenset(dep["path"] for dep in stage.get("deps", ()))
-            outs |= {out["path"]: _Out(name, deps, str(out["md5"])) for out in stage.get("outs", ())}
-    except (AttributeError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: is not a lock that DVC 3 wrote ({error!r}); run `dvc repro` again") from error
-    return outs
-
-
 def compare(one: Path, two: Path, tolerance: float | None = None) -> list[Row]:
-    """Compare what two folders hold after one pipeline.
+    """Compare what two folders hold after one pipeline: a row an out, in the order of the stages.
 
     Args:
         one: the pipeline's folder in the first clone, or where the committed outs lie as far as they can be had.
@@ -83,14 +59,12 @@ def compare(one: Path, two: Path, tolerance: float | None = None) -> list[Row]:
         tolerance: None: everything must be the same; else what was learned may differ, and this is by how much the
             elite's score may, as a share of the first one.
 
-    Returns:
-        a row an out, in the order of the stages.
-
     Raises:
         MissingInputError: the elite's committed or fresh score is not there.
+        DataError: a dvc.lock or a score cannot be understood.
     """
-    before, after = read_lock(one), read_lock(two)
-    learned = set() if tolerance is None else _learned(before) | _learned(after)
+    before, after = _read_lock(one), _read_lock(two)
+    learned = set() if tolerance is None else _learned(before | after)
     rows = []
     for path, made in (before | after).items():
         a, b = (lock[path].md5 if path in lock else "" for lock in (before, after))
@@ -113,13 +87,24 @@ def compare(one: Path, two: Path, tolerance: float | None = None) -> list[Row]:
             notes = _differences(there, here)
         rows.append(Row(path, made.stage, made.deps, a, b, verdict, tuple(notes)))
     if _EVALUATION not in before and any(row.verdict == "learned anew" for row in rows):
-        raise MissingInputError(
-            f"verify: {layout.EVALUATION} is no out of this pipeline; what was learned has no score"
-        )
+        raise MissingInputError(f"verify: {_EVALUATION} is no out of this pipeline; what was learned has no score")
     return rows
 
 
-def _learned(outs: Mapping[str, _Out]) -> set[str]:
+def _read_lock(project: Path) -> dict[str, _Out]:
+    """Read the outs that a pipeline's dvc.lock names, by path."""
+    path, outs = project / "dvc.lock", dict[str, _Out]()
+    stages: Any = read_yaml(path).data.get("stages")
+    try:
+        for name, stage in stages.items():
+            deps = frozenset(dep["path"] for dep in stage.get("deps", ()))
+            outs |= {out["path"]: _Out(name, deps, str(out["md5"])) for out in stage.get("outs", ())}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: is not a lock that DVC 3 wrote ({error!r}); run `dvc repro` again") from error
+    return outs
+
+
+def _learned(outs: dict[str, _Out]) -> set[str]:
     """Return the outs that depend on the last bits of training."""
     found = set(_LEARNED & outs.keys())
     while more := {path for path, out in outs.items() if found & out.deps} - found:
@@ -192,14 +177,17 @@ def _close(one: Path, two: Path) -> bool:
 
 def _content(path: Path) -> Any:
     data = path.read_bytes()
-    if path.suffix == ".safetensors":
-        from evopipe.storage.tensors import load_tensors  # with torch: a pipeline of small files is compared before
+    match path.suffix:
+        case ".safetensors":
+            from evopipe.storage.tensors import load_tensors  # with torch: a pipeline of small files is compared before
 
-        return {name: tensor.flatten().tolist() for name, tensor in load_tensors(data).items()}
-    if path.suffix == ".csv":
-        return [[_number(cell) for cell in row] for row in csv.reader(data.decode().splitlines())]
-    if path.suffix in (".json", ".jsonl"):
-        return [json.loads(text) for text in ([data] if path.suffix == ".json" else data.splitlines())]
+            return {name: tensor.flatten().tolist() for name, tensor in load_tensors(data).items()}
+        case ".csv":
+            return [[_number(cell) for cell in row] for row in csv.reader(data.decode().splitlines())]
+        case ".json":
+            return json.loads(data)
+        case ".jsonl":
+            return [json.loads(line) for line in data.splitlines()]
     return data
 
 
@@ -217,17 +205,3 @@ def _alike(a: Any, b: Any) -> bool:
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in (a, b)):
         return math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-6) or (math.isnan(a) and math.isnan(b))
     return bool(a == b)
-
-
-def table(rows: Sequence[Row], names: tuple[str, str] = ("A", "B")) -> list[str]:
-    """Return the lines of the table, and below a row its notes."""
-    cells = [(row.path, row.stage, row.a[:12] or "-", row.b[:12] or "-", row.verdict) for row in rows]
-    head, *lines = columns([("out", "stage", *names, ""), *cells])
-    told = zip(lines, rows, strict=True)
-    return [head, *(text for line, row in told for text in (line, *(f"    {note}" for note in row.notes)))]
-
-
-def columns(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of cells as lines, one column below the other."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]

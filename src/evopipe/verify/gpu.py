@@ -9,9 +9,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from evopipe import algos, rng
 from evopipe.core.graphs import Paths
 from evopipe.core.member import tensor_kinds
 from evopipe.data.transitions import Transitions
-from evopipe.errors import ResourceError, UsageError, did_you_mean
+from evopipe.errors import DataError, ResourceError, UsageError, suggestion
 from evopipe.machine import configure
 from evopipe.rng import Purpose
 from evopipe.run.act import choose, step
@@ -33,18 +33,15 @@ from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.params import parse_params
 from evopipe.stages.setup import make_spec
-from evopipe.verify import Differs
 
 _UPDATES, _ROWS = 4, 4096  # updates at a time; transitions that are there before the first step
 _DRAWS = "random draws and sampled rows"
 _CLOSE = 1e-3  # of the largest number: sums in another order, and a unit near 0 that falls on its other side
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the check: whose, what was looked at, what came out; `good` is None where it is a figure only."""
+class _Finding(NamedTuple):
+    """What was looked at, and what came out; `good` is None where it is a figure only."""
 
-    algo: str
     what: str
     result: str
     good: bool | None = None
@@ -61,25 +58,27 @@ def find_device(kind: str) -> torch.device:
 
 
 def check(
-    names: Sequence[str], device: torch.device, members: int, repeats: int, tell: Callable[[Finding], None], envs: int
+    names: Sequence[str], device: torch.device, members: int, repeats: int, tell: Callable[[str], None], envs: int
 ) -> None:
     """Check algorithms, all where none is named, with so many members and environments of each; time so often.
 
+    `tell` gets a line for each thing that was looked at.
+
     Raises:
         UsageError: there is no algorithm of a name.
-        Differs: a finding is bad; it names them all.
+        DataError: a finding is bad; it names them all.
     """
     for name in set(names) - set(algos.names()):
-        guess = did_you_mean(name, algos.names()) or f", known are: {', '.join(algos.names())}"
-        raise UsageError(f"gpu check: --algo: no algorithm {name!r}{guess}")
+        raise UsageError(f"gpu check: --algo: no algorithm {name!r}{suggestion(name, algos.names())}")
     bad = []
     for name in names or algos.names():
         for finding in _check(_spec(name, device, envs), members, repeats):
-            tell(finding)
+            verdict = {True: "ok", False: "BAD", None: ""}[finding.good]
+            tell(f"{name:8} {finding.what:44} {verdict:4} {finding.result}".rstrip())
             if finding.good is False:
                 bad.append(f"{name}: {finding.what}: {finding.result}")
     if bad:
-        raise Differs("\n".join([*bad, "train with runtime.compile: off, or runtime.device: cpu, until it agrees"]))
+        raise DataError("\n".join([*bad, "train with runtime.compile: off, or runtime.device: cpu, until it agrees"]))
 
 
 def _spec(name: str, device: torch.device, envs: int) -> Spec:
@@ -107,8 +106,8 @@ def _transitions(spec: Spec) -> Transitions:
     return Transitions(obs, action, reward, over, zeros.astype(bool), after, zeros)
 
 
-def _check(spec: Spec, members: int, repeats: int) -> Iterator[Finding]:
-    on_cuda, find = spec.device.type == "cuda", partial(Finding, spec.train.algo)
+def _check(spec: Spec, members: int, repeats: int) -> Iterator[_Finding]:
+    on_cuda = spec.device.type == "cuda"
     way = "graphs" if on_cuda else "fixed buffers"
     plain, warm = replace(spec, paths=Paths()), None if algos.on_policy(spec.algo) else _transitions(spec)
     captured = replace(spec, paths=Paths("graph" if on_cuda else "buffers"))
@@ -119,21 +118,21 @@ def _check(spec: Spec, members: int, repeats: int) -> Iterator[Finding]:
         for what in cpu:
             far, allowed = max(map(_distance, there[what], cpu[what])), 0.0 if what == _DRAWS else _CLOSE
             apart = f"{far:.1e} of the largest apart, {allowed:.0e} allowed"
-            yield find(f"{what} are the CPU's", apart, far <= allowed)
+            yield _Finding(f"{what} are the CPU's", apart, far <= allowed)
         for run in (eager, fast):
             _train(run)
         one, two = ({name: x.numpy().tobytes() for name, x in run.state()[0].items()} for run in (eager, fast))
         differ = sum(one.get(name) != two.get(name) for name in one.keys() | two.keys())
         given_up = "; ".join(fast.spec.paths.given_up)
-        yield find(f"{way} were captured", given_up or "yes", not given_up)
-        yield find(f"{way} compute what eager code does", f"{differ} of {len(one)} tensors differ", not differ)
+        yield _Finding(f"{way} were captured", given_up or "yes", not given_up)
+        yield _Finding(f"{way} compute what eager code does", f"{differ} of {len(one)} tensors differ", not differ)
         for work, what in ((_act, "time to act"), (_learn, f"time of {_UPDATES} updates")):
             turns = [[_seconds(work, run) for run in (eager, fast)] for _ in range(repeats)]
             slow, quick = (1e6 * statistics.median(column) for column in zip(*turns, strict=True))
-            yield find(what, f"{slow:.0f} µs eager, {quick:.0f} µs with {way}: {slow / quick:.2f} ×")
+            yield _Finding(what, f"{slow:.0f} µs eager, {quick:.0f} µs with {way}: {slow / quick:.2f} ×")
         if on_cuda:
             waits = "; ".join(filter(None, map(_waits, (eager, fast))))
-            yield find("learning waits for nothing", waits or "yes", not waits)
+            yield _Finding("learning waits for nothing", waits or "yes", not waits)
 
 
 def _numbers(run: Run) -> dict[str, list[torch.Tensor]]:

@@ -72,13 +72,9 @@ class _Writer(Protocol):
 class Appending:
     """A tracker that can only be added to, and cannot be asked what it has got.
 
-    While a run lasts its generations are appended. What was brought to the end is noted, a small JSON file a training;
-    a delivery that was cut off is written anew by the next one.
-
-    Args:
-        notes: folder of the notes on what was delivered.
-        names: the files that the tracker takes.
-        begin: makes the writer of a run, in place of what was written of it before.
+    What was brought to the end is noted in the folder `notes`, a small JSON file a training; a delivery that was cut
+    off is written anew by the next one. `names` are the files that the tracker takes; `begin` makes the writer of a
+    run, in place of what was written of it before.
     """
 
     def __init__(self, notes: Path, names: Sequence[str], begin: Callable[[Run], _Writer]) -> None:

@@ -1,0 +1,364 @@
+"""Environments as tensors: Gymnasium's classic control, all rows stepped in a few operators, on any device.
+
+The state of `R` rows is one tensor and a step is arithmetic on it, so a loop that learns on a device never leaves it.
+Nothing in `reset_where`, `step` and `obs` makes the host wait, and what they change they change in place, so a CUDA
+graph can hold them.
+
+Each environment has three functions on columns `[S, R]`, the physical state of `R` rows in float64, one contiguous row
+of memory a quantity. The fields are the arguments of Gymnasium's constructor, with its defaults. Every number is
+computed in Gymnasium's order and precision, by element-wise operators (no fused multiply-add): a row comes out the
+same, bit for bit, wherever it stands and whatever stands beside it.
+
+Sources: `gymnasium.envs.classic_control`, which follows Barto, Sutton & Anderson (1983) for CartPole, Sutton (1996) for
+Acrobot, and Moore (1990) for MountainCar.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pydantic import ValidationError
+
+from evopipe.envs.make import make_env
+from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming, close
+from evopipe.envs.spaces import ActionSpace, ObservationSpace
+from evopipe.errors import ParamsError, did_you_mean
+from evopipe.rng import Purpose, uniform
+from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.declare import Schema
+
+_OF_MAKE = "max_episode_steps"  # the one argument that `gymnasium.make` keeps for itself
+
+_Advance: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""The next columns `[S, R]` float64, rewards `[R]` of any precision, and terminations `[R]`."""
+
+
+class _Dynamics(Protocol):
+    """One environment."""
+
+    draws: ClassVar[int]  # how many uniform numbers an initial state is made of
+
+    def start(self, u: torch.Tensor) -> torch.Tensor:
+        """Return initial columns `[S, R]` from draws `[draws, R]` in [0, 1)."""
+
+    def advance(self, columns: torch.Tensor, action: torch.Tensor) -> _Advance:
+        """Take one step with the environment's own actions: int64 `[R]`, or float32 `[R, A]` within its bounds."""
+
+    def observe(self, columns: torch.Tensor) -> torch.Tensor:
+        """Return observations `[R, O]` float32."""
+
+
+class _CartPole(Schema):
+    """Keep a pole upright on a cart: state x, ẋ, θ, θ̇."""
+
+    sutton_barto_reward: bool = False
+
+    draws: ClassVar[int] = 4
+    gravity: ClassVar[float] = 9.8
+    pole_mass: ClassVar[float] = 0.1
+    total_mass: ClassVar[float] = 1.1
+    half_length: ClassVar[float] = 0.5
+    force: ClassVar[float] = 10.0
+    seconds: ClassVar[float] = 0.02
+    farthest: ClassVar[float] = 2.4
+    steepest: ClassVar[float] = 12 * 2 * math.pi / 360
+
+    def start(self, u: torch.Tensor) -> torch.Tensor:
+        return u * 0.1 - 0.05
+
+    def advance(self, columns: torch.Tensor, action: torch.Tensor) -> _Advance:
+        _, speed, angle, spin = columns.unbind()
+        cos, sin = angle.cos(), angle.sin()
+        moment = self.pole_mass * self.half_length
+        push = (action * (2 * self.force) - self.force + spin.square() * moment * sin) / self.total_mass
+        inertia = self.half_length * (4.0 / 3.0 - cos.square() * self.pole_mass / self.total_mass)
+        spin_rate = (sin * self.gravity - cos * push) / inertia
+        rates = torch.stack((speed, push - spin_rate * moment * cos / self.total_mass, spin, spin_rate))
+        following = columns + rates * self.seconds
+        terminated = (following[0].abs() > self.farthest) | (following[2].abs() > self.steepest)
+        reward = -terminated.float() if self.sutton_barto_reward else torch.ones_like(push, dtype=torch.float32)
+        return following, reward, terminated
+
+    def observe(self, columns: torch.Tensor) -> torch.Tensor:
+        return columns.T.to(torch.float32, memory_format=torch.contiguous_format)
+
+
+class _Pendulum(Schema):
+    """Swing a pendulum up by torque: state θ (0 is up), θ̇."""
+
+    g: float = 10.0
+
+    draws: ClassVar[int] = 2
+    fastest: ClassVar[float] = 8.0
+    seconds: ClassVar[float] = 0.05
+
+    def start(self, u: torch.Tensor) -> torch.Tensor:
+        angle, spin = u.unbind()
+        return torch.stack((angle * (2 * math.pi) - math.pi, spin * 2.0 - 1.0))
+
+    def advance(self, columns: torch.Tensor, action: torch.Tensor) -> _Advance:
+        angle, spin = columns.unbind()
+        torque = action[:, 0]  # its products are rounded to float32, as Gymnasium's are
+        off = torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
+        cost = off.square() + spin.square() * 0.1 + torque.square() * 0.001
+        spin = spin + (angle.sin() * (3 * self.g / 2) + torque * 3.0) * self.seconds
+        spin = spin.clamp(-self.fastest, self.fastest)
+        following = torch.stack((angle + spin * self.seconds, spin))
+        return following, -cost, torch.zeros_like(cost, dtype=torch.bool)
+
+    def observe(self, columns: torch.Tensor) -> torch.Tensor:
+        angle, spin = columns.unbind()
+        return torch.stack((angle.cos(), angle.sin(), spin), -1).float()
+
+
+class _Acrobot(Schema):
+    """Swing two links, each of 1 m and 1 kg, above a line by torque at the joint between: state θ₁, θ₂, θ̇₁, θ̇₂."""
+
+    draws: ClassVar[int] = 4
+    gravity: ClassVar[float] = 9.8
+    fastest: ClassVar[tuple[float, float]] = (4 * math.pi, 9 * math.pi)
+    seconds: ClassVar[float] = 0.2
+
+    def start(self, u: torch.Tensor) -> torch.Tensor:
+        return u * 0.2 - 0.1
+
+    def advance(self, columns: torch.Tensor, action: torch.Tensor) -> _Advance:
+        after = self._integrate(columns, action - 1)
+        angles = after[:2] - (after[:2] / (2 * math.pi)).round() * (2 * math.pi)  # into [-π, π]
+        first, second = (after[2 + i].clamp(-limit, limit) for i, limit in enumerate(self.fastest))
+        terminated = -angles[0].cos() - (angles[1] + angles[0]).cos() > 1.0
+        return torch.cat((angles, first[None], second[None])), terminated.float() - 1.0, terminated
+
+    def observe(self, columns: torch.Tensor) -> torch.Tensor:
+        cos, sin = columns[:2].cos(), columns[:2].sin()
+        return torch.stack((cos[0], sin[0], cos[1], sin[1], columns[2], columns[3]), -1).float()
+
+    def _integrate(self, columns: torch.Tensor, torque: torch.Tensor) -> torch.Tensor:
+        """One step of the fourth-order Runge-Kutta method."""
+        half = self.seconds / 2.0
+        k1 = self._rates(columns, torque)
+        k2 = self._rates(columns + k1 * half, torque)
+        k3 = self._rates(columns + k2 * half, torque)
+        k4 = self._rates(columns + k3 * self.seconds, torque)
+        return columns + (k1 + k2 * 2.0 + k3 * 2.0 + k4) * (self.seconds / 6.0)
+
+    def _rates(self, columns: torch.Tensor, torque: torch.Tensor) -> torch.Tensor:
+        """Derivatives of the state by time `[4, R]`, in the version of Sutton & Barto's book.
+
+        Each link has its centre of mass in the middle and a moment of inertia of 1 kg m².
+        """
+        angle1, angle2, spin1, spin2 = columns.unbind()
+        cos, sin = angle2.cos(), angle2.sin()
+        d1, d2 = cos + 3.5, cos * 0.5 + 1.25
+        phi2 = (angle1 + angle2).sin() * (0.5 * self.gravity)
+        phi1 = angle1.sin() * (1.5 * self.gravity) + phi2 - (spin2 * 0.5 + spin1) * spin2 * sin
+        rate2 = (d2 / d1 * phi1 + torque - spin1.square() * 0.5 * sin - phi2) / (1.25 - d2.square() / d1)
+        rate1 = -(d2 * rate2 + phi1) / d1
+        return torch.stack((spin1, spin2, rate1, rate2))
+
+
+class _MountainCar(Schema):
+    """Rock a car out of a valley, by pushing left, not at all, or right: state position, velocity."""
+
+    goal_velocity: float = 0.0
+
+    draws: ClassVar[int] = 1
+    lowest: ClassVar[float] = -1.2
+    highest: ClassVar[float] = 0.6
+    fastest: ClassVar[float] = 0.07
+    goal: ClassVar[float] = 0.5
+    force: ClassVar[float] = 0.001
+    gravity: ClassVar[float] = 0.0025
+
+    def start(self, u: torch.Tensor) -> torch.Tensor:
+        position = u * 0.2 - 0.6
+        return torch.cat((position, torch.zeros_like(position)))
+
+    def advance(self, columns: torch.Tensor, action: torch.Tensor) -> _Advance:
+        position, velocity = columns.unbind()
+        gain = (action - 1).double() * self.force - (position * 3.0).cos() * self.gravity
+        position, velocity, terminated = self._roll(position, velocity, gain)
+        return torch.stack((position, velocity)), torch.full_like(position, -1.0), terminated
+
+    def observe(self, columns: torch.Tensor) -> torch.Tensor:
+        return columns.T.to(torch.float32, memory_format=torch.contiguous_format)
+
+    def _roll(
+        self, position: torch.Tensor, velocity: torch.Tensor, gain: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Next position and velocity, and whether the goal is reached, all `[R]`; the left wall stops the car."""
+        velocity = (velocity + gain).clamp(-self.fastest, self.fastest)
+        position = (position + velocity).to(velocity.dtype).clamp(self.lowest, self.highest)
+        velocity = velocity.masked_fill((position <= self.lowest) & (velocity < 0.0), 0.0)
+        return position, velocity, (position >= self.goal) & (velocity >= self.goal_velocity)
+
+
+class _MountainCarContinuous(_MountainCar):
+    """The same with any push in [-1, 1], which costs. Gymnasium keeps this state in float32 from the first step on."""
+
+    goal: ClassVar[float] = 0.45
+    force: ClassVar[float] = 0.0015
+
+    def advance(self, columns: torch.Tensor, action: torch.Tensor) -> _Advance:
+        position, velocity = columns.unbind()
+        push, thrice = action[:, 0], position * 3.0
+        begun = position == position.float()  # an initial state is of float64, and so is what is computed from it
+        slope = torch.where(begun, thrice.float().double(), thrice).cos() * self.gravity
+        gain = push * self.force - slope.float()
+        position, velocity, terminated = self._roll(position, velocity.float(), gain)
+        reward = terminated * 100.0 - push.double().square() * 0.1
+        return torch.stack((position, velocity)).double(), reward, terminated
+
+
+OFFERED: dict[str, Callable[..., _Dynamics]] = {
+    "Acrobot-v1": _Acrobot,
+    "CartPole-v0": _CartPole,
+    "CartPole-v1": _CartPole,
+    "MountainCar-v0": _MountainCar,
+    "MountainCarContinuous-v0": _MountainCarContinuous,
+    "Pendulum-v1": _Pendulum,
+}
+
+
+class TensorStep(NamedTuple):
+    """What one step of `n` rows gave, see `Step`. Nothing in it is overwritten by a later step."""
+
+    obs: torch.Tensor  # [n, O] float32, the true next observation, also where the episode ended
+    reward: torch.Tensor  # [n] float32
+    terminated: torch.Tensor  # [n] bool
+    truncated: torch.Tensor  # [n] bool, the time limit cut the episode: bootstrap from `obs`
+
+
+class TensorPool:
+    """`R` environments on one device. A row that ended must be reset by the caller, with a seed.
+
+    An episode is a function of its seed and its actions, whatever its row played before and whatever others play.
+
+    Args:
+        cfg: which environment.
+        rows: `R`.
+        device: where they live.
+
+    Attributes:
+        physics: `[R, S]` float64, the physical state, always the same memory; zeros before the first reset.
+        length: `[R]` int64, steps of the running episodes, always the same memory.
+        actions, spaces, masked, max_steps, reward_threshold: see `EnvPool`.
+
+    Raises:
+        ParamsError: the environment is not offered as tensors, or `env.kwargs` holds what it does not take.
+    """
+
+    def __init__(self, cfg: EnvConfig, rows: int, device: torch.device) -> None:
+        if cfg.id not in OFFERED:
+            raise ParamsError(
+                f"env.backend: torch has no {cfg.id!r}{did_you_mean(cfg.id, OFFERED)}; it has {', '.join(OFFERED)}; "
+                "`sync` serves every Gymnasium environment"
+            )
+        env = make_env(cfg)
+        close(env)
+        if env.spec is None or env.spec.max_episode_steps is None:
+            raise ParamsError(f"env.kwargs: torch's {cfg.id!r} needs a time limit; set {_OF_MAKE} to 1 or more")
+        self.rows, self.device, self.masked = rows, device, False
+        self.max_steps, self.reward_threshold = env.spec.max_episode_steps, env.spec.reward_threshold
+        self.actions = ActionSpace.of(env.action_space)
+        self.spaces = self.actions.spaces(ObservationSpace.of(env.observation_space))
+        arguments = {name: value for name, value in cfg.kwargs.items() if name != _OF_MAKE}
+        try:
+            self._dynamics = OFFERED[cfg.id](**arguments)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            name = ".".join(map(str, problem["loc"]))
+            raise ParamsError(
+                f"env.kwargs: torch's {cfg.id!r} does not take {name}: {problem['msg']}; change it, or set "
+                "env.backend to sync"
+            ) from error
+        self._first = torch.zeros(1, dtype=torch.int64, device=device)
+        self._bounds = tuple(torch.from_numpy(bound).to(device) for bound in self.actions.bounds or ())
+        self.length = torch.zeros(rows, dtype=torch.int64, device=device)
+        # [S, R]: arithmetic wants each quantity in one piece of memory.
+        self._columns = torch.zeros_like(self._start(self.length))
+        self.physics = self._columns.T
+
+    @property
+    def obs(self) -> torch.Tensor:
+        """`[R, O]` float32, current observation of every row."""
+        return self._dynamics.observe(self._columns)
+
+    @property
+    def begins(self) -> torch.Tensor:
+        """`[R]` bool, whether an episode begins."""
+        return self.length == 0
+
+    def reset(self, rows: npt.ArrayLike, seeds: npt.ArrayLike) -> None:
+        """Start a new episode in `rows` `[n]`, each from its own seed `[n]`."""
+        index, drawn = (torch.as_tensor(x, device=self.device) for x in (rows, seeds))
+        self._columns[:, index] = self._start(drawn)
+        self.length[index] = 0
+
+    def reset_where(self, over: torch.Tensor, seeds: torch.Tensor) -> None:
+        """Start a new episode where `over` `[R]` says so, from the rows' seeds `[R]`; waits for nothing."""
+        torch.where(over, self._start(seeds), self._columns, out=self._columns)
+        self.length.masked_fill_(over, 0)
+
+    def step(self, actions: torch.Tensor, rows: torch.Tensor | None = None) -> TensorStep:
+        """Step `rows` `[n]`, all where None, with indices int64 `[n]`, or float32 `[n, A]` in [-1, 1]."""
+        where = slice(None) if rows is None else rows
+        columns, reward, terminated = self._dynamics.advance(self._columns[:, where], self._own(actions))
+        length = self.length[where] + 1
+        self._columns[:, where], self.length[where] = columns, length
+        return TensorStep(self._dynamics.observe(columns), reward.float(), terminated, length >= self.max_steps)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what rebuilds the pool: `state` `[R, S]` float64, `length` `[R]`."""
+        return {"state": self.physics.cpu().numpy().copy(), "length": self.length.cpu().numpy().copy()}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
+        """Take over what `state` returned; no row `[R]` comes out different."""
+        self.physics.copy_(torch.from_numpy(state["state"]))
+        self.length.copy_(torch.from_numpy(state["length"]))
+        return np.zeros(self.rows, np.bool_)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _start(self, seeds: torch.Tensor) -> torch.Tensor:
+        """Initial columns `[S, n]` of these seeds `[n]`."""
+        drawn = uniform(seeds, Purpose.EPISODE, self._first, self._dynamics.draws)[:, 0].T  # [draws, n]
+        return self._dynamics.start(drawn.contiguous())
+
+    def _own(self, actions: torch.Tensor) -> torch.Tensor:
+        """The environment's own actions, to the bit those of `ActionSpace.own`."""
+        if not self._bounds:
+            return actions
+        low, high = self._bounds
+        share = (actions.double().nan_to_num().clamp(-1.0, 1.0) + 1.0) / 2.0
+        return torch.clamp(low + share * (high - low), low, high).float()
+
+
+class TensorRows:
+    """The rows of an `EnvPool` as tensors on the CPU: NumPy in and out, any rows at a time; see `TensorPool`."""
+
+    def __init__(self, cfg: EnvConfig, rows: int) -> None:
+        self._pool = TensorPool(cfg, rows, torch.device("cpu"))
+
+    def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
+        """Begin an episode in `rows` `[n]`, each from its own seed. See `Rows.reset`."""
+        self._pool.reset(rows, seeds)
+        return self._pool.obs.numpy()[rows], None
+
+    def send(self, rows: Ints, actions: Actions) -> None:
+        """Begin a step: here the work is done when its result is asked for."""
+
+    def receive(self, rows: Ints, actions: Actions) -> Step:
+        """End it, see `Rows.step`."""
+        step = self._pool.step(torch.tensor(actions), torch.tensor(rows))
+        obs, reward, terminated, truncated = (part.numpy() for part in step)
+        return Step.of(self._pool.actions, obs, reward, terminated, truncated, None)
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
