@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from evopipe.errors import DataError, EvopipeError, MissingInputError
+from evopipe.layout import TRANSITIONS
 from evopipe.schema.read import parse_yaml
 from evopipe.storage.files import read_bytes, write_bytes
 from evopipe.track.events import Generation
@@ -82,6 +83,7 @@ class Locked:
             status="finished",
             result=self.result,
             files=files,
+            transitions=self.outs.get(str(TRANSITIONS)),
             experiment=self.experiment,
             revision=self.revision,
             replace=self.folder is not None,
