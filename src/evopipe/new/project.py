@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 import evopipe
 from evopipe.envs.make import make_env
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
-from evopipe.errors import EvopipeError, ParamsError, UsageError
+from evopipe.errors import EvopipeError, ParamsError, UsageError, need_package
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.read import parse_yaml
 from evopipe.schema.write import dump_yaml
@@ -62,10 +62,12 @@ def make(folder: Path, env_id: str | None = None) -> str:
 
     Raises:
         UsageError: the folder is not empty, or is a file.
+        MissingInputError: DVC is not installed.
         ParamsError: the environment is unknown, or its spaces are not served.
         DiskError: it cannot be written.
         EvopipeError: git or DVC failed; what was written is removed again.
     """
+    need_package("dvc", "pipeline", "new")
     existed = folder.exists()
     if existed and (folder.is_file() or any(folder.iterdir())):
         what = "is a file" if folder.is_file() else "is not empty"
@@ -95,7 +97,7 @@ def contents(name: str, env_id: str | None = None) -> dict[str, str]:
     readme = Template(_text("README.md")).substitute(name=name, env=env_id or _STUB, environment=row if stub else "")
     files = {
         "README.md": readme,
-        _REQUIREMENTS: f"evopipe=={evopipe.__version__}\n",
+        _REQUIREMENTS: f"evopipe[pipeline,mlflow]=={evopipe.__version__}\n",
         "dvc.yaml": dvc_yaml(_text("dvc.yaml"), (_MODULE,) if stub else ()),
         "params.yaml": params_yaml(_text("params.yaml"), _STUB_VALUES if stub else {"env.id": env_id}),
         ".gitignore": _text("gitignore"),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from evopipe.errors import DataError, EvopipeError, MissingInputError
+from evopipe.errors import DataError, EvopipeError, MissingInputError, need_package
 from evopipe.layout import TRANSITIONS
 from evopipe.schema.read import parse_yaml
 from evopipe.storage.files import read_bytes, write_bytes
@@ -131,7 +131,12 @@ class Locked:
 
 
 def find_trainings(root: Path) -> list[Locked]:
-    """Find all trainings that a DVC repository knows: the workspace's first, then branches, tags and experiments."""
+    """Find all trainings that a DVC repository knows: the workspace's first, then branches, tags and experiments.
+
+    Raises:
+        MissingInputError: DVC is not installed.
+    """
+    need_package("dvc", "pipeline", "track sync in a DVC repository")
     from dvc.repo import Repo
 
     with Repo(str(root)) as repo:

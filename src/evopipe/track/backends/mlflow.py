@@ -27,17 +27,16 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from evopipe import layout
-from evopipe.errors import MissingInputError, TrackerError, UsageError
+from evopipe.errors import MissingInputError, TrackerError, UsageError, need_package
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage.files import make_folder
-from evopipe.track.backends import missing_package
 from evopipe.track.record import Kept, New, Run
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Metric
     from mlflow.entities import Run as Found
 
-PACKAGE = "mlflow"
+PACKAGE = "evopipe[mlflow]"
 _HOME = Path(".evopipe/mlflow")  # the local database and its artifacts, below the DVC root
 _KEY, _RESULT, _KIND, _SENT, _HELD, _SLOT, _EXPERIMENT, _ELITE = (
     f"evopipe.{name}" for name in ("key", "result", "kind", "generations", "files", "slot", "experiment", "elite")
@@ -325,8 +324,7 @@ def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> 
         if browser:
             webbrowser.open(f"{uri}{_PAGE}")
         return
-    if (missing := missing_package("mlflow")) is not None:
-        raise MissingInputError(missing)
+    need_package("mlflow", "mlflow", "track ui")
     if uri.startswith(f"{_SQLITE}{place}") and not (place / "mlflow.db").exists():
         raise MissingInputError(
             f"{place}: nothing was tracked yet; train with `tracking.backends: [mlflow]`, or bring what was trained "
