@@ -413,12 +413,12 @@ class Diary(Chain):
 
 
 class Lottery(Chain):
-    """One step, which pays the ticket that the seed drew, and `bonus` for action 1; no number where the ticket is below
-    `least`."""
+    """One step, which pays a share of the ticket that the seed drew, and `bonus` for action 1; no number where the
+    ticket is below `least`."""
 
-    def __init__(self, bonus: float = 0.0, least: float = 0.0, steps: int = 1) -> None:
+    def __init__(self, bonus: float = 0.0, least: float = 0.0, steps: int = 1, share: float = 1.0) -> None:
         super().__init__()
-        self.bonus, self.least, self.length, self.ticket = bonus, least, steps, 0.0
+        self.share, self.bonus, self.least, self.length, self.ticket = share, bonus, least, steps, 0.0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -427,7 +427,7 @@ class Lottery(Chain):
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         self.steps += 1
-        reward = self.ticket + self.bonus * action if self.ticket >= self.least else float("nan")
+        reward = self.share * self.ticket + self.bonus * action if self.ticket >= self.least else float("nan")
         return self.seen(), reward, self.steps == self.length, False, {}
 
     def seen(self) -> Any:

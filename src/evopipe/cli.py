@@ -198,6 +198,7 @@ def play(
     from evopipe import film
     from evopipe import play as player
     from evopipe.policy import load
+    from evopipe.track.formats import score
 
     tell = context.obj.tell
     films = {path: partial(write, path) for write, path in ((film.gif, gif), (film.mp4, mp4)) if path}
@@ -212,11 +213,11 @@ def play(
     policy = load(folder)
     cfg = player.environment_of(policy, env, kwargs)
 
-    say = lambda score: tell(f"seed {score.seed}: return {score.total:.1f}, {score.steps} steps")  # noqa: E731
+    say = lambda played: tell(f"seed {played.seed}: return {score(played.total)}, {played.steps} steps")  # noqa: E731
     scores = player.watch(policy, cfg, list(films.values()), episodes, seed, max_steps, say)
     if scores:
-        mean = sum(score.total for score in scores) / len(scores)
-        tell(f"{cfg.id}: mean return {mean:.1f} of {len(scores)} episode{'s' * (len(scores) > 1)}")
+        mean = sum(played.total for played in scores) / len(scores)
+        tell(f"{cfg.id}: mean return {score(mean)} of {len(scores)} episode{'s' * (len(scores) > 1)}")
         for path in films:
             tell(f"written: {path}")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import importlib.util
 from collections.abc import Iterable, Iterator
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO})
@@ -99,6 +100,16 @@ class Interrupted(EvopipeError):
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(message)
         self.exit_code = 128 + signum
+
+
+def need_package(name: str, extra: str, what: str) -> None:
+    """Refuse `what` where a package that an extra brings is not installed; it is not imported to find out.
+
+    Raises:
+        MissingInputError: it is not.
+    """
+    if importlib.util.find_spec(name) is None:
+        raise MissingInputError(f"{what} needs {name}, which is not installed: pip install 'evopipe[{extra}]'")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -118,7 +118,7 @@ def test_the_package_is_missing(tmp_path: Path, off: dict[str, str]) -> None:
     (tmp_path / "without/sitecustomize.py").write_text(WITHOUT)
     paths = os.pathsep.join((str(tmp_path / "without"), environment()["PYTHONPATH"]))
     said = undisturbed(tmp_path / "run", off, PYTHONPATH=paths)
-    assert said.count("mlflow is not installed, so nothing goes there: pip install 'mlflow'") == 1
+    assert said.count("mlflow is not installed, so nothing goes there: pip install 'evopipe[mlflow]'") == 1
     assert SENTENCE in said
     brought_by_sync(tmp_path / "run")
 

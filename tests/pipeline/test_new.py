@@ -47,7 +47,7 @@ def test_a_new_project(tmp_path: Path) -> None:
     folder = tmp_path / "my first project"
     assert files(folder) == FILES
     assert (folder / "README.md").read_text().startswith("# my first project\n")
-    assert (folder / "requirements.txt").read_text() == f"evopipe=={evopipe.__version__}\n"
+    assert (folder / "requirements.txt").read_text() == f"evopipe[pipeline,mlflow]=={evopipe.__version__}\n"
     assert set(git(folder, "diff", "--cached", "--name-only").split()) >= FILES
     assert git(folder, "status", "--porcelain", "--untracked-files").count("??") == 0
     assert load_params(str(folder / "params.yaml")).env.id == "my_env:Catch-v0"  # it is complete, or this would raise

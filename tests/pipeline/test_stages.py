@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from evopipe import layout, policy
 from evopipe.errors import DataError
+from evopipe.storage.folders import read_folder, write_folder
 from tiny import call, digests, write_params
 
 STAGES = ("fetch", "buffer", "population", "train", "evaluate", "export", "report")
@@ -65,6 +68,23 @@ def test_nothing_was_ever_run(tmp_path: Path) -> None:
     for stage in ("buffer", "train", "evaluate", "export", "report"):
         assert call(tmp_path, stage).code == 66
     assert {path.name for path in tmp_path.iterdir()} == {"params.yaml"}
+
+
+@pytest.mark.parametrize("fitness", [100.5, -1.0])
+def test_a_held_out_interval_below_the_elites_fitness_is_warned_of(folder: Path, fitness: float) -> None:
+    """No episode of 100 steps pays more than 100."""
+    files = read_folder(folder / "models/trained")
+    about = json.loads(files["members.json"])
+    about["elite"]["score"] = fitness
+    write_folder(folder / "models/trained", {**files, "members.json": json.dumps(about).encode()})
+    answer = call(folder, "evaluate")
+    assert answer.code == 0
+    interval = re.search(r"95 % interval (\[.*\])", answer.out)
+    assert interval is not None
+    warning = (
+        f"warning: held-out interval {interval[1]} lies below the elite's fitness 100.5: raise train.eval_episodes\n"
+    )
+    assert answer.err == (warning if fitness > 100 else "")
 
 
 # --- damaged ----------------------------------------------------------------------------------------------------------

@@ -770,3 +770,23 @@ def test_what_a_run_tells_and_when_it_saves(run: Callable[..., Any]) -> None:
     assert warned == [f"{n} broken transitions of the environment were left out" for n in broken]
     assert [event.phase for event in heard.events if isinstance(event, Progress)].count("evaluating") == 2
     loop.close()
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_run_that_has_seen_no_reward_says_so(share: float, run: Callable[..., Any]) -> None:
+    """In its third generation, and at its end."""
+    loop, heard = run(lottery(kwargs={"share": share}, max_steps=32)), Heard()
+    drive(loop, Tracker([heard]), lambda: False, lambda: None)
+    told = [event for event in heard.events if isinstance(event, Generation | Message)]
+    where = [n for n, event in enumerate(told) if isinstance(event, Message)]
+    assert where == ([] if share else [3, 5])
+    if where:
+        assert told[3].text.startswith("no member has seen a reward other than 0 in 24 steps, so there is nothing to ")
+
+
+def test_who_is_told_the_time_left_is_told_the_target(run: Callable[..., Any]) -> None:
+    for target in (None, 2.0):
+        loop, heard = run(lottery(max_steps=16, target=target)), Heard()
+        drive(loop, Tracker([heard]), lambda: False, lambda: None)
+        told = [event for event in heard.events if isinstance(event, Progress)]
+        assert {event.target for event in told} == {target}

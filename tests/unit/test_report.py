@@ -383,6 +383,45 @@ def test_what_mutations_paid(folder: Path) -> None:
     assert hyper.improved == 0.5
 
 
+def test_the_sentence_on_mutations_says_what_its_figure_shows(folder: Path) -> None:
+    def said(*kinds: tuple[str, float]) -> str:
+        first = [node((1, 0), 0, None, 10.0)]
+        rest = [node((2, i), i + 1, (1, 0), fitness, kind) for i, (kind, fitness) in enumerate(kinds)]
+        text = Document(compose(run_of(folder, [*first, *rest]), {}, NO_MOVIE)).text
+        return " ".join(text.partition("Which mutations paid")[2].split())
+
+    some = [("rl_hp", 11.0), *[("rl_hp", 9.0)] * 4, *[("activation", 20.0)] * 2, ("parameters", 1.0), ("none", 12.0)]
+    assert said(*some).startswith(
+        "Of the mutations, changes of a hyper-parameter beat the parent most often: 20 % of 5 children. Left out of "
+        "this, with fewer than 5 children: parameters (1), activation (2). Without a mutation 100 % of 1 child did."
+    )
+    assert said(*[("rl_hp", 9.0)] * 5).startswith("No mutation beat the parent.")
+    assert said(*[("rl_hp", 11.0)] * 4).startswith("Too few children of each kind to tell them apart.")
+
+
+def test_a_fitness_above_the_held_out_interval_is_called_lucky(copy: Path) -> None:
+    """Above all episodes' returns, which are -60 at most, or below them: they are -500 at least."""
+    for score, lucky in ((-59.0, True), (-501.0, False)):
+        summary = json.loads((copy / "reports/train.json").read_text())
+        summary["elite"]["score"] = score
+        (copy / "reports/train.json").write_text(json.dumps(summary))
+        assert ("lies below the −59.0 that it was chosen by" in document(copy).text) == lucky
+
+
+def test_no_tick_of_a_learning_rate_is_cut_off(folder: Path) -> None:
+    run = read.read(folder)
+    with draw.style():
+        for values in ([1e-4, 3e-4], [9.5e-3, 1.05e-2], [1e-4, 1e-2], [64.0, 128.0], [1e5, 1.5e5]):
+            plot = draw.Plot("trajectory.0", figures._SMALL, 200, (48, 12, 12, 40))
+            figures._trajectory_axes(plot, run, [], values)
+            plot.figure.canvas.draw()
+            low, high = plot.axes.get_ylim()
+            ticks = zip(plot.axes.get_yticks(), plot.axes.get_yticklabels(), strict=True)
+            left = [label.get_window_extent().x0 for place, label in ticks if low <= place <= high]
+            assert min(left) >= 0
+            assert plot.axes.get_window_extent().x1 <= plot.figure.bbox.x1
+
+
 def test_the_elites_line(folder: Path) -> None:
     """From the lineage alone: the same line as the elite's own record has."""
     run = read.read(folder)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -240,6 +241,15 @@ def test_plain_lines() -> None:
     ]
 
 
+def test_the_time_left_is_the_most_it_can_be_where_a_target_may_end_the_run() -> None:
+    out, event = io.StringIO(), replace(PROGRESS, target=200.0)
+    sink = console_sink(stream=out)
+    sink.emit(event)
+    sink.emit(generation())
+    assert out.getvalue().endswith(", 6,940 steps/s, at most 2 min 05 s left\n")
+    assert text(view(START, event), 80)[3].endswith(" · 6,940 steps/s · ≤ 2 min 05 s left · learning")
+
+
 def test_plain_start_of_a_resumed_run() -> None:
     out = io.StringIO()
     console_sink(stream=out).emit(Start("train", "CartPole-v1", "dqn", 1, 500, 120))
@@ -284,6 +294,9 @@ def test_number(value: float, text: str) -> None:
 
 def test_score_and_duration() -> None:
     assert [score(value) for value in (214.31, -1234.56, 12345.6, -math.inf)] == ["214.3", "-1234.6", "12346", "-"]
+    small = (0.9564, -0.03, 0.00123, -0.000456, 0.0)
+    assert [score(value) for value in small] == ["0.956", "-0.03", "1.2e-3", "-4.6e-4", "0.0"]
+    assert max(len(score(sign * 1.2345 * 10.0**n)) for n in range(-9, 6) for sign in (1, -1)) <= 7
     assert [duration(value) for value in (42, 185, 7620, math.inf)] == ["42 s", "3 min 05 s", "2 h 07 min", "-"]
 
 

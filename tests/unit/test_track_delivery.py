@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import multiprocessing
@@ -20,11 +21,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from filelock import FileLock
+from gymnasium.spaces import Discrete
 
+import populations
 import tiny
+from evopipe import policy
+from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import MissingInputError, ParamsError, TrackerError, UsageError
+from evopipe.policy import Policy
+from evopipe.run.spec import first_members
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.track.backends.mlflow import connect, serve
 from evopipe.track.delivery import sync
@@ -255,13 +263,93 @@ def test_half_a_line_is_waited_for(root: Path) -> None:
     assert [event.generation for _, event in reader.run(writing=True).generations] == [1]
 
 
-def test_the_elite_is_registered_once(root: Path) -> None:
-    config = MLFLOW.model_copy(update={"register_as": "cart"})
-    outputs(root, made(root))
+_SERVE = """
+import sys
+for name in ("evopipe", "evopipe.track"):
+    sys.modules[name] = None  # cannot be imported
+import json, mlflow, numpy
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pyfunc.load_model("models:/cart/1")
+gave = model.predict({k: numpy.array(v, "float32") for k, v in told.items()} if isinstance(
+    told := json.loads(sys.argv[2]), dict) else numpy.array(told, "float32"))
+example = model.predict(model.input_example)
+assert example.keys() == gave.keys() == {output.name for output in model.metadata.signature.outputs}
+print(json.dumps({name: each.tolist() for name, each in gave.items()}))
+"""
+
+
+def served(root: Path, given: Any) -> dict[str, Any]:
+    """What the registered model answers where evopipe cannot be imported."""
+    words = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        _SERVE,
+        f"sqlite:///{root}/.evopipe/mlflow/mlflow.db",
+        json.dumps(given),
+    ]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def registered(root: Path, algo: str, **config: Any) -> Policy:
+    """An elite, exported with its program, and registered as `cart` by two deliveries."""
+    problem = populations.problem("CartPole-v1", algo, config=config)
+    spaces = {**ActionSpace.of(Discrete(2)).to_json(), **ObservationSpace.vector(4).to_json()}
+    (elite,) = first_members(problem, 1)[0]
+    folder = made(root)
+    outputs(root, folder)
+    about = {**spaces, "config": problem.algo_config.model_dump(mode="json")}
+    policy.save(root / FILES["elite"], algo, elite, about, True, "")
+    TrainingRecord(folder).keep(root, ["elite"])
     for _ in range(2):
-        synced(root, config)
+        synced(root, MLFLOW.model_copy(update={"register_as": "cart"}))
     (version,) = client(root).search_model_versions("name = 'cart'")
-    assert version.source.endswith("/artifacts/elite")
+    assert version.tags["evopipe.elite"] == md5_of(root / FILES["elite"])
+    return policy.load(root / FILES["elite"])
+
+
+@pytest.mark.slow
+def test_the_registered_elite_predicts_without_evopipe(root: Path) -> None:
+    own = registered(root, "dqn")
+    obs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    gave = served(root, obs.tolist())
+    assert gave["action"] == own.act(obs).tolist()
+    assert np.allclose(gave["values"], own.q_values(obs), rtol=1e-4, atol=1e-5)
+    assert not list(root.rglob("*.pkl"))
+
+
+@pytest.mark.slow
+def test_a_registered_elite_with_a_memory_takes_and_returns_it(root: Path) -> None:
+    own = registered(root, "ppo", network={"encoder_kind": "lstm", "encoder": [16], "latent": 16})
+    obs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    _, memory = own.step(obs)
+    gave = served(root, {"obs": obs.tolist(), "memory": memory.tolist()})
+    action, after = own.step(obs, memory)
+    assert gave["action"] == action.tolist()
+    assert np.allclose(gave["memory"], after, rtol=1e-4, atol=1e-5)
+
+
+def test_an_elite_without_its_program_is_not_registered(root: Path) -> None:
+    outputs(root, made(root))
+    synced(root, MLFLOW.model_copy(update={"register_as": "cart"}))
+    assert client(root).search_model_versions("name = 'cart'") == []
+
+
+@pytest.mark.parametrize("learned", [0, 120])
+def test_the_dataset_is_an_input_of_who_learned_from_it(root: Path, learned: int) -> None:
+    folder = made(root)
+    (root / "data").mkdir()
+    (root / "data/transitions.h5").write_bytes(b"transitions")
+    outputs(root, folder)
+    (root / FILES["train"]).write_text(json.dumps({"warm_start": learned}))
+    TrainingRecord(folder).keep(root, ["train"], ended=True)
+    synced(root)
+    (run,) = client(root).search_runs(["1"], "tags.`evopipe.kind` = 'training'")
+    found = [(each.dataset.name, each.dataset.digest) for each in run.inputs.dataset_inputs]
+    assert found == ([("CartPole-v1/collect", hashlib.md5(b"transitions").hexdigest())] if learned else [])
 
 
 def test_a_run_that_was_deleted_stays_deleted(root: Path) -> None:
@@ -436,6 +524,7 @@ def test_params_of_tracking(tmp_path: Path) -> None:
         ({"tracking.backends": ["mlflow", "mlflow"]}, "a name stands twice"),
         ({"tracking.backends": ["mlfow"]}, "tracking.backends"),
         ({"tracking.finish_seconds": -1.0}, "tracking.finish_seconds"),
+        ({"tracking.register_as": "cart"}, "register_as: MLflow serves the elite's program: set export.program to tr"),
     ]:
         with pytest.raises(ParamsError, match=sentence):
             load_params(tiny.write_params(tmp_path, overrides))
@@ -467,7 +556,7 @@ def test_the_pages_open_and_end(root: Path, signum: int) -> None:
     words = [sys.executable, "-m", "evopipe", "track", "ui", "--no-browser", "--port", str(port)]
     pages = subprocess.Popen(words, cwd=root, env=tiny.environment(), stdout=subprocess.PIPE, text=True)
     assert pages.stdout is not None
-    assert pages.stdout.readline() == f"http://127.0.0.1:{port} (Ctrl-C ends it)\n"
+    assert pages.stdout.readline() == f"http://127.0.0.1:{port}/#/experiments (Ctrl-C ends it)\n"
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as page:
         assert b"MLflow" in page.read()
     pages.send_signal(signum)

@@ -13,7 +13,7 @@ from string import Template
 import evopipe
 from evopipe.envs.make import make_env
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
-from evopipe.errors import EvopipeError, ParamsError, UsageError
+from evopipe.errors import EvopipeError, ParamsError, UsageError, need_package
 from evopipe.schema.blocks import EnvConfig
 from evopipe.storage.files import make_folder, write_text
 
@@ -30,10 +30,12 @@ def make(folder: Path, env_id: str | None = None) -> str:
 
     Raises:
         UsageError: the folder is not empty, or is a file.
+        MissingInputError: DVC is not installed.
         ParamsError: the environment is unknown, or its spaces are not served.
         DiskError: it cannot be written.
         EvopipeError: git or DVC failed; what was written is removed again.
     """
+    need_package("dvc", "pipeline", "new")
     existed = folder.exists()
     if existed and (folder.is_file() or any(folder.iterdir())):
         what = "is a file" if folder.is_file() else "is not empty"
@@ -64,7 +66,7 @@ def contents(name: str, env_id: str | None = None) -> dict[str, str]:
     dvc, params = _text("stages.yaml"), _text("params.yaml" if stub else "params-installed.yaml")
     files = {
         "README.md": readme,
-        _REQUIREMENTS: f"evopipe=={evopipe.__version__}\n",
+        _REQUIREMENTS: f"evopipe[pipeline,mlflow]=={evopipe.__version__}\n",
         "dvc.yaml": dvc if stub else dvc.replace(f"      - {_MODULE}\n", ""),
         "params.yaml": params.replace("ENV_ID", env_id or ""),
         ".gitignore": _text("gitignore"),

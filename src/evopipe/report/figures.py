@@ -287,6 +287,9 @@ def _trajectory_axes(plot: Plot, run: Run, categories: Sequence[str], values: Se
     else:
         plot.axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
     plot.ticks("y", words.value, 5, whole=all(value == int(value) for value in values))
+    low, high = plot.axes.get_ylim()
+    longest = max(len(words.value(float(tick))) for tick in plot.axes.get_yticks() if low <= tick <= high)
+    plot.axes.set_position((left := max(48, 8 + 8 * longest) / _SMALL, 0.2, 1 - 12 / _SMALL - left, 0.74))
 
 
 def evaluation(run: Run, width: int, label: Markup) -> Markup:

@@ -89,6 +89,7 @@ class _Steps:
 class _Champion:
     id: int
     generation: int
+    score: float
     confirmed: bool = False
 
 

@@ -22,6 +22,7 @@ class Clock:
     eval_steps: int = 0  # those of evaluations
     broken: int = 0  # transitions that the environment broke
     broken_here: int = 0  # those of this generation
+    rewarded: bool = False  # whether any reward so far, of the dataset or of a step, was another than 0
 
     @classmethod
     def of(cls, spec: Spec, members: int) -> Clock:
@@ -44,13 +45,14 @@ class Clock:
         """Whether evaluation and evolution are due."""
         return self.here >= self.each or self.tick >= self.total
 
-    def count(self, broken: int = 0) -> None:
-        """Count a tick, and how many of its transitions were broken."""
+    def count(self, broken: int = 0, rewarded: bool = True) -> None:
+        """Count a tick, how many of its transitions were broken, and whether another may have given a reward."""
         self.tick += 1
         self.here += 1
         self.env_steps += self.members * self.envs
         self.broken += broken
         self.broken_here += broken
+        self.rewarded |= rewarded
 
     def begin_generation(self) -> None:
         """Count a generation that is over."""

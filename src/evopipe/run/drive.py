@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from evopipe.data.transitions import Transitions
 
 
+_PATIENCE = 3  # generations without a reward that nobody need worry about
+_UNREWARDED = (
+    "no member has seen a reward other than 0 in {step:,} steps, so there is nothing to learn from or to select by: "
+    "let them explore more, let episodes last longer (train.eval_steps cuts those of evaluation), begin from data "
+    "(train.warm_start), or reward steps on the way"
+)
+
+
 def begin(
     spec: Spec,
     members: Sequence[Member],
@@ -47,6 +55,7 @@ def begin(
     if collect_rollouts is not None and not on_policy(spec.algo):
         raise UsageError(f"collect_rollouts: {spec.train.algo} collects no rollouts; take an on-policy algorithm")
     clock, keys = Clock.of(spec, len(members)), np.array([member.key for member in members])
+    clock.rewarded = warm is not None and bool(np.any(warm.reward))
     setup = Setup(spec, clock, keys, warm, workers, learners)
     regime: Regime
     if spec.train.mode == "offline":
@@ -60,7 +69,7 @@ def begin(
 
 def drive(run: Run, tracker: Tracker, stop: Callable[[], bool], save: Callable[[], None]) -> None:
     """Advance a run until it ends or `stop` says so, then the caller saves; `save` is called between ticks."""
-    watch, clock = _Stopwatch(run.clock), run.clock
+    watch, clock = _Stopwatch(run), run.clock
     while not run.reason and not stop():
         if clock.generation_over:
             tracker.emit(watch.progress("evaluating"))
@@ -74,6 +83,9 @@ def drive(run: Run, tracker: Tracker, stop: Callable[[], bool], save: Callable[[
             made_by, evolve = dict(enumerate(births)), run.spec.algo_config.evolve
             steps = clock.env_steps, clock.eval_steps
             tracker.emit(Generation.of(run.lineage[-1], made_by, evolve, watch.lap(), steps, run.losses))
+            unseen = not (clock.rewarded or any(run.curve[-1][4:6]))
+            if unseen and (clock.generation == _PATIENCE or run.reason):
+                tracker.emit(Message("warning", _UNREWARDED.format(step=clock.step)))
         else:
             run.advance()
             if watch.due():
@@ -84,8 +96,9 @@ def drive(run: Run, tracker: Tracker, stop: Callable[[], bool], save: Callable[[
 class _Stopwatch:
     """Wall time for people; no state of the run depends on it."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock, self.shown = clock, 0.0
+    def __init__(self, run: Run) -> None:
+        clock = run.clock
+        self.run, self.clock, self.shown = run, clock, 0.0
         self.began = self.lapped = time.perf_counter()
         self.first_step, self.first_steps = clock.step, clock.env_steps
 
@@ -114,4 +127,5 @@ class _Stopwatch:
             phase=phase,
             steps_per_second=(clock.env_steps - self.first_steps) / seconds,
             seconds_left=(total - clock.step) * seconds / done if done else None,
+            target=self.run.target,
         )

@@ -63,7 +63,7 @@ class Offline:
         self.whole = False
         for learn in self.learners.share_of(self.clock.tick, self.learning.due()):
             learn()
-        self.clock.count()
+        self.clock.count(rewarded=False)  # the dataset's are known
         self.whole = True
 
     def state(self) -> dict[str, Tensor]:

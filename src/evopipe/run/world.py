@@ -76,7 +76,7 @@ class World:
         over = np.flatnonzero(step.over)
         if len(over):
             self._begin(over)
-        self._clock.count(int(step.broken.sum()))
+        self._clock.count(int(step.broken.sum()), self._clock.rewarded or bool(step.reward[~step.broken].any()))
 
     def refuse_broken(self) -> None:
         """Raise EnvironmentFailed if too many of this generation's transitions were broken."""

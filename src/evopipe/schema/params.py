@@ -120,6 +120,14 @@ class Params(Schema):
             return train.model_copy(update={"warm_start": 0})  # the default is for a memory, which it has not
         return train
 
+    @field_validator("tracking")
+    @classmethod
+    def _tracking_fits(cls, tracking: TrackingConfig, info: ValidationInfo) -> TrackingConfig:
+        export = info.data.get("export")
+        if tracking.register_as and export is not None and not export.program:
+            raise located([(("register_as",), "MLflow serves the elite's program: set export.program to true")])
+        return tracking
+
     @field_validator("algos")
     @classmethod
     def _algos_parsed(cls, blocks: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:

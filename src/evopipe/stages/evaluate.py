@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,25 +20,25 @@ from evopipe.run.evaluate import Stopped, evaluate
 from evopipe.schema.params import Params
 from evopipe.signals import StopSignal
 from evopipe.stages.setup import make_spec, read_members
-from evopipe.stages.tell import tell
+from evopipe.stages.tell import tell, warn
 from evopipe.storage.files import write_csv, write_json
+from evopipe.track.formats import score
 
 _BROKEN_SHARE = 0.1  # of a member's episodes that may be broken
 _STOPPED = "stopped, nothing was written; the same command begins it again"
-_ROWS = 128  # environments that evaluation steps at a time, where there are that many episodes
+_ROWS = 128  # environments that evaluation steps at a time, if there are that many episodes
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     """Write the elite's scores, every member's, and every episode (`reports/`) from `models/trained`.
 
     Raises:
-        MissingInputError: `models/trained` is not there.
-        DataError: it is damaged.
+        MissingInputError, DataError: `models/trained` is not there, or is damaged.
         EnvironmentFailed: the environment raised, or returned something that is not finite too often.
         Interrupted: a signal came.
     """
     spec, n = make_spec(params, configure(params.runtime)), params.evaluate.episodes
-    stored, _ = read_members(folder, layout.TRAINED, spec)
+    stored, trained = read_members(folder, layout.TRAINED, spec)
     names = [*(f"member_{i}" for i in range(len(stored) - 1)), "elite"]
     cohorts = spec.form([replace(member, slot=i) for i, member in enumerate(stored)])  # the elite had another's slot
     seeds, size = spec.seeds(Purpose.HELD_OUT, n), len(stored) * min(n, max(1, _ROWS // len(stored)))
@@ -54,27 +53,28 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
             played = evaluate(spec, cohorts, pool, seeds, params.evaluate.steps, lambda: stop.signum is not None)
         except Stopped:
             raise Interrupted(stop.signum or signal.SIGTERM, _STOPPED) from None
-    whole = np.isfinite(played.returns)
-    _refuse_or_warn(whole, params.env.id)
+    whole = _refuse_or_warn(np.isfinite(played.returns), params.env.id)
     scores, episodes = {}, []
-    for m, name in enumerate(names):
-        returns, lengths = played.returns[m][whole[m]], played.lengths[m][whole[m]]
+    for m, (name, mine) in enumerate(zip(names, whole, strict=True)):
+        returns, lengths = played.returns[m][mine], played.lengths[m][mine]
         chance = rng.host(rng.run_key(params.seed), Purpose.BOOTSTRAP, m)
         scores[name] = summary(returns, lengths, params.evaluate.bootstrap, chance)
-        columns = (seeds[whole[m]].tolist(), returns.tolist(), lengths.tolist())
-        episodes += [[name, *row] for row in zip(*columns, strict=True)]
+        episodes += [[name, *row] for row in zip(seeds[mine].tolist(), returns.tolist(), lengths.tolist(), strict=True)]
     elite, about = scores.pop("elite"), {"episodes": n, "steps": played.steps, "env": params.env.id}
     write_json(folder / layout.EVALUATION, {"elite": elite, **about})
     write_json(folder / layout.MEMBERS, scores)
     write_csv(folder / layout.EPISODES, ["member", "seed", "return", "length"], episodes)
-    mean, (low, high) = elite["mean"], elite["interval"]
-    tell(f"elite: mean {mean:.1f} over {n} held-out episodes, 95 % interval [{low:.1f}, {high:.1f}]", quiet)
+    interval, fitness = "[{}, {}]".format(*map(score, elite["interval"])), trained["elite"]["score"]
+    tell(f"elite: mean {score(elite['mean'])} over {n} held-out episodes, 95 % interval {interval}", quiet)
+    if elite["interval"][1] < fitness:
+        warn(f"held-out interval {interval} lies below the elite's fitness {score(fitness)}: raise train.eval_episodes")
 
 
-def _refuse_or_warn(whole: np.ndarray, env_id: str) -> None:
+def _refuse_or_warn(whole: np.ndarray, env_id: str) -> np.ndarray:
     broken = int((~whole).sum())  # few are left out; more of them would make the scores a guess
     text = f"environment {env_id!r} returned non-finite observations or rewards in {broken} of {whole.size} episodes"
     if (~whole).mean(axis=1).max() > _BROKEN_SHARE:
         raise EnvironmentFailed(f"{text}: mend it, then run `evopipe evaluate` or `dvc repro` again")
     if broken:
-        print(f"warning: {text}; they are left out of the scores", file=sys.stderr)
+        warn(f"{text}; they are left out of the scores")
+    return whole

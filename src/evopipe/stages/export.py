@@ -20,6 +20,7 @@ from evopipe.schema.params import Params
 from evopipe.stages.setup import make_spec, read_members
 from evopipe.stages.tell import tell
 from evopipe.storage.files import read_bytes, read_json
+from evopipe.track.formats import score
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
@@ -32,7 +33,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     configure(params.runtime)
     spec = make_spec(params)
     (*_, elite), trained = read_members(folder, layout.TRAINED, spec)
-    score = _score(layout.need(folder, layout.EVALUATION))
+    scores = _score(layout.need(folder, layout.EVALUATION))
     about = {
         "algo": params.train.algo,
         "config": params.algo_config.model_dump(mode="json"),
@@ -41,7 +42,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         "preprocessing": normalise.describe(elite.tensors),
         "hyper": dict(elite.hyper),
         "training": trained["elite"],
-        "evaluation": score,
+        "evaluation": scores,
         "lineage": descent(read_lineage(read_bytes(folder / layout.LINEAGE), str(layout.LINEAGE)), elite.id),
         "provenance": {
             "evopipe": evopipe.__version__,
@@ -53,15 +54,15 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     }
     text = card(policy.Policy(spec.algo, params.algo_config, elite, about), params.evaluate.episodes)
     policy.save(folder / layout.ELITE, params.train.algo, elite, about, params.export.program, text)
-    tell(f"{layout.ELITE}: {elite.arch.describe()}, held-out mean {score['mean']:.1f}", quiet)
+    tell(f"{layout.ELITE}: {elite.arch.describe()}, held-out mean {score(scores['mean'])}", quiet)
 
 
 def _score(path: Path) -> dict[str, Any]:
     report = read_json(path)
-    score = report.get("elite") if isinstance(report, dict) else None
-    if not isinstance(score, dict) or not score.keys() >= {"mean", "interval", "std", "median", "iqm"}:
+    scores = report.get("elite") if isinstance(report, dict) else None
+    if not isinstance(scores, dict) or not scores.keys() >= {"mean", "interval", "std", "median", "iqm"}:
         raise DataError(f"{path}: has no scores of the elite; run `evopipe evaluate` or `dvc repro evaluate` again")
-    return score
+    return scores
 
 
 def _spaces(params: Params) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A stage's last word."""
+"""A stage's last words."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def tell(text: str, quiet: bool) -> None:
         print(text, flush=True)
     except OSError:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # nor may the flush at exit
+
+
+def warn(text: str) -> None:
+    """Print what may be wrong with the outs of a stage, which are written all the same."""
+    print(f"warning: {text}", file=sys.stderr)

@@ -106,11 +106,12 @@ def _members(count: int) -> str:
     return f"{count} member{'' if count == 1 else 's'}"
 
 
-def _pace(event: Progress | None) -> list[str]:
-    """Say how fast a run is and how long it will take, if that is known."""
+def _pace(event: Progress | None, most: str = "at most") -> list[str]:
+    """Say how fast a run is and how long it will take, if that is known, and `most` if a target may end it earlier."""
     if event is None:
         return []
-    left = [] if event.seconds_left is None else [f"{duration(event.seconds_left)} left"]
+    until = "" if event.target is None else f"{most} "
+    left = [] if event.seconds_left is None else [f"{until}{duration(event.seconds_left)} left"]
     return [f"{event.steps_per_second:,.0f} steps/s", *left]
 
 
@@ -216,7 +217,7 @@ class RunView:
         bar = Table.grid(expand=True)
         bar.add_column(ratio=1)
         bar.add_row(ProgressBar(1.0, share, complete_style="cyan", finished_style="cyan"), f"{int(100 * share):>4} %")
-        state = _line(" · ".join([f"{step:,} of {start.max_steps:,} steps each", *_pace(self._progress)]))
+        state = _line(" · ".join([f"{step:,} of {start.max_steps:,} steps each", *_pace(self._progress, "≤")]))
         if self._end is not None:
             state = _line(_ending(self._end), "bold")
         elif self._progress is not None:

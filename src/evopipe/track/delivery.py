@@ -72,6 +72,7 @@ def sync(
     brought, `warn` one on what could not be. Returns what was new, by tracker.
 
     Raises:
+        MissingInputError: the project has DVC, which is not installed.
         TrackerError: a tracker could not take everything; what the others took is there.
     """
     home, totals = root / ".evopipe" / "train", {name: New() for name in config.backends}

@@ -54,6 +54,7 @@ class Progress:
     phase: str  # what is being done, one word: `learning`, `evaluating`, ...
     steps_per_second: _Float  # training steps of the whole population
     seconds_left: float | None  # estimate until `max_steps`; None where there is none yet
+    target: float | None = None  # the score that ends the run earlier, if one does
 
 
 def _finite(values: Mapping[str, float | None]) -> dict[str, float]:

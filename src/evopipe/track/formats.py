@@ -6,9 +6,14 @@ import math
 
 
 def score(value: float) -> str:
-    """Return a fitness in at most 7 characters, where it is below a million; a dash where it is not finite."""
+    """Return a fitness in at most 7 characters, where it is below a million; a dash where it is not finite.
+
+    Below 1 it has digits that count: where the only reward is at the end, 0.96 is not 1.0, and 0.03 not 0.0.
+    """
     if not math.isfinite(value):
         return "-"
+    if 0 < abs(value) < 1:
+        return number(float(f"{value:.3g}" if abs(value) >= 0.01 else f"{value:.2g}"))
     if abs(value) >= 1e6:
         return f"{value:.2g}"
     return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.1f}"

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from evopipe.errors import DataError, EvopipeError, MissingInputError
+from evopipe.errors import DataError, EvopipeError, MissingInputError, need_package
+from evopipe.layout import TRANSITIONS
 from evopipe.schema.read import parse_yaml
 from evopipe.storage.files import read_bytes, write_bytes
 from evopipe.track.events import Generation
@@ -47,6 +48,7 @@ class Locked:
     @classmethod
     def all(cls, root: Path) -> list[Locked]:
         """Find all that a DVC repository knows: the workspace's first, then those of branches, tags and experiments."""
+        need_package("dvc", "pipeline", "track sync in a DVC repository")
         from dvc.repo import Repo
 
         with Repo(str(root)) as repo:
@@ -92,6 +94,7 @@ class Locked:
             status="finished",
             result=self.result,
             files=files,
+            transitions=self.outs.get(str(TRANSITIONS)),
             experiment=self.experiment,
             revision=self.revision,
             replace=self.folder is not None,

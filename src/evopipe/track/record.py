@@ -60,6 +60,7 @@ class Run:
     generations: list[tuple[float, Generation]] = field(default_factory=list)  # with their times, in order, each once
     ended: tuple[float, str] | None = None  # when, and why; None if it did not end by itself
     files: dict[str, Kept] = field(default_factory=dict)  # what there is of `FILES`
+    transitions: str | None = None  # hash of `data/transitions.h5`, whether it learned from it or not
     experiment: str | None = None  # name of the DVC experiment
     revision: str | None = None  # git commit
     version: str | None = None  # of evopipe
@@ -108,6 +109,17 @@ class Run:
             return {f"evaluation/{name}": float(value) for name, value in scores.items()}
         except (OSError, ValueError, TypeError, KeyError):
             return {}
+
+    def dataset(self) -> tuple[str, str] | None:
+        """Return name and hash of the dataset that it learned from; None if it had none, or has not ended."""
+        try:
+            learned = json.loads(self.files["train"].path.read_bytes())["warm_start"]
+            fetch = self.params["fetch"]
+            own = fetch[fetch["source"]]
+            name = own.get("dataset") or own.get("path") or f"{self.env}/{fetch['source']}"
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        return (str(name), self.transitions) if learned and self.transitions else None
 
     def flat_params(self) -> dict[str, str]:
         """Return the parameters by dotted name, lists as JSON, without blocks that the run does not use."""
@@ -183,6 +195,8 @@ class TrainingRecord:
         new = {**about, "files": {**about["files"]}}
         if ended:
             new["result"] = md5_of(work / TRAINED)
+            if (work / layout.TRANSITIONS).exists():
+                new["transitions"] = md5_of(work / layout.TRANSITIONS)
         for name in names:
             source = work / FILES[name]
             if source.exists() and (md5 := md5_of(source)) != new["files"].get(name, {}).get("md5"):
@@ -213,7 +227,7 @@ class TrainingRecord:
                     _take(run, *read)
         places = {name: self._place(name) for name in about["files"]}
         run.files = {name: Kept(place, **about["files"][name]) for name, place in places.items() if place.exists()}
-        run.result = about["result"]
+        run.result, run.transitions = about["result"], about.get("transitions")
         run.status = "finished" if run.ended else "running" if writing else "killed"
         return run
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import evopipe
 from evopipe import layout
-from evopipe.errors import DataError, EvopipeError, Interrupted, MissingInputError, UsageError
+from evopipe.errors import DataError, EvopipeError, Interrupted, MissingInputError, UsageError, need_package
 from evopipe.signals import StopSignal
 from evopipe.verify.compare import Row, compare
 
@@ -167,11 +167,12 @@ def verify(
 
     Raises:
         UsageError: no git repository, or nothing committed.
-        MissingInputError: dvc.yaml, dvc.lock, the committed score, or data that a `.dvc` file names is not there.
+        MissingInputError: DVC, dvc.yaml, dvc.lock, the committed score, or data that a `.dvc` file names is not there.
         DataError: outs differ, or dvc.lock was made from other code or parameters than HEAD's.
         EvopipeError: a stage failed; the exit code is the stage's if DVC tells it.
         Interrupted: a signal asked to stop.
     """
+    need_package("dvc", "pipeline", "verify")
     origin = _Origin.of(pipeline)
     if origin.changed:
         files = "1 file is" if origin.changed == 1 else f"{origin.changed} files are"

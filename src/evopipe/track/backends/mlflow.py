@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,24 +26,25 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from evopipe.errors import MissingInputError, TrackerError, UsageError
+from evopipe import layout
+from evopipe.errors import MissingInputError, TrackerError, UsageError, need_package
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.storage.files import make_folder
-from evopipe.track.backends import missing_package
-from evopipe.track.record import New, Run
+from evopipe.track.record import Kept, New, Run
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
+    from mlflow.entities import DatasetInput, Metric
     from mlflow.entities import Run as Found
 
-PACKAGE = "mlflow"
+PACKAGE = "evopipe[mlflow]"
 _HOME = Path(".evopipe/mlflow")  # the local database and its artifacts, below the DVC root
-_KEY, _RESULT, _KIND, _SENT, _HELD, _SLOT, _EXPERIMENT = (
-    f"evopipe.{name}" for name in ("key", "result", "kind", "generations", "files", "slot", "experiment")
+_KEY, _RESULT, _KIND, _SENT, _HELD, _SLOT, _EXPERIMENT, _ELITE = (
+    f"evopipe.{name}" for name in ("key", "result", "kind", "generations", "files", "slot", "experiment", "elite")
 )
+_TRAINS = {"mlflow.experimentKind": "custom_model_development"}  # else its pages ask whether it is about prompts
 _SQLITE = "sqlite:///"
 _LONGEST_PARAM, _LONGEST_TAG = 6000, 5000
-_HOST = "127.0.0.1"
+_HOST, _PAGE = "127.0.0.1", "/#/experiments"
 
 # MLflow would retry for many minutes, and tell its makers that it is used.
 _DEFAULTS = {
@@ -122,8 +124,9 @@ class _Mlflow:
         new["generation"] = self._send(found, slots, run)
         new["file"] = self._attach(found, held, run)
         self._conclude([*slots.values(), found], run)
-        if run.status == "finished" and self._config.register_as and "elite" in held:
-            self._register(self._config.register_as, found, held["elite"])
+        elite = run.files.get("elite")
+        if run.status == "finished" and self._config.register_as and elite and held["elite"] == elite.md5:
+            self._register(self._config.register_as, found, elite)
         return new
 
     def close(self) -> None:
@@ -172,7 +175,7 @@ class _Mlflow:
         if found is None:
             place = (self._database.parent / "artifacts").as_uri() if self._database is not None else None
             with _made_already():
-                self._client.create_experiment(name, artifact_location=place)
+                self._client.create_experiment(name, artifact_location=place, tags=_TRAINS)
             found = self._client.get_experiment_by_name(name)
         if found.lifecycle_stage != "active":
             raise TrackerError(
@@ -218,6 +221,8 @@ class _Mlflow:
                 self._client.log_artifact(found.info.run_id, str(kept.path))
             if name == "evaluation":
                 self._client.log_batch(found.info.run_id, metrics=_metrics(run.scores(), kept.time, run.last[1]))
+            elif name == "train" and (dataset := run.dataset()) is not None:
+                self._client.log_inputs(found.info.run_id, [_dataset(*dataset)])
             held[name] = kept.md5
         if fresh:
             self._client.set_tag(found.info.run_id, _HELD, json.dumps(held, sort_keys=True))
@@ -243,15 +248,34 @@ class _Mlflow:
             else:
                 self._client.set_terminated(one.info.run_id, run.status.upper(), end)
 
-    def _register(self, name: str, found: Found, elite: str) -> None:
-        """Register the elite once: the version knows by a tag which elite it is."""
+    def _register(self, name: str, found: Found, elite: Kept) -> None:
+        """Register the elite once, if it was exported with its program: a version knows by a tag which elite it is."""
+        run_id, program = found.info.run_id, elite.path / "policy.pt2"
         with _made_already():
             self._client.create_registered_model(name)
-        run_id, source = found.info.run_id, f"{found.info.artifact_uri}/elite"
         versions = self._client.search_model_versions(f"name = '{name}'")
-        if not any(v.run_id == run_id and v.tags.get("evopipe.elite") == elite for v in versions):
-            tags = {"evopipe.elite": elite}
-            self._client.create_model_version(name, source, run_id, tags=tags, await_creation_for=0)
+        if program.exists() and not any(v.tags.get(_ELITE) == elite.md5 and v.run_id == run_id for v in versions):
+            with tempfile.TemporaryDirectory(prefix="evopipe-model-") as folder:
+                _write_model(program, Path(folder) / "model")
+                self._client.log_artifacts(run_id, str(Path(folder) / "model"), "model")
+            source = f"{found.info.artifact_uri}/model"
+            self._client.create_model_version(name, source, run_id, tags={_ELITE: elite.md5}, await_creation_for=0)
+
+
+def _write_model(program: Path, target: Path) -> None:
+    """Write a model that MLflow loads and serves without evopipe: `track.served` and the program, and no pickle."""
+    import torch
+    from mlflow.pyfunc import save_model
+
+    inputs, _ = torch.export.load(program).example_inputs
+    shown = [each.numpy() for each in inputs]
+    save_model(
+        str(target),
+        python_model=str(Path(__file__).parents[1] / "served.py"),
+        artifacts={"program": str(program)},
+        input_example=shown[0] if len(shown) == 1 else dict(zip(("obs", "memory"), shown, strict=True)),
+        pip_requirements=[f"torch=={torch.__version__.partition('+')[0]}", "numpy"],
+    )
 
 
 @contextlib.contextmanager
@@ -272,6 +296,13 @@ def _metrics(values: Mapping[str, float], clock: float, step: int) -> list[Metri
     return [Metric(name, value, _milliseconds(clock), step) for name, value in values.items()]
 
 
+def _dataset(name: str, digest: str) -> DatasetInput:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    source = json.dumps({"uri": str(layout.TRANSITIONS)})
+    return DatasetInput(Dataset(name, digest, "local", source), [InputTag("mlflow.data.context", "training")])
+
+
 def _milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
 
@@ -289,12 +320,11 @@ def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> 
     """
     uri, place = _tracking_uri(root), root / _HOME
     if uri.startswith(("http://", "https://")):
-        tell(f"MLFLOW_TRACKING_URI names a server that has its own pages: {uri}")
+        tell(f"MLFLOW_TRACKING_URI names a server that has its own pages: {uri}{_PAGE}")
         if browser:
-            webbrowser.open(uri)
+            webbrowser.open(f"{uri}{_PAGE}")
         return
-    if (missing := missing_package("mlflow")) is not None:
-        raise MissingInputError(missing)
+    need_package("mlflow", "mlflow", "track ui")
     if uri.startswith(f"{_SQLITE}{place}") and not (place / "mlflow.db").exists():
         raise MissingInputError(
             f"{place}: nothing was tracked yet; train with `tracking.backends: [mlflow]`, or bring what was trained "
@@ -324,9 +354,9 @@ def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> 
         for line in server.stdout or ():
             last = line.strip() or last
             if "Uvicorn running" in line:
-                tell(f"http://{_HOST}:{port} (Ctrl-C ends it)")
+                tell(f"http://{_HOST}:{port}{_PAGE} (Ctrl-C ends it)")
                 if browser:
-                    webbrowser.open(f"http://{_HOST}:{port}")
+                    webbrowser.open(f"http://{_HOST}:{port}{_PAGE}")
         raise TrackerError(f"the MLflow server ended by itself ({last or server.wait()}); try another --port")
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not leave the server behind

@@ -1,0 +1,65 @@
+"""What a plain `pip install evopipe` can do, and what it says of the rest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from tiny import ROOT, environment, params
+
+# What the extras bring along, most of the size of a full installation that is not torch: none of it can be imported.
+_WITHOUT = """
+import json, sys
+for name in ("mlflow", "dvc", "pandas", "pyarrow", "scipy", "sklearn"):
+    sys.modules[name] = None
+"""
+_TRAINS = """
+import evopipe
+result = evopipe.train(json.load(sys.stdin), folder="out")
+print(result.summary["generations"], evopipe.load("out/models/elite").about["algo"])
+"""
+_ASKS = """
+from evopipe.__main__ import main
+for words in (["new", "mine"], ["verify"], ["track", "sync"], ["track", "ui"]):
+    sys.argv = ["evopipe", *words]
+    print(words, main(), file=sys.stderr)
+"""
+
+
+def child(folder: Path, script: str, told: str = "") -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-c", _WITHOUT + script]
+    return subprocess.run(
+        words, cwd=folder, env=environment(), input=told, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_training_from_python_needs_no_extra(tmp_path: Path) -> None:
+    short = {"train.max_steps": 80, "train.evo_steps": 40, "train.eval_steps": 10, "evaluate.steps": 10}
+    done = child(tmp_path, _TRAINS, json.dumps(params(short)))
+    assert done.stdout == "2 dqn\n", done.stderr
+
+
+def test_what_needs_an_extra_names_its_command(tmp_path: Path) -> None:
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    said = child(tmp_path, _ASKS).stderr.splitlines()
+    assert said == [
+        "error: new needs dvc, which is not installed: pip install 'evopipe[pipeline]'",
+        "['new', 'mine'] 66",
+        "error: verify needs dvc, which is not installed: pip install 'evopipe[pipeline]'",
+        "['verify'] 66",
+        "error: track sync in a DVC repository needs dvc, which is not installed: pip install 'evopipe[pipeline]'",
+        "['track', 'sync'] 66",
+        "error: track ui needs mlflow, which is not installed: pip install 'evopipe[mlflow]'",
+        "['track', 'ui'] 66",
+    ]
+    assert not (tmp_path / "mine").exists()
+
+
+def test_the_repository_installs_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (all_of_them,) = (entry for entry in extras["dev"] if entry.startswith("evopipe["))
+    assert set(all_of_them.removeprefix("evopipe[").removesuffix("]").split(",")) == set(extras) - {"dev"}
