@@ -15,12 +15,11 @@ import populations
 import reference
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import group
-from evopipe.core.forward import forward
 from evopipe.core.graphs import Paths
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.core.layout import Block
 from evopipe.core.morph import Change
-from evopipe.core.net import Net
+from evopipe.core.net import Net, forward
 from evopipe.core.optim import backward
 from evopipe.core.padded import Padded
 from evopipe.core.stem import Conv, Stem, convolve

@@ -17,11 +17,10 @@ import reference
 from evopipe.core import lstm, optim
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import cost
-from evopipe.core.forward import forward, remember, unroll
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
 from evopipe.core.morph import Change
-from evopipe.core.net import Net
+from evopipe.core.net import Net, forward, remember, unroll
 from evopipe.core.padded import Padded
 from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Widths

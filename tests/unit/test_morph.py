@@ -11,11 +11,10 @@ import torch
 
 import reference
 from evopipe.core.arch import Arch
-from evopipe.core.forward import forward
 from evopipe.core.layers import ACTIVATIONS, NOT_ZERO_AT_ZERO
 from evopipe.core.layout import Block
 from evopipe.core.morph import Change, preserves_function
-from evopipe.core.net import Net
+from evopipe.core.net import Net, forward
 from evopipe.core.padded import Padded
 from evopipe.core.structure import Widths
 from evopipe.schema.blocks import ArchitectureBounds

@@ -11,10 +11,9 @@ import torch
 import reference
 from evopipe.core import optim
 from evopipe.core.arch import Arch
-from evopipe.core.forward import forward
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.core.layout import Block
-from evopipe.core.net import Net
+from evopipe.core.net import Net, forward
 from evopipe.core.padded import Padded
 from evopipe.core.structure import Widths
 

@@ -15,10 +15,9 @@ import populations
 from evopipe import algos
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import Cohort
-from evopipe.core.forward import forward
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
-from evopipe.core.net import Net
+from evopipe.core.net import Net, forward
 from evopipe.core.padded import Padded, noise_scale, noisy
 from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError

@@ -331,7 +331,7 @@ def test_pads_of_sequences_change_nothing() -> None:
 
 def test_memory_goes_on_over_rollouts_and_ends_with_episodes(loops: list[Any]) -> None:
     """Played step by step beside the run by one member's own network."""
-    from evopipe.core.forward import remember
+    from evopipe.core.net import remember
 
     network = {"encoder": [16], "latent": 16, "encoder_kind": "lstm"}
     p = populations.problem(algo="ppo", config={"network": network, "lr": 1e-9}, train=populations.LONG)

@@ -16,18 +16,18 @@ import torch
 import populations
 import reference
 from evopipe import policy
-from evopipe.core import health, optim
+from evopipe.algos._actor_critic import action_value, share_encoder, start_encoder
+from evopipe.core import optim
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import Cohort
-from evopipe.core.forward import action_value, forward
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.core.layout import Block
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.core.morph import Change
-from evopipe.core.net import Net
+from evopipe.core.net import Net, forward
 from evopipe.core.padded import Padded
 from evopipe.core.stem import Conv, Stem
-from evopipe.core.structure import Widths, acting_networks, share_encoder
+from evopipe.core.structure import Widths, acting_networks
 from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import mutate_architecture, mutate_parameters
 from evopipe.run.spec import Spec, first_members
@@ -390,7 +390,7 @@ def test_an_encoder_that_is_no_number_harms_its_member_only(algo: str) -> None:
     _, ill = formed(algo)
     ill.state.encoder.values[1, ill.state.encoder.structure.index[1][0]] = torch.nan
     acting = [getattr(ill.state, name) for name in acting_networks(p.algo.POLICY, p.widths)]
-    assert health.of_parameters(*acting).tolist() == [True, False, True]
+    assert torch.stack([net.finite for net in acting]).all(dim=0).tolist() == [True, False, True]
     pairs = list(zip(updated(p, clean), updated(p, ill), strict=True))
     assert [b.healthy for _, b in pairs] == [True, False, True]
     assert [populations.same(a, b) for a, b in pairs] == [True, False, True]
@@ -466,7 +466,7 @@ def test_the_encoders_target_starts_as_a_copy_that_does_not_learn() -> None:
     arch = Arch((), 16, (), "ReLU", False)
     net = net_of([arch], [arch.initialise(ENCODER, generators(0))], ENCODER)
     before = net.values.clone()
-    encoder, target, adam = optim.start_encoder({"encoder": net})
+    encoder, target, adam = start_encoder({"encoder": net})
     assert encoder is net
     assert target is not None
     assert not target.trainable
@@ -474,7 +474,7 @@ def test_the_encoders_target_starts_as_a_copy_that_does_not_learn() -> None:
     assert torch.equal(target.values, before)
     assert adam is not None
     assert not any(tensor.any() for tensor in (adam.mean, adam.square, adam.steps))
-    assert optim.start_encoder({"actor": net}) == (None, None, None)
+    assert start_encoder({"actor": net}) == (None, None, None)
 
 
 def test_who_acts() -> None:

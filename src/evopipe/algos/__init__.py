@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Protocol, cast
 
-from evopipe.core.structure import least_head
 from evopipe.errors import ParamsError, did_you_mean
 from evopipe.types import Chosen, Learned, Spaces
 
@@ -100,7 +99,7 @@ def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
         able = [f"train.algo: {other}" for other in names() if get(other).RECURRENT]
         remedy = "take mlp, simba or resnet" + (f", or {' or '.join(able)}" if able else "")
         return "network.encoder_kind", f"{name} keeps no memory between steps; {remedy}"
-    if len(cfg.network.head) < least_head(algo.networks(cfg, spaces).values()):
+    if not cfg.network.head and any(widths.joins for widths in algo.networks(cfg, spaces).values()):
         return "network.head", (
             "with share_encoder the critics read the action behind the encoder, and need a hidden layer there; give at "
             "least one width"

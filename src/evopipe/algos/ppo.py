@@ -19,12 +19,11 @@ from typing import Literal
 
 import torch
 
-from evopipe.algos import _hyper
-from evopipe.core import health, optim
-from evopipe.core.forward import encode, forward, remember, unroll
+from evopipe.algos import _actor_critic, _hyper
+from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets
-from evopipe.core.structure import Widths, share_encoder
+from evopipe.core.net import Net, Nets, forward, remember, unroll
+from evopipe.core.structure import Widths
 from evopipe.ops.distributions import Distribution, distribution
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
@@ -96,12 +95,12 @@ class State:
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     """Return input and output width of every network: a logit for each choice, or a mean for each dimension."""
     o, a = spaces.observations, spaces.actions
-    return share_encoder({"actor": Widths(o, a), "critic": Widths(o, 1)}, o, cfg.share_encoder)
+    return _actor_critic.share_encoder({"actor": Widths(o, a), "critic": Widths(o, 1)}, o, cfg.share_encoder)
 
 
 def init(cfg: Config, nets: Nets) -> State:
     actor, critic = nets["actor"], nets["critic"]
-    encoder, _, encoder_adam = optim.start_encoder(nets)
+    encoder, _, encoder_adam = _actor_critic.start_encoder(nets)
     *adams, zeros = optim.start(actor, critic)
     log_std = zeros[:, None].repeat(1, cfg.spaces.actions if cfg.spaces.continuous else 0) + torch.tensor(cfg.std).log()
     rows: tuple[Tensor, ...] = log_std, optim.ScalarAdam.start(log_std), zeros, zeros.clone()
@@ -150,7 +149,7 @@ def value(cfg: Config, state: State, obs: Tensor, memory: Tensor) -> Tensor:
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the likeliest legal actions, from an empty memory: obs `[P, E, O]`."""
     with torch.no_grad():
-        outputs = forward(state.actor, encode(state.encoder, obs))
+        outputs = forward(state.actor, forward(state.encoder, obs))
         return _policy(cfg, torch.nan_to_num(outputs), state.log_std, legal).mode()
 
 
@@ -196,7 +195,7 @@ def update(cfg: Config, state: State, hp: Hyper, batch: Sequences, healthy: Tens
     far = given & (hp["target_kl"] > 0) & (distance > hp["target_kl"])
     state.resting.copy_(far if turn == 0 else torch.maximum(state.resting, far.float()))
     learning = given & (state.resting == 0)
-    healthy = torch.where(learning, health.after_backward(healthy, losses, norms), healthy)
+    healthy = torch.where(learning, healthy & ((losses + norms).abs() < torch.inf), healthy)
     learning = learning & healthy
     for net, adam in learners:
         optim.step(net, adam, hp["lr"], learning)

@@ -21,9 +21,8 @@ from pydantic import model_validator
 
 from evopipe.algos import _hyper
 from evopipe.core import optim
-from evopipe.core.forward import forward
 from evopipe.core.member import moments, parameters, row, scales
-from evopipe.core.net import Net, Nets
+from evopipe.core.net import Net, Nets, forward
 from evopipe.core.padded import Views, noise_scale, noisy
 from evopipe.core.structure import Widths
 from evopipe.ops.policy import best_legal, epsilon_greedy

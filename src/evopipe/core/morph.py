@@ -28,7 +28,7 @@ import torch
 from evopipe.core import lstm
 from evopipe.core.layers import NOT_ZERO_AT_ZERO
 from evopipe.core.layout import Block, Layer, Layout
-from evopipe.core.structure import Option, Widths, least_head
+from evopipe.core.structure import Option, Widths
 from evopipe.schema.blocks import ArchitectureBounds
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def options(bounds: ArchitectureBounds, arch: Arch, networks: Sequence[Widths]) 
         arch: the architecture before.
         networks: input and output width of all that the member has.
     """
-    yield from _of_layers(bounds, arch, least_head(networks))
+    yield from _of_layers(bounds, arch, int(any(network.joins for network in networks)))
     yield from _of_widths(bounds, arch, networks)
     yield from _of_convolutions(bounds, arch)
 

@@ -19,7 +19,6 @@ class Net:
     """Networks of all rows: flat parameters and the structure that gives them meaning.
 
     Attributes:
-        structure: what the rows are.
         values: `[P, N]`, written in place by the optimiser.
         trainable: whether gradients are kept. Then every view is a leaf whose `.grad` is a view of `grad`: making the
             flat tensor the leaf is 1.8 to 2.7 times slower.
@@ -28,6 +27,12 @@ class Net:
     structure: Structure
     values: torch.Tensor
     trainable: bool = field(default=False)
+
+    @classmethod
+    def interleave(cls, *nets: Net) -> Net:
+        """Return K like networks of every member as one whose rows are a member's next to each other: `[P · K, N]`."""
+        values = torch.stack([net.values for net in nets], dim=1).flatten(0, 1)
+        return cls(nets[0].structure.repeat(len(nets)), values, nets[0].trainable)
 
     @cached_property
     def grad(self) -> torch.Tensor:
@@ -50,6 +55,11 @@ class Net:
         first, second = (self.frozen.part(i, None, 2) for i in range(2))
         return first, second
 
+    @property
+    def finite(self) -> torch.Tensor:
+        """Which rows `[P]` have only finite parameters. A sum is NaN or infinite where one number is."""
+        return torch.isfinite(self.values.sum(dim=1))
+
     def part(self, first: int, end: int | None, every: int = 1) -> Net:
         """Return some of the rows, on the same memory."""
         return Net(self.structure.part(first, end, every), self.values[first:end:every], self.trainable)
@@ -65,3 +75,52 @@ class Net:
     def copy(self, trainable: bool = False) -> Net:
         """Return an independent copy of the parameters."""
         return replace(self, values=self.values.clone(), trainable=trainable)
+
+
+def forward(net: Net | None, x: torch.Tensor, views: Any = None) -> torch.Tensor:
+    """Run each member's network on its own batch: `[P, B, inputs]` → `[P, B, outputs]`, of an encoder `[P, B, latent]`.
+
+    K networks a member all read its one batch: → `[P, K, B, outputs]`. Without a network, as where there is no shared
+    encoder, x passes. One with a memory takes one step from an empty one. `views` stand in the place of the network's
+    own parameters, for example noisy ones.
+    """
+    if net is None:
+        return x
+    views, each = net.views if views is None else views, len(net.values) // len(x)
+    if each == 1:
+        return net.structure.forward(views, x)
+    out: torch.Tensor = net.structure.forward(views, x.repeat_interleave(each, dim=0)).unflatten(0, (len(x), each))
+    return out
+
+
+def remember(net: Net | None, x: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Take one step with a memory; without a network x passes.
+
+    Args:
+        net: the networks.
+        x: `[P, B, inputs]`.
+        memory: `[P, B, M]`, what the step before returned; zeros where an episode begins.
+
+    Returns:
+        `[P, B, outputs]`, and the memory `[P, B, M]` after the step.
+    """
+    if net is None or not net.structure.memory:
+        return forward(net, x), memory
+    return net.structure.remember(net.views, x, memory)
+
+
+def unroll(net: Net | None, x: torch.Tensor, memory: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
+    """Take `L` steps with a memory: `[P, B, L, inputs]` → `[P, B, L, outputs]`; without a network x passes.
+
+    Args:
+        net: the networks; gradients flow back through all steps.
+        x: inputs.
+        memory: `[P, B, M]` before the first step.
+        begins: `[P, B, L]` bool: an episode begins at this step, so its memory is empty; no gradient passes.
+    """
+    if net is None:
+        return x
+    if net.structure.memory:
+        return net.structure.unroll(net.views, x, memory, begins)
+    out: torch.Tensor = forward(net, x.flatten(1, 2)).unflatten(1, x.shape[1:3])
+    return out

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-from evopipe.core import health
 from evopipe.core.net import Net
 from evopipe.core.structure import Structure
 
@@ -50,12 +49,6 @@ def start(*nets: Net) -> tuple[Any, ...]:
     """Return zero moments for networks, then the updates that their members took: 0 each, `[P]`."""
     values = nets[0].values
     return *map(Adam.start, nets), torch.zeros(len(values), device=values.device)
-
-
-def start_encoder(nets: Mapping[str, Net]) -> tuple[Net | None, Net | None, Adam | None]:
-    """Return the encoder that networks share, its target, a copy, and its moments; None each where there is none."""
-    encoder = nets.get("encoder")
-    return (None, None, None) if encoder is None else (encoder, encoder.copy(), Adam.start(encoder))
 
 
 def backward(losses: torch.Tensor, *nets: Net) -> None:
@@ -137,7 +130,7 @@ def descend(
     found = [(net, adam, lr) for net, adam, lr in learners if net is not None and adam is not None]
     backward(losses, *(net for net, _, _ in found))
     for net, _, _ in found:
-        healthy = health.after_backward(healthy, losses, clip_gradients(net, limit))
+        healthy = healthy & ((losses + clip_gradients(net, limit)).abs() < torch.inf)
     for net, adam, lr in found:
         step(net, adam, lr, healthy)
     return healthy

@@ -7,14 +7,13 @@ Perceptrons padded to common widths (`core.arch`, `core.padded`) are one such pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
 from evopipe.schema.blocks import ArchitectureBounds
 
-Role = Literal["whole", "encoder", "head"]
 LINE = 16  # float32 numbers in a cache line
 
 
@@ -27,25 +26,13 @@ class Widths(NamedTuple):
 
     inputs: int
     outputs: int
-    role: Role = "whole"
+    role: Literal["whole", "encoder", "head"] = "whole"
 
-
-def share_encoder(networks: Mapping[str, Widths], observations: int, share: bool = True) -> dict[str, Widths]:
-    """Return the heads of networks that read observations first, behind one `encoder` of the observations; where they
-    do not share, the networks as they are."""
-    if not share:
-        return dict(networks)
-    heads = {name: Widths(inputs - observations, outputs, "head") for name, (inputs, outputs, _) in networks.items()}
-    return {"encoder": Widths(observations, 0, "encoder"), **heads}
-
-
-def least_head(networks: Iterable[Widths]) -> int:
-    """Return how many hidden layers a head needs: one where some head reads inputs of its own.
-
-    Without it Q(s, a) would be a sum of one term of the features and one of the action: the best action is then the
-    same everywhere.
-    """
-    return int(any(widths.role == "head" and widths.inputs for widths in networks))
+    @property
+    def joins(self) -> bool:
+        """Whether it is a head that reads inputs of its own: it needs a hidden layer. Without one Q(s, a) would be one
+        term of the features and one of the action, and the best action the same everywhere."""
+        return self.role == "head" and self.inputs > 0
 
 
 def acting_networks(policy: str, networks: Mapping[str, Widths]) -> list[str]:
@@ -98,10 +85,10 @@ class Structure(Protocol):
         """Run every row on its own batch: `[P, B, inputs]` → `[P, B, outputs]`; one with a memory from an empty one."""
 
     def remember(self, views: Any, x: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `core.forward.remember`; asked only if there is a memory."""
+        """See `core.net.remember`; asked only if there is a memory."""
 
     def unroll(self, views: Any, x: torch.Tensor, memory: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
-        """See `core.forward.unroll`; asked only if there is a memory."""
+        """See `core.net.unroll`; asked only if there is a memory."""
 
 
 class Architecture(Protocol):

@@ -13,11 +13,6 @@ REMEMBERED = 1e-4  # share of a shock below which an Ornstein-Uhlenbeck process 
 Noise = Literal["gaussian", "ou"]
 
 
-def exploration(kind: Noise, draw: Stream, shape: tuple[int, ...], sd: float, theta: float) -> torch.Tensor:
-    """Noise `[P, E, A]` of one kind; shape is (E, A), `theta` is Ornstein-Uhlenbeck's."""
-    return gaussian(draw, shape, sd) if kind == "gaussian" else ornstein_uhlenbeck(draw, shape, sd, theta)
-
-
 def gaussian(draw: Stream, shape: tuple[int, ...], sd: float) -> torch.Tensor:
     """Independent normal noise `[P, E, A]` of standard deviation `sd`; shape is (E, A)."""
     return sd * draw.normal(shape[0] * shape[1]).view(-1, *shape)
@@ -40,10 +35,3 @@ def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: f
     shocks = draw.normal_window(steps, shape[0] * shape[1])  # [P, K, E · A]
     weights = sd * (1.0 - theta) ** torch.arange(steps, dtype=torch.float32, device=shocks.device)
     return (weights[:, None] * shocks).sum(dim=1).view(-1, *shape)
-
-
-def smoothed(action: torch.Tensor, draw: Stream, sd: float, limit: float) -> torch.Tensor:
-    """Return actions `[P, B, A]`, in [−1, 1] as those given, with noise of deviation `sd` and of size `limit` at most
-    (Fujimoto, van Hoof & Meger, 2018, eq. 14)."""
-    noise = sd * draw.normal(action[0].numel()).view(action.shape)
-    return (action + noise.clamp(-limit, limit)).clamp(-1.0, 1.0)

@@ -54,13 +54,6 @@ def regression_loss(value: torch.Tensor, target: torch.Tensor, huber: bool) -> t
     return 0.5 * error * error
 
 
-def clipped_double_target(
-    r_t: torch.Tensor, discount_t: torch.Tensor, q1_t: torch.Tensor, q2_t: torch.Tensor
-) -> torch.Tensor:
-    """Return r + γ min(Q₁, Q₂), clipped double Q-learning (Fujimoto, van Hoof & Meger, 2018, eq. 10). Shapes `[…]`."""
-    return torch.addcmul(r_t, discount_t, torch.minimum(q1_t, q2_t))
-
-
 def twin_loss(errors: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the loss of two critics, Σ w (e₁² + e₂²) `[P]`, and each transition's mean |e| `[P, B]`, without gradient:
     errors are `[P, 2, B]`, weight is `[P, B]`."""

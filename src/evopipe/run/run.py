@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evopipe.core import health
 from evopipe.core.cohort import dissolve
 from evopipe.core.member import Member
 from evopipe.core.structure import acting_networks
@@ -118,10 +117,10 @@ class Run:
     def _evaluate(self, stopped: Callable[[], bool]) -> tuple[Episodes, list[Member]]:
         """Evaluate every member on the run's fixed seeds; return its members with the new fitness."""
         acting = acting_networks(self.spec.algo.POLICY, self.spec.widths)
-        cohorts = [
-            replace(c, healthy=c.healthy & health.of_parameters(*(getattr(c.state, net) for net in acting)))
-            for c in self.cohorts
-        ]
+        cohorts = []
+        for cohort in self.cohorts:
+            finite = [getattr(cohort.state, network).finite for network in acting]
+            cohorts.append(replace(cohort, healthy=cohort.healthy & torch.stack(finite).all(dim=0)))
         seeds = self.spec.seeds(Purpose.EVALUATE, self.spec.train.eval_episodes)
         played = self.regime.evaluate(cohorts, seeds, stopped)
         if not np.isfinite(played.returns).any():
