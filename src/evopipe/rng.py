@@ -65,7 +65,7 @@ def _mix_host(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
+def _bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
     """Draw 64 random bits for every key `[P]` int64, step `[U]` int64 and position below `n`.
 
     Returns:
@@ -85,7 +85,7 @@ def uniform(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -
         drawn = (_host_bits(keys, purpose, steps, n) >> 11).astype(np.float64)
         drawn *= 2.0**-53
         return torch.from_numpy(drawn)
-    return ((bits(keys, purpose, steps, n) >> 11) & 0x1FFFFFFFFFFFFF).to(torch.float64) * 2.0**-53
+    return ((_bits(keys, purpose, steps, n) >> 11) & 0x1FFFFFFFFFFFFF).to(torch.float64) * 2.0**-53
 
 
 def _on_host(keys: torch.Tensor) -> bool:

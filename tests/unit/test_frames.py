@@ -524,7 +524,7 @@ def test_fixed_tensors_change_nothing(runs: list[Run]) -> None:
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """The second device, grouped like a CPU, with the optimiser that a GPU gets on both."""
     monkeypatch.setitem(COSTS, DEVICE.type, COSTS["cpu"])
-    monkeypatch.setattr(optim, "fused_is_sound", lambda: False)
+    monkeypatch.setattr(optim, "_fused_is_sound", lambda: False)
     optim._take_layout_warning()
     with Device() as made:
         yield made

@@ -132,7 +132,7 @@ def test_a_member_without_a_layer_that_a_neighbour_has(norm: bool) -> None:
 def test_pads_stay_exactly_zero_over_fifty_updates(
     norm: bool, fused: bool, activations: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optim, "fused_is_sound", lambda: fused)
+    monkeypatch.setattr(optim, "_fused_is_sound", lambda: fused)
     archs, rows = unlike(norm, 11, activations)
     net = net_of(archs, rows)
     adam = optim.Adam.start(net)

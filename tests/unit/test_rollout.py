@@ -15,7 +15,7 @@ import torch
 import populations
 from evopipe.envs.rows import Step
 from evopipe.memory.rollout import Rollout, StepLayout, windows
-from evopipe.run.rollouts import Plan, learn_from_rollout
+from evopipe.run.rollouts import _Plan, learn_from_rollout
 from evopipe.run.spec import Spec, first_members
 from evopipe.types import Chosen, Spaces
 from populations import TICKS, advance, rollout_for, started
@@ -129,7 +129,7 @@ def test_minibatches_hold_at_most_what_was_asked_for(batch: int, ticks: int) -> 
     p = populations.problem(algo="ppo")
     member = first_members(p, 1)[0][0]
     (cohort,) = p.form([replace(member, hyper={**member.hyper, "batch_size": batch})])
-    plan = Plan.of(p, cohort, rollout_for(p, cohort, ticks=ticks), ticks)
+    plan = _Plan.of(p, cohort, rollout_for(p, cohort, ticks=ticks), ticks)
     place, given = plan.places
     sizes = given[0].sum(dim=1)
     assert int(sizes.sum()) == plan.count == ticks * 4
@@ -292,7 +292,7 @@ def test_replaying_a_rollout_finds_what_was_found_when_it_was_played(
     members = [replace(m, hyper={**m.hyper, "batch_size": 32}) for m in first_members(p, 4)[0]]
     for cohort in p.form(members):
         rollout = rollout_for(p, cohort, masked=not p.spaces.continuous)
-        plan = Plan.of(p, cohort, rollout, TICKS)
+        plan = _Plan.of(p, cohort, rollout, TICKS)
         (tick, within), sequences = plan.ticks, torch.arange(plan.count)
         stretch, env = (x.repeat(len(cohort.members), 1) for x in (sequences // plan.envs, sequences % plan.envs))
         rollout.estimate(
@@ -316,7 +316,7 @@ def test_pads_of_sequences_change_nothing() -> None:
     (cohort,) = p.form(first_members(p, 2)[0])
     rollout = rollout_for(p, cohort)
     rollout.estimate(TICKS, torch.zeros(2, TICKS * 4), torch.zeros(2), torch.zeros(2))
-    plan = Plan.of(p, cohort, rollout, TICKS)
+    plan = _Plan.of(p, cohort, rollout, TICKS)
     assert plan.stretches[-1] == (15, 16)
     tick, within = plan.ticks
     last, env = torch.full((2, 4), 3), torch.arange(4).repeat(2, 1)
@@ -392,7 +392,7 @@ def test_every_sequence_of_a_rollout_is_in_one_minibatch_of_each_member() -> Non
         for m, size in zip(first_members(p, 2)[0], (8, 32), strict=True)
     ]
     (cohort,) = p.form(members)
-    plan = Plan.of(p, cohort, rollout_for(p, cohort), TICKS)
+    plan = _Plan.of(p, cohort, rollout_for(p, cohort), TICKS)
     place, given = plan.places
     assert plan.batches == [8, 2], "64 steps"
     for member, (batches, size) in enumerate(zip(plan.batches, plan.sizes, strict=True)):

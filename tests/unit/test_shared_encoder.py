@@ -29,7 +29,6 @@ from evopipe.core.padded import Padded
 from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Widths, acting_networks
 from evopipe.errors import ParamsError
-from evopipe.evolve.mutate import mutate_architecture, mutate_parameters
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig
 from evopipe.storage.tensors import load_tensors
@@ -424,7 +423,7 @@ def test_parameter_noise_goes_to_all_networks_that_act() -> None:
     member, seen = first_members(p, 1)[0][0], set()
     assert p.traits.acting == ["encoder", "actor"]
     for seed in range(20):
-        found = mutate_parameters(p.mutation, p.traits, member, generators(seed))
+        found = populations.mutated("parameters", p.mutation, p.traits, member, generators(seed))
         assert found is not None
         changed = {name for name, tensor in member.tensors.items() if not torch.equal(tensor, found[0].tensors[name])}
         assert changed <= {"encoder", "actor"}
@@ -456,7 +455,7 @@ def test_mutation_leaves_a_critic_its_layer() -> None:
     always = MutationConfig.model_validate({"new_layer_prob": 1.0})
     depths = set()
     for seed in range(30):
-        found = mutate_architecture(always, p.traits, member, generators(seed))
+        found = populations.mutated("architecture", always, p.traits, member, generators(seed))
         assert found is not None
         depths.add(len(found[0].arch.head))
     assert depths == {1, 2}

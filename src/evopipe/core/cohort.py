@@ -166,7 +166,9 @@ def cost(members: Sequence[Member], pace: PaceOf, costs: _Costs = COSTS["cpu"]) 
     return costs.dispatch + costs.per_unit * len(members) * batch * work
 
 
-def group(members: Sequence[Member], pace: PaceOf, mode: Literal["merged", "exact"], device: str) -> list[list[Member]]:
+def _group(
+    members: Sequence[Member], pace: PaceOf, mode: Literal["merged", "exact"], device: str
+) -> list[list[Member]]:
     """Divide members into cohorts.
 
     Args:
@@ -237,7 +239,7 @@ def form(
         mode: see `group`.
         paths: the fast paths that the cohorts take, None for none.
     """
-    groups = group(members, pace, mode, device.type)
+    groups = _group(members, pace, mode, device.type)
     return [_form(tuple(each), state_type, widths, device, pace, Runner(paths)) for each in groups]
 
 

@@ -26,10 +26,6 @@ TRIALS = 2  # runs before a capture: kernels are loaded, libraries get their wor
 RECOMPILES = 64  # structures that torch.compile keeps code for; its own 8 are gone after a few generations
 
 
-class FastPathWarning(UserWarning):
-    """A fast path failed and was given up; results stay right, the run takes longer."""
-
-
 class Paths:
     """Which fast paths a run takes: one object a run, shared by all its cohorts.
 
@@ -75,7 +71,7 @@ class Paths:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         sentence = f"{path} failed here and will not be used: {type(error).__name__}: {lines[0][:300]}"
         self.given_up.append(sentence)
-        warnings.warn(sentence, FastPathWarning, stacklevel=2)
+        warnings.warn(sentence, stacklevel=2)
 
 
 class Runner:

@@ -192,7 +192,7 @@ def _grow_memory(old: Layer, new: Layer, in_use: int, fresh: torch.Tensor) -> No
         part.grouped(fresh)[:, lstm.CANDIDATE, had:in_use] = 0.0
 
 
-def preserves_function(arch: Arch, widths: Widths, layer: int) -> bool:
+def _preserves_function(arch: Arch, widths: Widths, layer: int) -> bool:
     """Whether nodes can be added to a hidden layer, by its index, without changing the function, and learn from there.
 
     Where they would land on units in use (see `_in_use`) they cannot if the activation is not 0 at 0, and would never
@@ -239,7 +239,7 @@ def _of_widths(bounds: ArchitectureBounds, arch: Arch, networks: Sequence[Widths
     for i, (name, (width, _)) in enumerate(arch.layers.items()):
         latent, part = name == "latent", name.partition(".")[0]
         low, high = (bounds.min_latent, bounds.max_latent) if latent else (bounds.min_nodes, bounds.max_nodes)
-        may_grow = all(preserves_function(arch, network, i) for network in networks)
+        may_grow = all(_preserves_function(arch, network, i) for network in networks)
         may_shrink = not (latent and arch.kind == "simba")
         for n in bounds.latent_steps if latent else bounds.node_steps:
             if width + n <= high and may_grow:

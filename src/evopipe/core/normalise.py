@@ -157,7 +157,7 @@ class Normaliser:
 
 def start(cfg: NormaliseConfig, spaces: Spaces) -> dict[str, torch.Tensor]:
     """Return the tensors of a member that has seen nothing yet; none where nothing is normalised."""
-    columns = plain_columns(spaces)
+    columns = _plain_columns(spaces)
     found = {_CLIP: torch.tensor(cfg.clip)}
     if cfg.observations and len(columns):
         found |= {_COLUMNS: columns, **_nothing(_OBSERVATIONS, len(columns))}
@@ -172,7 +172,7 @@ def _nothing(names: Sequence[str], columns: int) -> dict[str, torch.Tensor]:
     return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in zip(names, shapes, strict=True)}
 
 
-def plain_columns(spaces: Spaces) -> torch.Tensor:
+def _plain_columns(spaces: Spaces) -> torch.Tensor:
     """Return the columns `[N]` of an observation that are neither of an image nor one-hot."""
     plain = torch.ones(spaces.observations, dtype=torch.bool)
     for first, end in [*((image.start, image.start + image.size) for image in spaces.images), *spaces.one_hot]:

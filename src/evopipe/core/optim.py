@@ -109,7 +109,7 @@ def step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
     """
     lr, active = _by_row(lr, net), _by_row(active, net)
     # A compiler fuses the plain formula itself, and cannot look into the kernel.
-    if net.values.device.type == "cpu" and not torch.compiler.is_compiling() and fused_is_sound():
+    if net.values.device.type == "cpu" and not torch.compiler.is_compiling() and _fused_is_sound():
         _fused_step(net, adam, lr, active)
     else:
         _plain_step(net, adam, lr, active)
@@ -184,7 +184,7 @@ def _equal_runs(rates: list[float], steps: list[float], active: list[bool]) -> l
 
 
 @lru_cache(maxsize=1)
-def fused_is_sound() -> bool:
+def _fused_is_sound() -> bool:
     """Whether torch's fused kernel is there and agrees with the formula on a small example."""
     grad = torch.tensor([0.5, -0.25, 0.0, 3.0])
     values, mean, square, count = torch.zeros(4), torch.zeros(4), torch.zeros(4), torch.ones(())

@@ -105,12 +105,12 @@ class Stem(NamedTuple):
             at = image.start + image.size
             z = x[..., image.start : at].unflatten(-1, image[1:])  # [P, B, C, height, width]
             for conv, (weight, bias) in zip(self.convs, layers[i * len(self.convs) :], strict=False):
-                z = activate(convolve(z, weight, bias, conv, grouped=x.device.type == "cuda"), runs)
+                z = activate(_convolve(z, weight, bias, conv, grouped=x.device.type == "cuda"), runs)
             found.append(z.flatten(2))
         return torch.cat([*vector, x[..., at:], *found], dim=-1)
 
 
-def convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, conv: Conv, grouped: bool) -> torch.Tensor:
+def _convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, conv: Conv, grouped: bool) -> torch.Tensor:
     """Convolve every row's own batch: `[P, B, C, h, w]` → `[P, B, channels, h′, w′]`.
 
     One convolution a row is more than twice as fast on a CPU as all rows in one, `grouped` as channels; on a GPU, where

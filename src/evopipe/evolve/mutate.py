@@ -83,10 +83,10 @@ def mutate(
         The mutated member, and what changed; `NONE` where nothing did.
     """
     operators = {
-        "architecture": mutate_architecture,
-        "parameters": mutate_parameters,
-        "activation": mutate_activation,
-        "rl_hp": mutate_hyper,
+        "architecture": _mutate_architecture,
+        "parameters": _mutate_parameters,
+        "activation": _mutate_activation,
+        "rl_hp": _mutate_hyper,
     }
     weights = cfg.probabilities.model_dump()
     if not allow_none:
@@ -109,7 +109,7 @@ def _in_random_order(items: Sequence[Any], weights: Sequence[float], rng: np.ran
         yield left.pop(min(i, len(left) - 1))[0]
 
 
-def mutate_architecture(
+def _mutate_architecture(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
 ) -> tuple[Member, Mutation] | None:
     """Add or remove a layer, or change a width or whatever else the architecture offers; None if nothing can change."""
@@ -139,7 +139,7 @@ def _carry(traits: Traits, member: Member, arch: Architecture, rng: np.random.Ge
     return replace(member, arch=arch, tensors=tensors)
 
 
-def mutate_parameters(
+def _mutate_parameters(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
 ) -> tuple[Member, Mutation] | None:
     """Disturb some weights of the policy, a shared encoder's too.
@@ -171,7 +171,7 @@ def _disturb(matrix: torch.Tensor, sd: float, rng: np.random.Generator) -> int:
     return len(positions)
 
 
-def mutate_activation(
+def _mutate_activation(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
 ) -> tuple[Member, Mutation] | None:
     """Choose another activation for all hidden layers; None where there is no other."""
@@ -183,7 +183,7 @@ def mutate_activation(
     return replace(member, arch=replace(old, activation=new)), Mutation("activation", "activation", old.activation, new)
 
 
-def mutate_hyper(
+def _mutate_hyper(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
 ) -> tuple[Member, Mutation] | None:
     """Grow or shrink one RL hyper-parameter; None where none can change."""

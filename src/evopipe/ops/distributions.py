@@ -34,7 +34,7 @@ class Distribution(Protocol):
 
 
 @dataclass(frozen=True)
-class Categorical:
+class _Categorical:
     """One of A actions: softmax over the legal ones. An action is int64 `[P, B]`.
 
     Attributes:
@@ -68,7 +68,7 @@ class Categorical:
 
 
 @dataclass(frozen=True)
-class MultiCategorical:
+class _MultiCategorical:
     """D independent choices. An action is int64 `[P, B, D]`.
 
     Attributes:
@@ -81,14 +81,14 @@ class MultiCategorical:
     logits: torch.Tensor
     choices: tuple[int, ...]
     legal: torch.Tensor | None = None
-    each: Categorical = field(init=False, repr=False)
+    each: _Categorical = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         legal = self.legal
         if legal is None and len(set(self.choices)) > 1:
             legal = torch.ones(sum(self.choices), dtype=torch.bool, device=self.logits.device)
-        legal = None if legal is None else side_by_side(legal, self.choices)
-        object.__setattr__(self, "each", Categorical(side_by_side(self.logits, self.choices), legal))
+        legal = None if legal is None else _side_by_side(legal, self.choices)
+        object.__setattr__(self, "each", _Categorical(_side_by_side(self.logits, self.choices), legal))
 
     def sample(self, draw: Stream) -> torch.Tensor:
         return self.each.sample(draw)
@@ -104,7 +104,7 @@ class MultiCategorical:
 
 
 @dataclass(frozen=True)
-class Bernoulli:
+class _Bernoulli:
     """A independent bits, each 1 with probability σ(logit). An action is int64 `[P, B, A]`.
 
     Attributes:
@@ -138,7 +138,7 @@ class Bernoulli:
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class _Gaussian:
     """A independent normal numbers. An action is float32 `[P, B, A]`, not clipped.
 
     Attributes:
@@ -171,7 +171,7 @@ class Gaussian:
 
 
 @dataclass(frozen=True)
-class SquashedGaussian(Gaussian):
+class _SquashedGaussian(_Gaussian):
     """The hyperbolic tangent of such normal numbers u. An action is float32 `[P, B, A]` in [−1, 1].
 
     Its entropy is u's, an upper bound: its own has no closed form.
@@ -213,14 +213,14 @@ def distribution(
         squash: whether continuous actions pass a hyperbolic tangent.
     """
     if spaces.kind == "multidiscrete":
-        return MultiCategorical(outputs, spaces.choices, legal)
+        return _MultiCategorical(outputs, spaces.choices, legal)
     if spaces.kind == "multibinary":
-        return Bernoulli(outputs, legal)
+        return _Bernoulli(outputs, legal)
     if spaces.kind == "discrete":
-        return Categorical(outputs, legal)
+        return _Categorical(outputs, legal)
     if log_std is None:
         raise ValueError("log_std is None: a Gaussian of continuous actions needs its standard deviations")
-    return SquashedGaussian(outputs, log_std) if squash else Gaussian(outputs, log_std)
+    return _SquashedGaussian(outputs, log_std) if squash else _Gaussian(outputs, log_std)
 
 
 def squashed_gaussian(
@@ -260,7 +260,7 @@ def _where_legal(logits: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
     return logits.masked_fill(~legal, torch.finfo(logits.dtype).min)
 
 
-def side_by_side(x: torch.Tensor, choices: Sequence[int]) -> torch.Tensor:
+def _side_by_side(x: torch.Tensor, choices: Sequence[int]) -> torch.Tensor:
     """Lay `[…, A]`, the parts of several choices one after another, side by side: `[…, D, most]`, zeros behind."""
     most = max(choices)
     if all(n == most for n in choices):

@@ -60,11 +60,6 @@ def twin_loss(errors: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor,
     return (weight[:, None] * errors.square()).sum(dim=(1, 2)), errors.detach().abs().mean(dim=1)
 
 
-def support(low: float, high: float, atoms: int, device: torch.device) -> torch.Tensor:
-    """Return the values `[K]` that the atoms of a categorical return distribution stand for."""
-    return torch.linspace(low, high, atoms, device=device)
-
-
 def project(
     z: torch.Tensor, r_t: torch.Tensor, discount_t: torch.Tensor, probabilities_t: torch.Tensor
 ) -> torch.Tensor:

@@ -43,7 +43,7 @@ class Share(NamedTuple):
     end: int
 
 
-def divide(cohorts: Sequence[Cohort], processes: int, rates: Sequence[float]) -> list[list[Share]]:
+def _divide(cohorts: Sequence[Cohort], processes: int, rates: Sequence[float]) -> list[list[Share]]:
     """Divide all rows among at most so many processes, so that the slowest has as little to do as possible.
 
     Rows stay in order and together: a process's time is its cohorts' dispatch and its rows' arithmetic. There are fewer
@@ -120,7 +120,7 @@ class Learners:
         if self._processes > 1:
             each = sum(cost(cohort.members, cohort.pace) * rate for cohort, rate in zip(cohorts, rates, strict=True))
             if min(train.evo_steps, train.max_steps) * each >= LEAST_WORK:
-                plan = divide(cohorts, self._processes, rates)
+                plan = _divide(cohorts, self._processes, rates)
         if len(plan) > 1:
             rows = [(*c.tensors(), c.healthy, c.losses, *c.seen()) for c in cohorts]
             self.share([*itertools.chain(*rows), *read])

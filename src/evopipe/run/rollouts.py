@@ -34,7 +34,7 @@ def rollout_ends(learn_step: int, envs: int, ticks: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class _Plan:
     """How a cohort goes through rollouts of one length: constants of its members' hyper-parameters.
 
     A minibatch has room for `width` sequences. For members of one batch bucket it depends on nothing else, so that a
@@ -51,7 +51,7 @@ class Plan:
     device: torch.device  # where index tensors live
 
     @classmethod
-    def of(cls, spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int) -> Plan:
+    def of(cls, spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int) -> _Plan:
         """Return the plan for a rollout of so many ticks; a rollout is divided evenly into minibatches."""
         cfg, envs = spec.algo_config, rollout.rows.shape[2]
         recurrent = rollout.memory.shape[-1] > 0
@@ -106,7 +106,7 @@ def ready(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -
     factors = spec.algo.schedule(spec.algo_config, tick * spec.env.num_envs)
 
     def make(compiled: Callable[[Any], Any]) -> Body:
-        plan = Plan.of(spec, cohort, rollout, ticks)
+        plan = _Plan.of(spec, cohort, rollout, ticks)
         return partial(_epochs, spec, compiled(spec.algo.update), cohort.bare, rollout, plan, list(factors))
 
     def bound() -> list[Tensor]:
@@ -124,7 +124,7 @@ def _epochs(
     update: Any,
     cohort: Cohort,
     rollout: Rollout,
-    plan: Plan,
+    plan: _Plan,
     names: Sequence[str],
     when: Tensor,
     factors: Tensor,

@@ -97,14 +97,19 @@ class Spec:
             whole=frozenset(name for name, field in fields.items() if field.annotation is int),
         )
 
+    @staticmethod
+    def pace(member: Member) -> Pace:
+        """Return how a member learns: from `batch_size` rows at once, every `learn_step` of its steps."""
+        return Pace(int(member.hyper.get("batch_size", 1)), member.hyper.get("learn_step"))
+
     def form(self, members: Sequence[Member]) -> list[Cohort]:
         """Form cohorts, in which members train."""
         members = [self.equip(member) for member in members]
-        return form(members, self.algo.State, self.widths, self.device, pace, self.cohorts, self.paths)
+        return form(members, self.algo.State, self.widths, self.device, self.pace, self.cohorts, self.paths)
 
     def form_alone(self, member: Member) -> list[Cohort]:
         """Form the cohort of one member, whatever its slot."""
-        return form([self.equip(member)], self.algo.State, self.widths, self.device, pace, "exact")
+        return form([self.equip(member)], self.algo.State, self.widths, self.device, self.pace, "exact")
 
     def equip(self, member: Member) -> Member:
         """Return a member that normalises what it sees as `train.normalise` says: one that has seen nothing begins."""
@@ -115,11 +120,6 @@ class Spec:
         """Return the run's `[n]` fixed episode seeds for a purpose, the same for all members."""
         seeds: np.ndarray = rng.seeds(np.full(n, rng.run_key(self.seed)), purpose, np.arange(n))
         return seeds
-
-
-def pace(member: Member) -> Pace:
-    """Return how a member learns: from `batch_size` rows at once, every `learn_step` of its steps."""
-    return Pace(int(member.hyper.get("batch_size", 1)), member.hyper.get("learn_step"))
 
 
 def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
