@@ -1,8 +1,7 @@
 """Perceptrons: what one member's network is, and what it begins with.
 
-A network is observation → encoder → latent → head → output; images in the observation go through a convolutional stem
-before. It may be cut behind the latent, so that several heads read one encoder. `Arch` is a `core.structure`
-`Architecture`.
+A network is observation → encoder → latent → head → output; images go through a convolutional stem before. It may be
+cut behind the latent, so that several heads read one encoder.
 """
 
 from __future__ import annotations
@@ -40,11 +39,8 @@ class Arch:
 
     @classmethod
     def start(cls, cfg: NetworkConfig, images: tuple[Image, ...] = ()) -> Arch:
-        """Return the architecture that `params.yaml` describes, for observations with these images.
-
-        Raises:
-            ParamsError: an image is smaller than a kernel.
-        """
+        """Return the architecture that `params.yaml` describes; raise ParamsError if an image is smaller than a
+        kernel."""
         encoder, head = (tuple(Block(width) for width in part) for part in (cfg.encoder, cfg.head))
         convs = tuple(Conv(c.channels, c.kernel, c.stride) for c in cfg.conv)
         stem = Stem(images, convs) if images and convs else _NO_STEM
@@ -66,7 +62,6 @@ class Arch:
 
     @property
     def residual(self) -> bool:
-        """Whether the encoder is made of residual blocks, which stand behind the latent."""
         return self.kind in ("simba", "resnet")
 
     @property
@@ -80,7 +75,7 @@ class Arch:
         return {"whole": slice(None), "encoder": slice(behind), "head": slice(behind, None)}[widths.role]
 
     def layout(self, widths: Widths) -> Layout:
-        """Return where a network's parameters lie, without pads: its layers one after another."""
+        """Return where a network's parameters lie, without pads."""
         at = 0
 
         def part(name: str, rows: int, columns: int, groups: int = 1) -> Part:
@@ -122,7 +117,7 @@ class Arch:
     def describe(self) -> str:
         """Return a short text: `128+64|32|64` is two encoder layers, the latent, one head layer; `~` marks a blend.
 
-        Convolutions stand before, channels, kernel, stride: `16k3/2+32k3|…`; a residual encoder says so: `simba 64|32`.
+        Convolutions stand before, channels, kernel, stride: `16k3/2+32k3|…`; another encoder says so: `simba 64|32`.
         """
         convs = "+".join(conv.describe() for conv in self.stem.convs)
         encoder, head = ("+".join(f"{b.width}{'~' * b.blend}" for b in part) for part in (self.encoder, self.head))
@@ -163,9 +158,8 @@ class Arch:
         """See `Architecture`.
 
         Weights are orthogonal with gain √2, 0.1 at the output so that first values are small (Saxe et al., 2014);
-        biases 0, norm gains 1, norm shifts 0, blends 0, and so are the weights back of residual blocks, which begin as
-        identities. Weights of LSTM layers are orthogonal with gain 1, and the biases of their forget gates 1
-        (Jozefowicz et al., 2015).
+        biases, norm shifts, blends and the weights back of residual blocks are 0, norm gains 1. LSTM weights have gain
+        1, the biases of their forget gates are 1 (Jozefowicz et al., 2015).
         """
         own = self.layout(widths)
         row = torch.zeros(own.size)
@@ -187,12 +181,12 @@ class Arch:
 
     @property
     def signature(self) -> Hashable:
-        """See `Architecture`: padded widths, and which layers are full, for there the unmasked normalisation runs."""
+        """See `Architecture`: padded widths, and which layers are full, where the unmasked normalisation runs."""
         return widest([self]), tuple(block.width % WIDTH_MULTIPLE == 0 for block in self.layers.values())
 
     @staticmethod
     def work(archs: Sequence[Arch]) -> int:
-        """See `Architecture`. The first layer's inputs are not known here: they count as many as its own width."""
+        """See `Architecture`. The first layer's inputs, unknown here, count as many as its own width."""
         shared = widest(archs)
         gates = 8 if shared.recurrent else 1  # an LSTM layer: four gates, each reading its input and its own outputs
         blocks = (*shared.encoder, Block(shared.latent), *shared.head)

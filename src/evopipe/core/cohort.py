@@ -27,10 +27,7 @@ BATCH_MULTIPLE = 32
 
 
 class Pace(NamedTuple):
-    """How a member learns, as far as its cohort must know: rows of its batch, and when it learns.
-
-    Only members of equal `when` share a cohort, which learns in step.
-    """
+    """How a member learns: the rows of its batch, and `when`; only members of equal `when` share a cohort."""
 
     batch: int = 1
     when: Hashable = None
@@ -49,15 +46,13 @@ class Cohort:
     """Members that train in one batch. Row r is the member of slot `slots[r]`.
 
     Attributes:
-        members: the members as they were when the cohort was formed (their tensors are stale since).
-        structures: structure of every network.
+        members: as they were when the cohort was formed (their tensors are stale since).
         state: the algorithm's state, rows in the order of `members`.
         keys: `[P]` int64.
         hyper: every hyper-parameter of the members as `[P]`.
         weight: `[P, B]`, (j < b_p) / b_p: a member's own batch size inside the padded batch.
         healthy: `[P]` bool.
         losses: `[P]` of the last update, NaN before the first.
-        pace: how its members learn.
         normaliser: what the members have seen, None where nothing is normalised.
         runner: runs its work, eagerly or from a record of it; no state of its own.
     """
@@ -76,7 +71,6 @@ class Cohort:
 
     @property
     def slots(self) -> list[int]:
-        """Slots of the rows."""
         return [member.slot for member in self.members]
 
     @cached_property
@@ -108,10 +102,8 @@ class Cohort:
         return obs if self.normaliser is None else self.normaliser.shown(obs)
 
     def part(self, first: int, end: int) -> Cohort:
-        """Return some rows as a cohort of their own, on the same memory.
-
-        They compute what they compute in the whole cohort, to the bit: pads stay as they are.
-        """
+        """Return some rows as a cohort on the same memory. They compute what they did in the whole cohort, to the
+        bit."""
         cut = slice(first, end)
 
         def rows(f: dataclasses.Field[Any]) -> Any:
@@ -134,7 +126,7 @@ class Cohort:
         )
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return every tensor of the algorithm's state, rows padded, in a fixed order."""
+        """Return every tensor of the algorithm's state, in a fixed order."""
         return [tensor for _, _, tensor, _ in _tensors(self.state)]
 
     def seen(self) -> list[torch.Tensor]:
@@ -143,10 +135,8 @@ class Cohort:
 
 
 class _Costs(NamedTuple):
-    """Cost model of one update: `dispatch + per_unit · members · batch · multiplications`, in µs.
-
-    Fixed per kind of device, never timed, so that cohorts are a pure function of the population.
-    """
+    """Cost model of one update: `dispatch + per_unit · members · batch · multiplications`, in µs. Fixed per kind of
+    device, never timed: cohorts are a pure function of the population."""
 
     dispatch: float
     per_unit: float
@@ -169,18 +159,11 @@ def cost(members: Sequence[Member], pace: PaceOf, costs: _Costs = COSTS["cpu"]) 
 def _group(
     members: Sequence[Member], pace: PaceOf, mode: Literal["merged", "exact"], device: str
 ) -> list[list[Member]]:
-    """Divide members into cohorts.
+    """Divide members into cohorts, each ordered by activation and slot: a pure function of the members.
 
-    Args:
-        members: any members.
-        pace: how they learn.
-        mode: `exact`: one cohort a signature, so that a member's arithmetic depends on itself alone; `merged`: also
-            unlike ones where the cost model gains by it. Members that learn at different times never share one, nor do
-            architectures of different families.
-        device: `cpu` or `cuda`.
-
-    Returns:
-        Groups, each ordered by activation and slot; the order is a pure function of the members.
+    `exact` makes one cohort a signature, so that a member's arithmetic depends on itself alone; `merged` also joins
+    unlike ones where the cost model gains by it. Members that learn at different times never share one, nor do
+    different families.
     """
     costs = COSTS[device]
     groups: dict[Hashable, list[Member]] = {}
@@ -214,7 +197,6 @@ def _merge(groups: list[list[Member]], pace: PaceOf, costs: _Costs) -> list[list
 
 
 def _structures(members: Sequence[Member], widths: Mapping[str, Widths], device: torch.device) -> dict[str, Structure]:
-    """Build the structure of every network."""
     archs = [member.arch for member in members]
     return {name: archs[0].stack(archs, w, device) for name, w in widths.items()}
 
@@ -233,10 +215,10 @@ def form(
     Args:
         members: the population.
         state_type: the algorithm's `State`.
-        widths: input and output width of every network.
+        widths: of every network.
         device: where cohorts live.
         pace: how the members learn.
-        mode: see `group`.
+        mode: `exact`: only like members share a cohort; `merged`: unlike ones too, where that is faster.
         paths: the fast paths that the cohorts take, None for none.
     """
     groups = _group(members, pace, mode, device.type)
@@ -298,7 +280,6 @@ def dissolve(cohorts: Sequence[Cohort]) -> list[Member]:
 
 
 def _split(leaves: Iterable[tuple[str, Sequence[torch.Tensor]]], rows: int) -> list[dict[str, torch.Tensor]]:
-    """Return each row's tensors by name."""
     out: list[dict[str, torch.Tensor]] = [{} for _ in range(rows)]
     for name, tensors in leaves:
         for target, tensor in zip(out, tensors, strict=True):
@@ -333,13 +314,13 @@ def create(
     rows: Mapping[str, Sequence[torch.Tensor]],
     widths: Mapping[str, Widths],
 ) -> list[Member]:
-    """Give new members their state by the algorithm's own `init`.
+    """Give new members, all of one architecture, their state by the algorithm's own `init`.
 
     Args:
-        members: members without tensors, all of one architecture.
+        members: without tensors.
         init: maps fresh trainable networks to the algorithm's state.
         rows: every network's initial flat rows, one a member.
-        widths: input and output width of every network.
+        widths: of every network.
     """
     shapes = _structures(members, widths, torch.device("cpu"))
     nets = {name: Net(shape, shape.pack(rows[name]), trainable=True) for name, shape in shapes.items()}

@@ -1,12 +1,9 @@
 """Fast paths: decorators around the unchanged `act` and `update` of an algorithm.
 
 On a GPU the arithmetic of small networks costs less than starting its kernels. A CUDA graph records the kernels of a
-whole tick (draw, sample, k updates) once, and starts them with one call. What a graph holds it holds by address, so it
-needs fixed tensors: inputs are copied into buffers, state is written in place, and outputs, which the next replay
-overwrites, are cloned before they leave.
-
-All of that but the graph itself also runs on the CPU (`buffers`): tests force it on there. Recording never changes the
-state: its trial runs are undone. A path that fails is given up with one warning, and the work goes on without it.
+whole tick once and starts them with one call. It holds tensors by address: inputs are copied into buffers, state is
+written in place, and outputs, which the next replay overwrites, are cloned. All but the graph itself also runs on the
+CPU (`buffers`). Recording never changes the state. A path that fails is given up with one warning.
 """
 
 from __future__ import annotations
@@ -63,7 +60,6 @@ class Paths:
         return self._compiled[function]
 
     def give_up(self, path: Literal["CUDA graphs", "torch.compile"], error: Exception) -> None:
-        """Leave a path for the rest of the run, and say why."""
         if path == "CUDA graphs":
             self.capture = "buffers"
         else:
@@ -75,11 +71,7 @@ class Paths:
 
 
 class Runner:
-    """Runs one cohort's work, recorded once and played again. It goes with its cohort, and its graphs go with it.
-
-    Args:
-        paths: what to use.
-    """
+    """Runs one cohort's work, recorded once and played again."""
 
     def __init__(self, paths: Paths | None = None) -> None:
         self.paths = paths or Paths()
@@ -99,15 +91,12 @@ class Runner:
         Args:
             name: what it is; with it goes everything that changes shapes or operators.
             make: returns the work, a function of tensors on the device that waits for nothing on the host. It is given
-                a decorator for the part that may be compiled: `torch.compile`, or the identity.
+                a decorator for the part that may be compiled.
             inputs: what is new at every call, on the host or the device; shapes and types as at the first call.
             device: where the work runs.
-            bound: returns the tensors that the work reads beside its inputs and those that it writes. It is recorded
-                anew if one of them is another tensor than before.
+            bound: returns the tensors that the work reads beside its inputs. If one is another than before, or one of
+                `written`, the work is recorded anew.
             written: returns those that it writes, in place.
-
-        Returns:
-            What computes its results, for the caller to keep.
         """
         if self.paths.capture == "none":
             return partial(make(lambda function: function), *(upload(x, device) for x in inputs))
@@ -197,7 +186,7 @@ def _try(body: Body, inputs: Sequence[torch.Tensor], written: Sequence[torch.Ten
 
 @contextlib.contextmanager
 def _side_stream(device: torch.device) -> Iterator[None]:
-    """Work on another CUDA stream, in order with the present one; on the CPU nothing."""
+    """Work on another CUDA stream, in order with the present one."""
     if device.type != "cuda":
         yield
         return
@@ -211,10 +200,9 @@ def _side_stream(device: torch.device) -> Iterator[None]:
 
 
 def upload(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a tensor from the host to a device without waiting for the device; where it is there already, return it.
+    """Copy a tensor from the host to a device without waiting for the device.
 
-    A plain `.to(device)` waits for all work before it. From pinned memory it need not; torch keeps such memory until
-    the copy is done, so `x` may be changed at once.
+    A plain `.to(device)` waits for all work before it; from pinned memory it need not. `x` may be changed at once.
     """
     return _staged(x, device).to(device, non_blocking=True)
 

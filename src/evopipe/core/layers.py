@@ -31,12 +31,10 @@ NOT_ZERO_AT_ZERO = frozenset({"Sigmoid", "Softplus"})
 
 
 def activate(x: torch.Tensor, runs: Sequence[tuple[str, int, int]]) -> torch.Tensor:
-    """Apply each member's activation to `[P, B, H]`.
+    """Apply each member's activation to `[P, B, H]`, which may be overwritten.
 
-    Args:
-        x: pre-activations, the caller's to give away: they may be overwritten.
-        runs: (activation, first row, end row): members are ordered by activation, so that slices serve, which cost a
-            fifth of a `where` over all activations.
+    Runs are (activation, first row, end row): members are ordered by activation, so that slices serve, which cost a
+    fifth of a `where` over all activations.
     """
     if len(runs) == 1:
         name = runs[0][0]
@@ -46,19 +44,12 @@ def activate(x: torch.Tensor, runs: Sequence[tuple[str, int, int]]) -> torch.Ten
 
 
 def layer_norm(x: torch.Tensor, gain: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Normalise over each member's own units (Ba, Kiros & Hinton, 2016).
+    """Normalise `[P, B, H]` over each member's own units (Ba, Kiros & Hinton, 2016); zero on pads.
 
-    Args:
-        x: `[P, B, H]`.
-        gain: `[P, 1, H]`, zero on pads.
-        bias: `[P, 1, H]`, zero on pads.
-        mask: `[P, 1, H]` 1 on a member's own units, 0 on pads (all 0 where it lacks the layer); None where no member
-            has pads.
-
-    Returns:
-        `[P, B, H]`, zero on pads. The mask takes part in the sums: a plain `x.sum(-1)` passes a forward test and leaks
-        gradient into the pads. They are no matrix products with a column, which on some processors have other last bits
-        for one member than for several.
+    Gain and bias are `[P, 1, H]`, zero on pads. The mask `[P, 1, H]` is 1 on a member's own units, all 0 where it lacks
+    the layer; None where no member has pads. It takes part in the sums: a plain `x.sum(-1)` would leak gradient into
+    the pads. They are no matrix products, which on some processors have other last bits for one member than for
+    several.
     """
     if mask is None:
         return torch.addcmul(bias, torch.nn.functional.layer_norm(x, x.shape[-1:], eps=EPS), gain)

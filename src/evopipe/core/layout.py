@@ -9,21 +9,16 @@ import torch
 
 
 class Block(NamedTuple):
-    """One hidden layer f of a member.
-
-    A blended one computes h + α (f(h) − h), α learned from 0: that is how a layer joins a trained network without
-    changing its function (a normalised layer cannot be an identity, a blend can).
-    """
+    """One hidden layer f of a member. A blended one computes h + α (f(h) − h), α learned from 0: that is how a layer
+    joins a trained network without changing its function."""
 
     width: int
     blend: bool = False
 
 
 class Part(NamedTuple):
-    """One parameter tensor: shape `[rows, columns]` from `start`.
-
-    The columns are so many groups of units as `groups` says: an LSTM layer's gates.
-    """
+    """One parameter tensor: shape `[rows, columns]` from `start`, the columns in groups of units: an LSTM layer's
+    gates."""
 
     name: str
     start: int
@@ -33,7 +28,6 @@ class Part(NamedTuple):
 
     @property
     def units(self) -> int:
-        """How many units it has columns for."""
         return self.columns // self.groups
 
     def of(self, row: torch.Tensor) -> torch.Tensor:
@@ -64,7 +58,6 @@ class Layer(NamedTuple):
 
     @property
     def parts(self) -> tuple[Part | None, ...]:
-        """All parts, None where it has none."""
         return self[1:]
 
 
@@ -79,5 +72,4 @@ class Layout:
 
     @property
     def every(self) -> tuple[Layer, ...]:
-        """All that has parameters."""
         return (*self.stem, *self.hidden, *self.output)

@@ -20,11 +20,7 @@ ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Architecture]] = dict.fromke
 
 
 def read_architecture(data: dict[str, Any]) -> Architecture:
-    """Build what `Architecture.to_json` returned.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is another thing.
-    """
+    """Build what `Architecture.to_json` returned; raise KeyError, TypeError or ValueError if it is another thing."""
     return ARCHITECTURES[data.get("kind", "mlp")](data)
 
 
@@ -34,13 +30,9 @@ class Member:
 
     Attributes:
         slot: its place in the population; keys belong to slots and are never copied with a winner.
-        id: unique over the run.
-        parent: id of the parent, None for an initial member.
-        key: the slot's random key.
-        arch: its architecture, shared by all its networks.
-        hyper: its hyper-parameters.
-        tensors: its state without pads: `q` `[n]`, `adam.mean` `[n]`, `adam.steps` `[]` …; where observations or
-            rewards are normalised, what it has seen: `normaliser.mean` `[N]` …
+        id: unique over the run; `parent` is None for an initial member.
+        arch: shared by all its networks.
+        tensors: its state without pads: `q` `[n]`, `adam.mean` `[n]`, `adam.steps` `[]` …, `normaliser.mean` `[N]` …
         healthy: False once anything of it was non-finite.
         fitness: its evaluations so far, its ancestors' before.
     """
@@ -93,11 +85,8 @@ def names_of(f: dataclasses.Field[Any]) -> list[str]:
 def tensor_kinds(state_type: type[Any], networks: Collection[str]) -> dict[str, tuple[str, str]]:
     """Return how each tensor of a member changes with its architecture: name → (kind, network).
 
-    Kinds: `parameters`, `scales`, `moments` (flat rows of a network), `row` (never changes).
-
-    Args:
-        state_type: the algorithm's `State`.
-        networks: those that there are; of a network that the configuration has no use for there are no tensors.
+    Kinds: `parameters`, `scales`, `moments` (flat rows of a network), `row` (never changes). A network that is not
+    among `networks` has no tensors: the configuration has no use for it.
     """
     kinds: dict[str, tuple[str, str]] = {}
     for f in dataclasses.fields(state_type):

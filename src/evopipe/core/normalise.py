@@ -44,10 +44,8 @@ class Statistics:
     square: torch.Tensor
 
     def enter(self, values: torch.Tensor, given: torch.Tensor) -> None:
-        """Take in n values of each column, in place: values `[P, n, N]`; given `[P, n]`, which of them count.
-
-        A member of whom none counts keeps its statistics to the bit.
-        """
+        """Take in n values of each column, in place: values `[P, n, N]`; given `[P, n]`, which of them count. A member
+        of whom none counts keeps its statistics to the bit."""
         # One column's values lie together, so that their sum does not depend on how many members there are.
         x = torch.where(given[..., None], values.double(), 0.0).transpose(1, 2).contiguous()  # [P, N, n]
         count = given.sum(dim=1).double()
@@ -69,11 +67,8 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Normaliser:
-    """What the members of a cohort have seen, and how it changes what they are shown.
-
-    Attributes:
-        held: a member's tensors by name, one row a member; the columns, which all have in common, as they are.
-    """
+    """What the members of a cohort have seen: `held` are a member's tensors by name, one row a member; the columns,
+    which all have in common, as they are."""
 
     held: Mapping[str, torch.Tensor]
 
@@ -132,20 +127,17 @@ class Normaliser:
         return values if values.shape == obs.shape else obs.index_copy(-1, self.columns, values)
 
     def _chosen(self, obs: torch.Tensor) -> torch.Tensor:
-        """`[P, B, O]` → `[P, B, N]`."""
         assert self.columns is not None
         return obs if len(self.columns) == obs.shape[-1] else obs.index_select(-1, self.columns)
 
     def earn(
         self, returns: torch.Tensor, reward: torch.Tensor, gamma: torch.Tensor, given: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take in a step's rewards, in place; return them as members learn from them, and the returns with them.
+        """Take in a step's rewards `[P, E]`, in place; return them as members learn from them, and the returns with
+        them.
 
-        Args:
-            returns: `[P, E]` float64, discounted returns of the running episodes before the step.
-            reward: `[P, E]`.
-            gamma: `[P]`, discount.
-            given: `[P, E]` bool, which rewards count.
+        Returns `[P, E]` float64 are discounted ones of the running episodes, gamma is `[P]`; given `[P, E]` bool says
+        which rewards count.
         """
         if self.returns is None:
             return reward, returns
@@ -167,7 +159,6 @@ def start(cfg: NormaliseConfig, spaces: Spaces) -> dict[str, torch.Tensor]:
 
 
 def _nothing(names: Sequence[str], columns: int) -> dict[str, torch.Tensor]:
-    """Return the statistics of no value."""
     shapes: list[tuple[int, ...]] = [(), (columns,), (columns,)]
     return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in zip(names, shapes, strict=True)}
 
@@ -191,7 +182,7 @@ def after(tensors: Mapping[str, torch.Tensor], obs: torch.Tensor) -> dict[str, t
 
 
 def describe(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
-    """Return as JSON data how an observation changes before a network reads it, and by which tensors; or nothing."""
+    """Return as JSON data how an observation changes before a network reads it, and by which tensors."""
     if _COLUMNS not in tensors:
         return []
     what = f"columns: clip((x - mean) / sqrt(square / count + {EPSILON}), -clip, clip)"

@@ -19,14 +19,7 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam's moments (Kingma & Ba, 2015) of one network's rows.
-
-    Attributes:
-        structure: the network's structure.
-        mean: `[P, N]` first moments.
-        square: `[P, N]` second moments.
-        steps: `[P]` float32 steps taken by each member.
-    """
+    """Adam's moments (Kingma & Ba, 2015) of one network's rows: `mean` and `square` `[P, N]`, `steps` `[P]` float32."""
 
     structure: Structure
     mean: torch.Tensor
@@ -35,7 +28,6 @@ class Adam:
 
     @classmethod
     def start(cls, net: Net) -> Adam:
-        """Return zero moments for a network."""
         zeros = torch.zeros_like(net.values)
         return cls(net.structure, zeros, zeros.clone(), torch.zeros(len(zeros), device=zeros.device))
 
@@ -73,17 +65,14 @@ def _take_layout_warning() -> None:
 
 def clip_gradients(net: Net, limit: torch.Tensor) -> torch.Tensor:
     """Scale the gradient of every row to at most its member's `limit` `[P]` in place; return the norms before, summed
-    over a member's rows, `[P]`.
-
-    A global norm would spread one member's NaN to all: a row norm cannot.
-    """
+    over a member's rows, `[P]`. A global norm would spread one member's NaN to all."""
     norms: torch.Tensor = torch.linalg.vector_norm(net.grad, dim=1)
     net.grad.mul_((_by_row(limit, net) / (norms + 1e-6)).clamp(max=1.0)[:, None])
     return norms if len(norms) == len(limit) else norms.view(len(limit), -1).sum(dim=1)
 
 
 def _by_row(values: torch.Tensor, net: Net) -> torch.Tensor:
-    """Return members' values `[P]` for every row of a network that has K rows a member, `[P · K]`."""
+    """Members' values `[P]` for every row of a network that has K rows a member, `[P · K]`."""
     each = len(net.values) // len(values)
     return values if each == 1 else values.repeat_interleave(each)
 
@@ -99,14 +88,8 @@ def clip_together(grads: Sequence[torch.Tensor], limit: torch.Tensor) -> torch.T
 
 
 def step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
-    """Take one Adam step in place for the active members; others keep weights, moments and step count.
-
-    Args:
-        net: a trainable network with filled gradients.
-        adam: its moments.
-        lr: `[P]` learning rates.
-        active: `[P]` bool.
-    """
+    """Take one Adam step in place for the active members `[P]`, with learning rates `[P]`; others keep weights, moments
+    and step count."""
     lr, active = _by_row(lr, net), _by_row(active, net)
     # A compiler fuses the plain formula itself, and cannot look into the kernel.
     if net.values.device.type == "cpu" and not torch.compiler.is_compiling() and _fused_is_sound():
@@ -119,13 +102,10 @@ def descend(
     losses: torch.Tensor, healthy: torch.Tensor, limit: torch.Tensor,
     *learners: tuple[Net | None, Adam | None, torch.Tensor],
 ) -> torch.Tensor:  # fmt: skip
-    """Take one step down each member's loss; return which members took it: those healthy before, and finite.
+    """Take one step down each member's loss `[P]`; return which members took it: those healthy before, and finite.
 
-    Args:
-        losses: `[P]`.
-        healthy: `[P]` bool.
-        limit: `[P]`, of the gradient norm of each network.
-        learners: networks, their moments and learning rates `[P]`; None for a shared encoder where there is none.
+    Limit `[P]` is of the gradient norm of each network. Learners are networks, their moments and learning rates `[P]`;
+    None for a shared encoder where there is none.
     """
     found = [(net, adam, lr) for net, adam, lr in learners if net is not None and adam is not None]
     backward(losses, *(net for net, _, _ in found))
@@ -152,8 +132,8 @@ def _plain_step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) ->
 def _fused_step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
     """Adam by torch's fused CPU kernel: a fraction of the plain formula's time.
 
-    A call of the kernel knows one learning rate and one step count: neighbours that agree in both go in together. Rows
-    are whole cache lines long (see `Structure`), so that a row's arithmetic does not depend on who its neighbours are.
+    A call knows one learning rate and one step count: neighbours that agree in both go in together. Rows are whole
+    cache lines long, so that a row's arithmetic does not depend on its neighbours.
     """
     adam.steps.add_(active)
     for rate, a, b in _equal_runs(lr.tolist(), adam.steps.tolist(), active.tolist()):
@@ -163,7 +143,6 @@ def _fused_step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) ->
 def _fused(
     values: torch.Tensor, grad: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, count: torch.Tensor, lr: float
 ) -> None:
-    """Call the kernel, a private symbol of torch's."""
     torch._fused_adam_(
         [values], [grad], [mean], [square], [], [count], lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=0.0, eps=EPS,
         amsgrad=False, maximize=False, grad_scale=None, found_inf=None,
@@ -171,7 +150,7 @@ def _fused(
 
 
 def _equal_runs(rates: list[float], steps: list[float], active: list[bool]) -> list[tuple[float, int, int]]:
-    """Return (rate, first, end) of neighbouring active rows with equal rates and step counts."""
+    """(rate, first, end) of neighbouring active rows with equal rates and step counts."""
     runs: list[tuple[float, int, int]] = []
     for i, on in enumerate(active):
         if not on:
@@ -218,10 +197,8 @@ class ScalarAdam:
 
 
 def polyak(target: Net | None, online: Net | None, weight: torch.Tensor) -> None:
-    """target ← target + weight · (online − target) in place, `weight` `[P]`; nothing where there are none.
-
-    1 copies and 0 leaves, both to the bit; but where online is not finite, neither is the result, whatever the weight.
-    """
+    """target ← target + weight · (online − target) in place, `weight` `[P]`; nothing where there are none. 1 copies and
+    0 leaves, both to the bit; where online is not finite, neither is the result, whatever the weight."""
     if target is None or online is None:
         return
     target.values.lerp_(online.values, _by_row(weight, target)[:, None])

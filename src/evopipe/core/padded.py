@@ -34,11 +34,9 @@ def round_up(value: float, multiple: int) -> int:
 
 
 def widest(archs: Sequence[Arch]) -> Arch:
-    """Return the architecture with room for all of these: layers as wide as the widest, rounded up.
-
-    A layer that some lack or blend is a blended one. (Not a residual block: one that a member lacks adds the nothing
-    that its pads are.)
-    """
+    """Return the architecture with room for all of these: layers as wide as the widest, rounded up. A layer that
+    some lack or blend is a blended one, but no residual block: one that a member lacks adds the nothing that its
+    pads are."""
 
     def room(parts: Sequence[Sequence[Block]], residual: bool = False) -> tuple[Block, ...]:
         return tuple(
@@ -55,8 +53,6 @@ def widest(archs: Sequence[Arch]) -> Arch:
 
 
 class Views(NamedTuple):
-    """One layer's parameters as views `[P, rows, columns]` into the rows, see `core.layout.Layer`."""
-
     weight: torch.Tensor
     bias: torch.Tensor
     gain: torch.Tensor | None
@@ -68,13 +64,8 @@ class Views(NamedTuple):
 
 
 class Padded:
-    """The padded structure that the networks of several members share; its methods are those of a `Structure`.
-
-    Args:
-        archs: one a row; rows must be ordered by activation, and all stems equal.
-        widths: input and output width, and which part of the architectures it is, the same for all.
-        device: where masks live.
-    """
+    """The padded structure that the networks of several members share; its methods are those of a `Structure`. Rows
+    must be ordered by activation, and all stems equal."""
 
     def __init__(self, archs: Sequence[Arch], widths: Widths, device: torch.device) -> None:
         if any(arch.stem != archs[0].stem for arch in archs):
@@ -136,7 +127,6 @@ class Padded:
         ]
 
     def _scatter_index(self, arch: Arch) -> torch.Tensor:
-        """Positions `[n]` in the padded row of every number of this member's own flat row."""
         own = arch.layout(self.widths)
         present = [layer for name, layer in zip(self.names, self.layout.hidden, strict=True) if name in arch.layers]
         index = torch.empty(own.size, dtype=torch.int64)
@@ -170,7 +160,6 @@ class Padded:
         return [row[index] for row, index in zip(packed, self.index, strict=True)]
 
     def views(self, of: ViewOf) -> tuple[Views, ...]:
-        """Return the layers, convolutions first."""
         return tuple(
             Views(*(of(part.start, part.rows, part.columns) if part else None for part in layer.parts))  # type: ignore[arg-type]
             for layer in self.layout.every
@@ -202,7 +191,6 @@ class Padded:
         return y.transpose(1, 2)
 
     def _convolved(self, views: Sequence[Views], x: torch.Tensor) -> tuple[torch.Tensor, Sequence[Views]]:
-        """What the encoder reads, and the layers behind the convolutions."""
         convolutions, layers = views[: len(self.layout.stem)], views[len(self.layout.stem) :]
         if not convolutions:
             return x, layers
@@ -228,10 +216,8 @@ class Padded:
         return out if out.shape[1:] == (rows, outputs) else out[:, :rows, :outputs]
 
     def _leave(self, i: int, layer: Views, x: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
-        """What leaves hidden layer `i`, which made f of x: masked, and (1 − α) x + α f, as its rows need.
-
-        α = 1 gives f, and α = 0 gives x, to the bit.
-        """
+        """What leaves hidden layer `i`, which made f of x: masked, and (1 − α) x + α f. α = 1 gives f, and 0 x, to the
+        bit."""
         mask, blend = self.mask_after[i], self.blends[i]
         if mask is not None:
             f = f * mask
@@ -289,7 +275,6 @@ class Padded:
         return self._before(latent, x)
 
     def _before(self, block: Views, x: torch.Tensor) -> torch.Tensor:
-        """What stands before a residual block: `[P, B, latent]` of the same shape."""
         if block.gain is not None and block.shift is not None:
             x = layer_norm(x, block.gain, block.shift, self.masks[0])
         else:
@@ -298,7 +283,6 @@ class Padded:
 
 
 def _runs(names: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Group equal neighbours: (name, first, end)."""
     runs, at = [], 0
     for name, equal in itertools.groupby(names):
         first, at = at, at + len(list(equal))
@@ -310,11 +294,7 @@ def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
     """Return parameters with factorised Gaussian noise behind the latent (Fortunato et al., 2018, § 3.1 b).
 
     w + σ f(ε_in) f(ε_out), b + σ f(ε_out), f(x) = sign(x) √|x|; one draw a member, the same for its whole batch.
-
-    Args:
-        net: means.
-        scale: σ of every parameter, a network of the same structure; of it only weights and biases are used.
-        draw: the members' draws.
+    `scale` holds σ of every parameter; of it only weights and biases are used.
     """
     shape = net.structure
     assert isinstance(shape, Padded)

@@ -51,7 +51,6 @@ class Structure(Protocol):
     """One network of several members, in rows.
 
     Attributes:
-        widths: input and output width, and role.
         size: `N`, numbers in a row: whole cache lines, so that a kernel over many rows treats each as it would alone.
         memory_widths: numbers of each piece of what it carries from step to step; none if it has no memory.
         memory: `M`, their sum.
@@ -95,8 +94,7 @@ class Architecture(Protocol):
     """One member's architecture, shared by all its networks: a frozen dataclass.
 
     Attributes:
-        activation: of the hidden layers: rows of a cohort are ordered by it, and mutation chooses another; empty if
-            that is not for mutation to choose.
+        activation: of the hidden layers: rows of a cohort are ordered by it; empty if mutation is not to choose it.
         family: what all members of a cohort must have in common.
         signature: what they have in common if a member's arithmetic is to depend on itself alone.
     """
@@ -137,10 +135,6 @@ class Architecture(Protocol):
     def carry(self, new: Any, widths: Widths, kind: str, row: torch.Tensor, rng: Any) -> torch.Tensor:
         """Return a flat row `[n]` as one of a mutated architecture, `[n']`.
 
-        Args:
-            new: the architecture after.
-            widths: of the network that the row belongs to.
-            kind: `parameters`, `scales` or `moments`, see `core.member`.
-            row: the row before.
-            rng: a `numpy.random.Generator` for fresh weights; equal ones give online and target networks the same.
+        The kind is `parameters`, `scales` or `moments`, see `core.member`. Equal generators give online and target
+        networks equal fresh weights.
         """
