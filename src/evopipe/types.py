@@ -35,17 +35,13 @@ class Image(NamedTuple):
 class Spaces:
     """What an algorithm knows of an environment's spaces.
 
-    An action is one of four kinds: `discrete`, an index below A; `multidiscrete`, D indices, each below its own
-    number of choices; `multibinary`, D bits; `continuous`, a vector in [-1, 1]^A.
-
     Attributes:
         observations: `O`, length of an observation.
         actions: `A`, width of a mask and of a policy's logits: all choices together, bits, or dimensions.
-        continuous: whether the kind is `continuous`.
         images: which columns of an observation are images; what lies in none is a vector.
-        kind: of an action; by default as `continuous` says, else `discrete`.
-        choices: of each index of an action; `(A,)` where discrete, 2 for each bit, none where continuous. They follow
-            from the kind, and must be given where multidiscrete.
+        kind: of an action: `discrete`, an index below A; `multidiscrete`, D indices, each below its own number of
+            choices; `multibinary`, D bits; `continuous`, a vector in [-1, 1]^A.
+        choices: of each index of an action; they follow from the kind, and must be given where multidiscrete.
         one_hot: which columns of an observation are one-hot: the first of them and the end, of each stretch.
     """
 
@@ -73,7 +69,6 @@ class Spaces:
         return self.action_shape[0] if self.action_shape else 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data."""
         found: dict[str, Any] = {name: getattr(self, name) for name in ("observations", "actions", "continuous")}
         if self.images:
             found["images"] = [list(image) for image in self.images]
@@ -124,10 +119,8 @@ class Sequences:
         obs: `[P, B, L, O]` float32.
         action: `[P, B, L]` int64; `[P, B, L, D]` int64 or float32 of other spaces.
         legal: `[P, B, L, A]` bool, None where all actions always are.
-        log_prob: `[P, B, L]`, of the action when it was taken.
-        value: `[P, B, L]`, of the observation then.
-        advantage: `[P, B, L]`.
-        target: `[P, B, L]`, what the value should have been.
+        log_prob, value: `[P, B, L]`, of the action and the observation when it was taken.
+        advantage, target: `[P, B, L]`; the target is what the value should have been.
         begins: `[P, B, L]` bool, an episode begins here.
         memory: `[P, B, M]`, before the first step.
         weight: `[P, B, L]`, how much a step counts: they sum to 1; pads and members without a minibatch count 0.

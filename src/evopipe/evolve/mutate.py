@@ -29,7 +29,7 @@ class Traits:
     """What mutation must know of the algorithm.
 
     Attributes:
-        widths: input and output width of every network.
+        widths: of every network.
         acting: the networks that act: parameter noise goes there.
         kinds: how each tensor changes with the architecture, see `core.member.tensor_kinds`.
         evolve: which hyper-parameters may mutate.
@@ -53,7 +53,6 @@ class Mutation:
     after: Any = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data."""
         return {"kind": self.kind, "what": self.what, "before": self.before, "after": self.after}
 
     def describe(self) -> str:
@@ -70,17 +69,10 @@ NONE = Mutation("none")
 def mutate(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator, allow_none: bool = True
 ) -> tuple[Member, Mutation]:
-    """Mutate one child.
+    """Mutate one child, which is not changed; return what changed too, `NONE` where nothing did.
 
-    Args:
-        cfg: probabilities and bounds.
-        traits: the algorithm's side.
-        member: the child; it is not changed.
-        rng: the generator of this slot's mutation in this generation.
-        allow_none: whether the kind `none` takes part (not before training).
-
-    Returns:
-        The mutated member, and what changed; `NONE` where nothing did.
+    The generator is that of this slot's mutation in this generation. Without `allow_none` the kind `none` takes no
+    part.
     """
     operators = {
         "architecture": _mutate_architecture,
@@ -101,7 +93,6 @@ def mutate(
 
 
 def _in_random_order(items: Sequence[Any], weights: Sequence[float], rng: np.random.Generator) -> Iterator[Any]:
-    """Draw items one after another without replacement, by weight; items of weight 0 never come."""
     left = [(item, weight) for item, weight in zip(items, weights, strict=True) if weight > 0]
     while left:
         total = np.cumsum([weight for _, weight in left])
@@ -127,7 +118,6 @@ def _mutate_architecture(
 
 
 def _carry(traits: Traits, member: Member, arch: Architecture, rng: np.random.Generator) -> Member:
-    """Carry every tensor of a member over to a new architecture."""
     seeds = {network: int(rng.integers(2**63)) for network in sorted(traits.widths)}
     tensors = {}
     for name, tensor in member.tensors.items():
@@ -161,7 +151,6 @@ def _mutate_parameters(
 
 
 def _disturb(matrix: torch.Tensor, sd: float, rng: np.random.Generator) -> int:
-    """Disturb a weight matrix in place; return how many weights."""
     flat = matrix.view(-1)
     positions = torch.from_numpy(rng.choice(len(flat), math.ceil(_POSITIONS * len(flat)), replace=False))
     noise = torch.from_numpy(rng.standard_normal(len(positions))).float()

@@ -42,8 +42,8 @@ def evolve(
         traits: what mutation must know of the algorithm.
         members: this generation in slot order.
         fitness: `[P]`; −∞ marks a member that must not be a parent.
-        seed: the run's seed.
-        generation: this generation's number; with the seed it fixes every draw.
+        seed: the run's; with the generation's number it fixes every draw.
+        generation: this generation's number.
         next_id: first free member id; children take ids from there by slot.
     """
     chooser = rng.host(rng.run_key(seed), Purpose.SELECT, generation)

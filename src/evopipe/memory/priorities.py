@@ -1,9 +1,8 @@
 """Proportional priorities: which transitions a member samples, and how much each then counts.
 
-Schaul et al., "Prioritized experience replay", ICLR 2016. A sum tree over the rows of the memory, on the device: every
-level holds the sums of `FAN_OUT` neighbours below, up to a top narrow enough to be added up anew at every draw; a whole
-batch goes down together. Members have trees of their own, on a shared memory too: whom a transition surprised is who
-should see it again, and nobody's draws depend on a neighbour.
+Schaul et al., "Prioritized experience replay", ICLR 2016. A sum tree on the device: every level holds the sums of
+`FAN_OUT` neighbours below, up to a top narrow enough to be added up anew at every draw; a whole batch goes down
+together. Members have trees of their own, on a shared memory too.
 """
 
 from __future__ import annotations
@@ -21,13 +20,7 @@ MOST = 1e30  # largest priority: a million of them still have a finite sum
 
 
 class Priorities:
-    """Sum trees of `P` members over `capacity` rows.
-
-    Args:
-        members: `P`.
-        capacity: rows.
-        alpha: how much errors count; 0 is uniform.
-        device: where the trees live.
+    """Sum trees of `P` members over `capacity` rows. Errors count to the power alpha; 0 is uniform.
 
     Attributes:
         levels: `[P, n]` each, from the rows up to at most `TOP` sums; a row that is not filled has priority 0, and so
@@ -44,7 +37,6 @@ class Priorities:
         self.largest = torch.ones(members, device=device)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return everything that changes."""
         return [*self.levels, self.largest]
 
     def admit(self, slots: torch.Tensor, index: torch.Tensor) -> None:
@@ -54,11 +46,8 @@ class Priorities:
         self._add_up(slots, index)
 
     def draw(self, slots: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw rows in proportion to their priorities, for members `[P]` int64 and u `[P, B]` float64 in [0, 1).
-
-        Returns:
-            Rows `[P, B]` int64, and the probability `[P, B]` float32 of each.
-        """
+        """Draw rows `[P, B]` int64 in proportion to their priorities, for members `[P]` int64 and u `[P, B]` float64 in
+        [0, 1); return the probability `[P, B]` float32 of each too."""
         top = self.levels[-1].index_select(0, slots)
         sums = top.cumsum(dim=1, dtype=torch.float64)
         total = sums[:, -1:]
@@ -79,10 +68,8 @@ class Priorities:
         return index, chosen.view(u.shape) / total.float()
 
     def update(self, slots: torch.Tensor, index: torch.Tensor, errors: torch.Tensor) -> None:
-        """Set the priorities of rows `[P, B]` from how wrong each was found, `[P, B]`; one that is no number stays.
-
-        Of a row that is in a batch several times, the largest counts.
-        """
+        """Set the priorities of rows `[P, B]` from how wrong each was found, `[P, B]`; one that is no number stays. Of
+        a row that is in a batch several times, the largest counts."""
         flat, at = self.levels[0].view(-1), (slots[:, None] * self.levels[0].shape[1] + index).view(-1)
         priority = ((errors.abs() + LEAST) ** self.alpha).clamp(max=MOST).view(-1)
         priority = torch.where(torch.isnan(priority), flat.index_select(0, at), priority)
@@ -111,7 +98,6 @@ class Priorities:
             above.view(-1).index_copy_(0, block, below.view(-1, FAN_OUT).index_select(0, block).sum(dim=1))
 
     def _add_up_all(self) -> None:
-        """Sum every level anew."""
         for below, above in itertools.pairwise(self.levels):
             above.copy_(below.view(-1, FAN_OUT).sum(dim=1).view(above.shape))
 
@@ -123,7 +109,6 @@ class Priorities:
         }
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `state` returned."""
         kept = state["priorities"]
         self.largest.copy_(state["largest"])
         self.levels[0].zero_()

@@ -1,10 +1,9 @@
 """Replay memory of packed rows.
 
 A transition is one float32 row: observation, next observation, action, reward (of each step, where it spans several,
-and how many they are), terminated, and where the environment masks any the legal next actions, and the legal ones in
-the observation where the algorithm's loss reads them. Rows packed in one tensor sample 5 to 28 times faster than five
-fancy-indexed ones. Images of bytes may lie beside the rows, as bytes (`evopipe.memory.frames`): rows go in and come
-out whole all the same.
+and how many they are), terminated, and where the environment masks any the legal next actions, and those in the
+observation if the algorithm's loss reads them. Rows packed in one tensor sample 5 to 28 times faster than five
+fancy-indexed ones. Images of bytes may lie beside the rows (`evopipe.memory.frames`).
 """
 
 from __future__ import annotations
@@ -152,17 +151,14 @@ class Replay:
 
     @property
     def _flat(self) -> torch.Tensor:
-        """The rows of all memories, one after another."""
         return self.rows.view(-1, self.rows.shape[2])
 
     def add(self, rows: np.ndarray, keep: np.ndarray, each: int | None = None) -> None:
-        """Append rows; the oldest go where a memory is full.
+        """Append rows `[M, n, size]`; the oldest go where a memory is full. Those that `keep` `[M, n]` excludes are
+        left out, and those that are not finite.
 
-        Args:
-            rows: `[M, n, size]`. Columns that are one environment's, call after call, keep each of its images once.
-            keep: `[M, n]` bool: rows to leave out (non-finite ones) are False.
-            each: how many columns, one beside the other, are an environment's, in order of time; `layout.steps`, as
-                `NStep` gives, where None.
+        So many columns as `each`, one beside the other, are an environment's, in order of time: `layout.steps` by
+        default, as `NStep` gives. An environment's images are kept once.
         """
         kept = keep & np.isfinite(rows).all(axis=2)
         if kept.shape[1] > self.capacity:  # only the last ones would survive
@@ -204,17 +200,9 @@ class Replay:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Draw rows by the members' priorities: as `draw`, for u `[P, B]`.
 
-        Args:
-            slots: `[P]` int64, on the device.
-            first: see `draw`.
-            size: see `draw`.
-            u: `[P, B]` float64 in [0, 1).
-            weight: `[P, B]`, how much a place of the batch counts, 0 beyond the member's own batch.
-            beta: `[]`, how much importance weights correct.
-
-        Returns:
-            Rows `[P, B, size]`, which they are `[P, B]`, and `weight` times their importance weights (N · p)^−β over
-            the largest that counts, `[P, B]`.
+        Slots `[P]` int64 are on the device; weight `[P, B]` is how much a place of the batch counts, 0 beyond the
+        member's own; beta `[]` how much importance weights correct. Returns rows `[P, B, size]`, which they are `[P,
+        B]`, and `weight` times their importance weights (N · p)^−β over the largest that counts, `[P, B]`.
         """
         assert self.priorities is not None
         index, chance = self.priorities.draw(slots, u)
@@ -241,18 +229,12 @@ class Replay:
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots)
 
     def draw(self, first: torch.Tensor, size: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-        """`sample` from what is on the device already, so that a graph can hold it: the size is no constant in it.
-
-        Args:
-            first: `[P]`, what `first` returned.
-            size: `[P]`, what `filled` returned.
-            u: `[P, U, B]` float64 in [0, 1).
-        """
+        """`sample` from what is on the device already, so that a graph can hold it: first and size `[P]` are what
+        `first` and `filled` returned, u is `[P, U, B]` float64 in [0, 1)."""
         index = (u * size[:, None, None]).long() + first[:, None, None]
         return self._whole(index.view(-1)).view(*u.shape, self.layout.size)
 
     def _whole(self, index: torch.Tensor) -> torch.Tensor:
-        """Return rows `[n]`, counted through all memories, with their images: `[n, size]`."""
         rows = self._flat.index_select(0, index)
         return rows if self.frames is None else self.frames.join(rows, index)
 
@@ -268,7 +250,6 @@ class Replay:
         }
 
     def restore(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `state` returned."""
         self.rows[:, : state["rows"].shape[1]] = state["rows"].to(self.device)
         self.position = state["position"].numpy().copy()
         self.size = state["size"].numpy().copy()

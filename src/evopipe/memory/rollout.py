@@ -1,8 +1,7 @@
 """Rollouts: what the members of a cohort have done since they last learned.
 
-One float32 row a step: observation, action, its log-probability, the value, whether an episode begins, advantage,
-value target, whether the step may be learned from, and the legal actions where the environment masks any. Steps lie by
-member, tick and environment, so that a minibatch of any steps is one gather of rows.
+One float32 row a step: observation, action, its log-probability, the value, whether an episode begins, advantage, value
+target, whether the step may be learned from, and the legal actions where the environment masks any.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ class StepLayout:
 
     @property
     def size(self) -> int:
-        """Numbers in a row."""
         return self.log_prob + 6 + (self.spaces.actions if self.masked else 0)
 
 
@@ -55,7 +53,6 @@ class Rollout:
         self.memory = torch.zeros(members, ticks + 1, envs, memory, device=device)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return everything."""
         return [self.rows, self.after, self.memory]
 
     def part(self, first: int, end: int) -> Rollout:
@@ -94,8 +91,7 @@ class Rollout:
     ) -> None:
         """Enter what a step gave: the true next observation `[P, E, O]`, the rest `[P, E]`.
 
-        A broken step counts as one after which nothing comes, and which gave just what was expected: it lends nothing
-        to the steps before it.
+        A broken step counts as one after which nothing comes, and which gave just what was expected.
         """
         expected = self.rows[:, tick, :, self.layout.log_prob + 1]
         numbers = (
@@ -109,7 +105,7 @@ class Rollout:
 
     def cut(self, tick: int, members: list[int], envs: list[int]) -> None:
         """Let what was entered at a tick be the last that is known of an episode, for these pairs of member and
-        environment: what comes after belongs to another."""
+        environment."""
         self.after[members, tick, envs, -2] = 1.0
 
     def following(self, ticks: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,10 +114,8 @@ class Rollout:
         return next_obs.flatten(1, 2), self.memory[:, 1 : ticks + 1].flatten(1, 2)
 
     def estimate(self, ticks: int, next_value: torch.Tensor, gamma: torch.Tensor, lam: torch.Tensor) -> None:
-        """Enter advantages and value targets of the first so many ticks.
-
-        `next_value` is `[P, T · E]`, of what `following` returned; gamma and λ are `[P]`.
-        """
+        """Enter advantages and value targets of the first so many ticks: `next_value` is `[P, T · E]`, of what
+        `following` returned; gamma and λ are `[P]`."""
         at = self.layout.log_prob
         reward, terminated, cut, valid = self.after[:, :ticks, :, -AFTER:].unbind(dim=-1)
         value = self.rows[:, :ticks, :, at + 1]
@@ -129,13 +123,8 @@ class Rollout:
         self.rows[:, :ticks, :, at + 3 : at + 6] = torch.stack((advantage, advantage + value, valid), dim=-1)
 
     def sequences(self, ticks: torch.Tensor, env: torch.Tensor, weight: torch.Tensor) -> Sequences:
-        """Gather a minibatch.
-
-        Args:
-            ticks: `[P, B, L]` int64, which ticks.
-            env: `[P, B]` int64, in which environment.
-            weight: `[P, B, L]`, 0 on pads, 1 elsewhere.
-        """
+        """Gather a minibatch: ticks `[P, B, L]` int64, their environment `[P, B]` int64, weight `[P, B, L]`, 0 on pads,
+        else 1."""
         members, capacity, envs = self.rows.shape[:3]
         member = torch.arange(members, device=ticks.device)[:, None, None]
         index = (member * capacity + ticks) * envs + env[..., None]
@@ -167,7 +156,6 @@ class Rollout:
         return {name: tensor.to("cpu", copy=True) for name, tensor in held.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
         for name, tensor in zip(("rows", "after", "memory"), self.tensors(), strict=True):
             tensor[:, : state[name].shape[1]] = state[name].to(tensor.device)
 

@@ -35,13 +35,8 @@ class Distribution(Protocol):
 
 @dataclass(frozen=True)
 class _Categorical:
-    """One of A actions: softmax over the legal ones. An action is int64 `[P, B]`.
-
-    Attributes:
-        logits: `[P, B, A]`, or with more dimensions in the middle.
-        legal: bool, of the same shape or one that expands to it; None where all are.
-        log_probs: `[P, B, A]`, of every action.
-    """
+    """One of A actions, int64 `[P, B]`: softmax of logits `[P, B, A]`, or with more dimensions in the middle, over the
+    legal ones, bool of a shape that expands to that."""
 
     logits: torch.Tensor
     legal: torch.Tensor | None = None
@@ -69,14 +64,9 @@ class _Categorical:
 
 @dataclass(frozen=True)
 class _MultiCategorical:
-    """D independent choices. An action is int64 `[P, B, D]`.
-
-    Attributes:
-        logits: `[P, B, A]`, those of the first choice, then those of the second, and so on.
-        choices: how many each has, A in all.
-        legal: `[P, B, A]` bool; None where all are.
-        each: the choices side by side, `[P, B, D, most]`: what a choice does not have is illegal there.
-    """
+    """D independent choices, int64 `[P, B, D]`: logits `[P, B, A]` are those of the first, then those of the second,
+    and so on. `each` holds the choices side by side, `[P, B, D, most]`: what a choice does not have is illegal
+    there."""
 
     logits: torch.Tensor
     choices: tuple[int, ...]
@@ -105,13 +95,7 @@ class _MultiCategorical:
 
 @dataclass(frozen=True)
 class _Bernoulli:
-    """A independent bits, each 1 with probability σ(logit). An action is int64 `[P, B, A]`.
-
-    Attributes:
-        logits: `[P, B, A]`.
-        legal: `[P, B, A]` bool, which bits may be 1; None where all may.
-        possible: the logits, the lowest number there is where a bit must stay 0.
-    """
+    """A independent bits, int64 `[P, B, A]`, each 1 with probability σ(logit); `legal` says which may be 1."""
 
     logits: torch.Tensor
     legal: torch.Tensor | None = None
@@ -139,12 +123,7 @@ class _Bernoulli:
 
 @dataclass(frozen=True)
 class _Gaussian:
-    """A independent normal numbers. An action is float32 `[P, B, A]`, not clipped.
-
-    Attributes:
-        mean: `[P, B, A]`.
-        log_std: logarithms of the standard deviations; of a shape that expands to the mean's.
-    """
+    """A independent normal numbers, float32 `[P, B, A]`, not clipped; `log_std` expands to the mean's shape."""
 
     mean: torch.Tensor
     log_std: torch.Tensor
@@ -166,30 +145,25 @@ class _Gaussian:
         return draw.normal(self.mean[0].numel()).view(self.mean.shape).to(self.mean.dtype)
 
     def _log_density(self, noise: torch.Tensor) -> torch.Tensor:
-        """Of each number by itself, that lies `noise` standard deviations from the mean: `[P, B, A]`."""
         return -0.5 * noise * noise - self.log_std - _HALF_LOG_2PI
 
 
 @dataclass(frozen=True)
 class _SquashedGaussian(_Gaussian):
-    """The hyperbolic tangent of such normal numbers u. An action is float32 `[P, B, A]` in [−1, 1].
-
-    Its entropy is u's, an upper bound: its own has no closed form.
-    """
+    """The hyperbolic tangent of normal numbers u: float32 `[P, B, A]` in [−1, 1]. Its entropy is u's, an upper
+    bound."""
 
     def sample(self, draw: Stream) -> torch.Tensor:
         return torch.tanh(super().sample(draw))
 
     def mode(self) -> torch.Tensor:
-        """Return tanh(mean): of the median, and what acts greedily; the density itself peaks elsewhere."""
+        """Return tanh(mean), the median; the density itself peaks elsewhere."""
         return torch.tanh(self.mean)
 
     def log_prob(self, action: torch.Tensor) -> torch.Tensor:
-        """Return the log-densities of actions, u = atanh(a): float32 `[P, B, A]` → `[P, B]`.
-
-        They are those of the actions as they are, which float32 rounds: towards ±1 an action tells u only roughly, and
-        ±1 counts as the number next to it. So a policy gives the same number when it sees an action again.
-        """
+        """Return the log-densities `[P, B]` of actions as float32 rounds them, u = atanh(a): towards ±1 an action tells
+        u only roughly, and ±1 counts as the number next to it. So a policy gives the same number when it sees an action
+        again."""
         most = 1.0 - torch.finfo(action.dtype).eps / 2
         a = action.clamp(-most, most)
         u = 0.5 * (torch.log1p(a) - torch.log1p(-a))  # atanh, whose own bits depend on where in a tensor a number lies
@@ -205,12 +179,8 @@ def distribution(
 ) -> Distribution:
     """Return the distribution of an environment's actions.
 
-    Args:
-        spaces: which kind of actions.
-        outputs: `[P, B, A]`, logits, or means of continuous actions.
-        log_std: of continuous actions, of a shape that expands to `[P, B, A]`; others have none.
-        legal: `[P, B, A]` bool, or None where all are; continuous actions have none.
-        squash: whether continuous actions pass a hyperbolic tangent.
+    Outputs `[P, B, A]` are logits, or means of continuous actions; `log_std` of these expands to that shape. Legal is
+    `[P, B, A]` bool, None where all are. `squash` lets continuous actions pass a hyperbolic tangent.
     """
     if spaces.kind == "multidiscrete":
         return _MultiCategorical(outputs, spaces.choices, legal)
@@ -228,15 +198,8 @@ def squashed_gaussian(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw a = tanh(u), u = mean + exp(log_std) · noise, and return its log-density (Haarnoja et al., 2018, app. C).
 
-    log π(a) = log N(u) − Σ log(1 − tanh²u), the latter as 2 (log 2 − u − softplus(−2u)), which cannot overflow.
-
-    Args:
-        mean: `[…, A]`.
-        log_std: `[…, A]`.
-        noise: `[…, A]`, standard normal.
-
-    Returns:
-        Actions `[…, A]` in (−1, 1) and log-densities `[…]`.
+    log π(a) = log N(u) − Σ log(1 − tanh²u), the latter as 2 (log 2 − u − softplus(−2u)), which cannot overflow. Mean,
+    log_std and noise, standard normal, are `[…, A]`, and so are actions; log-densities are `[…]`.
     """
     u = mean + log_std.exp() * noise
     normal = -0.5 * noise * noise - log_std - _HALF_LOG_2PI

@@ -21,15 +21,9 @@ def gaussian(draw: Stream, shape: tuple[int, ...], sd: float) -> torch.Tensor:
 def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: float) -> torch.Tensor:
     """Correlated noise `[P, E, A]` (Uhlenbeck & Ornstein, 1930; Lillicrap et al., 2016): x ← (1 − θ) x + sd · N(0, 1).
 
-    The process is the sum of its past shocks, Σ (1 − θ)ᵏ sd · N_{t−k}, and those can be drawn again: so nothing has to
-    be kept from step to step. Shocks of which less than `REMEMBERED` is left are left out. An episode's end is no
-    break: the process of an environment goes on into its next episode.
-
-    Args:
-        draw: of this step.
-        shape: (E, A).
-        sd: standard deviation of a shock; the process itself has sd / √(θ (2 − θ)).
-        theta: pull towards 0 at each step, in (0, 1].
+    The process is the sum of its past shocks, Σ (1 − θ)ᵏ sd · N_{t−k}, and those can be drawn again: nothing has to be
+    kept from step to step. Shocks of which less than `REMEMBERED` is left are left out. The process of an environment
+    goes on into its next episode. Theta is in (0, 1].
     """
     steps = 1 if theta == 1.0 else math.ceil(math.log(REMEMBERED) / math.log1p(-theta))
     shocks = draw.normal_window(steps, shape[0] * shape[1])  # [P, K, E · A]

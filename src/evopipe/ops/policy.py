@@ -16,8 +16,7 @@ def random_legal(u: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
 
 
 def best_legal(q: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
-    """Choose the best legal action `[…]`, legal also where values are not finite: q `[…, A]`, legal `[…, A]` or None
-    where all are."""
+    """Return the best legal action `[…]`, also where values `[…, A]` are not finite."""
     return masked_argmax(torch.nan_to_num(q), legal)
 
 
@@ -27,26 +26,15 @@ def likeliest(out: torch.Tensor, legal: torch.Tensor | None, continuous: bool) -
 
 
 def epsilon_greedy(q: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, draw: Stream) -> torch.Tensor:
-    """Act greedily, with probability ε uniformly among legal actions (Sutton & Barto, 2018, § 2.2).
-
-    Args:
-        q: `[P, E, A]` values.
-        legal: `[P, E, A]` bool.
-        epsilon: `[P]`.
-        draw: of this step.
-
-    Returns:
-        `[P, E]` int64.
-    """
+    """Act greedily, with probability ε `[P]` uniformly among legal actions: q, legal `[P, E, A]` → `[P, E]` int64
+    (Sutton & Barto, 2018, § 2.2)."""
     u_explore, u_action = draw.uniform(2 * q.shape[1]).view(-1, 2, q.shape[1]).unbind(dim=1)
     return torch.where(u_explore < epsilon[:, None], random_legal(u_action, legal), best_legal(q, legal))
 
 
 def or_random(action: torch.Tensor, epsilon: torch.Tensor, draw: Stream) -> torch.Tensor:
-    """Clip actions `[P, E, A]` to [−1, 1]; with chance epsilon `[P]` draw one uniformly there instead.
-
-    A member whose actions are not finite gets 0s.
-    """
+    """Clip actions `[P, E, A]` to [−1, 1]; with chance epsilon `[P]` draw one uniformly there instead. Where actions
+    are not finite they become 0s."""
     members, envs, size = action.shape
     u = draw.uniform(envs * (size + 1)).float().view(members, envs, size + 1)
     known = torch.nan_to_num(action).clamp(-1.0, 1.0)

@@ -16,7 +16,6 @@ def masked_argmax(q: torch.Tensor, legal: torch.Tensor | None = None) -> torch.T
 
 
 def _of_legal(q: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
-    """Return the values `[…, A]` of legal actions, −∞ for the others."""
     return q if legal is None else q.masked_fill(~legal, -torch.inf)
 
 
@@ -27,26 +26,17 @@ def q_target(
     q_selector_t: torch.Tensor,
     legal_t: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the one-step target r + γ Q_target(s′, argmax_a Q_selector(s′, a)).
+    """Return the one-step target r + γ Q_target(s′, argmax_a Q_selector(s′, a)), all `[…]` and `[…, A]`.
 
     With the online values as selector it is double Q-learning (van Hasselt, Guez & Silver, 2016, eq. 4), with the
-    target's own values plain Q-learning (Mnih et al., 2015).
-
-    Args:
-        r_t: rewards `[…]`.
-        discount_t: γ (1 − terminated) `[…]`; a truncated transition bootstraps.
-        q_target_t: values `[…, A]` that are bootstrapped from.
-        q_selector_t: values `[…, A]` that choose the action.
-        legal_t: legal actions in s′ `[…, A]`, or None where all are.
+    target's own values plain Q-learning (Mnih et al., 2015). The discount is γ (1 − terminated): a truncated transition
+    bootstraps.
     """
     return torch.addcmul(r_t, discount_t, pick(q_target_t, masked_argmax(q_selector_t, legal_t)))
 
 
 def regression_loss(value: torch.Tensor, target: torch.Tensor, huber: bool) -> torch.Tensor:
-    """Return ½ e² of e = value − target (MSE), or the Huber loss with threshold 1: ½ e² where |e| ≤ 1, |e| − ½ beyond.
-
-    Nothing is reduced: shapes are equal, and so is the result's.
-    """
+    """Return ½ e² of e = value − target (MSE), or the Huber loss with threshold 1; nothing is reduced."""
     if huber:  # as an operator: the function in `torch.nn` spends longer on broadcasting than on the loss
         loss: torch.Tensor = torch.ops.aten.huber_loss.default(value, target, 0)
         return loss
@@ -63,17 +53,8 @@ def twin_loss(errors: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor,
 def project(
     z: torch.Tensor, r_t: torch.Tensor, discount_t: torch.Tensor, probabilities_t: torch.Tensor
 ) -> torch.Tensor:
-    """Project the distribution of r + γ z back onto z (Bellemare, Dabney & Munos, 2017, algorithm 1).
-
-    Args:
-        z: `[K]`, evenly spaced.
-        r_t: `[…]`.
-        discount_t: `[…]`.
-        probabilities_t: `[…, K]`, of the next state's best action.
-
-    Returns:
-        `[…, K]`, which sums to what `probabilities_t` sums to.
-    """
+    """Project the distribution of r + γ z, `[…, K]`, back onto z `[K]`, evenly spaced (Bellemare, Dabney & Munos, 2017,
+    algorithm 1); the sum of the probabilities stays."""
     low, high, atoms = z[0], z[-1], len(z)
     apart = (high - low) / (atoms - 1)
     # Where r + γ z lies, counted in atoms from the lowest: written so that γ = 1, r = 0 gives whole numbers exactly.
@@ -90,10 +71,7 @@ def project(
 
 def conservative_gap(q: torch.Tensor, action: torch.Tensor, legal: torch.Tensor | None = None) -> torch.Tensor:
     """Return log Σ exp Q(s, ·) − Q(s, a), a of the dataset (Kumar et al., 2020, eq. 4): `[…, A]`, int64 `[…]` → `[…]`.
-
-    The sum is over the legal actions, bool `[…, A]`, or None where all are. Never negative; its gradient is the
-    difference of softmax(Q) and the action taken.
-    """
+    The sum is over the legal actions, bool `[…, A]`, or None where all are."""
     return torch.logsumexp(_of_legal(q, legal), dim=-1) - pick(q, action)
 
 

@@ -44,11 +44,8 @@ def begin(
 ) -> Run:
     """Return a run at its beginning, in the regime of its algorithm.
 
-    `births` are the members' mutations, if any. For warm, workers and learners see `Setup`, for collect_rollouts
-    `OnPolicy`.
-
-    Raises:
-        UsageError: `collect_rollouts` is given and the algorithm collects none.
+    For warm, workers and learners see `Setup`, for collect_rollouts `OnPolicy`. Raises UsageError if `collect_rollouts`
+    is given and the algorithm collects none.
     """
     if collect_rollouts is not None and not on_policy(spec.algo):
         raise UsageError(f"collect_rollouts: {spec.train.algo} collects no rollouts; take an on-policy algorithm")
@@ -157,12 +154,10 @@ class _Stopwatch:
         self.first_step, self.first_steps = clock.step, clock.env_steps
 
     def lap(self) -> float:
-        """Return the seconds since the last call."""
         before, self.lapped = self.lapped, time.perf_counter()
         return self.lapped - before
 
     def due(self) -> bool:
-        """Whether it is a quarter of a second since progress was last shown."""
         now = time.perf_counter()
         if now - self.shown < 0.25:
             return False

@@ -1,8 +1,8 @@
 """Learning divided among processes: each takes some rows of the cohorts, on the same memory.
 
-The members' tensors and what they learn from lie in memory that all processes see. For a generation the trainer forks
-helpers (`evopipe.parallel`); at each tick it tells them what is due, takes its own share, and waits. A row is computed
-by the same operators on the same numbers wherever it is, so nothing depends on how many processes there are.
+For a generation the trainer forks helpers (`evopipe.parallel`); at each tick it tells them what is due, takes its own
+share, and waits. A row is computed by the same operators on the same numbers wherever it is: nothing depends on how
+many processes there are.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ def _divide(cohorts: Sequence[Cohort], processes: int, rates: Sequence[float]) -
 
 
 def _shares(rows: Sequence[tuple[int, int]]) -> list[Share]:
-    """Return neighbouring rows of cohorts, (cohort, row), as one share a cohort."""
     own = [list(group) for _, group in itertools.groupby(rows, key=lambda row: row[0])]
     return [Share(group[0][0], group[0][1], group[-1][1] + 1) for group in own]
 
@@ -99,10 +98,8 @@ class Learners:
         self._order = np.empty(0, np.int64)
 
     def share(self, tensors: Sequence[Tensor]) -> None:
-        """Move tensors to memory that all processes see, in place: whoever holds one, holds it still.
-
-        A view that was taken before stays behind: take none before.
-        """
+        """Move tensors to memory that all processes see, in place. A view that was taken before stays behind: take none
+        before."""
         if self._processes == 1:
             return
         for tensor, piece in zip(tensors, shared_memory([tensor.nbytes for tensor in tensors]), strict=True):
@@ -129,11 +126,8 @@ class Learners:
             self._parts = [[(Share(i, 0, len(cohort.members)), cohort) for i, cohort in enumerate(cohorts)]]
 
     def share_of(self, tick: int, due: Sequence[Sequence[int]]) -> Iterator[Callable[[], Any]]:
-        """Tell the helpers what is due at one tick; yield what this process has to do; then wait for the helpers.
-
-        Args:
-            tick: when; with the members' keys it fixes the draws.
-            due: of each cohort of the last `adopt`.
+        """Tell the helpers what is due of each cohort at one tick; yield what this process has to do; then wait for the
+        helpers.
 
         Raises:
             ResourceError: a helper died.
@@ -155,13 +149,11 @@ class Learners:
     def _due(
         self, mine: Sequence[tuple[Share, Cohort]], tick: int, due: Sequence[Sequence[int]]
     ) -> Iterator[Callable[[], Any]]:
-        """Return what one process has to do at one tick."""
         for share, cohort in mine:
             if due[share.cohort][0]:
                 yield self._ready(share, cohort, tick, due[share.cohort])
 
     def _tell(self, tick: int, due: Sequence[Sequence[int]]) -> None:
-        """Tell the helpers what is due."""
         order = [tick, *itertools.chain(*due)]
         if not self._helpers:  # not before the first learning: until then there is nothing to divide
             self._order = np.frombuffer(shared_memory([8 * len(order)])[0], np.int64, len(order))
@@ -172,7 +164,6 @@ class Learners:
             helper.tell()
 
     def _follow(self, mine: Sequence[tuple[Share, Cohort]], lengths: Sequence[int]) -> None:
-        """What a helper does at a tick."""
         tick, *numbers = self._order.tolist()
         ends = itertools.accumulate(lengths)
         for learn in self._due(mine, tick, [numbers[end - n : end] for n, end in zip(lengths, ends, strict=True)]):
@@ -180,7 +171,6 @@ class Learners:
 
 
 def _wait(helper: Helper) -> None:
-    """Wait for the end of a helper's tick."""
     try:
         error = helper.wait()
     except Died as death:

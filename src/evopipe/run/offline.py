@@ -24,10 +24,10 @@ _PART = 1 << 24  # bytes of rows that are packed at once
 
 
 class Offline:
-    """The regime (see `Regime`) of learning from a dataset: all of it and nothing else, one for all members.
+    """The regime (see `Regime`) of learning from a dataset, one for all members.
 
-    A step of a member is a chance to learn where online it is a step in the environment: at a learn step of 1 it is one
-    update. Everything counted in steps means these.
+    A step of a member is a chance to learn where online it is a step in the environment. Everything counted in steps
+    means these.
 
     Raises:
         DataError: the dataset is empty.
@@ -88,8 +88,8 @@ class Offline:
 def pack(layout: RowLayout, data: Transitions) -> Iterator[np.ndarray]:
     """Pack transitions into rows `[n, size]`, part by part: images as numbers are too large for all at once.
 
-    Each spans `layout.steps` steps, fewer if its episode ends before. One that runs into an end takes the end's own
-    next observation: it bootstraps from it if the episode was cut, and not if it terminated.
+    Each spans `layout.steps` steps, fewer if its episode ends before: then it takes the end's own next observation, and
+    bootstraps from it if the episode was cut, not if it terminated.
     """
     taken = _steps_taken(data, layout.steps)
     size = max(1, _PART // (4 * layout.size))

@@ -24,9 +24,9 @@ from evopipe.run.spec import Spec
 def rollout_ends(learn_step: int, envs: int, ticks: int) -> list[int]:
     """Return the ticks of a generation after which a member learns.
 
-    A rollout takes as many ticks as give at least `learn_step` steps in `envs` environments. The generation's last one
-    takes what is left, between half and one and a half of that: what was played by a policy that evolution replaces is
-    learned from first.
+    A rollout takes as many ticks as give at least `learn_step` steps in `envs` environments; the generation's last one
+    what is left, between half and one and a half of that: what a policy played is learned from before evolution
+    replaces it.
     """
     each = -(-learn_step // envs)
     count = max(1, int(ticks / each + 0.5))
@@ -38,8 +38,7 @@ class _Plan:
     """How a cohort goes through rollouts of one length: constants of its members' hyper-parameters.
 
     A minibatch has room for `width` sequences. For members of one batch bucket it depends on nothing else, so that a
-    member's sums run over as many numbers beside any neighbours; and its steps fill whole vectors, for some operators
-    round what is left over differently.
+    member's sums run over as many numbers beside any neighbours; and its steps fill whole vectors.
     """
 
     stretches: list[tuple[int, int]]  # (first tick, end) of a rollout's sequences; single ticks without recurrence
@@ -52,7 +51,6 @@ class _Plan:
 
     @classmethod
     def of(cls, spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int) -> _Plan:
-        """Return the plan for a rollout of so many ticks; a rollout is divided evenly into minibatches."""
         cfg, envs = spec.algo_config, rollout.rows.shape[2]
         recurrent = rollout.memory.shape[-1] > 0
         stretches = windows(ticks, cfg.max_seq_len if recurrent else 1, cfg.sequences if recurrent else "chunked")
@@ -66,7 +64,6 @@ class _Plan:
 
     @property
     def count(self) -> int:
-        """Sequences in a rollout."""
         return len(self.stretches) * self.envs
 
     @cached_property
@@ -92,11 +89,8 @@ class _Plan:
 
 
 def learn_from_rollout(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Tensor:
-    """Let members learn from a rollout's first `ticks` ticks; return their losses `[P]` in their last minibatch.
-
-    The cohort's tensors change in place, and advantages are entered into the rollout. `tick` is when; with the members'
-    keys it fixes the draws.
-    """
+    """Let members learn, in place, from a rollout's first `ticks` ticks; return their losses `[P]` in their last
+    minibatch. `tick` is when; with the members' keys it fixes the draws."""
     ready(spec, cohort, rollout, ticks, tick)()
     return cohort.losses
 
