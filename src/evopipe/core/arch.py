@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from evopipe.core import lstm
 from evopipe.core.layout import Block, Layer, Layout, Part
@@ -149,12 +150,12 @@ class Arch:
     def size(self, widths: Widths) -> int:
         return self.layout(widths).size
 
-    def named(self, widths: Widths, row: torch.Tensor) -> dict[str, torch.Tensor]:
+    def named(self, widths: Widths, row: Tensor) -> dict[str, Tensor]:
         """See `Architecture`: `encoder.0.weight` `[in, out]`, `encoder.0.bias` `[out]` and so on."""
         parts = [part for layer in self.layout(widths).every for part in layer.parts if part]
         return {p.name: p.of(row) if p.name.endswith("weight") else p.of(row).view(-1) for p in parts}
 
-    def initialise(self, widths: Widths, rng: Any) -> torch.Tensor:
+    def initialise(self, widths: Widths, rng: Any) -> Tensor:
         """See `Architecture`.
 
         Weights are orthogonal with gain √2, 0.1 at the output so that first values are small (Saxe et al., 2014);
@@ -202,17 +203,17 @@ class Arch:
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
         return options(bounds, self, networks)
 
-    def carry(self, new: Arch, widths: Widths, kind: str, row: torch.Tensor, rng: Any) -> torch.Tensor:
+    def carry(self, new: Arch, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
         change = Change(self, new, widths)
         if kind == "parameters":
             return change.parameters(row, rng)
         return change.scales(row) if kind == "scales" else change.moments(row)
 
 
-def _orthogonal(part: Part, gain: float, rng: Any) -> torch.Tensor:
+def _orthogonal(part: Part, gain: float, rng: Any) -> Tensor:
     """Semi-orthogonal `[rows, columns]`, by QR of a Gaussian with the signs of R's diagonal made positive."""
     tall = torch.from_numpy(rng.standard_normal((max(part.rows, part.columns), min(part.rows, part.columns))))
     q, r = torch.linalg.qr(tall)
     q = q * torch.sign(torch.diagonal(r))
-    weight: torch.Tensor = (gain * (q if part.rows >= part.columns else q.T)).float()
+    weight: Tensor = (gain * (q if part.rows >= part.columns else q.T)).float()
     return weight

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
 from evopipe.core.graphs import Paths, Runner
 from evopipe.core.member import Member, names_of
@@ -60,11 +61,11 @@ class Cohort:
     members: tuple[Member, ...]
     structures: Mapping[str, Structure]
     state: Any
-    keys: torch.Tensor
-    hyper: Mapping[str, torch.Tensor]
-    weight: torch.Tensor
-    healthy: torch.Tensor
-    losses: torch.Tensor
+    keys: Tensor
+    hyper: Mapping[str, Tensor]
+    weight: Tensor
+    healthy: Tensor
+    losses: Tensor
     pace: PaceOf
     normaliser: Normaliser | None = None
     runner: Runner = field(default_factory=Runner, repr=False, compare=False)
@@ -88,7 +89,7 @@ class Cohort:
         """`M`, the numbers that a member's networks carry from step to step."""
         return sum(structure.memory for structure in self.structures.values())
 
-    def pieces(self, memory: torch.Tensor) -> dict[tuple[str, int], torch.Tensor]:
+    def pieces(self, memory: Tensor) -> dict[tuple[str, int], Tensor]:
         """Return views of a memory `[…, M]`: each network's pieces, pads included, see `Structure.memory_widths`."""
         widths = {
             (name, i): width
@@ -97,7 +98,7 @@ class Cohort:
         }
         return dict(zip(widths, memory.split([*widths.values()], dim=-1), strict=True)) if widths else {}
 
-    def shown(self, obs: torch.Tensor) -> torch.Tensor:
+    def shown(self, obs: Tensor) -> Tensor:
         """Return observations `[P, B, O]` as the members' networks read them."""
         return obs if self.normaliser is None else self.normaliser.shown(obs)
 
@@ -125,11 +126,11 @@ class Cohort:
             normaliser=None if self.normaliser is None else self.normaliser.part(first, end),
         )
 
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[Tensor]:
         """Return every tensor of the algorithm's state, in a fixed order."""
         return [tensor for _, _, tensor, _ in _tensors(self.state)]
 
-    def seen(self) -> list[torch.Tensor]:
+    def seen(self) -> list[Tensor]:
         """Return the tensors of the normaliser, in a fixed order."""
         return [] if self.normaliser is None else list(self.normaliser.held.values())
 
@@ -247,7 +248,7 @@ def _form(
         mean, square = (shape.pack([t[f"{name}.{part}"] for t, name in rows]) for part in ("mean", "square"))
         return Adam(shape, mean, square, torch.stack([t[f"{name}.steps"] for t, name in rows]).to(device))
 
-    def column(values: Iterable[float]) -> torch.Tensor:
+    def column(values: Iterable[float]) -> Tensor:
         return torch.tensor(list(values), dtype=torch.float32, device=device)
 
     paces = [pace(member) for member in members]
@@ -279,22 +280,22 @@ def dissolve(cohorts: Sequence[Cohort]) -> list[Member]:
     return sorted(found, key=lambda m: m.slot)
 
 
-def _split(leaves: Iterable[tuple[str, Sequence[torch.Tensor]]], rows: int) -> list[dict[str, torch.Tensor]]:
-    out: list[dict[str, torch.Tensor]] = [{} for _ in range(rows)]
+def _split(leaves: Iterable[tuple[str, Sequence[Tensor]]], rows: int) -> list[dict[str, Tensor]]:
+    out: list[dict[str, Tensor]] = [{} for _ in range(rows)]
     for name, tensors in leaves:
         for target, tensor in zip(out, tensors, strict=True):
             target[name] = tensor.detach().to("cpu", copy=True)
     return out
 
 
-def _leaves(state: Any) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
+def _leaves(state: Any) -> Iterator[tuple[str, Sequence[Tensor]]]:
     """Walk a state without pads: (name, one tensor a member)."""
     for f, part, tensor, structure in _tensors(state):
         rows, names = tensor.unbind(0) if structure is None else structure.unpack(tensor), names_of(f)
         yield from ((name + part, rows[i :: len(names)]) for i, name in enumerate(names))
 
 
-def _tensors(state: Any) -> Iterator[tuple[dataclasses.Field[Any], str, torch.Tensor, Structure | None]]:
+def _tensors(state: Any) -> Iterator[tuple[dataclasses.Field[Any], str, Tensor, Structure | None]]:
     """Walk a state: (field, which part of it, all rows, what is padded in them)."""
     for f in dataclasses.fields(state):
         value = getattr(state, f.name)
@@ -311,7 +312,7 @@ def _tensors(state: Any) -> Iterator[tuple[dataclasses.Field[Any], str, torch.Te
 def create(
     members: Sequence[Member],
     init: Callable[[Mapping[str, Net]], Any],
-    rows: Mapping[str, Sequence[torch.Tensor]],
+    rows: Mapping[str, Sequence[Tensor]],
     widths: Mapping[str, Widths],
 ) -> list[Member]:
     """Give new members, all of one architecture, their state by the algorithm's own `init`.

@@ -15,10 +15,11 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch import Tensor
 
 Compile = Literal["auto", "on", "off"]
 Capture = Literal["none", "buffers", "graph"]
-Body: TypeAlias = "Callable[..., tuple[torch.Tensor, ...]]"
+Body: TypeAlias = "Callable[..., tuple[Tensor, ...]]"
 TRIALS = 2  # runs before a capture: kernels are loaded, libraries get their workspaces, views are made
 RECOMPILES = 64  # structures that torch.compile keeps code for; its own 8 are gone after a few generations
 
@@ -75,17 +76,17 @@ class Runner:
 
     def __init__(self, paths: Paths | None = None) -> None:
         self.paths = paths or Paths()
-        self._played: dict[Hashable, tuple[tuple[torch.Tensor, ...], _Recording]] = {}
+        self._played: dict[Hashable, tuple[tuple[Tensor, ...], _Recording]] = {}
 
     def ready(
         self,
         name: Hashable,
         make: Callable[[Callable[..., Any]], Body],
-        inputs: Sequence[torch.Tensor],
+        inputs: Sequence[Tensor],
         device: torch.device,
-        bound: Callable[[], Sequence[torch.Tensor]],
-        written: Callable[[], Sequence[torch.Tensor]] = lambda: (),
-    ) -> Callable[[], tuple[torch.Tensor, ...]]:
+        bound: Callable[[], Sequence[Tensor]],
+        written: Callable[[], Sequence[Tensor]] = lambda: (),
+    ) -> Callable[[], tuple[Tensor, ...]]:
         """Return a piece of work, ready to be called once; if nothing is recorded, it is simply the function.
 
         Args:
@@ -115,9 +116,9 @@ class _Recording:
         self,
         paths: Paths,
         make: Callable[[Callable[..., Any]], Body],
-        inputs: Sequence[torch.Tensor],
+        inputs: Sequence[Tensor],
         device: torch.device,
-        written: Sequence[torch.Tensor],
+        written: Sequence[Tensor],
     ) -> None:
         paths.recorded += 1
         self.inputs = tuple(upload(x, device).clone() for x in inputs)
@@ -133,8 +134,8 @@ class _Recording:
             self._capture(paths)
 
     def _compiled(
-        self, paths: Paths, make: Callable[[Callable[..., Any]], Body], written: Sequence[torch.Tensor]
-    ) -> tuple[Body, tuple[torch.Tensor, ...]] | None:
+        self, paths: Paths, make: Callable[[Callable[..., Any]], Body], written: Sequence[Tensor]
+    ) -> tuple[Body, tuple[Tensor, ...]] | None:
         """Compile, and return the work and its results; None where that fails, as without a C++ compiler."""
         try:
             with warnings.catch_warnings():
@@ -163,14 +164,14 @@ class _Recording:
         for kept, out in zip(self.outputs, self.body(*self.inputs), strict=True):
             kept.copy_(out)
 
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         for buffer, given in zip(self.inputs, inputs, strict=True):
             buffer.copy_(_staged(given, buffer.device), non_blocking=True)
         self.replay()
         return tuple(out.clone() for out in self.outputs)
 
 
-def _try(body: Body, inputs: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def _try(body: Body, inputs: Sequence[Tensor], written: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Run the work and undo what it wrote. On CUDA this happens on a side stream, as a capture asks for."""
     before = [tensor.clone() for tensor in written]
     try:
@@ -199,7 +200,7 @@ def _side_stream(device: torch.device) -> Iterator[None]:
         present.wait_stream(side)
 
 
-def upload(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+def upload(x: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor from the host to a device without waiting for the device.
 
     A plain `.to(device)` waits for all work before it; from pinned memory it need not. `x` may be changed at once.
@@ -207,5 +208,5 @@ def upload(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     return _staged(x, device).to(device, non_blocking=True)
 
 
-def _staged(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _staged(x: Tensor, device: torch.device) -> Tensor:
     return x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
+from torch import Tensor
 
 
 class Block(NamedTuple):
@@ -30,11 +30,11 @@ class Part(NamedTuple):
     def units(self) -> int:
         return self.columns // self.groups
 
-    def of(self, row: torch.Tensor) -> torch.Tensor:
+    def of(self, row: Tensor) -> Tensor:
         """Return its view `[rows, columns]` of a flat row."""
         return row[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
-    def grouped(self, row: torch.Tensor) -> torch.Tensor:
+    def grouped(self, row: Tensor) -> Tensor:
         """Return its view `[rows, groups, units]` of a flat row."""
         return self.of(row).view(self.rows, self.groups, self.units)
 

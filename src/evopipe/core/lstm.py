@@ -7,12 +7,13 @@ pad, whose weights are zero, stays at an output and a cell of exactly 0.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 GATES = 4
 FORGET, CANDIDATE = 1, 3  # places among the groups
 
 
-def cell(sums: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def cell(sums: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """Take one step: sums of what reaches the gates `[P, B, 4H]`, cells `[P, B, H]` → outputs and cells `[P, B, H]`."""
     width = c.shape[-1]
     gates, candidate = sums.split((CANDIDATE * width, width), dim=-1)
@@ -21,9 +22,7 @@ def cell(sums: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return o * c.tanh(), c
 
 
-def sequence(
-    sums: torch.Tensor, recurrent: torch.Tensor, h: torch.Tensor, c: torch.Tensor, begins: torch.Tensor
-) -> torch.Tensor:
+def sequence(sums: Tensor, recurrent: Tensor, h: Tensor, c: Tensor, begins: Tensor) -> Tensor:
     """Take `L` steps, one after another; return outputs `[P, L, B, H]`.
 
     Args:

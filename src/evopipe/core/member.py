@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-import torch
+from torch import Tensor
 
 from evopipe.core.arch import Arch
 from evopipe.core.structure import Architecture
@@ -43,7 +43,7 @@ class Member:
     key: int
     arch: Architecture
     hyper: Mapping[str, float]
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, Tensor]
     healthy: bool = True
     fitness: tuple[float, ...] = ()
 

@@ -24,6 +24,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from evopipe.core import lstm
 from evopipe.core.layers import NOT_ZERO_AT_ZERO
@@ -43,7 +44,7 @@ class Change:
     new: Arch
     widths: Widths
 
-    def parameters(self, row: torch.Tensor, rng: Any) -> torch.Tensor:
+    def parameters(self, row: Tensor, rng: Any) -> Tensor:
         """Return the parameters `[n']` of the changed network from those before, `[n]`; fresh ones are drawn."""
         fresh = self.new.initialise(self.widths, rng)
         if self._in_stem:
@@ -63,7 +64,7 @@ class Change:
                 new.shift.of(fresh)[0, had:] = torch.from_numpy(0.1 * rng.standard_normal(has - had)).float()
         return fresh
 
-    def scales(self, row: torch.Tensor) -> torch.Tensor:
+    def scales(self, row: Tensor) -> Tensor:
         """Return the scales `[n']` of the changed network's parameters from those before, `[n]`. New ones are c /
         √(inputs), c the mean of |σ| √(inputs) over all weights before."""
         weights = [layer.weight.of(row) for layer in (*self._before.hidden, *self._before.output)]
@@ -74,7 +75,7 @@ class Change:
                 part.of(out)[:] = mean * layer.weight.rows**-0.5
         return self._carry(row, out)
 
-    def moments(self, row: torch.Tensor) -> torch.Tensor:
+    def moments(self, row: Tensor) -> Tensor:
         """Return Adam moments `[n']` from those before, `[n]`: new weights' are 0."""
         return self._carry(row, torch.zeros(self._after.size))
 
@@ -105,14 +106,14 @@ class Change:
         gated = self.new.kind == "lstm" and self.old.encoder != self.new.encoder
         return self.new.layer_norm and self.new.activation not in NOT_ZERO_AT_ZERO and not gated
 
-    def _carry(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def _carry(self, source: Tensor, target: Tensor) -> Tensor:
         if self._in_stem:
             return self._carry_stem(source, target)
         for _, old, new in self._survivors():
             _copy_overlap(old, new, source, target)
         return target
 
-    def _carry_stem(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def _carry_stem(self, source: Tensor, target: Tensor) -> Tensor:
         """`_carry` where channels or kernels changed: nobody reads new channels; a kernel is centred in the larger one,
         or its border cut off."""
         stems = self.old.stem, self.new.stem
@@ -154,7 +155,7 @@ def _in_use(arch: Arch, widths: Widths, layer: int) -> int:
     return width
 
 
-def _copy_overlap(old: Layer, new: Layer, source: torch.Tensor, target: torch.Tensor) -> None:
+def _copy_overlap(old: Layer, new: Layer, source: Tensor, target: Tensor) -> None:
     """Copy what both layers have: the top-left corner of every part, of every group of columns apart."""
     for a, b in zip(old.parts, new.parts, strict=True):
         if a and b:
@@ -162,7 +163,7 @@ def _copy_overlap(old: Layer, new: Layer, source: torch.Tensor, target: torch.Te
             b.grouped(target)[:rows, :, :units] = a.grouped(source)[:rows, :, :units]
 
 
-def _grow(old: Layer, new: Layer, in_use: int, fresh: torch.Tensor) -> None:
+def _grow(old: Layer, new: Layer, in_use: int, fresh: Tensor) -> None:
     """Initialise the units that a layer gained so that they contribute nothing yet."""
     had, has = old.weight.columns, new.weight.columns
     weight, bias = new.weight.of(fresh), new.bias.of(fresh)
@@ -177,7 +178,7 @@ def _grow(old: Layer, new: Layer, in_use: int, fresh: torch.Tensor) -> None:
         weight[:, had:in_use] = 0.0
 
 
-def _grow_memory(old: Layer, new: Layer, in_use: int, fresh: torch.Tensor) -> None:
+def _grow_memory(old: Layer, new: Layer, in_use: int, fresh: Tensor) -> None:
     """`_grow` for an LSTM layer: old units do not read the new ones; those that land on units in use put out 0."""
     assert new.recurrent is not None
     had = old.weight.units

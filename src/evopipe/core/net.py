@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from evopipe.core.structure import Structure
 
@@ -25,7 +26,7 @@ class Net:
     """
 
     structure: Structure
-    values: torch.Tensor
+    values: Tensor
     trainable: bool = field(default=False)
 
     @classmethod
@@ -35,7 +36,7 @@ class Net:
         return cls(nets[0].structure.repeat(len(nets)), values, nets[0].trainable)
 
     @cached_property
-    def grad(self) -> torch.Tensor:
+    def grad(self) -> Tensor:
         """`[P, N]` gradients, filled by backward."""
         return torch.zeros_like(self.values)
 
@@ -56,7 +57,7 @@ class Net:
         return first, second
 
     @property
-    def finite(self) -> torch.Tensor:
+    def finite(self) -> Tensor:
         """Which rows `[P]` have only finite parameters. A sum is NaN or infinite where one number is."""
         return torch.isfinite(self.values.sum(dim=1))
 
@@ -64,7 +65,7 @@ class Net:
         """Return some of the rows, on the same memory."""
         return Net(self.structure.part(first, end, every), self.values[first:end:every], self.trainable)
 
-    def _view(self, start: int, rows: int, columns: int) -> torch.Tensor:
+    def _view(self, start: int, rows: int, columns: int) -> Tensor:
         here = slice(start, start + rows * columns)
         view = self.values[:, here].view(-1, rows, columns)
         if self.trainable:
@@ -77,7 +78,7 @@ class Net:
         return replace(self, values=self.values.clone(), trainable=trainable)
 
 
-def forward(net: Net | None, x: torch.Tensor, views: Any = None) -> torch.Tensor:
+def forward(net: Net | None, x: Tensor, views: Any = None) -> Tensor:
     """Run each member's network on its own batch: `[P, B, inputs]` → `[P, B, outputs]`, of an encoder `[P, B, latent]`.
 
     K networks a member all read its one batch: → `[P, K, B, outputs]`. Without a network, as where there is no shared
@@ -89,11 +90,11 @@ def forward(net: Net | None, x: torch.Tensor, views: Any = None) -> torch.Tensor
     views, each = net.views if views is None else views, len(net.values) // len(x)
     if each == 1:
         return net.structure.forward(views, x)
-    out: torch.Tensor = net.structure.forward(views, x.repeat_interleave(each, dim=0)).unflatten(0, (len(x), each))
+    out: Tensor = net.structure.forward(views, x.repeat_interleave(each, dim=0)).unflatten(0, (len(x), each))
     return out
 
 
-def remember(net: Net | None, x: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def remember(net: Net | None, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
     """Take one step with a memory; without a network x passes.
 
     Args:
@@ -109,7 +110,7 @@ def remember(net: Net | None, x: torch.Tensor, memory: torch.Tensor) -> tuple[to
     return net.structure.remember(net.views, x, memory)
 
 
-def unroll(net: Net | None, x: torch.Tensor, memory: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
+def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
     """Take `L` steps with a memory: `[P, B, L, inputs]` → `[P, B, L, outputs]`; without a network x passes.
 
     Args:
@@ -122,5 +123,5 @@ def unroll(net: Net | None, x: torch.Tensor, memory: torch.Tensor, begins: torch
         return x
     if net.structure.memory:
         return net.structure.unroll(net.views, x, memory, begins)
-    out: torch.Tensor = forward(net, x.flatten(1, 2)).unflatten(1, x.shape[1:3])
+    out: Tensor = forward(net, x.flatten(1, 2)).unflatten(1, x.shape[1:3])
     return out

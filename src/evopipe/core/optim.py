@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from evopipe.core.net import Net
 from evopipe.core.structure import Structure
@@ -22,9 +23,9 @@ class Adam:
     """Adam's moments (Kingma & Ba, 2015) of one network's rows: `mean` and `square` `[P, N]`, `steps` `[P]` float32."""
 
     structure: Structure
-    mean: torch.Tensor
-    square: torch.Tensor
-    steps: torch.Tensor
+    mean: Tensor
+    square: Tensor
+    steps: Tensor
 
     @classmethod
     def start(cls, net: Net) -> Adam:
@@ -43,7 +44,7 @@ def start(*nets: Net) -> tuple[Any, ...]:
     return *map(Adam.start, nets), torch.zeros(len(values), device=values.device)
 
 
-def backward(losses: torch.Tensor, *nets: Net) -> None:
+def backward(losses: Tensor, *nets: Net) -> None:
     """Fill `net.grad` of each network from losses `[P]`: summed once, here, so that no gradient crosses members."""
     if not torch.compiler.is_compiling():
         _take_layout_warning()
@@ -63,31 +64,31 @@ def _take_layout_warning() -> None:
         leaf.sum().backward()
 
 
-def clip_gradients(net: Net, limit: torch.Tensor) -> torch.Tensor:
+def clip_gradients(net: Net, limit: Tensor) -> Tensor:
     """Scale the gradient of every row to at most its member's `limit` `[P]` in place; return the norms before, summed
     over a member's rows, `[P]`. A global norm would spread one member's NaN to all."""
-    norms: torch.Tensor = torch.linalg.vector_norm(net.grad, dim=1)
+    norms: Tensor = torch.linalg.vector_norm(net.grad, dim=1)
     net.grad.mul_((_by_row(limit, net) / (norms + 1e-6)).clamp(max=1.0)[:, None])
     return norms if len(norms) == len(limit) else norms.view(len(limit), -1).sum(dim=1)
 
 
-def _by_row(values: torch.Tensor, net: Net) -> torch.Tensor:
+def _by_row(values: Tensor, net: Net) -> Tensor:
     """Members' values `[P]` for every row of a network that has K rows a member, `[P · K]`."""
     each = len(net.values) // len(values)
     return values if each == 1 else values.repeat_interleave(each)
 
 
-def clip_together(grads: Sequence[torch.Tensor], limit: torch.Tensor) -> torch.Tensor:
+def clip_together(grads: Sequence[Tensor], limit: Tensor) -> Tensor:
     """`clip_gradients` of several tensors `[P, n]` as if they were one; return the norms `[P]` of all, as they were."""
     each = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
-    norms: torch.Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)  # along 0, bits would depend on P
+    norms: Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)  # along 0, bits would depend on P
     scale = (limit / (norms + 1e-6)).clamp(max=1.0)[:, None]
     for grad in grads:
         grad.mul_(scale)
     return norms
 
 
-def step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
+def step(net: Net, adam: Adam, lr: Tensor, active: Tensor) -> None:
     """Take one Adam step in place for the active members `[P]`, with learning rates `[P]`; others keep weights, moments
     and step count."""
     lr, active = _by_row(lr, net), _by_row(active, net)
@@ -99,9 +100,9 @@ def step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
 
 
 def descend(
-    losses: torch.Tensor, healthy: torch.Tensor, limit: torch.Tensor,
-    *learners: tuple[Net | None, Adam | None, torch.Tensor],
-) -> torch.Tensor:  # fmt: skip
+    losses: Tensor, healthy: Tensor, limit: Tensor,
+    *learners: tuple[Net | None, Adam | None, Tensor],
+) -> Tensor:  # fmt: skip
     """Take one step down each member's loss `[P]`; return which members took it: those healthy before, and finite.
 
     Limit `[P]` is of the gradient norm of each network. Learners are networks, their moments and learning rates `[P]`;
@@ -116,7 +117,7 @@ def descend(
     return healthy
 
 
-def _plain_step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
+def _plain_step(net: Net, adam: Adam, lr: Tensor, active: Tensor) -> None:
     """Adam as written in the paper: no host synchronisation, so that a CUDA graph can hold it."""
     on = active.to(lr.dtype)[:, None]
     grad = torch.where(active[:, None], net.grad, 0.0)
@@ -129,7 +130,7 @@ def _plain_step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) ->
     net.values.sub_(lr[:, None] * on * (adam.mean / unbias1) / denominator)
 
 
-def _fused_step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
+def _fused_step(net: Net, adam: Adam, lr: Tensor, active: Tensor) -> None:
     """Adam by torch's fused CPU kernel: a fraction of the plain formula's time.
 
     A call knows one learning rate and one step count: neighbours that agree in both go in together. Rows are whole
@@ -140,9 +141,7 @@ def _fused_step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) ->
         _fused(net.values[a:b], net.grad[a:b], adam.mean[a:b], adam.square[a:b], adam.steps[a], rate)
 
 
-def _fused(
-    values: torch.Tensor, grad: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, count: torch.Tensor, lr: float
-) -> None:
+def _fused(values: Tensor, grad: Tensor, mean: Tensor, square: Tensor, count: Tensor, lr: float) -> None:
     torch._fused_adam_(
         [values], [grad], [mean], [square], [], [count], lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=0.0, eps=EPS,
         amsgrad=False, maximize=False, grad_scale=None, found_inf=None,
@@ -179,14 +178,12 @@ class ScalarAdam:
     """Adam for single numbers of a member, `[P]` or `[P, n]`: each has a state of 3, two moments and the steps."""
 
     @staticmethod
-    def start(value: torch.Tensor) -> torch.Tensor:
+    def start(value: Tensor) -> Tensor:
         """Return the state before the first step, `[…, 3]`, for values `[…]`."""
         return torch.zeros(*value.shape, 3, device=value.device)
 
     @staticmethod
-    def step(
-        value: torch.Tensor, state: torch.Tensor, grad: torch.Tensor, lr: torch.Tensor, active: torch.Tensor
-    ) -> None:
+    def step(value: Tensor, state: Tensor, grad: Tensor, lr: Tensor, active: Tensor) -> None:
         """Take one step in place where `active`; values and grad are `[…]`, lr and active expand to that."""
         mean, square, steps = state.unbind(dim=-1)
         mean, square, steps = torch.lerp(mean, grad, 1 - BETA1), torch.lerp(square, grad * grad, 1 - BETA2), steps + 1
@@ -196,7 +193,7 @@ class ScalarAdam:
         state.copy_(torch.where(active[..., None], torch.stack((mean, square, steps), dim=-1), state))
 
 
-def polyak(target: Net | None, online: Net | None, weight: torch.Tensor) -> None:
+def polyak(target: Net | None, online: Net | None, weight: Tensor) -> None:
     """target ← target + weight · (online − target) in place, `weight` `[P]`; nothing where there are none. 1 copies and
     0 leaves, both to the bit; where online is not finite, neither is the result, whatever the weight."""
     if target is None or online is None:

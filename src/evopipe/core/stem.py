@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from evopipe.core.layers import activate
 from evopipe.types import Image
@@ -83,9 +84,7 @@ class Stem(NamedTuple):
                 total += before[0] * conv.kernel**2 * channels * height * width
         return total
 
-    def run(
-        self, x: torch.Tensor, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], runs: Sequence[tuple[str, int, int]]
-    ) -> torch.Tensor:
+    def run(self, x: Tensor, layers: Sequence[tuple[Tensor, Tensor]], runs: Sequence[tuple[str, int, int]]) -> Tensor:
         """Turn inputs `[P, B, inputs]` into what the encoder reads, `[P, B, reads]`.
 
         Layers are weight `[P, channels in · kernel², channels out]` and bias `[P, 1, channels out]` of each
@@ -102,7 +101,7 @@ class Stem(NamedTuple):
         return torch.cat([*vector, x[..., at:], *found], dim=-1)
 
 
-def _convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, conv: Conv, grouped: bool) -> torch.Tensor:
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor, conv: Conv, grouped: bool) -> Tensor:
     """Convolve every row's own batch: `[P, B, C, h, w]` → `[P, B, channels, h′, w′]`. One convolution a row is twice as
     fast on a CPU as all rows in one, `grouped` as channels; on a GPU it is the other way round."""
     if conv.padding < 0:
@@ -114,5 +113,5 @@ def _convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, conv: C
         return torch.stack([torch.nn.functional.conv2d(*row, *how) for row in rows])
     together = x.transpose(0, 1).flatten(1, 2)  # [B, P · C, h, w]
     out = torch.nn.functional.conv2d(together, kernels.flatten(0, 1), biases.flatten(), *how, groups=len(x))
-    apart: torch.Tensor = out.unflatten(1, (len(x), -1)).transpose(0, 1)
+    apart: Tensor = out.unflatten(1, (len(x), -1)).transpose(0, 1)
     return apart

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
+from torch import Tensor
 
 from evopipe.schema.blocks import ArchitectureBounds
 
@@ -43,7 +44,7 @@ def acting_networks(policy: str, networks: Mapping[str, Widths]) -> list[str]:
 
 Option: TypeAlias = tuple[str, str, Any, Any, Any]
 """(method, what changes, its value before, its value after, the architecture after) of a possible mutation."""
-ViewOf: TypeAlias = "Callable[[int, int, int], torch.Tensor]"
+ViewOf: TypeAlias = "Callable[[int, int, int], Tensor]"
 """(start, rows, columns) → those numbers of every row, `[P, rows, columns]`, with gradients where a network learns."""
 
 
@@ -65,10 +66,10 @@ class Structure(Protocol):
     @property
     def memory(self) -> int: ...
 
-    def pack(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    def pack(self, rows: Sequence[Tensor]) -> Tensor:
         """Place members' own flat rows `[n_p]` into rows `[P, N]`, zeros elsewhere."""
 
-    def unpack(self, packed: torch.Tensor) -> list[torch.Tensor]:
+    def unpack(self, packed: Tensor) -> list[Tensor]:
         """Return members' own flat rows `[n_p]` (copies)."""
 
     def part(self, first: int, end: int | None, every: int = 1) -> Structure:
@@ -80,13 +81,13 @@ class Structure(Protocol):
     def views(self, of: ViewOf) -> Any:
         """Return what the forward pass reads, made of views into the rows."""
 
-    def forward(self, views: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, views: Any, x: Tensor) -> Tensor:
         """Run every row on its own batch: `[P, B, inputs]` → `[P, B, outputs]`; one with a memory from an empty one."""
 
-    def remember(self, views: Any, x: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def remember(self, views: Any, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """See `core.net.remember`; asked only if there is a memory."""
 
-    def unroll(self, views: Any, x: torch.Tensor, memory: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
+    def unroll(self, views: Any, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
         """See `core.net.unroll`; asked only if there is a memory."""
 
 
@@ -115,10 +116,10 @@ class Architecture(Protocol):
     def size(self, widths: Widths) -> int:
         """Return how many numbers a member's own flat row has."""
 
-    def named(self, widths: Widths, row: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    def named(self, widths: Widths, row: Tensor) -> Mapping[str, Tensor]:
         """Split a member's own flat row into its tensors (views) by name; noise goes to those of two dimensions."""
 
-    def initialise(self, widths: Widths, rng: Any) -> torch.Tensor:
+    def initialise(self, widths: Widths, rng: Any) -> Tensor:
         """Draw a member's own flat row `[n]` from a `numpy.random.Generator`."""
 
     @staticmethod
@@ -132,7 +133,7 @@ class Architecture(Protocol):
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
         """Return every mutation that is possible, for members with these networks."""
 
-    def carry(self, new: Any, widths: Widths, kind: str, row: torch.Tensor, rng: Any) -> torch.Tensor:
+    def carry(self, new: Any, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
         """Return a flat row `[n]` as one of a mutated architecture, `[n']`.
 
         The kind is `parameters`, `scales` or `moments`, see `core.member`. Equal generators give online and target

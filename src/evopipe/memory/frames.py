@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evopipe.core import pixels
 from evopipe.core.graphs import upload
@@ -136,7 +137,7 @@ class Frames:
         self.used += len(never)
         return np.concatenate((again, never))
 
-    def join(self, bare: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    def join(self, bare: Tensor, index: Tensor) -> Tensor:
         """Put the images back into the rows `index` `[n]`: `[n, size - 2 S]` → `[n, size]`."""
         size = bare.shape[1] + 2 * self.size
         rows, at = bare.new_empty(len(bare), size), 0
@@ -152,7 +153,7 @@ class Frames:
                 at += image.size
         return rows
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Tensor]:
         order = (self._turn[:, None] + np.arange(self._steps)) % self._steps  # the oldest first
         last = np.take_along_axis(self._last, order, axis=1)
         kept = {"held": self._held, "free": self._free, "last": last.reshape(-1)}
@@ -161,7 +162,7 @@ class Frames:
             **{f"frames.{name}": torch.from_numpy(array.copy()) for name, array in kept.items()},
         }
 
-    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+    def restore(self, state: Mapping[str, Tensor]) -> None:
         self._clear()
         self.used = len(state["frames"])
         self.store[: self.used] = state["frames"].to(self._device)
@@ -173,7 +174,7 @@ class Frames:
         self._seen[known] = state["frames"].numpy()[self._last[known]]
 
 
-def _empty(rows: int, columns: int, device: torch.device) -> torch.Tensor:
+def _empty(rows: int, columns: int, device: torch.device) -> Tensor:
     """Bytes that are 0; on a CPU in memory that forked processes share, and that is taken where it is first written."""
     if device.type != "cpu":
         return torch.zeros(rows, columns, dtype=torch.uint8, device=device)

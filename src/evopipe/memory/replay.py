@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evopipe.core.graphs import upload
 from evopipe.memory.frames import Frames
@@ -90,7 +91,7 @@ class RowLayout:
             rows[:, self._legal :] = 1.0 if legal is None else legal
         return rows
 
-    def unpack(self, rows: torch.Tensor, weight: torch.Tensor, gamma: torch.Tensor) -> Batch:
+    def unpack(self, rows: Tensor, weight: Tensor, gamma: Tensor) -> Batch:
         """Split rows `[P, B, size]` into a batch of views; weight is `[P, B]`, gamma `[P]`."""
         o, r = self.obs, self._reward
         if self.steps == 1:
@@ -145,12 +146,12 @@ class Replay:
         self.position = np.zeros(memories, np.int64)
         self.size = np.zeros(memories, np.int64)
 
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[Tensor]:
         """Return all that sampling reads beside the priorities."""
         return [self.rows, *([self.frames.places, self.frames.store] if self.frames else [])]
 
     @property
-    def _flat(self) -> torch.Tensor:
+    def _flat(self) -> Tensor:
         return self.rows.view(-1, self.rows.shape[2])
 
     def add(self, rows: np.ndarray, keep: np.ndarray, each: int | None = None) -> None:
@@ -190,14 +191,8 @@ class Replay:
         self.size = np.minimum(self.size + count, self.capacity)
 
     def draw_by_priority(
-        self,
-        slots: torch.Tensor,
-        first: torch.Tensor,
-        size: torch.Tensor,
-        u: torch.Tensor,
-        weight: torch.Tensor,
-        beta: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self, slots: Tensor, first: Tensor, size: Tensor, u: Tensor, weight: Tensor, beta: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Draw rows by the members' priorities: as `draw`, for u `[P, B]`.
 
         Slots `[P]` int64 are on the device; weight `[P, B]` is how much a place of the batch counts, 0 beyond the
@@ -211,7 +206,7 @@ class Replay:
         rows = self._whole((index + first[:, None]).view(-1)).view(*index.shape, self.layout.size)
         return rows, index, weight * importance / largest
 
-    def sample(self, slots: Sequence[int], u: torch.Tensor) -> torch.Tensor:
+    def sample(self, slots: Sequence[int], u: Tensor) -> Tensor:
         """Draw rows `[P, U, B, size]` uniformly, with replacement, for members `[P]` and u `[P, U, B]` in [0, 1)."""
         size = upload(torch.from_numpy(self.filled(slots)), self.device)
         return self.draw(self.first(slots), size, u)
@@ -221,24 +216,24 @@ class Replay:
         filled: np.ndarray = self.size[self._memory(slots)]
         return filled
 
-    def first(self, slots: Sequence[int]) -> torch.Tensor:
+    def first(self, slots: Sequence[int]) -> Tensor:
         """Return where the memory of each of these members begins, `[P]` int64, on the device."""
         return upload(torch.from_numpy(self._memory(slots) * self.capacity), self.device)
 
     def _memory(self, slots: Sequence[int]) -> np.ndarray:
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots)
 
-    def draw(self, first: torch.Tensor, size: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:
         """`sample` from what is on the device already, so that a graph can hold it: first and size `[P]` are what
         `first` and `filled` returned, u is `[P, U, B]` float64 in [0, 1)."""
         index = (u * size[:, None, None]).long() + first[:, None, None]
         return self._whole(index.view(-1)).view(*u.shape, self.layout.size)
 
-    def _whole(self, index: torch.Tensor) -> torch.Tensor:
+    def _whole(self, index: Tensor) -> Tensor:
         rows = self._flat.index_select(0, index)
         return rows if self.frames is None else self.frames.join(rows, index)
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Return a copy of everything: rows of every memory as far as any is filled, positions, sizes."""
         filled = int(self.size.max(initial=0))
         return {
@@ -249,7 +244,7 @@ class Replay:
             **({} if self.frames is None else self.frames.state()),
         }
 
-    def restore(self, state: dict[str, torch.Tensor]) -> None:
+    def restore(self, state: dict[str, Tensor]) -> None:
         self.rows[:, : state["rows"].shape[1]] = state["rows"].to(self.device)
         self.position = state["position"].numpy().copy()
         self.size = state["size"].numpy().copy()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from evopipe.ops.returns import gae
 from evopipe.types import Chosen, Sequences, Spaces
@@ -52,7 +53,7 @@ class Rollout:
         self.after = torch.zeros(members, ticks, envs, layout.spaces.observations + AFTER, device=device)
         self.memory = torch.zeros(members, ticks + 1, envs, memory, device=device)
 
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[Tensor]:
         return [self.rows, self.after, self.memory]
 
     def part(self, first: int, end: int) -> Rollout:
@@ -62,15 +63,7 @@ class Rollout:
         part.rows, part.after, part.memory = (tensor[first:end] for tensor in self.tensors())
         return part
 
-    def enter(
-        self,
-        tick: int,
-        obs: torch.Tensor,
-        legal: torch.Tensor,
-        begins: torch.Tensor,
-        memory: torch.Tensor,
-        chosen: Chosen,
-    ) -> None:
+    def enter(self, tick: int, obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, chosen: Chosen) -> None:
         """Enter what is known before a step is taken: obs `[P, E, O]`, legal `[P, E, A]`, begins `[P, E]`."""
         action = chosen.action if chosen.action.ndim == 3 else chosen.action[..., None]
         zeros = torch.zeros_like(chosen.value)
@@ -81,13 +74,7 @@ class Rollout:
             self.memory[:, tick], self.memory[:, tick + 1] = memory, chosen.memory
 
     def finish(
-        self,
-        tick: int,
-        next_obs: torch.Tensor,
-        reward: torch.Tensor,
-        terminated: torch.Tensor,
-        truncated: torch.Tensor,
-        broken: torch.Tensor,
+        self, tick: int, next_obs: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor, broken: Tensor
     ) -> None:
         """Enter what a step gave: the true next observation `[P, E, O]`, the rest `[P, E]`.
 
@@ -108,12 +95,12 @@ class Rollout:
         environment."""
         self.after[members, tick, envs, -2] = 1.0
 
-    def following(self, ticks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def following(self, ticks: int) -> tuple[Tensor, Tensor]:
         """Return what came after the first so many ticks: observations `[P, T · E, O]`, memory `[P, T · E, M]`."""
         next_obs = self.after[:, :ticks, :, : self.layout.spaces.observations]
         return next_obs.flatten(1, 2), self.memory[:, 1 : ticks + 1].flatten(1, 2)
 
-    def estimate(self, ticks: int, next_value: torch.Tensor, gamma: torch.Tensor, lam: torch.Tensor) -> None:
+    def estimate(self, ticks: int, next_value: Tensor, gamma: Tensor, lam: Tensor) -> None:
         """Enter advantages and value targets of the first so many ticks: `next_value` is `[P, T · E]`, of what
         `following` returned; gamma and λ are `[P]`."""
         at = self.layout.log_prob
@@ -122,7 +109,7 @@ class Rollout:
         advantage = gae(reward, value, next_value.view_as(value), terminated > 0, cut > 0, gamma, lam)
         self.rows[:, :ticks, :, at + 3 : at + 6] = torch.stack((advantage, advantage + value, valid), dim=-1)
 
-    def sequences(self, ticks: torch.Tensor, env: torch.Tensor, weight: torch.Tensor) -> Sequences:
+    def sequences(self, ticks: Tensor, env: Tensor, weight: Tensor) -> Sequences:
         """Gather a minibatch: ticks `[P, B, L]` int64, their environment `[P, B]` int64, weight `[P, B, L]`, 0 on pads,
         else 1."""
         members, capacity, envs = self.rows.shape[:3]
@@ -150,7 +137,7 @@ class Rollout:
             weight=weight / weight.sum(dim=(1, 2), keepdim=True).clamp(min=1.0),
         )
 
-    def state(self, ticks: int) -> dict[str, torch.Tensor]:
+    def state(self, ticks: int) -> dict[str, Tensor]:
         """Return a copy of the first so many ticks."""
         held = {"rows": self.rows[:, :ticks], "after": self.after[:, :ticks], "memory": self.memory[:, : ticks + 1]}
         return {name: tensor.to("cpu", copy=True) for name, tensor in held.items()}

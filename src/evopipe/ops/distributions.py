@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from evopipe.ops.value import masked_argmax, pick
 from evopipe.rng import Stream
@@ -27,10 +28,10 @@ class Distribution(Protocol):
     Actions are `[P, B, …]`; log-probabilities (or log-densities) and entropies, in nats, are `[P, B]`.
     """
 
-    def sample(self, draw: Stream) -> torch.Tensor: ...
-    def mode(self) -> torch.Tensor: ...
-    def log_prob(self, action: torch.Tensor) -> torch.Tensor: ...
-    def entropy(self) -> torch.Tensor: ...
+    def sample(self, draw: Stream) -> Tensor: ...
+    def mode(self) -> Tensor: ...
+    def log_prob(self, action: Tensor) -> Tensor: ...
+    def entropy(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -38,27 +39,27 @@ class _Categorical:
     """One of A actions, int64 `[P, B]`: softmax of logits `[P, B, A]`, or with more dimensions in the middle, over the
     legal ones, bool of a shape that expands to that."""
 
-    logits: torch.Tensor
-    legal: torch.Tensor | None = None
-    log_probs: torch.Tensor = field(init=False, repr=False)
+    logits: Tensor
+    legal: Tensor | None = None
+    log_probs: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "log_probs", masked_log_softmax(self.logits, self.legal))
 
-    def sample(self, draw: Stream) -> torch.Tensor:
+    def sample(self, draw: Stream) -> Tensor:
         """Draw by the Gumbel-max trick: argmax (log p − log E), E exponential."""
         u = draw.uniform(self.logits[0].numel()).view(self.logits.shape)
         noise = torch.log(-torch.log1p(-u)).to(self.logits.dtype)
         # The argmax would take a NaN for the largest, and noise may be infinite: what is illegal goes last.
         return masked_argmax(torch.nan_to_num(self.log_probs) - noise, self.legal)
 
-    def mode(self) -> torch.Tensor:
+    def mode(self) -> Tensor:
         return masked_argmax(torch.nan_to_num(self.logits), self.legal)
 
-    def log_prob(self, action: torch.Tensor) -> torch.Tensor:
+    def log_prob(self, action: Tensor) -> Tensor:
         return pick(self.log_probs, action)
 
-    def entropy(self) -> torch.Tensor:
+    def entropy(self) -> Tensor:
         return -(self.log_probs.exp() * self.log_probs).sum(dim=-1)  # the lowest number times 0 is 0, −∞ were NaN
 
 
@@ -68,9 +69,9 @@ class _MultiCategorical:
     and so on. `each` holds the choices side by side, `[P, B, D, most]`: what a choice does not have is illegal
     there."""
 
-    logits: torch.Tensor
+    logits: Tensor
     choices: tuple[int, ...]
-    legal: torch.Tensor | None = None
+    legal: Tensor | None = None
     each: _Categorical = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -80,16 +81,16 @@ class _MultiCategorical:
         legal = None if legal is None else _side_by_side(legal, self.choices)
         object.__setattr__(self, "each", _Categorical(_side_by_side(self.logits, self.choices), legal))
 
-    def sample(self, draw: Stream) -> torch.Tensor:
+    def sample(self, draw: Stream) -> Tensor:
         return self.each.sample(draw)
 
-    def mode(self) -> torch.Tensor:
+    def mode(self) -> Tensor:
         return self.each.mode()
 
-    def log_prob(self, action: torch.Tensor) -> torch.Tensor:
+    def log_prob(self, action: Tensor) -> Tensor:
         return self.each.log_prob(action).sum(dim=-1)
 
-    def entropy(self) -> torch.Tensor:
+    def entropy(self) -> Tensor:
         return self.each.entropy().sum(dim=-1)
 
 
@@ -97,25 +98,25 @@ class _MultiCategorical:
 class _Bernoulli:
     """A independent bits, int64 `[P, B, A]`, each 1 with probability σ(logit); `legal` says which may be 1."""
 
-    logits: torch.Tensor
-    legal: torch.Tensor | None = None
-    possible: torch.Tensor = field(init=False, repr=False)
+    logits: Tensor
+    legal: Tensor | None = None
+    possible: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         possible = self.logits if self.legal is None else _where_legal(self.logits, self.legal)
         object.__setattr__(self, "possible", possible)
 
-    def sample(self, draw: Stream) -> torch.Tensor:
+    def sample(self, draw: Stream) -> Tensor:
         """Set each bit with its probability; a comparison with NaN sets none."""
         return (draw.uniform(self.logits[0].numel()).view(self.logits.shape) < self.possible.sigmoid()).long()
 
-    def mode(self) -> torch.Tensor:
+    def mode(self) -> Tensor:
         return (self.possible > 0).long()
 
-    def log_prob(self, action: torch.Tensor) -> torch.Tensor:
+    def log_prob(self, action: Tensor) -> Tensor:
         return torch.nn.functional.logsigmoid((2 * action - 1) * self.possible).sum(dim=-1)
 
-    def entropy(self) -> torch.Tensor:
+    def entropy(self) -> Tensor:
         """Return Σ −log σ(y) + y σ(−y), y = |logit|: nothing cancels, whatever its size."""
         y = self.possible.abs()
         return (y * torch.sigmoid(-y) - torch.nn.functional.logsigmoid(y)).sum(dim=-1)
@@ -125,26 +126,26 @@ class _Bernoulli:
 class _Gaussian:
     """A independent normal numbers, float32 `[P, B, A]`, not clipped; `log_std` expands to the mean's shape."""
 
-    mean: torch.Tensor
-    log_std: torch.Tensor
+    mean: Tensor
+    log_std: Tensor
 
-    def sample(self, draw: Stream) -> torch.Tensor:
+    def sample(self, draw: Stream) -> Tensor:
         return self.mean + self.log_std.exp() * self._noise(draw)
 
-    def mode(self) -> torch.Tensor:
+    def mode(self) -> Tensor:
         return self.mean
 
-    def log_prob(self, action: torch.Tensor) -> torch.Tensor:
+    def log_prob(self, action: Tensor) -> Tensor:
         return self._log_density((action - self.mean) * torch.exp(-self.log_std)).sum(dim=-1)
 
-    def entropy(self) -> torch.Tensor:
+    def entropy(self) -> Tensor:
         """Return Σ log std + ½ log 2πe."""
         return (self.log_std + (0.5 + _HALF_LOG_2PI)).expand_as(self.mean).sum(dim=-1)
 
-    def _noise(self, draw: Stream) -> torch.Tensor:
+    def _noise(self, draw: Stream) -> Tensor:
         return draw.normal(self.mean[0].numel()).view(self.mean.shape).to(self.mean.dtype)
 
-    def _log_density(self, noise: torch.Tensor) -> torch.Tensor:
+    def _log_density(self, noise: Tensor) -> Tensor:
         return -0.5 * noise * noise - self.log_std - _HALF_LOG_2PI
 
 
@@ -153,14 +154,14 @@ class _SquashedGaussian(_Gaussian):
     """The hyperbolic tangent of normal numbers u: float32 `[P, B, A]` in [−1, 1]. Its entropy is u's, an upper
     bound."""
 
-    def sample(self, draw: Stream) -> torch.Tensor:
+    def sample(self, draw: Stream) -> Tensor:
         return torch.tanh(super().sample(draw))
 
-    def mode(self) -> torch.Tensor:
+    def mode(self) -> Tensor:
         """Return tanh(mean), the median; the density itself peaks elsewhere."""
         return torch.tanh(self.mean)
 
-    def log_prob(self, action: torch.Tensor) -> torch.Tensor:
+    def log_prob(self, action: Tensor) -> Tensor:
         """Return the log-densities `[P, B]` of actions as float32 rounds them, u = atanh(a): towards ±1 an action tells
         u only roughly, and ±1 counts as the number next to it. So a policy gives the same number when it sees an action
         again."""
@@ -171,11 +172,7 @@ class _SquashedGaussian(_Gaussian):
 
 
 def distribution(
-    spaces: Spaces,
-    outputs: torch.Tensor,
-    log_std: torch.Tensor | None = None,
-    legal: torch.Tensor | None = None,
-    squash: bool = False,
+    spaces: Spaces, outputs: Tensor, log_std: Tensor | None = None, legal: Tensor | None = None, squash: bool = False
 ) -> Distribution:
     """Return the distribution of an environment's actions.
 
@@ -193,9 +190,7 @@ def distribution(
     return _SquashedGaussian(outputs, log_std) if squash else _Gaussian(outputs, log_std)
 
 
-def squashed_gaussian(
-    mean: torch.Tensor, log_std: torch.Tensor, noise: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def squashed_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Draw a = tanh(u), u = mean + exp(log_std) · noise, and return its log-density (Haarnoja et al., 2018, app. C).
 
     log π(a) = log N(u) − Σ log(1 − tanh²u), the latter as 2 (log 2 − u − softplus(−2u)), which cannot overflow. Mean,
@@ -206,24 +201,24 @@ def squashed_gaussian(
     return torch.tanh(u), (normal - _log_slope(u)).sum(dim=-1)
 
 
-def _log_slope(u: torch.Tensor) -> torch.Tensor:
+def _log_slope(u: Tensor) -> Tensor:
     """Return log(1 − tanh²u)."""
     # By a softplus it would have other bits from place to place in a tensor.
     return 2.0 * (math.log(2.0) - u + torch.nn.functional.logsigmoid(2.0 * u))
 
 
-def masked_log_softmax(logits: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
+def masked_log_softmax(logits: Tensor, legal: Tensor | None) -> Tensor:
     """Return log-probabilities `[…, A]`, the lowest number there is where `legal` (bool, or None) says no."""
     if legal is not None:
         logits = _where_legal(logits, legal)
     return logits.log_softmax(dim=-1)
 
 
-def _where_legal(logits: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
+def _where_legal(logits: Tensor, legal: Tensor) -> Tensor:
     return logits.masked_fill(~legal, torch.finfo(logits.dtype).min)
 
 
-def _side_by_side(x: torch.Tensor, choices: Sequence[int]) -> torch.Tensor:
+def _side_by_side(x: Tensor, choices: Sequence[int]) -> Tensor:
     """Lay `[…, A]`, the parts of several choices one after another, side by side: `[…, D, most]`, zeros behind."""
     most = max(choices)
     if all(n == most for n in choices):

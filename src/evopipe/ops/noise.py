@@ -6,6 +6,7 @@ import math
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from evopipe.rng import Stream
 
@@ -13,12 +14,12 @@ REMEMBERED = 1e-4  # share of a shock below which an Ornstein-Uhlenbeck process 
 Noise = Literal["gaussian", "ou"]
 
 
-def gaussian(draw: Stream, shape: tuple[int, ...], sd: float) -> torch.Tensor:
+def gaussian(draw: Stream, shape: tuple[int, ...], sd: float) -> Tensor:
     """Independent normal noise `[P, E, A]` of standard deviation `sd`; shape is (E, A)."""
     return sd * draw.normal(shape[0] * shape[1]).view(-1, *shape)
 
 
-def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: float) -> torch.Tensor:
+def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: float) -> Tensor:
     """Correlated noise `[P, E, A]` (Uhlenbeck & Ornstein, 1930; Lillicrap et al., 2016): x ← (1 − θ) x + sd · N(0, 1).
 
     The process is the sum of its past shocks, Σ (1 − θ)ᵏ sd · N_{t−k}, and those can be drawn again: nothing has to be

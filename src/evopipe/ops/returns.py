@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 
 def gae(
-    reward: torch.Tensor,
-    value: torch.Tensor,
-    next_value: torch.Tensor,
-    terminated: torch.Tensor,
-    cut: torch.Tensor,
-    gamma: torch.Tensor,
-    lam: torch.Tensor,
-) -> torch.Tensor:
+    reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, cut: Tensor, gamma: Tensor, lam: Tensor
+) -> Tensor:
     """Return generalised advantage estimates (Schulman et al., 2016, eq. 16), `[P, T, E]`.
 
     δ_t = r_t + γ (1 − terminated_t) V(s_{t+1}) − V(s_t), Â_t = δ_t + γ λ (1 − cut_t) Â_{t+1}. `next_value` is V of the
