@@ -14,8 +14,8 @@ import torch
 
 import populations
 from evopipe.envs.rows import Step
-from evopipe.memory.rollout import Rollout, StepLayout, windows
-from evopipe.run.rollouts import _Plan, learn_from_rollout
+from evopipe.memory.rollout import Rollout, StepLayout
+from evopipe.run.rollouts import _Plan, _windows, learn_from_rollout
 from evopipe.run.spec import Spec, first_members
 from evopipe.types import Chosen, Spaces
 from populations import TICKS, advance, rollout_for, started
@@ -109,7 +109,7 @@ def test_state_and_restore_of_a_part_that_is_filled() -> None:
 @pytest.mark.parametrize("longest", [1, 2, 3, 5, 16, 50])
 def test_stretches_cover_a_rollout(ticks: int, longest: int) -> None:
     for cut in ("chunked", "overlapping", "whole"):
-        found = windows(ticks, longest, cut)  # type: ignore[arg-type]
+        found = _windows(ticks, longest, cut)  # type: ignore[arg-type]
         times = np.zeros(ticks, int)
         for first, end in found:
             times[first:end] += 1
@@ -119,8 +119,8 @@ def test_stretches_cover_a_rollout(ticks: int, longest: int) -> None:
         assert found[-1][1] == ticks
         if cut == "whole":
             assert found == [(0, ticks)]
-    assert windows(7, 3, "chunked") == [(0, 3), (3, 6), (6, 7)]
-    assert windows(9, 4, "overlapping") == [(0, 4), (2, 6), (4, 8), (6, 9)]
+    assert _windows(7, 3, "chunked") == [(0, 3), (3, 6), (6, 7)]
+    assert _windows(9, 4, "overlapping") == [(0, 4), (2, 6), (4, 8), (6, 9)]
 
 
 @pytest.mark.parametrize("batch", [1, 7, 20, 32, 40, 64, 65, 1000])

@@ -46,7 +46,7 @@ REGIMES = {
 }
 OPTIONAL: dict[str, Any] = {
     "values": None,  # (cfg, state, obs) → action values, for `Policy.q_values`
-    "period": lambda cfg: 1,  # after how many updates their pattern repeats; `turn` of `update` counts within it
+    "period": lambda cfg: getattr(cfg, "policy_delay", 1),  # of unlike updates; `turn` of `update` counts within it
     "OFFLINE_ONLY": False,  # whether it only makes sense on a dataset (`train.mode: offline`)
     "RECURRENT": False,  # whether it serves networks with a memory
     "ACTS_WITH": (),  # rows of the state that an exported policy needs beside its network

@@ -36,11 +36,6 @@ def start_encoder(nets: Nets) -> tuple[Net | None, Net | None, Adam | None]:
     return (None, None, None) if encoder is None else (encoder, encoder.copy(), Adam.start(encoder))
 
 
-def period(cfg: Any) -> int:
-    """Return after how many updates their pattern repeats: the actor learns once in `policy_delay`."""
-    return int(cfg.policy_delay)
-
-
 def explore(cfg: Any, step: int) -> float:
     """Return the chance of a uniform action after `step` environment steps of a member: 1 before `random_steps`."""
     return float(step < cfg.random_steps)

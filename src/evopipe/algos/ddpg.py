@@ -75,7 +75,7 @@ def init(cfg: Config, nets: Nets) -> State:
     )
 
 
-explore, period, greedy, act = _actor_critic.explore, _actor_critic.period, _actor_critic.greedy, _actor_critic.act
+explore, greedy, act = _actor_critic.explore, _actor_critic.greedy, _actor_critic.act
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -182,6 +182,17 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor
     return (weight * each).sum(dim=1), (weight * (ratio - 1.0 - log_ratio)).sum(dim=1).detach()
 
 
+def _clip_together(grads: list[Tensor], limit: Tensor) -> Tensor:
+    """Scale gradients `[P, n]` as if they were one to at most `limit` `[P]`; return the norms `[P]` of all, as they
+    were."""
+    each = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
+    norms: Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)  # along 0, bits would depend on P
+    scale = (limit / (norms + 1e-6)).clamp(max=1.0)[:, None]
+    for grad in grads:
+        grad.mul_(scale)
+    return norms
+
+
 def update(cfg: Config, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     """Learn from one minibatch, the rollout's first where `turn` is 0, else 1; hp values and healthy are `[P]`."""
     log_std = state.log_std.detach().requires_grad_(True)
@@ -190,7 +201,7 @@ def update(cfg: Config, state: State, hp: Hyper, batch: Sequences, healthy: Tens
     learners = [(net, adam) for net, adam in pairs if net is not None and adam is not None]
     losses, distance = loss(cfg, state, hp, batch, log_std)
     optim.backward(losses, *(net for net, _ in learners))
-    norms = optim.clip_together([*(net.grad for net, _ in learners), log_std.grad], hp["grad_clip"])
+    norms = _clip_together([*(net.grad for net, _ in learners), log_std.grad], hp["grad_clip"])
     given = batch.weight.flatten(1, 2).sum(dim=1) > 0
     far = given & (hp["target_kl"] > 0) & (distance > hp["target_kl"])
     state.resting.copy_(far if turn == 0 else torch.maximum(state.resting, far.float()))

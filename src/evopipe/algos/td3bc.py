@@ -76,17 +76,11 @@ def init(cfg: Config, nets: Nets) -> State:
     return State(actor, actor.copy(), critics, critics.copy(), *optim.start(actor, critics))
 
 
-period = _actor_critic.period
-
-
 def explore(cfg: Config, step: int) -> float:
     return 0.0  # noise explores
 
 
-def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return μ(s): obs `[P, E, O]` → `[P, E, A]` in [−1, 1]."""
-    with torch.no_grad():
-        return torch.tanh(forward(state.actor, obs))
+greedy = _actor_critic.best
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:

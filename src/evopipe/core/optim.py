@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -76,16 +75,6 @@ def _by_row(values: Tensor, net: Net) -> Tensor:
     """Members' values `[P]` for every row of a network that has K rows a member, `[P · K]`."""
     each = len(net.values) // len(values)
     return values if each == 1 else values.repeat_interleave(each)
-
-
-def clip_together(grads: Sequence[Tensor], limit: Tensor) -> Tensor:
-    """`clip_gradients` of several tensors `[P, n]` as if they were one; return the norms `[P]` of all, as they were."""
-    each = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
-    norms: Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)  # along 0, bits would depend on P
-    scale = (limit / (norms + 1e-6)).clamp(max=1.0)[:, None]
-    for grad in grads:
-        grad.mul_(scale)
-    return norms
 
 
 def step(net: Net, adam: Adam, lr: Tensor, active: Tensor) -> None:

@@ -7,7 +7,7 @@ target, whether the step may be learned from, and the legal actions where the en
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch import Tensor
 from evopipe.ops.returns import gae
 from evopipe.types import Chosen, Sequences, Spaces
 
-Cut = Literal["chunked", "overlapping", "whole"]
 AFTER = 4  # numbers beside the next observation that are known of a step once it was taken
 
 
@@ -145,15 +144,3 @@ class Rollout:
     def restore(self, state: dict[str, Any]) -> None:
         for name, tensor in zip(("rows", "after", "memory"), self.tensors(), strict=True):
             tensor[:, : state[name].shape[1]] = state[name].to(tensor.device)
-
-
-def windows(ticks: int, longest: int, cut: Cut) -> list[tuple[int, int]]:
-    """Return the stretches (first tick, end) of at most `longest` ticks that a rollout is cut into.
-
-    `chunked`: one after another; `overlapping`: each begins in the middle of the one before; `whole`: all is one.
-    """
-    if cut == "whole" or longest >= ticks:
-        return [(0, ticks)]
-    stride = longest if cut == "chunked" else longest - longest // 2
-    last = ticks - longest if cut == "overlapping" else ticks - 1
-    return [(first, min(first + longest, ticks)) for first in range(0, last + stride, stride) if first < ticks]

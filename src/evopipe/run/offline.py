@@ -54,7 +54,7 @@ class Offline:
         self.learning = ReplayLearning(setup, layout, 1, len(data), byte_images(pool, data))
         self.replay, self.learners = self.learning.replay, self.learning.learners
         self.first, self.hand_down = self.learning.first, self.learning.hand_down
-        for rows in pack(layout, data):
+        for rows in _pack(layout, data):
             self.replay.add(rows[None], np.ones((1, len(rows)), bool), each=len(rows))
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
@@ -85,7 +85,7 @@ class Offline:
         self.evaluate.pool.close()
 
 
-def pack(layout: RowLayout, data: Transitions) -> Iterator[np.ndarray]:
+def _pack(layout: RowLayout, data: Transitions) -> Iterator[np.ndarray]:
     """Pack transitions into rows `[n, size]`, part by part: images as numbers are too large for all at once.
 
     Each spans `layout.steps` steps, fewer if its episode ends before: then it takes the end's own next observation, and

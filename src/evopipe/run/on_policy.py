@@ -23,7 +23,7 @@ from evopipe.run.evaluate import Evaluator
 from evopipe.run.learn import discount_rate
 from evopipe.run.learners import Learners, Share
 from evopipe.run.regime import Setup
-from evopipe.run.rollouts import ready, rollout_ends
+from evopipe.run.rollouts import ready
 from evopipe.run.world import TensorWorld, World
 
 _NUMBERS, _FLAGS = ("obs", "reward"), ("terminated", "truncated", "broken")  # of a step that a user records
@@ -138,7 +138,7 @@ class OnPolicy:
 
     def _playing(self, cohort: Cohort) -> _Playing:
         envs, device = self.clock.envs, self.spec.device
-        ends = rollout_ends(int(cohort.members[0].hyper["learn_step"]), envs, self.clock.generation_ticks)
+        ends = _rollout_ends(int(cohort.members[0].hyper["learn_step"]), envs, self.clock.generation_ticks)
         longest = max(end - first for first, end in itertools.pairwise([0, *ends]))
         members, size = len(cohort.members), cohort.memory
         rows = slice(None) if cohort.slots == list(range(len(self.keys))) else cohort.slots
@@ -317,3 +317,15 @@ def _keep(places: dict[tuple[str, int], Tensor], held: dict[tuple[str, int], Ten
         if piece in held:
             width = min(place.shape[-1], held[piece].shape[-1])
             place[..., :width] = held[piece][..., :width]
+
+
+def _rollout_ends(learn_step: int, envs: int, ticks: int) -> list[int]:
+    """Return the ticks of a generation after which a member learns.
+
+    A rollout takes as many ticks as give at least `learn_step` steps in `envs` environments; the generation's last one
+    what is left, between half and one and a half of that: what a policy played is learned from before evolution
+    replaces it.
+    """
+    each = -(-learn_step // envs)
+    count = max(1, int(ticks / each + 0.5))
+    return [*(each * i for i in range(1, count)), ticks]

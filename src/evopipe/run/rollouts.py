@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,22 +15,10 @@ from evopipe import rng
 from evopipe.core.cohort import BATCH_MULTIPLE, Cohort
 from evopipe.core.graphs import Body, upload
 from evopipe.core.padded import round_up
-from evopipe.memory.rollout import Rollout, windows
+from evopipe.memory.rollout import Rollout
 from evopipe.rng import Purpose, Stream
 from evopipe.run.learn import UPDATES_PER_TICK
 from evopipe.run.spec import Spec
-
-
-def rollout_ends(learn_step: int, envs: int, ticks: int) -> list[int]:
-    """Return the ticks of a generation after which a member learns.
-
-    A rollout takes as many ticks as give at least `learn_step` steps in `envs` environments; the generation's last one
-    what is left, between half and one and a half of that: what a policy played is learned from before evolution
-    replaces it.
-    """
-    each = -(-learn_step // envs)
-    count = max(1, int(ticks / each + 0.5))
-    return [*(each * i for i in range(1, count)), ticks]
 
 
 @dataclass(frozen=True)
@@ -53,7 +41,7 @@ class _Plan:
     def of(cls, spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int) -> _Plan:
         cfg, envs = spec.algo_config, rollout.rows.shape[2]
         recurrent = rollout.memory.shape[-1] > 0
-        stretches = windows(ticks, cfg.max_seq_len if recurrent else 1, cfg.sequences if recurrent else "chunked")
+        stretches = _windows(ticks, cfg.max_seq_len if recurrent else 1, cfg.sequences if recurrent else "chunked")
         longest, count = max(end - first for first, end in stretches), len(stretches) * envs
         asked = [int(member.hyper["batch_size"]) for member in cohort.members]
         *batches, _ = divided = [-(-count // min(max(1, steps // longest), count)) for steps in (*asked, cohort.batch)]
@@ -86,6 +74,18 @@ class _Plan:
     def epoch_given(self) -> Tensor:
         """Whether a member takes part in an epoch, `[epochs, P]`."""
         return upload(torch.arange(max(self.epochs))[:, None] < torch.tensor(self.epochs), self.device)
+
+
+def _windows(ticks: int, longest: int, cut: Literal["chunked", "overlapping", "whole"]) -> list[tuple[int, int]]:
+    """Return the stretches (first tick, end) of at most `longest` ticks that a rollout is cut into.
+
+    `chunked`: one after another; `overlapping`: each begins in the middle of the one before; `whole`: all is one.
+    """
+    if cut == "whole" or longest >= ticks:
+        return [(0, ticks)]
+    stride = longest if cut == "chunked" else longest - longest // 2
+    last = ticks - longest if cut == "overlapping" else ticks - 1
+    return [(first, min(first + longest, ticks)) for first in range(0, last + stride, stride) if first < ticks]
 
 
 def learn_from_rollout(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Tensor:
