@@ -44,31 +44,19 @@ PaceOf: TypeAlias = Callable[[Member], Pace]
 
 @dataclass(frozen=True)
 class Cohort:
-    """Members that train in one batch. Row r is the member of slot `slots[r]`.
+    """Members that train in one batch. Row r is the member of slot `slots[r]`."""
 
-    Attributes:
-        members: as they were when the cohort was formed (their tensors are stale since).
-        state: the algorithm's state, rows in the order of `members`.
-        keys: `[P]` int64.
-        hyper: every hyper-parameter of the members as `[P]`.
-        weight: `[P, B]`, (j < b_p) / b_p: a member's own batch size inside the padded batch.
-        healthy: `[P]` bool.
-        losses: `[P]` of the last update, NaN before the first.
-        normaliser: what the members have seen, None where nothing is normalised.
-        runner: runs its work, eagerly or from a record of it; no state of its own.
-    """
-
-    members: tuple[Member, ...]
-    structures: Mapping[str, Structure]
-    state: Any
-    keys: Tensor
-    hyper: Mapping[str, Tensor]
-    weight: Tensor
-    healthy: Tensor
-    losses: Tensor
+    members: tuple[Member, ...]  # as they were when the cohort was formed: their tensors are stale
+    structures: Mapping[str, Structure]  # of every network
+    state: Any  # the algorithm's, rows in the order of `members`
+    keys: Tensor  # [P] int64
+    hyper: Mapping[str, Tensor]  # [P] each
+    weight: Tensor  # [P, B], (j < b_p) / b_p: a member's own batch size inside the padded batch
+    healthy: Tensor  # [P] bool
+    losses: Tensor  # [P] of the last update, NaN before the first
     pace: PaceOf
-    normaliser: Normaliser | None = None
-    runner: Runner = field(default_factory=Runner, repr=False, compare=False)
+    normaliser: Normaliser | None = None  # what the members have seen, None where nothing is normalised
+    runner: Runner = field(default_factory=Runner, repr=False, compare=False)  # no state of its own
 
     @property
     def slots(self) -> list[int]:
@@ -211,7 +199,7 @@ def form(
     mode: Literal["merged", "exact"] = "merged",
     paths: Paths | None = None,
 ) -> list[Cohort]:
-    """Form cohorts from members: pad, stack, move to the device.
+    """Form cohorts of a population: pad, stack, move to the device.
 
     Args:
         members: the population.
@@ -315,13 +303,9 @@ def create(
     rows: Mapping[str, Sequence[Tensor]],
     widths: Mapping[str, Widths],
 ) -> list[Member]:
-    """Give new members, all of one architecture, their state by the algorithm's own `init`.
+    """Give new members, of one architecture and without tensors, their state by the algorithm's own `init`.
 
-    Args:
-        members: without tensors.
-        init: maps fresh trainable networks to the algorithm's state.
-        rows: every network's initial flat rows, one a member.
-        widths: of every network.
+    Rows are every network's initial flat rows, one a member.
     """
     shapes = _structures(members, widths, torch.device("cpu"))
     nets = {name: Net(shape, shape.pack(rows[name]), trainable=True) for name, shape in shapes.items()}

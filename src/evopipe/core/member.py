@@ -26,26 +26,17 @@ def read_architecture(data: dict[str, Any]) -> Architecture:
 
 @dataclass(frozen=True)
 class Member:
-    """One individual.
+    """One individual."""
 
-    Attributes:
-        slot: its place in the population; keys belong to slots and are never copied with a winner.
-        id: unique over the run; `parent` is None for an initial member.
-        arch: shared by all its networks.
-        tensors: its state without pads: `q` `[n]`, `adam.mean` `[n]`, `adam.steps` `[]` …, `normaliser.mean` `[N]` …
-        healthy: False once anything of it was non-finite.
-        fitness: its evaluations so far, its ancestors' before.
-    """
-
-    slot: int
-    id: int
-    parent: int | None
-    key: int
-    arch: Architecture
+    slot: int  # its place in the population
+    id: int  # unique over the run
+    parent: int | None  # id of the parent, None for an initial member
+    key: int  # the slot's random key, never copied with a winner
+    arch: Architecture  # shared by all its networks
     hyper: Mapping[str, float]
-    tensors: Mapping[str, Tensor]
-    healthy: bool = True
-    fitness: tuple[float, ...] = ()
+    tensors: Mapping[str, Tensor]  # without pads: `q` [n], `adam.mean` [n], `adam.steps` [], `normaliser.mean` [N] …
+    healthy: bool = True  # until anything of it is non-finite
+    fitness: tuple[float, ...] = ()  # its evaluations so far, its ancestors' before
 
     def clone(self, slot: int, id: int, key: int) -> Member:
         """Return a child in another slot: tensors copied, nothing shared, the slot's own key."""

@@ -19,14 +19,12 @@ Nets: TypeAlias = "Mapping[str, Net]"
 class Net:
     """Networks of all rows: flat parameters and the structure that gives them meaning.
 
-    Attributes:
-        values: `[P, N]`, written in place by the optimiser.
-        trainable: whether gradients are kept. Then every view is a leaf whose `.grad` is a view of `grad`: making the
-            flat tensor the leaf is 1.8 to 2.7 times slower.
+    Where it is trainable, every view is a leaf whose `.grad` is a view of `grad`: making the flat tensor the leaf is
+    1.8 to 2.7 times slower.
     """
 
     structure: Structure
-    values: Tensor
+    values: Tensor  # [P, N], written in place by the optimiser
     trainable: bool = field(default=False)
 
     @classmethod
@@ -95,15 +93,10 @@ def forward(net: Net | None, x: Tensor, views: Any = None) -> Tensor:
 
 
 def remember(net: Net | None, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Take one step with a memory; without a network x passes.
+    """Take one step with a memory; without a network x passes: x `[P, B, inputs]` → `[P, B, outputs]`.
 
-    Args:
-        net: the networks.
-        x: `[P, B, inputs]`.
-        memory: `[P, B, M]`, what the step before returned; zeros where an episode begins.
-
-    Returns:
-        `[P, B, outputs]`, and the memory `[P, B, M]` after the step.
+    The memory `[P, B, M]` is what the step before returned, zeros where an episode begins; that after the step is
+    returned.
     """
     if net is None or not net.structure.memory:
         return forward(net, x), memory
@@ -111,13 +104,10 @@ def remember(net: Net | None, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor
 
 
 def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
-    """Take `L` steps with a memory: `[P, B, L, inputs]` → `[P, B, L, outputs]`; without a network x passes.
+    """Take `L` steps with a memory: x `[P, B, L, inputs]` → `[P, B, L, outputs]`; without a network x passes.
 
-    Args:
-        net: the networks; gradients flow back through all steps.
-        x: inputs.
-        memory: `[P, B, M]` before the first step.
-        begins: `[P, B, L]` bool: an episode begins at this step, so its memory is empty; no gradient passes.
+    The memory `[P, B, M]` is that before the first step; where an episode begins, `[P, B, L]` bool, it is empty, and no
+    gradient passes.
     """
     if net is None:
         return x

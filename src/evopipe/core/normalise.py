@@ -32,17 +32,11 @@ KINDS = dict.fromkeys((*SHOWN, *_RETURNS), ("row", ""))
 
 @dataclass(frozen=True)
 class Statistics:
-    """Mean and variance of N columns, of each member its own, in float64.
+    """Mean and variance of N columns, of each member its own, in float64."""
 
-    Attributes:
-        count: `[P]`, values of each column so far.
-        mean: `[P, N]`.
-        square: `[P, N]`, sum of the squared distances from the mean.
-    """
-
-    count: Tensor
-    mean: Tensor
-    square: Tensor
+    count: Tensor  # [P], values of each column so far
+    mean: Tensor  # [P, N]
+    square: Tensor  # [P, N], sum of the squared distances from the mean
 
     def enter(self, values: Tensor, given: Tensor) -> None:
         """Take in n values of each column, in place: values `[P, n, N]`; given `[P, n]`, which of them count. A member

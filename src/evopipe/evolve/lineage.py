@@ -71,22 +71,14 @@ class Best:
 
 @dataclass(frozen=True)
 class Record:
-    """A generation; 0 holds the initial members, whom nobody scored.
-
-    Attributes:
-        step: environment steps of each member so far.
-        members: as they were scored.
-        champion: the best so far, None before the first.
-        children: the next generation; none after the last.
-        restored: whether all members diverged, and the last healthy generation came back.
-    """
+    """A generation; number 0 holds the initial members, whom nobody scored."""
 
     generation: int
-    step: int
-    members: tuple[Scored, ...] = ()
-    champion: Best | None = None
-    children: tuple[Born, ...] = ()
-    restored: Annotated[bool, Field(exclude_if=lambda restored: not restored)] = False
+    step: int  # environment steps of each member so far
+    members: tuple[Scored, ...] = ()  # as they were scored
+    champion: Best | None = None  # the best so far, None before the first
+    children: tuple[Born, ...] = ()  # the next generation; none after the last
+    restored: Annotated[bool, Field(exclude_if=lambda restored: not restored)] = False  # after all members diverged
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = _RECORD.dump_python(self, mode="json")

@@ -26,21 +26,13 @@ _LARGEST = 1e6
 
 @dataclass(frozen=True)
 class Traits:
-    """What mutation must know of the algorithm.
+    """What mutation must know of the algorithm."""
 
-    Attributes:
-        widths: of every network.
-        acting: the networks that act: parameter noise goes there.
-        kinds: how each tensor changes with the architecture, see `core.member.tensor_kinds`.
-        evolve: which hyper-parameters may mutate.
-        whole: those of them that are whole numbers.
-    """
-
-    widths: Mapping[str, Widths]
-    acting: Sequence[str]
-    kinds: Mapping[str, tuple[str, str]]
-    evolve: Mapping[str, Evolve]
-    whole: frozenset[str]
+    widths: Mapping[str, Widths]  # of every network
+    acting: Sequence[str]  # the networks that act: parameter noise goes there
+    kinds: Mapping[str, tuple[str, str]]  # how each tensor changes with the architecture: `tensor_kinds`
+    evolve: Mapping[str, Evolve]  # which hyper-parameters may mutate
+    whole: frozenset[str]  # those of them that are whole numbers
 
 
 @dataclass(frozen=True, slots=True)

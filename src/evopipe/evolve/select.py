@@ -29,7 +29,7 @@ def windowed(fitness: Sequence[float], window: int) -> float:
 
 
 def tournament(cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Generator) -> Selection:
-    """Choose a parent for every slot by fitness `[P]`; NaN and ±∞ mark members that must not be parents.
+    """Choose a parent for every slot by fitness `[P]`; what is not finite marks members that must not be parents.
 
     A tournament of only such members falls to the fittest of all; if there is none, all stay. Ties go to the lower row.
     """

@@ -115,13 +115,8 @@ class RowLayout:
 class Replay:
     """`M` ring memories of packed rows: one that all members share, or one a member.
 
-    Args:
-        layout: what a row holds.
-        memories: `M`, 1 for shared.
-        capacity: rows of each memory.
-        device: where rows live.
-        priorities: every member's, where sampling goes by them; as many rows as `capacity`.
-        images: the columns of an observation that are images of bytes, to be kept as bytes in `frames`.
+    Priorities are every member's, where sampling goes by them; images are the columns of an observation that are images
+    of bytes, to be kept as bytes in `frames`.
 
     Attributes:
         rows: `[M, capacity, size]`, less the columns that lie in `frames`.

@@ -73,13 +73,9 @@ def step(
 ) -> Chosen:
     """Let the members of a cohort that learns on-policy choose; nothing waits for the device.
 
-    Args:
-        spec: configuration.
-        cohort: the members.
-        obs: `[P, E, O]` float32, as their networks read them (`cohort.shown`).
-        legal: `[P, E, A]` bool.
-        begins: `[P, E]` bool, an episode begins: what was remembered, memory `[P, E, M]`, is forgotten.
-        tick: when; with the members' keys it fixes the draws. None for greedy actions.
+    Obs `[P, E, O]` float32 are as their networks read them (`cohort.shown`), legal is `[P, E, A]` bool. Where an
+    episode begins, `[P, E]` bool, what was remembered, memory `[P, E, M]`, is forgotten. The tick, with the members'
+    keys, fixes the draws; None for greedy actions.
     """
     algo, cfg, own, draws = spec.algo, spec.algo_config, cohort.bare, tick is not None
 

@@ -46,13 +46,8 @@ def discount_rate(cohort: Cohort) -> Tensor:
 def learn(spec: Spec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0) -> Tensor:
     """Take so many updates, at least 1, each on a fresh batch, in place; return the last losses `[P]`.
 
-    Args:
-        spec: configuration.
-        cohort: the members that learn.
-        replay: where batches come from; every memory must hold at least one row.
-        tick: when; with the members' keys it fixes the draws.
-        updates: how many.
-        turn: which of the algorithm's unlike updates the first one is, see `evopipe.algos`.
+    Every memory must hold at least one row. The tick, with the members' keys, fixes the draws; `turn` says which of the
+    algorithm's unlike updates the first one is, see `evopipe.algos`.
     """
     _ready(spec, cohort, replay, tick, updates, turn, replay.filled(cohort.slots))()
     return cohort.losses

@@ -81,13 +81,10 @@ _Ready: TypeAlias = Callable[[Share, Cohort, int, Sequence[int]], Callable[[], A
 
 
 class Learners:
-    """The processes that learn, this one included.
+    """The processes that learn, this one included; for how many at most see `learner_count`.
 
-    Args:
-        spec: configuration.
-        processes: how many at most; see `learner_count`.
-        ready: how a share learns what is due, in place: numbers that only the regime knows the meaning of, always as
-            many; the first is 0 if nothing is due.
+    `ready` says how a share learns what is due, in place: numbers that only the regime knows the meaning of, always as
+    many; the first is 0 if nothing is due.
     """
 
     def __init__(self, spec: Spec, processes: int, ready: _Ready) -> None:

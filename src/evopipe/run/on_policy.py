@@ -179,9 +179,8 @@ class OnPolicy:
     def advance(self) -> None:
         """Take one step in every environment, or a rollout by `collect_rollouts`; learn from rollouts that are over.
 
-        Raises:
-            EnvironmentFailed: an environment failed. The state is whole: its actions are chosen and stay `pending`.
-            UsageError: `collect_rollouts` recorded another number of steps than it was asked for.
+        Raises UsageError if `collect_rollouts` recorded another number of steps than it was asked for; after
+        EnvironmentFailed the state is whole: its actions are chosen and stay `pending`.
         """
         if self._collect_rollouts is None:
             self._enter(self.world.take(self.choose()))

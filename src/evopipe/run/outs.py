@@ -18,10 +18,8 @@ TIMING = ("generation", "seconds", "env_steps", "eval_steps")
 
 
 def write_results(run: Run, champion: Champion, about: Mapping[str, Any], folder: Path) -> None:
-    """Write what a run that has ended leaves, but for the timing: the elite stands behind the members.
-
-    No clock is in any of it, so that equal runs give equal bytes. `about` says what the members were made for.
-    """
+    """Write what a run that has ended leaves, but for the timing: the elite stands behind the members. `about` says
+    what they were made for. No clock is in any of it, so that equal runs give equal bytes."""
     elite = {
         "id": champion.member.id,
         "generation": champion.generation,

@@ -123,10 +123,8 @@ def _epochs(
     when: Tensor,
     factors: Tensor,
 ) -> tuple[()]:
-    """Estimate advantages, then go through all minibatches, on the device, in place.
-
-    `names` and `factors` are what hyper-parameters are multiplied by at this tick.
-    """
+    """Estimate advantages, then go through all minibatches, on the device, in place. `factors` are what the
+    hyper-parameters `names` are multiplied by at this tick."""
     hyper = {**cohort.hyper, **{n: cohort.hyper[n] * f for n, f in zip(names, factors.unbind(), strict=True)}}
     healthy, ticks = cohort.healthy, plan.stretches[-1][1]
     next_value = spec.algo.value(spec.algo_config, cohort.state, *rollout.following(ticks))
