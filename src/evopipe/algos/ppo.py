@@ -183,8 +183,7 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor
 
 
 def _clip_together(grads: list[Tensor], limit: Tensor) -> Tensor:
-    """Scale gradients `[P, n]` as if they were one to at most `limit` `[P]`; return the norms `[P]` of all, as they
-    were."""
+    """Scale gradients `[P, n]`, as if they were one, to at most `limit` `[P]`; return their norm `[P]` before."""
     each = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
     norms: Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)  # along 0, bits would depend on P
     scale = (limit / (norms + 1e-6)).clamp(max=1.0)[:, None]

@@ -40,8 +40,7 @@ class Arch:
 
     @classmethod
     def start(cls, cfg: NetworkConfig, images: tuple[Image, ...] = ()) -> Arch:
-        """Return the architecture that `params.yaml` describes; raise ParamsError if an image is smaller than a
-        kernel."""
+        """Return the architecture that `params.yaml` describes; ParamsError if an image is smaller than a kernel."""
         encoder, head = (tuple(Block(width) for width in part) for part in (cfg.encoder, cfg.head))
         convs = tuple(Conv(c.channels, c.kernel, c.stride) for c in cfg.conv)
         stem = Stem(images, convs) if images and convs else _NO_STEM
@@ -52,8 +51,8 @@ class Arch:
 
     @property
     def layers(self) -> dict[str, Block]:
-        """All hidden layers by name and in order: `encoder.0` …, `latent`, `head.0` …; a residual encoder stands behind
-        the latent."""
+        """Hidden layers by name, in order: `encoder.0` …, `latent`, `head.0` …; a residual encoder is behind the
+        latent."""
         latent = {"latent": Block(self.latent)}
         encoder, head = (
             {f"{name}.{i}": block for i, block in enumerate(blocks)}

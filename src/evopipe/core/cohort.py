@@ -91,8 +91,7 @@ class Cohort:
         return obs if self.normaliser is None else self.normaliser.shown(obs)
 
     def part(self, first: int, end: int) -> Cohort:
-        """Return some rows as a cohort on the same memory. They compute what they did in the whole cohort, to the
-        bit."""
+        """Return some rows as a cohort on the same memory. They compute what they did before, to the bit."""
         cut = slice(first, end)
 
         def rows(f: dataclasses.Field[Any]) -> Any:

@@ -49,8 +49,7 @@ def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, mask: Tensor | None) -> Te
 
     Gain and bias are `[P, 1, H]`, zero on pads. The mask `[P, 1, H]` is 1 on a member's own units, all 0 where it lacks
     the layer; None where no member has pads. It takes part in the sums: a plain `x.sum(-1)` would leak gradient into
-    the pads. They are no matrix products, which on some processors have other last bits for one member than for
-    several.
+    pads. They are no matrix products, which on some processors have other last bits for one member than for several.
     """
     if mask is None:
         return torch.addcmul(bias, torch.nn.functional.layer_norm(x, x.shape[-1:], eps=EPS), gain)

@@ -17,8 +17,7 @@ class Block(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One parameter tensor: shape `[rows, columns]` from `start`, the columns in groups of units: an LSTM layer's
-    gates."""
+    """One parameter tensor `[rows, columns]` from `start`; an LSTM layer's columns are in groups, its gates."""
 
     name: str
     start: int

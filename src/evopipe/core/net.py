@@ -93,10 +93,9 @@ def forward(net: Net | None, x: Tensor, views: Any = None) -> Tensor:
 
 
 def remember(net: Net | None, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Take one step with a memory; without a network x passes: x `[P, B, inputs]` → `[P, B, outputs]`.
+    """Take one step with a memory: x `[P, B, inputs]` → `[P, B, outputs]`; without a network x passes.
 
-    The memory `[P, B, M]` is what the step before returned, zeros where an episode begins; that after the step is
-    returned.
+    The memory `[P, B, M]` is the step before's, zeros where an episode begins; that after the step is returned too.
     """
     if net is None or not net.structure.memory:
         return forward(net, x), memory
@@ -106,8 +105,7 @@ def remember(net: Net | None, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor
 def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
     """Take `L` steps with a memory: x `[P, B, L, inputs]` → `[P, B, L, outputs]`; without a network x passes.
 
-    The memory `[P, B, M]` is that before the first step; where an episode begins, `[P, B, L]` bool, it is empty, and no
-    gradient passes.
+    The memory `[P, B, M]` is that before the first step. No gradient passes where an episode begins, `[P, B, L]` bool.
     """
     if net is None:
         return x

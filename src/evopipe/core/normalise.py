@@ -126,8 +126,7 @@ class Normaliser:
         return obs if len(self.columns) == obs.shape[-1] else obs.index_select(-1, self.columns)
 
     def earn(self, returns: Tensor, reward: Tensor, gamma: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in a step's rewards `[P, E]`, in place; return them as members learn from them, and the returns with
-        them.
+        """Take in a step's rewards `[P, E]`, in place; return them as members learn from them, and the new returns.
 
         Returns `[P, E]` float64 are discounted ones of the running episodes, gamma is `[P]`; given `[P, E]` bool says
         which rewards count.

@@ -78,8 +78,7 @@ def _by_row(values: Tensor, net: Net) -> Tensor:
 
 
 def step(net: Net, adam: Adam, lr: Tensor, active: Tensor) -> None:
-    """Take one Adam step in place for the active members `[P]`, with learning rates `[P]`; others keep weights, moments
-    and step count."""
+    """Take one Adam step in place for the active members `[P]`, with learning rates `[P]`; others stay as they are."""
     lr, active = _by_row(lr, net), _by_row(active, net)
     # A compiler fuses the plain formula itself, and cannot look into the kernel.
     if net.values.device.type == "cpu" and not torch.compiler.is_compiling() and _fused_is_sound():

@@ -35,9 +35,8 @@ def round_up(value: float, multiple: int) -> int:
 
 
 def widest(archs: Sequence[Arch]) -> Arch:
-    """Return the architecture with room for all of these: layers as wide as the widest, rounded up. A layer that
-    some lack or blend is a blended one, but no residual block: one that a member lacks adds the nothing that its
-    pads are."""
+    """Return the architecture with room for all of these: layers as wide as the widest, rounded up. A layer that some
+    lack or blend is blended, but no residual block: one that a member lacks adds the nothing that its pads are."""
 
     def room(parts: Sequence[Sequence[Block]], residual: bool = False) -> tuple[Block, ...]:
         return tuple(
@@ -213,8 +212,7 @@ class Padded:
         return out if out.shape[1:] == (rows, outputs) else out[:, :rows, :outputs]
 
     def _leave(self, i: int, layer: Views, x: Tensor, f: Tensor) -> Tensor:
-        """What leaves hidden layer `i`, which made f of x: masked, and (1 − α) x + α f. α = 1 gives f, and 0 x, to the
-        bit."""
+        """What leaves hidden layer `i`, which made f of x: masked, and (1 − α) x + α f; α = 1 gives f to the bit."""
         mask, blend = self.mask_after[i], self.blends[i]
         if mask is not None:
             f = f * mask

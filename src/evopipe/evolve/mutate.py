@@ -63,8 +63,7 @@ def mutate(
 ) -> tuple[Member, Mutation]:
     """Mutate one child, which is not changed; return what changed too, `NONE` where nothing did.
 
-    The generator is that of this slot's mutation in this generation. Without `allow_none` the kind `none` takes no
-    part.
+    The generator is that of this slot and generation. Without `allow_none` the kind `none` takes no part.
     """
     operators = {
         "architecture": _mutate_architecture,

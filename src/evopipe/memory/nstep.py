@@ -43,11 +43,10 @@ class NStep:
         broken: np.ndarray,
         legal: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Take one step of all environments, `[R, …]`; return rows `[R, n, size]`, and which of them are transitions
-        `[R, n]`.
+        """Take one step of all environments, `[R, …]`; return rows `[R, n, size]`, and which are transitions `[R, n]`.
 
-        A broken step is left out. What came before it in the window ends there, bootstrapping from the last good
-        observation.
+        A broken step is left out. What came before it in the window ends there, with the last good observation's
+        bootstrap.
         """
         n, index = self._layout.steps, np.arange(len(obs))
         good = ~broken & np.isfinite(obs).all(axis=1)

@@ -188,11 +188,11 @@ class Replay:
     def draw_by_priority(
         self, slots: Tensor, first: Tensor, size: Tensor, u: Tensor, weight: Tensor, beta: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw rows by the members' priorities: as `draw`, for u `[P, B]`.
+        """Draw rows by the members' priorities: as `draw`, for u `[P, B]` and slots `[P]` int64, both on the device.
 
-        Slots `[P]` int64 are on the device; weight `[P, B]` is how much a place of the batch counts, 0 beyond the
-        member's own; beta `[]` how much importance weights correct. Returns rows `[P, B, size]`, which they are `[P,
-        B]`, and `weight` times their importance weights (N · p)^−β over the largest that counts, `[P, B]`.
+        Weight `[P, B]` is how much a place of the batch counts, 0 beyond the member's own; beta `[]` how much
+        importance weights correct. Returns rows, which they are, and `weight` times their importance weights (N · p)^−β
+        over the largest that counts, all `[P, B, …]`.
         """
         assert self.priorities is not None
         index, chance = self.priorities.draw(slots, u)

@@ -90,7 +90,7 @@ class Rollout:
         torch.cat((usable, torch.stack(numbers, dim=-1)), dim=-1, out=self.after[:, tick])
 
     def cut(self, tick: int, members: list[int], envs: list[int]) -> None:
-        """Let what was entered at a tick be the last that is known of an episode, for these pairs of member and
+        """Let what was entered at a tick be the last that is known of an episode, for pairs of member and
         environment."""
         self.after[members, tick, envs, -2] = 1.0
 
@@ -109,8 +109,8 @@ class Rollout:
         self.rows[:, :ticks, :, at + 3 : at + 6] = torch.stack((advantage, advantage + value, valid), dim=-1)
 
     def sequences(self, ticks: Tensor, env: Tensor, weight: Tensor) -> Sequences:
-        """Gather a minibatch: ticks `[P, B, L]` int64, their environment `[P, B]` int64, weight `[P, B, L]`, 0 on pads,
-        else 1."""
+        """Gather a minibatch: ticks `[P, B, L]` int64, environments `[P, B]` int64, weight `[P, B, L]`, 0 on pads, else
+        1."""
         members, capacity, envs = self.rows.shape[:3]
         member = torch.arange(members, device=ticks.device)[:, None, None]
         index = (member * capacity + ticks) * envs + env[..., None]

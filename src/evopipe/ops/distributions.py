@@ -65,9 +65,8 @@ class _Categorical:
 
 @dataclass(frozen=True)
 class _MultiCategorical:
-    """D independent choices, int64 `[P, B, D]`: logits `[P, B, A]` are those of the first, then those of the second,
-    and so on. `each` holds the choices side by side, `[P, B, D, most]`: what a choice does not have is illegal
-    there."""
+    """D independent choices, int64 `[P, B, D]`: logits `[P, B, A]` are those of the first, then those of the second …;
+    `each` holds the choices side by side, `[P, B, D, most]`: what a choice does not have is illegal there."""
 
     logits: Tensor
     choices: tuple[int, ...]
@@ -151,8 +150,7 @@ class _Gaussian:
 
 @dataclass(frozen=True)
 class _SquashedGaussian(_Gaussian):
-    """The hyperbolic tangent of normal numbers u: float32 `[P, B, A]` in [−1, 1]. Its entropy is u's, an upper
-    bound."""
+    """tanh of normal numbers u, float32 `[P, B, A]` in [−1, 1]. Its entropy, u's, is an upper bound."""
 
     def sample(self, draw: Stream) -> Tensor:
         return torch.tanh(super().sample(draw))
@@ -162,8 +160,8 @@ class _SquashedGaussian(_Gaussian):
         return torch.tanh(self.mean)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Return the log-densities `[P, B]` of actions as float32 rounds them, u = atanh(a): towards ±1 an action tells
-        u only roughly, and ±1 counts as the number next to it. So a policy gives the same number when it sees an action
+        """Return the log-densities `[P, B]` of actions as float32 rounds them: towards ±1 an action tells u = atanh(a)
+        only roughly, and ±1 counts as the number next to it. So a policy gives the same number when it sees an action
         again."""
         most = 1.0 - torch.finfo(action.dtype).eps / 2
         a = action.clamp(-most, most)

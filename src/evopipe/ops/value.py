@@ -23,11 +23,10 @@ def _of_legal(q: Tensor, legal: Tensor | None) -> Tensor:
 def q_target(
     r_t: Tensor, discount_t: Tensor, q_target_t: Tensor, q_selector_t: Tensor, legal_t: Tensor | None = None
 ) -> Tensor:
-    """Return the one-step target r + γ Q_target(s′, argmax_a Q_selector(s′, a)), all `[…]` and `[…, A]`.
+    """Return the one-step target r + γ Q_target(s′, argmax_a Q_selector(s′, a)), γ 0 where the episode terminated.
 
     With the online values as selector it is double Q-learning (van Hasselt, Guez & Silver, 2016, eq. 4), with the
-    target's own values plain Q-learning (Mnih et al., 2015). The discount is γ (1 − terminated): a truncated transition
-    bootstraps.
+    target's own values plain Q-learning (Mnih et al., 2015). Values and legal actions are `[…, A]`, the rest `[…]`.
     """
     return torch.addcmul(r_t, discount_t, pick(q_target_t, masked_argmax(q_selector_t, legal_t)))
 

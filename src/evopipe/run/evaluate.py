@@ -23,7 +23,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """Undiscounted `returns` and `lengths`, `[P, n]` in slot order; not finite where the environment broke; `steps` in
+    """What members reached: undiscounted `returns`, not finite where the environment broke, `lengths`, and `steps` in
     all."""
 
     returns: np.ndarray

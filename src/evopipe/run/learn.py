@@ -54,8 +54,7 @@ def learn(spec: Spec, cohort: Cohort, replay: Replay, tick: int, updates: int, t
 
 
 class ReplayLearning:
-    """What a regime holds whose members learn from a replay memory, empty at first; for the arguments see `Setup`,
-    `Replay`."""
+    """What a regime holds whose members learn from a replay memory, empty at first; see `Setup` and `Replay`."""
 
     def __init__(self, setup: Setup, layout: RowLayout, memories: int, capacity: int, images: Sequence[Image]) -> None:
         spec, cfg = setup.spec, setup.spec.train.replay

@@ -95,8 +95,7 @@ class Learners:
         self._order = np.empty(0, np.int64)
 
     def share(self, tensors: Sequence[Tensor]) -> None:
-        """Move tensors to memory that all processes see, in place. A view that was taken before stays behind: take none
-        before."""
+        """Move tensors to memory that all processes see, in place. A view that was taken before stays behind."""
         if self._processes == 1:
             return
         for tensor, piece in zip(tensors, shared_memory([tensor.nbytes for tensor in tensors]), strict=True):
@@ -123,8 +122,7 @@ class Learners:
             self._parts = [[(Share(i, 0, len(cohort.members)), cohort) for i, cohort in enumerate(cohorts)]]
 
     def share_of(self, tick: int, due: Sequence[Sequence[int]]) -> Iterator[Callable[[], Any]]:
-        """Tell the helpers what is due of each cohort at one tick; yield what this process has to do; then wait for the
-        helpers.
+        """Tell the helpers what is due of each cohort at one tick; yield what this process has to do; wait for them.
 
         Raises:
             ResourceError: a helper died.

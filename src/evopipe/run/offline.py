@@ -26,8 +26,7 @@ _PART = 1 << 24  # bytes of rows that are packed at once
 class Offline:
     """The regime (see `Regime`) of learning from a dataset, one for all members.
 
-    A step of a member is a chance to learn where online it is a step in the environment. Everything counted in steps
-    means these.
+    A step of a member, wherever steps are counted, is a chance to learn where online it is a step in the environment.
 
     Raises:
         DataError: the dataset is empty.

@@ -322,8 +322,8 @@ def _rollout_ends(learn_step: int, envs: int, ticks: int) -> list[int]:
     """Return the ticks of a generation after which a member learns.
 
     A rollout takes as many ticks as give at least `learn_step` steps in `envs` environments; the generation's last one
-    what is left, between half and one and a half of that: what a policy played is learned from before evolution
-    replaces it.
+    what is left, between half and one and a half of that: members learn from all that they did before evolution
+    replaces them.
     """
     each = -(-learn_step // envs)
     count = max(1, int(ticks / each + 0.5))

@@ -56,8 +56,8 @@ def write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> Non
     """Write how long each generation took: the one out that holds a clock, a measurement and no result.
 
     A run that was killed repeats what came after its last checkpoint: the last word on a generation counts. A
-    generation that two processes shared has the seconds and steps of its last part only. Rows that the log has lost are
-    left out.
+    generation that two processes shared has the seconds and steps of its last part. Rows that the log has lost are left
+    out.
     """
     rows: dict[int, tuple[int, float, int, int]] = {}
     ends: dict[int, Sequence[Any]] = {int(row[0]): row for row in curve}

@@ -44,10 +44,9 @@ class Champion:
 
 
 class Run:
-    """Generations of a population: its members, champion and lineage.
+    """Generations of a population: its members, champion and lineage; `advance` and `close` are its regime's.
 
-    `advance` and `close` are its regime's. The state between two ticks is `state()`: from it `restore()` continues bit
-    for bit.
+    The state between two ticks is `state()`: from it `restore()` continues bit for bit.
     """
 
     def __init__(
@@ -137,8 +136,7 @@ class Run:
     ) -> tuple[Champion | None, int]:
         """Return the champion after this generation, and the steps that finding out cost.
 
-        A new best that clears the target, if there is one, is evaluated again, longer: the best of many noisy scores is
-        biased upwards.
+        A new best that clears the target is evaluated again, longer: the best of many noisy scores is biased upwards.
         """
         best = max(members, key=lambda m: (m.fitness[-1], -m.slot))
         fitness, held = best.fitness[-1], self.champion
