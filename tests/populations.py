@@ -15,6 +15,7 @@ from evopipe import algos, rng
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
 from evopipe.envs.pool import EnvPool
+from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.rng import Purpose, Stream
 from evopipe.run import act as acting
@@ -295,3 +296,13 @@ def plant_weight(run: Any, slot: int) -> None:
     cohort, row = of_slot(run.cohorts, slot)
     acts = getattr(cohort.state, run.spec.algo.POLICY)
     acts.values[row, acts.structure.index[row][0]] = math.nan
+
+
+def mutated(
+    kind: str, cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
+) -> tuple[Member, Mutation] | None:
+    """One mutation of a kind; None where none is possible."""
+    weights = {each: float(each == kind) for each in cfg.probabilities.model_dump()}
+    always = cfg.model_copy(update={"probabilities": MutationConfig.Probabilities(**weights)})
+    child, mutation = mutate(always, traits, member, rng)
+    return None if mutation is NONE else (child, mutation)

@@ -14,7 +14,7 @@ from evopipe import layout
 from evopipe.core.member import Member
 from evopipe.evolve.mutate import Mutation
 from evopipe.evolve.step import evolve
-from evopipe.ops.statistics import bootstrap_interval
+from evopipe.ops.statistics import summary
 from evopipe.run.outs import CURVE, TIMING
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.params import Params, parse_params
@@ -192,7 +192,7 @@ def _write_evaluation(folder: Path, members: list[Member], episodes: int, chance
             "std": float(returns.std()),
             "median": float(np.median(returns)),
             "iqm": float(np.median(returns)),
-            "interval": list(bootstrap_interval(returns, 200, chance)),
+            "interval": summary(returns, np.ones(len(returns), np.int64), 200, chance)["interval"],
             "min": float(returns.min()),
             "max": float(returns.max()),
             "mean_length": float(-returns.mean()),

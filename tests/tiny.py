@@ -153,10 +153,10 @@ def checkpoints(folder: Path) -> list[Path]:
 _STARTER = """
 import json, os, sys
 import evopipe.__main__, evopipe.cli
-import evopipe.run.train
+import evopipe.run.drive
 import evopipe.stages.evaluate, evopipe.stages.export, evopipe.stages.population, evopipe.stages.train
 import gymnasium.envs.classic_control.cartpole, h5py, safetensors.torch, torch._dynamo
-evopipe.run.train.SAVE_SHARE = 0.5  # runs of a second could not save often enough to be worth killing
+evopipe.run.drive.SAVE_SHARE = 0.5  # runs of a second could not save often enough to be worth killing
 print("ready", flush=True)
 for line in sys.stdin:
     order = json.loads(line)

@@ -28,16 +28,8 @@ def dvc_root(folder: Path = Path()) -> Path:
 
 
 def state_folder(stage: str, key: str, where: Path = Path()) -> Path:
-    """Return `<dvc_root>/.evopipe/<stage>/<key>`, made where it is missing, and kept out of git.
-
-    Args:
-        stage: a stage's name.
-        key: what the state depends on, see `content_key`.
-        where: the folder that the stage works in.
-
-    Raises:
-        DiskError: the folder cannot be made.
-    """
+    """Return `<dvc_root>/.evopipe/<stage>/<key>`, made where it is missing, and kept out of git; DiskError if it cannot
+    be."""
     top = dvc_root(where) / layout.STATE
     folder = top / stage / key
     try:
@@ -54,14 +46,11 @@ def state_folder(stage: str, key: str, where: Path = Path()) -> Path:
 
 
 def content_key(values: Mapping[str, Any], files: Sequence[Path] = ()) -> str:
-    """Return a key of 32 hex digits that changes with any of the values and any byte of the files.
+    """Return a key of 32 hex digits that changes with any of the values (JSON-like, pydantic models and paths) and any
+    byte of the files.
 
     Folders count with all that is in them (bytecode caches excepted), by relative name. Modification times, the order
     of keys and where the files lie do not count; the order of `files` does.
-
-    Args:
-        values: JSON-like values, pydantic models and paths.
-        files: files and folders.
 
     Raises:
         UsageError: a value has no JSON form.

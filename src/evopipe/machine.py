@@ -21,11 +21,10 @@ _PACKAGES = ("evopipe", "torch", "numpy", "gymnasium")
 def configure(cfg: RuntimeConfig) -> torch.device:
     """Set torch's threads and determinism for this process, and return the device to compute on.
 
-    Call it in the thread that trains: MKL keeps its thread count per thread. `OMP_NUM_THREADS` and `MKL_NUM_THREADS`
-    do not matter afterwards, `runtime.threads` wins over both (and turns off MKL's own choice of fewer threads).
-    One thread takes denormal numbers for zero: Adam's moments of units that died decay into them, and they cost a tenth
-    of the time and more. With several threads they stay, for the setting is a thread's own and OpenMP's threads do not
-    inherit it: results would depend on which thread computed what.
+    Call it in the thread that trains: MKL keeps its thread count per thread. `runtime.threads` wins over
+    `OMP_NUM_THREADS` and `MKL_NUM_THREADS`. One thread takes denormal numbers for zero: Adam's moments of units that
+    died decay into them, and they cost a tenth of the time and more. With several threads they stay: the setting is a
+    thread's own, OpenMP's do not inherit it, and results would depend on which thread computed what.
 
     Raises:
         ParamsError: `runtime.device` is `cuda` and torch sees no CUDA device.
@@ -53,11 +52,7 @@ def configure(cfg: RuntimeConfig) -> torch.device:
 
 
 def fingerprint(device: torch.device | None = None) -> dict[str, Any]:
-    """Describe what the last bits of a result depend on: versions, processor, threads, device. No host, no clock.
-
-    Args:
-        device: where the run computes; the CPU where it is not given.
-    """
+    """Describe what the last bits of a result depend on: versions, processor, threads, device. No host, no clock."""
     on_cuda = device is not None and device.type == "cuda"
     return {
         "python": platform.python_version(),
@@ -73,9 +68,7 @@ def fingerprint(device: torch.device | None = None) -> dict[str, Any]:
 
 def git_revision(folder: Path) -> str | None:
     """Return the commit that is checked out in a folder's repository; None without a commit, a repository or git.
-
-    Uncommitted changes are not told; hash the code beside it (`content_key`) to notice them.
-    """
+    Uncommitted changes are not told; hash the code beside it (`content_key`) to notice them."""
     # git refuses a repository of another user, which is the usual case in a container, unless it is told not to.
     command = ["git", "-c", "safe.directory=*", "rev-parse", "--quiet", "--verify", "HEAD"]
     try:

@@ -1,9 +1,8 @@
 """Randomness as a function of (key, purpose, step), never of a global generator.
 
-A draw is a hash of the member's key, what it is for, and when: it does not depend on how many neighbours the member
-has, on where the run was interrupted, or on the device. The hash is the finaliser of SplitMix64 (Steele, Lea & Flood,
-"Fast splittable pseudorandom number generators", OOPSLA 2014), applied as a counter-based generator. It runs on int64
-tensors, which wrap around on overflow, and, at a quarter of the dispatch, on uint64 NumPy arrays.
+A draw is a hash of the member's key, what it is for, and when. The hash is the finaliser of SplitMix64 (Steele, Lea &
+Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), applied as a counter-based generator. It runs on
+int64 tensors, which wrap around on overflow, and, at a quarter of the dispatch, on uint64 NumPy arrays.
 """
 
 from __future__ import annotations
@@ -65,12 +64,8 @@ def _mix_host(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
-    """Draw 64 random bits for every key `[P]` int64, step `[U]` int64 and position below `n`.
-
-    Returns:
-        `[P, U, n]` int64; entry (p, u, j) depends on `keys[p]`, `purpose`, `steps[u]` and `j` alone.
-    """
+def _bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
+    """Draw 64 random bits for every key `[P]` int64, step `[U]` int64 and position below `n`: `[P, U, n]` int64."""
     if _on_host(keys):
         return torch.from_numpy(_host_bits(keys, purpose, steps, n).view(np.int64))
     base = _mix(keys + _signed(int(purpose) * _INIT))[:, None] + steps * _GOLDEN  # [P, U]
@@ -80,21 +75,20 @@ def bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> t
 
 
 def uniform(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> torch.Tensor:
-    """Draw from [0, 1) with 53 bits: `[P, U, n]` float64 (shapes as in `bits`)."""
+    """Draw from [0, 1) with 53 bits for every key `[P]` int64, step `[U]` int64 and position below `n`: `[P, U, n]`
+    float64."""
     if _on_host(keys):
         drawn = (_host_bits(keys, purpose, steps, n) >> 11).astype(np.float64)
         drawn *= 2.0**-53
         return torch.from_numpy(drawn)
-    return ((bits(keys, purpose, steps, n) >> 11) & 0x1FFFFFFFFFFFFF).to(torch.float64) * 2.0**-53
+    return ((_bits(keys, purpose, steps, n) >> 11) & 0x1FFFFFFFFFFFFF).to(torch.float64) * 2.0**-53
 
 
 def _on_host(keys: torch.Tensor) -> bool:
-    """Whether NumPy may do the work."""
     return keys.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _host_bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> np.ndarray:
-    """`bits` as uint64."""
     base = _mix_host(keys.numpy().view(np.uint64) + _unsigned(int(purpose) * _INIT))
     at = _mix_host(base[:, None] + steps.numpy().view(np.uint64) * _GOLDEN_HOST)  # [P, U]
     return _mix_host(at[:, :, None] + np.arange(1, n + 1, dtype=np.uint64) * _GOLDEN_HOST)

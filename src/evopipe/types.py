@@ -35,27 +35,17 @@ class Image(NamedTuple):
 class Spaces:
     """What an algorithm knows of an environment's spaces.
 
-    An action is one of four kinds: `discrete`, an index below A; `multidiscrete`, D indices, each below its own
-    number of choices; `multibinary`, D bits; `continuous`, a vector in [-1, 1]^A.
-
-    Attributes:
-        observations: `O`, length of an observation.
-        actions: `A`, width of a mask and of a policy's logits: all choices together, bits, or dimensions.
-        continuous: whether the kind is `continuous`.
-        images: which columns of an observation are images; what lies in none is a vector.
-        kind: of an action; by default as `continuous` says, else `discrete`.
-        choices: of each index of an action; `(A,)` where discrete, 2 for each bit, none where continuous. They follow
-            from the kind, and must be given where multidiscrete.
-        one_hot: which columns of an observation are one-hot: the first of them and the end, of each stretch.
+    An action is one of four kinds: `discrete`, an index below A; `multidiscrete`, D indices, each below its own number
+    of choices; `multibinary`, D bits; `continuous`, a vector in [-1, 1]^A.
     """
 
-    observations: int
-    actions: int
+    observations: int  # O, length of an observation
+    actions: int  # A, width of a mask and of a policy's logits: all choices together, bits, or dimensions
     continuous: bool = False
-    images: tuple[Image, ...] = ()
-    kind: str = ""
-    choices: tuple[int, ...] = ()
-    one_hot: tuple[tuple[int, int], ...] = ()
+    images: tuple[Image, ...] = ()  # which columns of an observation are images; what lies in none is a vector
+    kind: str = ""  # of an action; by default as `continuous` says, else `discrete`
+    choices: tuple[int, ...] = ()  # of each index of an action; they must be given where multidiscrete
+    one_hot: tuple[tuple[int, int], ...] = ()  # stretches (first, end) of columns that are one-hot
 
     def __post_init__(self) -> None:
         implied = {"discrete": (self.actions,), "multibinary": (2,) * self.actions}
@@ -73,7 +63,6 @@ class Spaces:
         return self.action_shape[0] if self.action_shape else 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data."""
         found: dict[str, Any] = {name: getattr(self, name) for name in ("observations", "actions", "continuous")}
         if self.images:
             found["images"] = [list(image) for image in self.images]
@@ -84,27 +73,16 @@ class Spaces:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Transitions of every member, `[P, B, …]`, over one environment step or n.
+    """Transitions of every member over one environment step or n."""
 
-    Attributes:
-        obs: `[P, B, O]` float32.
-        action: `[P, B]` int64, or `[P, B, A]` float32 in [-1, 1] where the space is continuous.
-        reward: `[P, B]` float32, Σ γᵏ r over the steps, γ the member's own.
-        discount: `[P, B]` float32, what the value of `next_obs` counts: γⁿ, 0 where the episode terminated on the way.
-        next_obs: `[P, B, O]` float32, the true observation after the last step.
-        next_legal: `[P, B, A]` bool, legal actions there; None where all always are.
-        weight: `[P, B]` float32, how much a transition counts. Uniform sampling: (j < b_p) / b_p, which sums to 1.
-        legal: `[P, B, A]` bool, legal actions in `obs`; None where all always are, or no loss reads it (`MASKED_LOSS`).
-    """
-
-    obs: Tensor
-    action: Tensor
-    reward: Tensor
-    discount: Tensor
-    next_obs: Tensor
-    next_legal: Tensor | None
-    weight: Tensor
-    legal: Tensor | None = None
+    obs: Tensor  # [P, B, O] float32
+    action: Tensor  # [P, B] int64, or [P, B, A] float32 in [-1, 1] where the space is continuous
+    reward: Tensor  # [P, B] float32, Σ γᵏ r over the steps, γ the member's own
+    discount: Tensor  # [P, B] float32, what `next_obs` counts: γⁿ, 0 where the episode terminated on the way
+    next_obs: Tensor  # [P, B, O] float32, the true observation after the last step
+    next_legal: Tensor | None  # [P, B, A] bool, legal actions there; None where all always are
+    weight: Tensor  # [P, B] float32, how much a transition counts; sampled uniformly (j < b_p) / b_p, which sums to 1
+    legal: Tensor | None = None  # [P, B, A] bool, legal actions in `obs`; None also where no loss reads it
 
 
 class Chosen(NamedTuple):
@@ -118,31 +96,18 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Stretches of L steps that members took, a minibatch of them: `[P, B, L, …]`. Without recurrence L is 1.
+    """Stretches of L steps that members took, a minibatch of them. Without recurrence L is 1."""
 
-    Attributes:
-        obs: `[P, B, L, O]` float32.
-        action: `[P, B, L]` int64; `[P, B, L, D]` int64 or float32 of other spaces.
-        legal: `[P, B, L, A]` bool, None where all actions always are.
-        log_prob: `[P, B, L]`, of the action when it was taken.
-        value: `[P, B, L]`, of the observation then.
-        advantage: `[P, B, L]`.
-        target: `[P, B, L]`, what the value should have been.
-        begins: `[P, B, L]` bool, an episode begins here.
-        memory: `[P, B, M]`, before the first step.
-        weight: `[P, B, L]`, how much a step counts: they sum to 1; pads and members without a minibatch count 0.
-    """
-
-    obs: Tensor
-    action: Tensor
-    legal: Tensor | None
-    log_prob: Tensor
-    value: Tensor
-    advantage: Tensor
-    target: Tensor
-    begins: Tensor
-    memory: Tensor
-    weight: Tensor
+    obs: Tensor  # [P, B, L, O] float32
+    action: Tensor  # [P, B, L] int64; [P, B, L, D] int64 or float32 of other spaces
+    legal: Tensor | None  # [P, B, L, A] bool, None where all actions always are
+    log_prob: Tensor  # [P, B, L], of the action when it was taken
+    value: Tensor  # [P, B, L], of the observation then
+    advantage: Tensor  # [P, B, L]
+    target: Tensor  # [P, B, L], what the value should have been
+    begins: Tensor  # [P, B, L] bool, an episode begins here
+    memory: Tensor  # [P, B, M], before the first step
+    weight: Tensor  # [P, B, L], how much a step counts: they sum to 1; pads and members without a minibatch count 0
 
 
 Hyper: TypeAlias = "Mapping[str, torch.Tensor]"  # a cohort's hyper-parameters by name, [P] each

@@ -39,7 +39,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """The second device, grouped like a GPU, with the optimiser that a GPU gets on both."""
     monkeypatch.setitem(COSTS, DEVICE.type, COSTS["cuda"])
     monkeypatch.setitem(COSTS, "cpu", COSTS["cuda"])
-    monkeypatch.setattr(optim, "fused_is_sound", lambda: False)
+    monkeypatch.setattr(optim, "_fused_is_sound", lambda: False)
     optim._take_layout_warning()
     with Device() as made:
         yield made

@@ -27,8 +27,8 @@ from evopipe.rng import Purpose
 from evopipe.run import learners
 from evopipe.run.drive import begin
 from evopipe.run.learn import UPDATES_PER_TICK
-from evopipe.run.on_policy import OnPolicy
-from evopipe.run.rollouts import learn_from_rollout, rollout_ends
+from evopipe.run.on_policy import OnPolicy, _rollout_ends
+from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.params import load_params
@@ -370,7 +370,7 @@ def test_an_exported_member_acts_as_it_was_evaluated(algo: str, tmp_path: Path, 
 def test_a_generation_is_rollouts_of_nearly_equal_length(learn_step: int, envs: int) -> None:
     each = -(-learn_step // envs)
     for ticks in (1, 2, 7, 50, 313):
-        ends = rollout_ends(learn_step, envs, ticks)
+        ends = _rollout_ends(learn_step, envs, ticks)
         lengths = np.diff([0, *ends])
         assert ends[-1] == ticks
         assert (lengths > 0).all()

@@ -227,7 +227,7 @@ def test_a_run_on_another_device_is_the_run_on_the_host(
     """And nothing in learning waits for the device."""
     monkeypatch.setitem(COSTS, DEVICE.type, COSTS["cuda"])
     monkeypatch.setitem(COSTS, "cpu", COSTS["cuda"])
-    monkeypatch.setattr(optim, "fused_is_sound", lambda: False)
+    monkeypatch.setattr(optim, "_fused_is_sound", lambda: False)
     optim._take_layout_warning()
     p = variant(algo, cohorts="merged", learning_delay=20, evo_steps=120, max_steps=240)
     with Device() as device:

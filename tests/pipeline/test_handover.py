@@ -35,7 +35,7 @@ from evopipe.evolve.mutate import Mutation
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import fingerprint
 from evopipe.rng import Purpose
-from evopipe.run import train as run_train
+from evopipe.run import drive
 from evopipe.run.drive import begin
 from evopipe.run.outs import write_results
 from evopipe.run.run import Champion
@@ -514,12 +514,12 @@ def test_a_signal_saves_a_run_that_has_not_ended(tmp_path: Path) -> None:
     loop.advance()
     stop.signum = 15
     with pytest.raises(Interrupted, match="stopped at step 3 of each member; saved"):
-        run_train.train(loop, store, 100.0, stop, *others)
+        drive.train(loop, store, 100.0, stop, *others)
     saved = store.load()
     assert saved is not None
     assert saved.meta["clock"]["tick"] == 1
     populations.finish(loop)
-    assert run_train.train(loop, CheckpointStore(tmp_path / "none"), 100.0, stop, *others) is loop.champion
+    assert drive.train(loop, CheckpointStore(tmp_path / "none"), 100.0, stop, *others) is loop.champion
     loop.close()
 
 
@@ -553,7 +553,7 @@ def test_saving_waits_its_seconds_and_a_hundred_times_what_it_costs(tmp_path: Pa
     problem = make_spec(small({"train.warm_start": 0}))
     loop = begin(problem, first_members(problem, 2)[0])
     store = CheckpointStore(tmp_path / "store")
-    saver = run_train._Saver(loop, store, 100.0)
+    saver = drive._Saver(loop, store, 100.0)
     for cost, waited, due in ((0.0, 50.0, False), (2.0, 150.0, False), (0.5, 101.0, True), (2.0, 250.0, True)):
         saver.cost, saver.last = cost, time.perf_counter() - waited
         saver.save_if_due()

@@ -16,7 +16,7 @@ import action_envs
 import populations
 from evopipe import algos
 from evopipe import play as playing
-from evopipe.core.forward import forward
+from evopipe.core.net import forward
 from evopipe.envs.check import check
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step

@@ -23,7 +23,6 @@ from evopipe.errors import ParamsError
 from evopipe.ops.distributions import masked_log_softmax, squashed_gaussian
 from evopipe.ops.noise import gaussian, ornstein_uhlenbeck
 from evopipe.ops.policy import or_random
-from evopipe.ops.value import clipped_double_target
 from evopipe.play import play
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import Spec, first_members
@@ -168,12 +167,6 @@ def test_illegal_actions_have_no_probability() -> None:
 
 
 # --- targets and losses -----------------------------------------------------------------------------------------------
-
-
-def test_the_twin_minimum_by_hand() -> None:
-    q1, q2 = torch.tensor([1.0, 5.0, 2.0]), torch.tensor([3.0, 4.0, 2.0])
-    y = clipped_double_target(torch.tensor([0.5, 0.0, 1.0]), torch.tensor([0.9, 0.5, 0.0]), q1, q2)
-    assert y.tolist() == pytest.approx([1.4, 2.0, 1.0])
 
 
 @pytest.mark.parametrize("alpha", [0.5, 4.0])

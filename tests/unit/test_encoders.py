@@ -14,21 +14,20 @@ from torch.nn import functional as F
 import populations
 import reference
 from evopipe.core.arch import Arch
-from evopipe.core.cohort import group
-from evopipe.core.forward import forward
+from evopipe.core.cohort import _group
 from evopipe.core.graphs import Paths
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.core.layout import Block
 from evopipe.core.morph import Change
-from evopipe.core.net import Net
+from evopipe.core.net import Net, forward
 from evopipe.core.optim import backward
 from evopipe.core.padded import Padded
-from evopipe.core.stem import Conv, Stem, convolve
+from evopipe.core.stem import Conv, Stem, _convolve
 from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import mutate
 from evopipe.run.drive import begin
-from evopipe.run.spec import first_members, pace
+from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig, NetworkConfig
 from evopipe.types import Image
 from populations import advance, finish, same, started
@@ -87,7 +86,7 @@ def test_a_convolution_by_plain_loops(grouped: bool) -> None:
     rng = np.random.default_rng(0)
     x, weight, bias = rng.normal(size=(2, 3, 2, 5, 4)), rng.normal(size=(2, 2 * 9, 3)), rng.normal(size=(2, 1, 3))
     conv = Conv(3, 3, 2, 1)
-    found = convolve(*(torch.from_numpy(a) for a in (x, weight, bias)), conv, grouped)
+    found = _convolve(*(torch.from_numpy(a) for a in (x, weight, bias)), conv, grouped)
     assert found.shape == (2, 3, 3, 3, 2)
     padded = np.pad(x, ((0, 0), (0, 0), (0, 0), (1, 1), (1, 1)))
     for p, b, o, i, j in np.ndindex(*found.shape):
@@ -283,7 +282,7 @@ def test_members_with_unlike_convolutions_never_merge() -> None:
     stem = members[0].arch.stem
     other = stem._replace(convs=(stem.convs[0]._replace(channels=9),))
     members[1] = replace(members[1], arch=replace(members[1].arch, stem=other))
-    found = [[m.slot for m in each] for each in group(members, pace, "merged", "cpu")]
+    found = [[m.slot for m in each] for each in _group(members, Spec.pace, "merged", "cpu")]
     assert sorted(found) == [[0, 2], [1]]
     with pytest.raises(ValueError, match="unlike convolutions"):
         Padded([m.arch for m in members], p.widths["q"], CPU)

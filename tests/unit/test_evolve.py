@@ -21,8 +21,6 @@ from evopipe.evolve.mutate import (
     Traits,
     _disturb,
     mutate,
-    mutate_architecture,
-    mutate_hyper,
 )
 from evopipe.evolve.step import Evolved, evolve
 from evopipe.run.drive import begin
@@ -257,7 +255,7 @@ def test_growth_is_as_likely_as_shrinkage() -> None:
     rng, one = np.random.default_rng(0), member(0)
     wide = {"lr": Evolve(min=1e-6, max=1e3), "tau": Evolve(min=1e-6, max=1e3)}
     one = replace(one, hyper={"lr": 1.0, "tau": 1.0})
-    found = [mutate_hyper(only("rl_hp"), traits(wide), one, rng) for _ in range(600)]
+    found = [populations.mutated("rl_hp", only("rl_hp"), traits(wide), one, rng) for _ in range(600)]
     records = [change for _, change in filter(None, found)]
     for name in wide:
         assert_even([change.after > change.before for change in records if change.what == name])
@@ -271,7 +269,7 @@ def test_growth_is_as_likely_as_shrinkage() -> None:
     for i in range(720):
         share = float(i % 2)
         cfg = only("architecture", new_layer_prob=share, architecture=bounds)
-        changed = mutate_architecture(cfg, traits(), started, rng)
+        changed = populations.mutated("architecture", cfg, traits(), started, rng)
         assert changed is not None
         change = changed[1]
         by_what.setdefault(change.what.split()[0].split(".")[0] + str(i % 2), []).append(change.after > change.before)
@@ -287,7 +285,9 @@ def test_networks_get_new_weights_of_their_own_and_targets_their_networks() -> N
     old = Arch((Block(16),), 16, (), "ReLU", False)
     size = old.layout(Widths(4, 2)).size
     one = replace(member(0), arch=old, tensors={name: torch.zeros(size) for name in kinds})
-    found = mutate_architecture(only("architecture", new_layer_prob=1.0), twins, one, np.random.default_rng(0))
+    found = populations.mutated(
+        "architecture", only("architecture", new_layer_prob=1.0), twins, one, np.random.default_rng(0)
+    )
     assert found is not None
     grown = {name: found[0].tensors[name] for name in kinds}
     assert torch.equal(grown["a"], grown["a_target"])

@@ -28,7 +28,7 @@ from evopipe.run import learners
 from evopipe.run.drive import begin
 from evopipe.run.learn import _of_share, learn
 from evopipe.run.off_policy import byte_images
-from evopipe.run.offline import pack
+from evopipe.run.offline import _pack
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.storage.checkpoint import CheckpointStore
@@ -524,7 +524,7 @@ def test_fixed_tensors_change_nothing(runs: list[Run]) -> None:
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """The second device, grouped like a CPU, with the optimiser that a GPU gets on both."""
     monkeypatch.setitem(COSTS, DEVICE.type, COSTS["cpu"])
-    monkeypatch.setattr(optim, "fused_is_sound", lambda: False)
+    monkeypatch.setattr(optim, "_fused_is_sound", lambda: False)
     optim._take_layout_warning()
     with Device() as made:
         yield made
@@ -590,7 +590,7 @@ def studied(p: Spec, data: Transitions, framed: bool = True, processes: int = 1)
     if not framed:
         trees = run.regime.replay.priorities
         run.regime.replay = Replay(run.regime.replay.layout, 1, len(data), CPU, trees)
-        run.regime.replay._flat.copy_(torch.from_numpy(np.concatenate([*pack(run.regime.replay.layout, data)])))
+        run.regime.replay._flat.copy_(torch.from_numpy(np.concatenate([*_pack(run.regime.replay.layout, data)])))
         run.regime.replay.size[:] = len(data)
         take_over(run)
     return run
@@ -608,7 +608,7 @@ def test_a_dataset_is_kept_as_frames_each_once(
     assert frames is not None
     once = len(data) + int(data.episode[-1]) + 1  # one a transition, one more an episode
     assert once <= frames.used <= once + (len(data) - 1) // rows, "where parts meet, an episode's last may come again"
-    assert whole(runs[0].regime.replay) == [np.concatenate([*pack(runs[0].regime.replay.layout, data)]).tobytes()]
+    assert whole(runs[0].regime.replay) == [np.concatenate([*_pack(runs[0].regime.replay.layout, data)]).tobytes()]
 
 
 @pytest.mark.parametrize("more", [{}, {"n_step": 3}, {"prioritised": True}, {"n_step": 3, "prioritised": True}])
@@ -658,7 +658,7 @@ def test_a_dataset_whose_images_are_no_bytes_stays_as_it_is(where: str, value: f
     runs.append(studied(p, data))
     assert runs[0].regime.replay.frames is not None
     assert [image.start for image in runs[0].regime.replay.frames.images] == [0]
-    assert whole(runs[0].regime.replay) == [np.concatenate([*pack(runs[0].regime.replay.layout, data)]).tobytes()]
+    assert whole(runs[0].regime.replay) == [np.concatenate([*_pack(runs[0].regime.replay.layout, data)]).tobytes()]
     online = pictures(warm_start=90, replay={"capacity": 100, "sharing": "shared"})
     runs.append(begun(online, data))
-    assert whole(runs[1].regime.replay) == [np.concatenate([*pack(runs[1].regime.replay.layout, data)]).tobytes()]
+    assert whole(runs[1].regime.replay) == [np.concatenate([*_pack(runs[1].regime.replay.layout, data)]).tobytes()]

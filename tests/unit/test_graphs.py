@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tiny
-from evopipe.core.graphs import Body, FastPathWarning, Paths, Runner, upload
+from evopipe.core.graphs import Body, Paths, Runner, upload
 from evopipe.run.spec import first_members
 from evopipe.schema.params import parse_params
 from evopipe.stages.setup import make_spec
@@ -166,7 +166,7 @@ def test_results_that_lie_in_the_state_are_copied_before_it_is_put_back() -> Non
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a capture succeeds here")
 def test_where_no_graph_can_be_captured_the_run_goes_on_and_says_so_once() -> None:
     paths, total, calls = Paths("graph"), torch.zeros(1), []
-    with pytest.warns(FastPathWarning, match="CUDA graphs failed here and will not be used: RuntimeError: "):
+    with pytest.warns(UserWarning, match="CUDA graphs failed here and will not be used: RuntimeError: "):
         Runner(paths).ready("add", accumulate(total, calls), [torch.ones(1)], CPU, nothing, lambda: [total])()
     Runner(paths).ready("again", accumulate(total, calls), [torch.ones(1)], CPU, nothing, lambda: [total])()
     assert len(paths.given_up) == 1
@@ -187,7 +187,7 @@ def test_a_compiler_that_fails_is_given_up_and_the_state_is_right() -> None:
         return body
 
     runners = Runner(paths), Runner(paths)
-    with pytest.warns(FastPathWarning) as caught:
+    with pytest.warns(UserWarning, match="failed here") as caught:
         outs = [runner.ready("add", make, [torch.ones(1)], CPU, nothing, lambda: [total])()[0] for runner in runners]
     assert [str(w.message) for w in caught] == [
         "torch.compile failed here and will not be used: RuntimeError: No working C++ compiler found"
@@ -208,11 +208,11 @@ import sys, warnings
 import torch
 sys.path[:0] = sys.argv[1:2]
 from dataclasses import replace
-from evopipe.core.graphs import FastPathWarning, Paths
+from evopipe.core.graphs import Paths
 from evopipe.core.cohort import dissolve
 import populations
 
-warnings.simplefilter("error", FastPathWarning if sys.argv[2] == "works" else ImportWarning)
+warnings.simplefilter("error", UserWarning if sys.argv[2] == "works" else ImportWarning)
 torch.set_num_threads(1)
 mutation = {"before_training": True, "activations": ["ReLU", "GELU"]}
 p = populations.problem(mutation=mutation, cohorts="merged", config={"learn_step": 1})
@@ -256,7 +256,7 @@ def test_without_a_cpp_compiler_training_is_eager(tmp_path: Path) -> None:
     assert resumed == "resumed True"
     assert first.startswith("True True False [")
     assert "torch.compile failed here and will not be used: InductorError: InvalidCxxCompiler" in first
-    assert sum("FastPathWarning: torch.compile failed" in line for line in rest) == 1
+    assert sum("UserWarning: torch.compile failed" in line for line in rest) == 1
 
 
 def test_no_warning_where_nothing_fails() -> None:

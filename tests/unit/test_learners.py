@@ -17,9 +17,9 @@ from evopipe.errors import ParamsError, ResourceError
 from evopipe.run import learn as steps
 from evopipe.run import learners
 from evopipe.run.drive import begin
-from evopipe.run.learners import Learners, Share, divide, learner_count
+from evopipe.run.learners import Learners, Share, _divide, learner_count
 from evopipe.run.run import Run
-from evopipe.run.spec import first_members, pace
+from evopipe.run.spec import Spec, first_members
 from populations import cases, equal_states, problem
 
 SIZE = 5
@@ -140,11 +140,11 @@ def cohort_of(rows: int, width: int = 128, learn_step: int = 1) -> Any:
     member = first_members(p, 1)[0][0]
     arch = replace(member.arch, latent=width)
     member = replace(member, arch=arch, hyper={**member.hyper, "learn_step": learn_step})
-    return SimpleNamespace(members=(member,) * rows, pace=pace)
+    return SimpleNamespace(members=(member,) * rows, pace=Spec.pace)
 
 
 def test_rows_are_divided_in_order_whole_and_evenly() -> None:
-    plan = divide([cohort_of(6), cohort_of(2)], 4, [1.0, 1.0])
+    plan = _divide([cohort_of(6), cohort_of(2)], 4, [1.0, 1.0])
     rows = [(s.cohort, r) for shares in plan for s in shares for r in range(s.first, s.end)]
     assert rows == [(0, r) for r in range(6)] + [(1, r) for r in range(2)]
     assert plan == [[Share(0, 0, 2)], [Share(0, 2, 4)], [Share(0, 4, 6)], [Share(1, 0, 2)]]
@@ -160,17 +160,17 @@ def test_the_slowest_process_has_as_little_as_possible() -> None:
         for a, b in zip((0, *borders), (*borders, len(units)), strict=True):
             used = {c: sum(d == c for d, _ in units[a:b]) for c, _ in units[a:b]}
             members = {c: cohorts[c].members[:rows] for c, rows in used.items()}
-            worst = max(worst, sum(cost(some, pace) / some[0].hyper["learn_step"] for some in members.values()))
+            worst = max(worst, sum(cost(some, Spec.pace) / some[0].hyper["learn_step"] for some in members.values()))
         return worst
 
     every = [slowest((i, j)) for i in range(len(units)) for j in range(i, len(units))]
-    plan = divide(cohorts, 3, [1.0, 1.0, 1.0 / 8.0])
+    plan = _divide(cohorts, 3, [1.0, 1.0, 1.0 / 8.0])
     places = [units.index((shares[0].cohort, shares[0].first)) for shares in plan[1:]]
     assert slowest(tuple(places)) == pytest.approx(min(every))
 
 
 def test_one_process_where_more_would_not_help() -> None:
-    assert divide([cohort_of(1)], 8, [1.0]) == [[Share(0, 0, 1)]]
+    assert _divide([cohort_of(1)], 8, [1.0]) == [[Share(0, 0, 1)]]
 
 
 def test_several_threads_and_several_processes_exclude_each_other() -> None:

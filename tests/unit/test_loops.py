@@ -25,7 +25,7 @@ from evopipe.envs.pool import EnvPool
 from evopipe.errors import DivergedError, EnvironmentFailed
 from evopipe.evolve.mutate import NONE
 from evopipe.rng import Purpose, Stream
-from evopipe.run.drive import begin, drive
+from evopipe.run.drive import _drive, begin
 from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Champion
 from evopipe.run.spec import Spec, first_members, go_on
@@ -756,7 +756,7 @@ def test_what_a_run_tells_and_when_it_saves(run: Callable[..., Any]) -> None:
         saved.append((loop.clock.tick, loop.clock.generation))
         counted.append(loop.clock.broken)
 
-    drive(loop, Tracker([heard]), lambda: False, save)
+    _drive(loop, Tracker([heard]), lambda: False, save)
     assert saved == [*((t, 0) for t in range(1, 7)), (6, 1), *((t, 1) for t in range(7, 13)), (12, 2)]
     made = [event.members for event in heard.events if isinstance(event, Generation)]
     children = [record.children for record in loop.lineage]

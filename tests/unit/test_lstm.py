@@ -17,17 +17,16 @@ import reference
 from evopipe.core import lstm, optim
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import cost
-from evopipe.core.forward import forward, remember, unroll
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
 from evopipe.core.morph import Change
-from evopipe.core.net import Net
+from evopipe.core.net import Net, forward, remember, unroll
 from evopipe.core.padded import Padded
 from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
 from evopipe.evolve.mutate import Traits, mutate
-from evopipe.run.spec import pace
+from evopipe.run.spec import Spec
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig, NetworkConfig
 from evopipe.types import Image
 
@@ -229,7 +228,7 @@ def test_members_of_an_unlike_cohort_compute_what_they_compute_alone(
 def test_pads_stay_exactly_zero_in_weights_moments_and_memory(
     activation: str, norm: bool, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optim, "fused_is_sound", lambda: fused)
+    monkeypatch.setattr(optim, "_fused_is_sound", lambda: fused)
     archs = unlike(activation, norm)
     net = net_of(archs, [trained(arch, i) for i, arch in enumerate(archs)])
     adam, members = optim.Adam.start(net), len(archs)
@@ -399,7 +398,7 @@ def test_an_architecture_is_configured_described_and_stored() -> None:
 def test_an_lstm_layer_costs_eight_dense_ones() -> None:
     dense, gated = replace(recurrent([(64, False)] * 8, 64), kind="mlp"), recurrent([(64, False)], 64)
     members = [Member(0, 0, None, 1, arch, {}, {}) for arch in (dense, gated)]
-    assert cost(members[:1], pace) == cost(members[1:], pace)
+    assert cost(members[:1], Spec.pace) == cost(members[1:], Spec.pace)
 
 
 def test_an_algorithm_without_a_memory_refuses_it() -> None:

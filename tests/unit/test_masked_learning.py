@@ -14,7 +14,7 @@ import torch
 import populations
 from evopipe import algos
 from evopipe.algos import sac
-from evopipe.core.forward import forward
+from evopipe.core.net import forward
 from evopipe.ops.distributions import masked_log_softmax
 from evopipe.run.drive import begin
 from evopipe.run.off_policy import OffPolicy

@@ -11,11 +11,10 @@ import torch
 
 import reference
 from evopipe.core.arch import Arch
-from evopipe.core.forward import forward
 from evopipe.core.layers import ACTIVATIONS, NOT_ZERO_AT_ZERO
 from evopipe.core.layout import Block
-from evopipe.core.morph import Change, preserves_function
-from evopipe.core.net import Net
+from evopipe.core.morph import Change, _preserves_function
+from evopipe.core.net import Net, forward
 from evopipe.core.padded import Padded
 from evopipe.core.structure import Widths
 from evopipe.schema.blocks import ArchitectureBounds
@@ -105,7 +104,7 @@ def test_nodes_before_a_wider_blended_layer(norm: bool) -> None:
 @pytest.mark.parametrize("activation", sorted(NOT_ZERO_AT_ZERO))
 def test_nodes_that_cannot_arrive_unnoticed_are_not_offered(activation: str) -> None:
     def offered(arch: Arch) -> list[bool]:
-        return [preserves_function(arch, WIDTHS, i) for i in range(len(arch.layers))]
+        return [_preserves_function(arch, WIDTHS, i) for i in range(len(arch.layers))]
 
     assert offered(Arch((Block(16), Block(16)), 8, (), activation, True)) == [True, True, True]
     assert offered(Arch((Block(16), Block(8, True)), 8, (), activation, True)) == [True, False, True]
@@ -117,9 +116,9 @@ def test_nodes_that_cannot_arrive_unnoticed_are_not_offered(activation: str) -> 
 def test_units_that_could_never_learn_are_not_offered() -> None:
     """On places in use a unit starts with zero weights, where a ReLU's gradient is zero for ever."""
     blended = (Block(16), Block(8, True))
-    assert not preserves_function(Arch(blended, 8, (), "ReLU", False), WIDTHS, 1)
-    assert preserves_function(Arch(blended, 8, (), "ReLU", True), WIDTHS, 1)
-    assert preserves_function(Arch(blended, 8, (), "GELU", False), WIDTHS, 1)
+    assert not _preserves_function(Arch(blended, 8, (), "ReLU", False), WIDTHS, 1)
+    assert _preserves_function(Arch(blended, 8, (), "ReLU", True), WIDTHS, 1)
+    assert _preserves_function(Arch(blended, 8, (), "GELU", False), WIDTHS, 1)
 
 
 @everywhere

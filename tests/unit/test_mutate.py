@@ -25,10 +25,6 @@ from evopipe.evolve.mutate import (
     Traits,
     _scaled,
     mutate,
-    mutate_activation,
-    mutate_architecture,
-    mutate_hyper,
-    mutate_parameters,
 )
 from evopipe.evolve.step import evolve
 from evopipe.run.spec import first_members
@@ -123,7 +119,7 @@ def test_with_two_layers_of_32_no_architecture_mutation_is_a_no_op() -> None:
     (member,), traits = world(encoder=(32, 32))
     rng = generator()
     for _ in range(300):
-        found = mutate_architecture(config(), traits, member, rng)
+        found = populations.mutated("architecture", config(), traits, member, rng)
         assert found is not None
         child, mutation = found
         assert child.arch != member.arch
@@ -145,7 +141,7 @@ def test_layers_change_as_often_as_new_layer_prob_says() -> None:
     (member,), traits = world(encoder=(64, 64))
     for share in (0.0, 0.2, 1.0):
         cfg, rng, n = config(new_layer_prob=share), generator(), 400
-        records = [mutate_architecture(cfg, traits, member, rng) for _ in range(n)]
+        records = [populations.mutated("architecture", cfg, traits, member, rng) for _ in range(n)]
         layers = sum("layers" in found[1].what for found in records if found)
         assert abs(layers - n * share) <= 4.5 * (n * share * (1 - share)) ** 0.5
 
@@ -153,14 +149,19 @@ def test_layers_change_as_often_as_new_layer_prob_says() -> None:
 def test_without_layer_changes_and_at_every_width_bound_there_is_no_architecture_mutation() -> None:
     (member,), traits = world(encoder=(32,))
     bounds = {"min_nodes": 32, "max_nodes": 32, "min_latent": 32, "max_latent": 32}
-    assert mutate_architecture(config(new_layer_prob=0.0, architecture=bounds), traits, member, generator()) is None
+    assert (
+        populations.mutated(
+            "architecture", config(new_layer_prob=0.0, architecture=bounds), traits, member, generator()
+        )
+        is None
+    )
 
 
 def test_records_say_what_changed_from_what_to_what() -> None:
     (member,), traits = world(encoder=(64, 64))
     rng = generator()
     for _ in range(200):
-        found = mutate_architecture(config(), traits, member, rng)
+        found = populations.mutated("architecture", config(), traits, member, rng)
         assert found is not None
         child, m = found
         part, _, what = m.what.partition(" ")
@@ -180,7 +181,7 @@ def test_online_and_target_networks_receive_the_same_new_weights() -> None:
     (member,), traits = world(encoder=(32, 32))
     rng = generator()
     for _ in range(40):
-        found = mutate_architecture(config(), traits, member, rng)
+        found = populations.mutated("architecture", config(), traits, member, rng)
         assert found is not None
         assert torch.equal(found[0].tensors["q"], found[0].tensors["target"])
         assert len(found[0].tensors["adam.mean"]) == len(found[0].tensors["adam.square"]) == len(found[0].tensors["q"])
@@ -194,7 +195,7 @@ def test_adam_moments_of_surviving_weights_survive() -> None:
     member = replace(member, tensors={**member.tensors, **trained})
     widths, rng = traits.widths["q"], generator()
     for _ in range(60):
-        found = mutate_architecture(config(), traits, member, rng)
+        found = populations.mutated("architecture", config(), traits, member, rng)
         assert found is not None
         child = found[0]
         assert float(child.tensors["adam.steps"]) == 77.0
@@ -213,7 +214,7 @@ def test_parameter_noise_touches_a_tenth_of_the_chosen_matrices() -> None:
     widths, rng, sd = traits.widths["q"], generator(), 0.1
     relative, fresh, matrices = [], 0, Counter[int]()
     for _ in range(200):
-        found = mutate_parameters(config(sd=sd), traits, member, rng)
+        found = populations.mutated("parameters", config(sd=sd), traits, member, rng)
         assert found is not None
         child, mutation = found
         before, after = (member.arch.named(widths, m.tensors["q"]) for m in (member, child))
@@ -240,14 +241,14 @@ def test_parameter_noise_touches_a_tenth_of_the_chosen_matrices() -> None:
 
 def test_no_noise_is_no_mutation() -> None:
     (member,), traits = world()
-    assert mutate_parameters(config(sd=0.0), traits, member, generator()) is None
+    assert populations.mutated("parameters", config(sd=0.0), traits, member, generator()) is None
 
 
 def test_an_activation_is_never_replaced_by_itself() -> None:
     (member,), traits = world()
     rng, seen = generator(), Counter[str]()
     for _ in range(300):
-        found = mutate_activation(config(), traits, member, rng)
+        found = populations.mutated("activation", config(), traits, member, rng)
         assert found is not None
         child, mutation = found
         assert child.arch.activation != member.arch.activation
@@ -256,7 +257,7 @@ def test_an_activation_is_never_replaced_by_itself() -> None:
         seen[child.arch.activation] += 1
         member = child
     assert set(seen) == {"ReLU", "ELU", "GELU"}
-    assert mutate_activation(config(activations=[member.arch.activation]), traits, member, rng) is None
+    assert populations.mutated("activation", config(activations=[member.arch.activation]), traits, member, rng) is None
 
 
 # ------------------------------------------------------------------------------------------- hyper-parameters
@@ -266,7 +267,7 @@ def test_hyper_parameters_stay_in_their_bounds_and_always_move() -> None:
     (member,), traits = world()
     rng, seen = generator(), Counter[str]()
     for _ in range(1500):
-        found = mutate_hyper(config(), traits, member, rng)
+        found = populations.mutated("rl_hp", config(), traits, member, rng)
         assert found is not None
         child, mutation = found
         name = mutation.what
@@ -306,7 +307,7 @@ def test_at_a_bound_the_only_hyper_parameter_goes_the_other_way(low: float, high
     (member,), traits = world()
     alone = replace(traits, evolve={"lr": Evolve(min=low, max=high)})
     at_bound = replace(member, hyper={**member.hyper, "lr": 0.5})
-    found = [mutate_hyper(config(), alone, at_bound, generator(seed)) for seed in range(20)]
+    found = [populations.mutated("rl_hp", config(), alone, at_bound, generator(seed)) for seed in range(20)]
     assert [each and each[1].after for each in found] == [pytest.approx(after)] * 20
 
 

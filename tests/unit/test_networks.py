@@ -11,10 +11,9 @@ import torch
 import reference
 from evopipe.core import optim
 from evopipe.core.arch import Arch
-from evopipe.core.forward import forward
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.core.layout import Block
-from evopipe.core.net import Net
+from evopipe.core.net import Net, forward
 from evopipe.core.padded import Padded
 from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Widths
@@ -136,7 +135,7 @@ def test_a_member_without_a_layer_that_a_neighbour_has(norm: bool) -> None:
 def test_pads_stay_exactly_zero_over_fifty_updates(
     norm: bool, fused: bool, activations: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optim, "fused_is_sound", lambda: fused)
+    monkeypatch.setattr(optim, "_fused_is_sound", lambda: fused)
     archs, rows = unlike(norm, 11, activations)
     net = net_of(archs, rows)
     adam = optim.Adam.start(net)

@@ -142,7 +142,7 @@ def test_images_and_one_hot_columns_are_left_alone() -> None:
     spaces = Spaces(14, 2, images=(Image(2, 1, 2, 3),), one_hot=((9, 12),))
     found = made(spaces, clip=0.5)
     plain = [0, 1, 8, 12, 13]
-    assert normalise.plain_columns(spaces).tolist() == plain
+    assert found.columns.tolist() == plain
     g = torch.Generator().manual_seed(4)
     obs = torch.rand(2, 50, 14, generator=g) * 100
     found.see(obs, torch.ones(2, dtype=torch.bool))
@@ -373,7 +373,7 @@ def test_another_device_need_not_be_waited_for(
 ) -> None:
     for kind in ("cpu", DEVICE.type):
         monkeypatch.setitem(COSTS, kind, COSTS["cuda"])
-    monkeypatch.setattr(optim, "fused_is_sound", lambda: False)
+    monkeypatch.setattr(optim, "_fused_is_sound", lambda: False)
     p = normalising(algo, {"evo_steps": 120, "max_steps": 240, "learning_delay": 20})
     off = replace(p, train=p.train.model_copy(update={"normalise": NormaliseConfig()}))
     waits, states = [], []

@@ -20,7 +20,7 @@ from evopipe.data.transitions import Transitions, read_transitions
 from evopipe.errors import DataError, EvopipeError, ParamsError
 from evopipe.memory.replay import RowLayout
 from evopipe.run.drive import begin
-from evopipe.run.offline import pack
+from evopipe.run.offline import _pack
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import FetchConfig
@@ -137,7 +137,7 @@ def test_transitions_over_several_steps_against_brute_force(steps: int, seed: in
     data, gamma = dataset(120, seed=seed), 0.9
     layout = RowLayout.of(Spaces(4, 2), False, steps)
     flags = data.terminated.copy(), data.truncated.copy()
-    rows = torch.from_numpy(np.concatenate([*pack(layout, data)]))[None]
+    rows = torch.from_numpy(np.concatenate([*_pack(layout, data)]))[None]
     assert all(np.array_equal(*each) for each in zip(flags, (data.terminated, data.truncated), strict=True))
     batch = layout.unpack(rows, torch.ones(1, len(data)), torch.tensor([gamma], dtype=torch.float64))
     lengths = set()
@@ -164,7 +164,7 @@ def test_episodes_end_where_their_number_changes() -> None:
     flags = np.zeros(40, bool)
     layout = RowLayout.of(Spaces(4, 2), False, 3)
     episode = np.repeat([0, 1], 20)
-    rows = np.concatenate([*pack(layout, replace(data, terminated=flags, truncated=flags, episode=episode))])
+    rows = np.concatenate([*_pack(layout, replace(data, terminated=flags, truncated=flags, episode=episode))])
     taken = rows[:, -1]
     assert taken[15:20].tolist() == [3, 3, 3, 2, 1]
     assert taken[35:].tolist() == [3, 3, 3, 2, 1]

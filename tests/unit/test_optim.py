@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evopipe.core import health, optim
+from evopipe.core import optim
 from evopipe.core.arch import Arch
-from evopipe.core.forward import interleave
 from evopipe.core.net import Net
 from evopipe.core.optim import Adam, ScalarAdam
 from evopipe.core.padded import Padded
@@ -39,7 +38,7 @@ def gradient(net: Net, seed: int) -> torch.Tensor:
 
 
 def test_this_torch_has_the_fused_kernel() -> None:
-    assert optim.fused_is_sound()
+    assert optim._fused_is_sound()
 
 
 @both_paths
@@ -161,7 +160,7 @@ def test_backward_fills_afresh_and_sums_once() -> None:
 def test_two_networks_a_member_are_optimised_as_each_alone() -> None:
     """Rows of a pair lie next to each other, and take their member's limit, learning rate and weight."""
     nets = [started(seed)[0] for seed in (1, 2)]
-    both = interleave(*nets)
+    both = Net.interleave(*nets)
     assert all(torch.equal(half.values, net.values) for half, net in zip(both.pair, nets, strict=True))
     adams, adam = [Adam.start(net) for net in nets], Adam.start(both)
     targets, target = [net.copy() for net in nets], both.copy()
@@ -233,15 +232,10 @@ def test_a_step_down_is_taken_by_those_whom_every_network_and_loss_lets() -> Non
         torch.testing.assert_close(moved, torch.full((2,), rate), rtol=1e-4, atol=0)  # Adam's first step
 
 
-def test_a_member_is_well_where_every_parameter_of_every_network_is_finite() -> None:
-    nets = [started(seed)[0] for seed in (1, 2, 3)]
-    for i, net in enumerate(nets):
-        net.values[i, 3 + i] = (float("nan"), float("inf"), -float("inf"))[i]
-    assert health.of_parameters(*nets).tolist() == [False, False, False, True, True]
-    assert health.of_parameters(nets[1]).tolist() == [True, False, True, True, True]
-    losses, norms = torch.tensor([1.0, torch.nan, 1.0, -torch.inf, 1.0]), torch.tensor([1.0, 1.0, torch.inf, 1.0, 1.0])
-    healthy = torch.tensor([True, True, True, True, False])
-    assert health.after_backward(healthy, losses, norms).tolist() == [True, False, False, False, False]
+def test_a_network_is_finite_where_every_parameter_is() -> None:
+    net = started()[0]
+    net.values[0, 3], net.values[1, 4], net.values[2, 5] = torch.nan, torch.inf, -torch.inf
+    assert net.finite.tolist() == [False, False, False, True, True]
 
 
 def test_adam_of_one_number_a_member() -> None:
@@ -264,16 +258,3 @@ def test_adam_of_one_number_a_member() -> None:
                 assert torch.equal(state[row], before[1][row])
     torch.testing.assert_close(value, torch.stack([twin.detach() for twin in twins]), rtol=1e-5, atol=0)
     assert state[:, 2].tolist() == [4.0] * 3
-
-
-def test_a_shared_encoder_begins_with_a_target_of_its_own() -> None:
-    net = started()[0]
-    encoder, target, adam = optim.start_encoder({"encoder": net, "other": net})
-    assert encoder is net
-    assert target is not None
-    assert adam is not None
-    assert torch.equal(target.values, net.values)
-    assert target.values.data_ptr() != net.values.data_ptr()
-    assert not target.trainable
-    assert not torch.stack((adam.mean, adam.square)).any()
-    assert optim.start_encoder({"other": net}) == (None, None, None)

@@ -15,15 +15,13 @@ import populations
 from evopipe import algos
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import Cohort
-from evopipe.core.forward import forward
 from evopipe.core.layout import Block
 from evopipe.core.member import Member
-from evopipe.core.net import Net
+from evopipe.core.net import Net, forward
 from evopipe.core.padded import Padded, noise_scale, noisy
 from evopipe.core.structure import Widths
 from evopipe.errors import ParamsError
-from evopipe.evolve.mutate import mutate_architecture, mutate_parameters
-from evopipe.ops.value import project, support
+from evopipe.ops.value import project
 from evopipe.rng import Purpose, Stream
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import MutationConfig, ReplayConfig
@@ -79,7 +77,7 @@ def test_the_projection_is_the_papers_loop(low: float, high: float, atoms: int, 
 
 def test_the_projection_keeps_mass_always_and_the_mean_inside_the_support() -> None:
     rng = np.random.default_rng(1)
-    z, p = support(-10, 10, 51, CPU).double(), _normalised(rng, 300, 51)
+    z, p = torch.linspace(-10, 10, 51).double(), _normalised(rng, 300, 51)
     discount = torch.from_numpy(rng.uniform(0, 1, 300))
     within = torch.from_numpy(rng.uniform(-1, 1, 300)) * (10 - 10 * discount)  # then no r + γ z leaves [-10, 10]
     given = project(z, within, discount, p)
@@ -93,23 +91,23 @@ def test_the_projection_keeps_mass_always_and_the_mean_inside_the_support() -> N
 def test_values_that_hit_atoms_stay_whole() -> None:
     """No share leaks to a neighbour: where nothing happens, and where the reward moves by whole atoms."""
     for low, high, atoms in ((-10.0, 10.0, 51), (-200.0, 300.0, 51), (-0.3, 0.7, 11)):
-        z, p = support(low, high, atoms, CPU), _normalised(np.random.default_rng(2), 1, atoms).float()
+        z, p = torch.linspace(low, high, atoms), _normalised(np.random.default_rng(2), 1, atoms).float()
         still = project(z, torch.zeros(1), torch.ones(1), p)
         assert torch.equal(still, p)
-    z, p = support(-2, 2, 5, CPU), torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.0]])
+    z, p = torch.linspace(-2, 2, 5), torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.0]])
     torch.testing.assert_close(project(z, torch.ones(1), torch.ones(1), p), p.roll(1, dims=1))
     assert torch.equal(project(z, torch.tensor([1.0]), torch.zeros(1), p)[0] > 0, torch.eye(5, dtype=torch.bool)[3])
 
 
 def test_beyond_the_support_everything_lands_on_its_ends() -> None:
-    z, p = support(-1, 1, 3, CPU), torch.tensor([[0.25, 0.25, 0.5]])
+    z, p = torch.linspace(-1, 1, 3), torch.tensor([[0.25, 0.25, 0.5]])
     assert project(z, torch.tensor([1e9]), torch.ones(1), p).tolist() == [[0, 0, 1]]
     assert project(z, torch.tensor([-3e38]), torch.ones(1), p).tolist() == [[1, 0, 0]]
     assert project(z, torch.tensor([torch.inf]), torch.zeros(1), p).tolist() == [[0, 0, 1]]
 
 
 def test_a_reward_that_is_no_number_stays_with_its_transition() -> None:
-    z, p = support(-1, 1, 3, CPU), torch.full((2, 3), 1 / 3)
+    z, p = torch.linspace(-1, 1, 3), torch.full((2, 3), 1 / 3)
     given = project(z, torch.tensor([torch.nan, 0.0]), torch.ones(2), p)
     assert given[0].isnan().any()
     torch.testing.assert_close(given[1], p[1])
@@ -296,7 +294,7 @@ def test_architecture_mutations_keep_the_function_and_give_new_weights_noise(nor
 
     old, seen = values(member), set()
     for seed in range(40):
-        found = mutate_architecture(cfg, p.traits, member, np.random.default_rng(seed))
+        found = populations.mutated("architecture", cfg, p.traits, member, np.random.default_rng(seed))
         assert found is not None
         child, mutation = found
         seen.add((mutation.what, mutation.after > mutation.before))
@@ -323,7 +321,7 @@ def test_architecture_mutations_keep_the_function_and_give_new_weights_noise(nor
 
 def test_parameter_noise_goes_to_the_policys_weights_only() -> None:
     p, member = trained_member()
-    found = mutate_parameters(MutationConfig(), p.traits, member, np.random.default_rng(0))
+    found = populations.mutated("parameters", MutationConfig(), p.traits, member, np.random.default_rng(0))
     assert found is not None
     changed = {name for name, t in found[0].tensors.items() if not torch.equal(t, member.tensors[name])}
     assert changed == {"q"}

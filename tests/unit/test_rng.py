@@ -16,21 +16,21 @@ STEPS = torch.arange(5)
 
 
 def test_the_same_arguments_draw_the_same_bits() -> None:
-    assert torch.equal(rng.bits(KEYS, Purpose.ACT, STEPS, 9), rng.bits(KEYS.clone(), Purpose.ACT, STEPS.clone(), 9))
+    assert torch.equal(rng._bits(KEYS, Purpose.ACT, STEPS, 9), rng._bits(KEYS.clone(), Purpose.ACT, STEPS.clone(), 9))
 
 
 def test_the_bits_never_change_between_versions() -> None:
     keys = rng.member_keys(0, [0, 1])
     assert keys.tolist() == [-4616330145664149646, 6869446166584666695]
-    assert rng.bits(torch.from_numpy(keys), Purpose.ACT, torch.tensor([3]), 1).flatten().tolist() == [
+    assert rng._bits(torch.from_numpy(keys), Purpose.ACT, torch.tensor([3]), 1).flatten().tolist() == [
         -4490682894596206784,
         -3216198871278744821,
     ]
 
 
 def test_a_subset_of_keys_steps_and_positions_draws_the_same_rows() -> None:
-    full = rng.bits(KEYS, Purpose.REPLAY, STEPS, 33)
-    assert torch.equal(rng.bits(KEYS[[3, 6]], Purpose.REPLAY, STEPS[2:3], 17), full[[3, 6], 2:3, :17])
+    full = rng._bits(KEYS, Purpose.REPLAY, STEPS, 33)
+    assert torch.equal(rng._bits(KEYS[[3, 6]], Purpose.REPLAY, STEPS[2:3], 17), full[[3, 6], 2:3, :17])
     assert torch.equal(rng.uniform(KEYS[5:], Purpose.ACT, STEPS, 4), rng.uniform(KEYS, Purpose.ACT, STEPS, 4)[5:])
     np.testing.assert_array_equal(rng.member_keys(7, [3]), rng.member_keys(7, range(8))[3:4])
 
@@ -108,7 +108,7 @@ def test_host_generators_depend_on_key_purpose_and_step() -> None:
 
 def test_numpy_and_torch_draw_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     keys, steps = torch.from_numpy(rng.member_keys(3, range(5))), torch.tensor([0, 7, -3, 2**62])
-    draws = rng.bits, rng.uniform
+    draws = rng._bits, rng.uniform
     on_host = [draw(keys, Purpose.ACT, steps, 37) for draw in draws]
     monkeypatch.setattr(rng, "_on_host", lambda keys: False)
     for draw, host in zip(draws, on_host, strict=True):

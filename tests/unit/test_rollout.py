@@ -14,8 +14,8 @@ import torch
 
 import populations
 from evopipe.envs.rows import Step
-from evopipe.memory.rollout import Rollout, StepLayout, windows
-from evopipe.run.rollouts import Plan, learn_from_rollout
+from evopipe.memory.rollout import Rollout, StepLayout
+from evopipe.run.rollouts import _Plan, _windows, learn_from_rollout
 from evopipe.run.spec import Spec, first_members
 from evopipe.types import Chosen, Spaces
 from populations import TICKS, advance, rollout_for, started
@@ -109,7 +109,7 @@ def test_state_and_restore_of_a_part_that_is_filled() -> None:
 @pytest.mark.parametrize("longest", [1, 2, 3, 5, 16, 50])
 def test_stretches_cover_a_rollout(ticks: int, longest: int) -> None:
     for cut in ("chunked", "overlapping", "whole"):
-        found = windows(ticks, longest, cut)  # type: ignore[arg-type]
+        found = _windows(ticks, longest, cut)  # type: ignore[arg-type]
         times = np.zeros(ticks, int)
         for first, end in found:
             times[first:end] += 1
@@ -119,8 +119,8 @@ def test_stretches_cover_a_rollout(ticks: int, longest: int) -> None:
         assert found[-1][1] == ticks
         if cut == "whole":
             assert found == [(0, ticks)]
-    assert windows(7, 3, "chunked") == [(0, 3), (3, 6), (6, 7)]
-    assert windows(9, 4, "overlapping") == [(0, 4), (2, 6), (4, 8), (6, 9)]
+    assert _windows(7, 3, "chunked") == [(0, 3), (3, 6), (6, 7)]
+    assert _windows(9, 4, "overlapping") == [(0, 4), (2, 6), (4, 8), (6, 9)]
 
 
 @pytest.mark.parametrize("batch", [1, 7, 20, 32, 40, 64, 65, 1000])
@@ -129,7 +129,7 @@ def test_minibatches_hold_at_most_what_was_asked_for(batch: int, ticks: int) -> 
     p = populations.problem(algo="ppo")
     member = first_members(p, 1)[0][0]
     (cohort,) = p.form([replace(member, hyper={**member.hyper, "batch_size": batch})])
-    plan = Plan.of(p, cohort, rollout_for(p, cohort, ticks=ticks), ticks)
+    plan = _Plan.of(p, cohort, rollout_for(p, cohort, ticks=ticks), ticks)
     place, given = plan.places
     sizes = given[0].sum(dim=1)
     assert int(sizes.sum()) == plan.count == ticks * 4
@@ -292,7 +292,7 @@ def test_replaying_a_rollout_finds_what_was_found_when_it_was_played(
     members = [replace(m, hyper={**m.hyper, "batch_size": 32}) for m in first_members(p, 4)[0]]
     for cohort in p.form(members):
         rollout = rollout_for(p, cohort, masked=not p.spaces.continuous)
-        plan = Plan.of(p, cohort, rollout, TICKS)
+        plan = _Plan.of(p, cohort, rollout, TICKS)
         (tick, within), sequences = plan.ticks, torch.arange(plan.count)
         stretch, env = (x.repeat(len(cohort.members), 1) for x in (sequences // plan.envs, sequences % plan.envs))
         rollout.estimate(
@@ -316,7 +316,7 @@ def test_pads_of_sequences_change_nothing() -> None:
     (cohort,) = p.form(first_members(p, 2)[0])
     rollout = rollout_for(p, cohort)
     rollout.estimate(TICKS, torch.zeros(2, TICKS * 4), torch.zeros(2), torch.zeros(2))
-    plan = Plan.of(p, cohort, rollout, TICKS)
+    plan = _Plan.of(p, cohort, rollout, TICKS)
     assert plan.stretches[-1] == (15, 16)
     tick, within = plan.ticks
     last, env = torch.full((2, 4), 3), torch.arange(4).repeat(2, 1)
@@ -331,7 +331,7 @@ def test_pads_of_sequences_change_nothing() -> None:
 
 def test_memory_goes_on_over_rollouts_and_ends_with_episodes(loops: list[Any]) -> None:
     """Played step by step beside the run by one member's own network."""
-    from evopipe.core.forward import remember
+    from evopipe.core.net import remember
 
     network = {"encoder": [16], "latent": 16, "encoder_kind": "lstm"}
     p = populations.problem(algo="ppo", config={"network": network, "lr": 1e-9}, train=populations.LONG)
@@ -392,7 +392,7 @@ def test_every_sequence_of_a_rollout_is_in_one_minibatch_of_each_member() -> Non
         for m, size in zip(first_members(p, 2)[0], (8, 32), strict=True)
     ]
     (cohort,) = p.form(members)
-    plan = Plan.of(p, cohort, rollout_for(p, cohort), TICKS)
+    plan = _Plan.of(p, cohort, rollout_for(p, cohort), TICKS)
     place, given = plan.places
     assert plan.batches == [8, 2], "64 steps"
     for member, (batches, size) in enumerate(zip(plan.batches, plan.sizes, strict=True)):

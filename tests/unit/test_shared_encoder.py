@@ -16,20 +16,19 @@ import torch
 import populations
 import reference
 from evopipe import policy
-from evopipe.core import health, optim
+from evopipe.algos._actor_critic import action_value, share_encoder, start_encoder
+from evopipe.core import optim
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import Cohort
-from evopipe.core.forward import action_value, forward
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.core.layout import Block
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.core.morph import Change
-from evopipe.core.net import Net
+from evopipe.core.net import Net, forward
 from evopipe.core.padded import Padded
 from evopipe.core.stem import Conv, Stem
-from evopipe.core.structure import Widths, acting_networks, share_encoder
+from evopipe.core.structure import Widths, acting_networks
 from evopipe.errors import ParamsError
-from evopipe.evolve.mutate import mutate_architecture, mutate_parameters
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, MutationConfig
 from evopipe.storage.tensors import load_tensors
@@ -390,7 +389,7 @@ def test_an_encoder_that_is_no_number_harms_its_member_only(algo: str) -> None:
     _, ill = formed(algo)
     ill.state.encoder.values[1, ill.state.encoder.structure.index[1][0]] = torch.nan
     acting = [getattr(ill.state, name) for name in acting_networks(p.algo.POLICY, p.widths)]
-    assert health.of_parameters(*acting).tolist() == [True, False, True]
+    assert torch.stack([net.finite for net in acting]).all(dim=0).tolist() == [True, False, True]
     pairs = list(zip(updated(p, clean), updated(p, ill), strict=True))
     assert [b.healthy for _, b in pairs] == [True, False, True]
     assert [populations.same(a, b) for a, b in pairs] == [True, False, True]
@@ -424,7 +423,7 @@ def test_parameter_noise_goes_to_all_networks_that_act() -> None:
     member, seen = first_members(p, 1)[0][0], set()
     assert p.traits.acting == ["encoder", "actor"]
     for seed in range(20):
-        found = mutate_parameters(p.mutation, p.traits, member, generators(seed))
+        found = populations.mutated("parameters", p.mutation, p.traits, member, generators(seed))
         assert found is not None
         changed = {name for name, tensor in member.tensors.items() if not torch.equal(tensor, found[0].tensors[name])}
         assert changed <= {"encoder", "actor"}
@@ -456,7 +455,7 @@ def test_mutation_leaves_a_critic_its_layer() -> None:
     always = MutationConfig.model_validate({"new_layer_prob": 1.0})
     depths = set()
     for seed in range(30):
-        found = mutate_architecture(always, p.traits, member, generators(seed))
+        found = populations.mutated("architecture", always, p.traits, member, generators(seed))
         assert found is not None
         depths.add(len(found[0].arch.head))
     assert depths == {1, 2}
@@ -466,7 +465,7 @@ def test_the_encoders_target_starts_as_a_copy_that_does_not_learn() -> None:
     arch = Arch((), 16, (), "ReLU", False)
     net = net_of([arch], [arch.initialise(ENCODER, generators(0))], ENCODER)
     before = net.values.clone()
-    encoder, target, adam = optim.start_encoder({"encoder": net})
+    encoder, target, adam = start_encoder({"encoder": net})
     assert encoder is net
     assert target is not None
     assert not target.trainable
@@ -474,7 +473,7 @@ def test_the_encoders_target_starts_as_a_copy_that_does_not_learn() -> None:
     assert torch.equal(target.values, before)
     assert adam is not None
     assert not any(tensor.any() for tensor in (adam.mean, adam.square, adam.steps))
-    assert optim.start_encoder({"actor": net}) == (None, None, None)
+    assert start_encoder({"actor": net}) == (None, None, None)
 
 
 def test_who_acts() -> None:

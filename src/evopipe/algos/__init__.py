@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Protocol, cast
 
-from evopipe.core.structure import least_head
 from evopipe.errors import ParamsError, did_you_mean
 from evopipe.types import Chosen, Learned, Spaces
 
@@ -47,7 +46,7 @@ REGIMES = {
 }
 OPTIONAL: dict[str, Any] = {
     "values": None,  # (cfg, state, obs) → action values, for `Policy.q_values`
-    "period": lambda cfg: 1,  # after how many updates their pattern repeats; `turn` of `update` counts within it
+    "period": lambda cfg: getattr(cfg, "policy_delay", 1),  # of unlike updates; `turn` of `update` counts within it
     "OFFLINE_ONLY": False,  # whether it only makes sense on a dataset (`train.mode: offline`)
     "RECURRENT": False,  # whether it serves networks with a memory
     "ACTS_WITH": (),  # rows of the state that an exported policy needs beside its network
@@ -119,7 +118,7 @@ def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
         able = [f"train.algo: {other}" for other in names() if get(other).RECURRENT]
         remedy = "take mlp, simba or resnet" + (f", or {' or '.join(able)}" if able else "")
         return "network.encoder_kind", f"{name} keeps no memory between steps; {remedy}"
-    if len(cfg.network.head) < least_head(algo.networks(cfg, spaces).values()):
+    if not cfg.network.head and any(widths.joins for widths in algo.networks(cfg, spaces).values()):
         return "network.head", (
             "with share_encoder the critics read the action behind the encoder, and need a hidden layer there; give at "
             "least one width"

@@ -1,26 +1,39 @@
-"""What actor-critic algorithms have in common: how a deterministic actor acts, what twin critics give and learn.
+"""What actor-critic algorithms have in common: their networks, how a deterministic actor acts, what critics learn.
 
-Of a configuration and a state each function reads what it says, by the names that all of them use.
+Of a configuration and a state each function reads what it says, by the names that all of them use. An x is what
+networks read: features `[P, B, latent]` of the encoder that they share, or, without one, observations `[P, B, O]`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from evopipe.core.forward import action_values, encode, forward, forward_each, mu
-from evopipe.core.net import Net
-from evopipe.ops.noise import exploration, smoothed
+from evopipe.core.net import Net, Nets, forward
+from evopipe.core.optim import Adam
+from evopipe.core.structure import Widths
+from evopipe.ops.noise import gaussian, ornstein_uhlenbeck
 from evopipe.ops.policy import likeliest, or_random
-from evopipe.ops.value import clipped_double_target, pick, twin_loss
+from evopipe.ops.value import pick, twin_loss
 from evopipe.rng import Stream
 from evopipe.types import Batch, Tensor
 
 
-def period(cfg: Any) -> int:
-    """Return after how many updates their pattern repeats: the actor learns once in `policy_delay`."""
-    return int(cfg.policy_delay)
+def share_encoder(networks: Mapping[str, Widths], observations: int, share: bool = True) -> dict[str, Widths]:
+    """Return the heads of networks that read observations first, behind one `encoder` of the observations; where they
+    do not share, the networks as they are."""
+    if not share:
+        return dict(networks)
+    heads = {name: Widths(inputs - observations, outputs, "head") for name, (inputs, outputs, _) in networks.items()}
+    return {"encoder": Widths(observations, 0, "encoder"), **heads}
+
+
+def start_encoder(nets: Nets) -> tuple[Net | None, Net | None, Adam | None]:
+    """Return the encoder that networks share, its target, a copy, and its moments; None each where there is none."""
+    encoder = nets.get("encoder")
+    return (None, None, None) if encoder is None else (encoder, encoder.copy(), Adam.start(encoder))
 
 
 def explore(cfg: Any, step: int) -> float:
@@ -29,16 +42,19 @@ def explore(cfg: Any, step: int) -> float:
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return μ(s): obs `[P, E, O]` → `[P, E, A]` in [−1, 1]."""
+    """Return μ(s)."""
     with torch.no_grad():
-        return mu(state.actor, encode(state.encoder, obs))
+        return torch.tanh(forward(state.actor, forward(state.encoder, obs)))
 
 
 def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
-    """Return μ(s) and `noise`, clipped; with chance epsilon `[P]` a uniform action: obs `[P, E, O]` → `[P, E, A]`."""
+    """Return μ(s) and `noise`, clipped; with chance epsilon `[P]` a uniform action."""
     mean = greedy(cfg, state, obs, legal)
-    drawn = exploration(cfg.noise, draw, mean.shape[1:], cfg.noise_sd, cfg.ou_theta)
-    return or_random(mean + drawn, epsilon, draw.part(1))
+    if cfg.noise == "gaussian":
+        noise = gaussian(draw, mean.shape[1:], cfg.noise_sd)
+    else:
+        noise = ornstein_uhlenbeck(draw, mean.shape[1:], cfg.noise_sd, cfg.ou_theta)
+    return or_random(mean + noise, epsilon, draw.part(1))
 
 
 def output(cfg: Any, state: Any, obs: Tensor) -> Tensor:
@@ -52,22 +68,29 @@ def best(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
     return likeliest(output(cfg, state, obs), legal, cfg.spaces.continuous)
 
 
+def action_value(critic: Net, x: Tensor, action: Tensor) -> Tensor:
+    """Return Q(s, a) `[P, B]`, of K critics a member `[P, K, B]`: action `[P, B, A]`."""
+    # A head's own inputs stand before the latent, so that members' latents may differ.
+    inputs = (action, x) if critic.structure.widths.role == "head" else (x, action)
+    return forward(critic, torch.cat(inputs, dim=-1)).squeeze(-1)
+
+
 def clipped_double_loss(
     cfg: Any, state: Any, batch: Batch, draw: Stream, x: Tensor, x_t: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of both critics `[P]`, and errors `[P, B]`, against clipped double targets at smoothed actions.
-
-    x and x_t are the observations before and after the step, as `encode` gives them.
-    """
+    """Return the loss of both critics `[P]`, and errors `[P, B]`, against r + γ min(Q₁⁻, Q₂⁻)(s′, a′), a′ = μ⁻(s′) with
+    clipped noise (Fujimoto, van Hoof & Meger, 2018, eq. 10 and 14); x before, x_t after the step."""
     with torch.no_grad():
-        action_t = smoothed(mu(state.actor_target, x_t), draw, cfg.target_noise, cfg.target_clip)
-        q1_t, q2_t = action_values(state.critics_target, x_t, action_t).unbind(dim=1)
-        y = clipped_double_target(batch.reward, batch.discount, q1_t, q2_t)  # [P, B]
-    return twin_loss(action_values(state.critics, x, batch.action) - y[:, None], batch.weight)
+        action_t = torch.tanh(forward(state.actor_target, x_t))
+        noise = cfg.target_noise * draw.normal(action_t[0].numel()).view(action_t.shape)
+        action_t = (action_t + noise.clamp(-cfg.target_clip, cfg.target_clip)).clamp(-1.0, 1.0)
+        q1_t, q2_t = action_value(state.critics_target, x_t, action_t).unbind(dim=1)
+        y = torch.addcmul(batch.reward, batch.discount, torch.minimum(q1_t, q2_t))  # [P, B]
+    return twin_loss(action_value(state.critics, x, batch.action) - y[:, None], batch.weight)
 
 
 def of_taken(cfg: Any, critics: Net, x: Tensor, action: Tensor) -> Tensor:
-    """Return Q₁ and Q₂ of the actions taken, `[P, 2, B]`: x as `encode` gives it, action as in `Batch`."""
+    """Return Q₁ and Q₂ of the actions taken, `[P, 2, B]`; action as in `Batch`."""
     if cfg.spaces.continuous:
-        return action_values(critics, x, action)
-    return pick(forward_each(critics, x), action[:, None].expand(-1, 2, -1))
+        return action_value(critics, x, action)
+    return pick(forward(critics, x), action[:, None].expand(-1, 2, -1))

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from evopipe.core import optim
-from evopipe.core.forward import forward
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets
+from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
 from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import q_target

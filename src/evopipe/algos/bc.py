@@ -16,9 +16,8 @@ import torch
 
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.core import optim
-from evopipe.core.forward import forward
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets
+from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
 from evopipe.ops.policy import epsilon_greedy, or_random
 from evopipe.ops.value import pick

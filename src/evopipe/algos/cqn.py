@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from evopipe.algos import _hyper, _q_network
 from evopipe.core import optim
-from evopipe.core.forward import forward
+from evopipe.core.net import forward
 from evopipe.ops.value import conservative_gap, pick, regression_loss
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper

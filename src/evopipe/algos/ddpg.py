@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 
 from evopipe.algos import _actor_critic, _hyper
-from evopipe.core import health, optim
-from evopipe.core.forward import action_value, encode, mu
+from evopipe.algos._actor_critic import action_value
+from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets
-from evopipe.core.structure import Widths, share_encoder
+from evopipe.core.net import Net, Nets, forward
+from evopipe.core.structure import Widths
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -65,37 +65,41 @@ class State:
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     o, a = spaces.observations, spaces.actions
-    return share_encoder({"actor": Widths(o, a), "critic": Widths(o + a, 1)}, o, cfg.share_encoder)
+    return _actor_critic.share_encoder({"actor": Widths(o, a), "critic": Widths(o + a, 1)}, o, cfg.share_encoder)
 
 
 def init(cfg: Config, nets: Nets) -> State:
     actor, critic = nets["actor"], nets["critic"]
-    return State(*optim.start_encoder(nets), actor, actor.copy(), critic, critic.copy(), *optim.start(actor, critic))
+    return State(
+        *_actor_critic.start_encoder(nets), actor, actor.copy(), critic, critic.copy(), *optim.start(actor, critic)
+    )
 
 
-explore, period, greedy, act = _actor_critic.explore, _actor_critic.period, _actor_critic.greedy, _actor_critic.act
+explore, greedy, act = _actor_critic.explore, _actor_critic.greedy, _actor_critic.act
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return each member's critic loss `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     with torch.no_grad():
-        x_t = encode(state.encoder_target, batch.next_obs)
-        y = batch.reward + batch.discount * action_value(state.critic_target, x_t, mu(state.actor_target, x_t))
-    errors = action_value(state.critic, encode(state.encoder, batch.obs), batch.action) - y
+        x_t = forward(state.encoder_target, batch.next_obs)
+        y = batch.reward + batch.discount * action_value(
+            state.critic_target, x_t, torch.tanh(forward(state.actor_target, x_t))
+        )
+    errors = action_value(state.critic, forward(state.encoder, batch.obs), batch.action) - y
     return (batch.weight * errors * errors).sum(dim=1), errors.detach()
 
 
 def _actor_loss(state: State, batch: Batch) -> Tensor:
     """Return −Q(s, μ(s)), weighted, of each member `[P]`."""
     with torch.no_grad():
-        x = encode(state.encoder, batch.obs)
-    return -(batch.weight * action_value(state.critic.frozen, x, mu(state.actor, x))).sum(dim=1)
+        x = forward(state.encoder, batch.obs)
+    return -(batch.weight * action_value(state.critic.frozen, x, torch.tanh(forward(state.actor, x)))).sum(dim=1)
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     critic = (state.critic, state.critic_adam, hp["lr_critic"])
     encoder = (state.encoder, state.encoder_adam, hp["lr_critic"])
-    healthy = healthy & health.of_parameters(state.actor)  # its own loss may come later
+    healthy = healthy & state.actor.finite  # its own loss may come later
     losses, errors = loss(cfg, state, hp, batch)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], critic, encoder)
     if turn == cfg.policy_delay - 1:

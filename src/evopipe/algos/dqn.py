@@ -13,7 +13,7 @@ from typing import Literal
 
 from evopipe.algos import _hyper, _q_network
 from evopipe.core import optim
-from evopipe.core.forward import forward
+from evopipe.core.net import forward
 from evopipe.ops.value import pick, regression_loss
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper

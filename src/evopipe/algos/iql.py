@@ -20,9 +20,8 @@ import torch
 from evopipe.algos import _actor_critic, _hyper
 from evopipe.algos._actor_critic import of_taken
 from evopipe.core import optim
-from evopipe.core.forward import forward, interleave
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets
+from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
 from evopipe.ops.distributions import masked_log_softmax
 from evopipe.ops.noise import gaussian
@@ -82,7 +81,7 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
 
 
 def init(cfg: Config, nets: Nets) -> State:
-    actor, value, critics = nets["actor"], nets["value"], interleave(nets["critic_1"], nets["critic_2"])
+    actor, value, critics = nets["actor"], nets["value"], Net.interleave(nets["critic_1"], nets["critic_2"])
     return State(actor, value, critics, critics.copy(), *optim.start(actor, value, critics))
 
 

@@ -19,12 +19,11 @@ from typing import Literal
 
 import torch
 
-from evopipe.algos import _hyper
-from evopipe.core import health, optim
-from evopipe.core.forward import encode, forward, remember, unroll
+from evopipe.algos import _actor_critic, _hyper
+from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets
-from evopipe.core.structure import Widths, share_encoder
+from evopipe.core.net import Net, Nets, forward, remember, unroll
+from evopipe.core.structure import Widths
 from evopipe.ops.distributions import Distribution, distribution
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
@@ -96,12 +95,12 @@ class State:
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     """Return input and output width of every network: a logit for each choice, or a mean for each dimension."""
     o, a = spaces.observations, spaces.actions
-    return share_encoder({"actor": Widths(o, a), "critic": Widths(o, 1)}, o, cfg.share_encoder)
+    return _actor_critic.share_encoder({"actor": Widths(o, a), "critic": Widths(o, 1)}, o, cfg.share_encoder)
 
 
 def init(cfg: Config, nets: Nets) -> State:
     actor, critic = nets["actor"], nets["critic"]
-    encoder, _, encoder_adam = optim.start_encoder(nets)
+    encoder, _, encoder_adam = _actor_critic.start_encoder(nets)
     *adams, zeros = optim.start(actor, critic)
     log_std = zeros[:, None].repeat(1, cfg.spaces.actions if cfg.spaces.continuous else 0) + torch.tensor(cfg.std).log()
     rows: tuple[Tensor, ...] = log_std, optim.ScalarAdam.start(log_std), zeros, zeros.clone()
@@ -150,7 +149,7 @@ def value(cfg: Config, state: State, obs: Tensor, memory: Tensor) -> Tensor:
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the likeliest legal actions, from an empty memory: obs `[P, E, O]`."""
     with torch.no_grad():
-        outputs = forward(state.actor, encode(state.encoder, obs))
+        outputs = forward(state.actor, forward(state.encoder, obs))
         return _policy(cfg, torch.nan_to_num(outputs), state.log_std, legal).mode()
 
 
@@ -183,6 +182,16 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor
     return (weight * each).sum(dim=1), (weight * (ratio - 1.0 - log_ratio)).sum(dim=1).detach()
 
 
+def _clip_together(grads: list[Tensor], limit: Tensor) -> Tensor:
+    """Scale gradients `[P, n]`, as if they were one, to at most `limit` `[P]`; return their norm `[P]` before."""
+    each = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
+    norms: Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)  # along 0, bits would depend on P
+    scale = (limit / (norms + 1e-6)).clamp(max=1.0)[:, None]
+    for grad in grads:
+        grad.mul_(scale)
+    return norms
+
+
 def update(cfg: Config, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     """Learn from one minibatch, the rollout's first where `turn` is 0, else 1; hp values and healthy are `[P]`."""
     log_std = state.log_std.detach().requires_grad_(True)
@@ -191,12 +200,12 @@ def update(cfg: Config, state: State, hp: Hyper, batch: Sequences, healthy: Tens
     learners = [(net, adam) for net, adam in pairs if net is not None and adam is not None]
     losses, distance = loss(cfg, state, hp, batch, log_std)
     optim.backward(losses, *(net for net, _ in learners))
-    norms = optim.clip_together([*(net.grad for net, _ in learners), log_std.grad], hp["grad_clip"])
+    norms = _clip_together([*(net.grad for net, _ in learners), log_std.grad], hp["grad_clip"])
     given = batch.weight.flatten(1, 2).sum(dim=1) > 0
     far = given & (hp["target_kl"] > 0) & (distance > hp["target_kl"])
     state.resting.copy_(far if turn == 0 else torch.maximum(state.resting, far.float()))
     learning = given & (state.resting == 0)
-    healthy = torch.where(learning, health.after_backward(healthy, losses, norms), healthy)
+    healthy = torch.where(learning, healthy & ((losses + norms).abs() < torch.inf), healthy)
     learning = learning & healthy
     for net, adam in learners:
         optim.step(net, adam, hp["lr"], learning)

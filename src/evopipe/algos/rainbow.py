@@ -21,13 +21,12 @@ from pydantic import model_validator
 
 from evopipe.algos import _hyper
 from evopipe.core import optim
-from evopipe.core.forward import forward
 from evopipe.core.member import moments, parameters, row, scales
-from evopipe.core.net import Net, Nets
+from evopipe.core.net import Net, Nets, forward
 from evopipe.core.padded import Views, noise_scale, noisy
 from evopipe.core.structure import Widths
 from evopipe.ops.policy import best_legal, epsilon_greedy
-from evopipe.ops.value import masked_argmax, project, regression_loss, support
+from evopipe.ops.value import masked_argmax, project, regression_loss
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -109,12 +108,17 @@ def _logits(cfg: Config, net: Net, obs: Tensor, views: Sequence[Views] | None) -
     return value + advantage - advantage.mean(dim=-2, keepdim=True)
 
 
+def _support(cfg: Config, device: torch.device) -> Tensor:
+    """Return the returns `[K]` that the atoms stand for."""
+    return torch.linspace(cfg.v_min, cfg.v_max, cfg.atoms, device=device)
+
+
 def _mean(cfg: Config, out: Tensor) -> Tensor:
     """Return action values `[P, B, A]` from outputs `[P, B, A, K]`."""
     if not cfg.distributional:
         return out[..., 0]
     # No product with a vector: its last bits depend on how many rows it has.
-    return (out.softmax(dim=-1) * support(cfg.v_min, cfg.v_max, cfg.atoms, out.device)).sum(dim=-1)
+    return (out.softmax(dim=-1) * _support(cfg, out.device)).sum(dim=-1)
 
 
 def values(cfg: Config, state: State, obs: Tensor) -> Tensor:
@@ -146,7 +150,7 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tu
         y = torch.addcmul(batch.reward, batch.discount, out_t[..., 0])
         losses = regression_loss(out_tm1[..., 0], y, huber=True)
         return (batch.weight * losses).sum(dim=1), (out_tm1[..., 0] - y).detach()
-    z = support(cfg.v_min, cfg.v_max, cfg.atoms, out_t.device)
+    z = _support(cfg, out_t.device)
     y = project(z, batch.reward, batch.discount, out_t.softmax(dim=-1))
     losses = -(y * out_tm1.log_softmax(dim=-1)).sum(dim=-1)  # cross-entropy
     divergence = losses.detach() - torch.special.entr(y).sum(dim=-1)  # Kullback-Leibler

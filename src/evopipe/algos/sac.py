@@ -18,12 +18,11 @@ from typing import Annotated, Literal
 import torch
 
 from evopipe.algos import _actor_critic, _hyper
-from evopipe.algos._actor_critic import of_taken
-from evopipe.core import health, optim
-from evopipe.core.forward import action_values, encode, forward, forward_each, interleave
+from evopipe.algos._actor_critic import action_value, of_taken
+from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets
-from evopipe.core.structure import Widths, share_encoder
+from evopipe.core.net import Net, Nets, forward
+from evopipe.core.structure import Widths
 from evopipe.ops.distributions import LOG_STD_MAX, LOG_STD_MIN, masked_log_softmax, squashed_gaussian
 from evopipe.ops.policy import likeliest, or_random, random_legal
 from evopipe.ops.value import masked_argmax, twin_loss
@@ -80,15 +79,15 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     o, a = spaces.observations, spaces.actions
     critic = Widths(o + a, 1) if spaces.continuous else Widths(o, a)
     found = {"actor": Widths(o, 2 * a if spaces.continuous else a), "critic_1": critic, "critic_2": critic}
-    return share_encoder(found, o, cfg.share_encoder)
+    return _actor_critic.share_encoder(found, o, cfg.share_encoder)
 
 
 def init(cfg: Config, nets: Nets) -> State:
-    actor, critics = nets["actor"], interleave(nets["critic_1"], nets["critic_2"])
+    actor, critics = nets["actor"], Net.interleave(nets["critic_1"], nets["critic_2"])
     *adams, updates = optim.start(actor, critics)
     log_alpha = updates + math.log(cfg.alpha)
     rows: tuple[Tensor, ...] = log_alpha, optim.ScalarAdam.start(log_alpha), updates
-    return State(*optim.start_encoder(nets), actor, critics, critics.copy(), *adams, *rows)
+    return State(*_actor_critic.start_encoder(nets), actor, critics, critics.copy(), *adams, *rows)
 
 
 explore = _actor_critic.explore
@@ -104,14 +103,14 @@ def _drawn(state: State, x: Tensor, draw: Stream) -> tuple[Tensor, Tensor]:
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the mode: obs `[P, E, O]` → `[P, E, A]` in [−1, 1], or `[P, E]` int64, the likeliest legal action."""
     with torch.no_grad():
-        out = forward(state.actor, encode(state.encoder, obs))
+        out = forward(state.actor, forward(state.encoder, obs))
     return likeliest(out[..., : cfg.spaces.actions], legal, cfg.spaces.continuous)
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Draw from the policy, with chance epsilon `[P]` uniformly: obs `[P, E, O]` → `[P, E, A]`, or `[P, E]` int64."""
     with torch.no_grad():
-        x = encode(state.encoder, obs)
+        x = forward(state.encoder, obs)
         if cfg.spaces.continuous:
             return or_random(_drawn(state, x, draw)[0], epsilon, draw.part(1))
         log_pi = masked_log_softmax(torch.nan_to_num(forward(state.actor, x)), legal)
@@ -125,7 +124,7 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         y = torch.addcmul(batch.reward, batch.discount, _soft_value(cfg, state, batch, draw))
-    x = encode(state.encoder, batch.obs)
+    x = forward(state.encoder, batch.obs)
     losses, errors = twin_loss(of_taken(cfg, state.critics, x, batch.action) - y[:, None], batch.weight)
     return 0.5 * losses, errors
 
@@ -133,12 +132,12 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tu
 def _soft_value(cfg: Config, state: State, batch: Batch, draw: Stream) -> Tensor:
     """Return V⁻(s′) `[P, B]`."""
     alpha = state.log_alpha.exp()[:, None]
-    x, x_t = encode(state.encoder, batch.next_obs), encode(state.encoder_target, batch.next_obs)
+    x, x_t = forward(state.encoder, batch.next_obs), forward(state.encoder_target, batch.next_obs)
     if cfg.spaces.continuous:
         action, log_pi = _drawn(state, x, draw)
-        return action_values(state.critics_target, x_t, action).amin(dim=1) - alpha * log_pi
+        return action_value(state.critics_target, x_t, action).amin(dim=1) - alpha * log_pi
     log_pi = masked_log_softmax(forward(state.actor, x), batch.next_legal)
-    least = forward_each(state.critics_target, x_t).amin(dim=1)
+    least = forward(state.critics_target, x_t).amin(dim=1)
     return _expected(log_pi, least - alpha[..., None] * log_pi)
 
 
@@ -152,14 +151,14 @@ def _actor_loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[
     """Return E[α log π − min Q], weighted, of each member `[P]`, and the entropy of each state `[P, B]`."""
     alpha = state.log_alpha.exp()[:, None]
     with torch.no_grad():
-        x = encode(state.encoder, batch.obs)
+        x = forward(state.encoder, batch.obs)
     if cfg.spaces.continuous:
         action, log_pi = _drawn(state, x, draw)
-        least = torch.minimum(*action_values(state.critics.frozen, x, action).unbind(dim=1))
+        least = torch.minimum(*action_value(state.critics.frozen, x, action).unbind(dim=1))
         return (batch.weight * (alpha * log_pi - least)).sum(dim=1), -log_pi.detach()
     log_pi = masked_log_softmax(forward(state.actor, x), batch.legal)
     with torch.no_grad():
-        least = forward_each(state.critics, x).amin(dim=1)
+        least = forward(state.critics, x).amin(dim=1)
     losses = (batch.weight * _expected(log_pi, alpha[..., None] * log_pi - least)).sum(dim=1)
     return losses, -_expected(log_pi, log_pi).detach()
 
@@ -177,7 +176,7 @@ def _aim(cfg: Config, legal: Tensor | None = None) -> float | Tensor:
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     critics = (state.critics, state.critics_adam, hp["lr_critic"])
     encoder = (state.encoder, state.encoder_adam, hp["lr_critic"])
-    healthy = healthy & health.of_parameters(state.actor)  # its own loss may come later
+    healthy = healthy & state.actor.finite  # its own loss may come later
     losses, errors = loss(cfg, state, hp, batch, draw)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], critics, encoder)
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 
 from evopipe.algos import _actor_critic, _hyper
-from evopipe.core import health, optim
-from evopipe.core.forward import action_value, encode, interleave, mu
+from evopipe.algos._actor_critic import action_value
+from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets
-from evopipe.core.structure import Widths, share_encoder
+from evopipe.core.net import Net, Nets, forward
+from evopipe.core.structure import Widths
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
@@ -68,34 +68,36 @@ class State:
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
     o, a = spaces.observations, spaces.actions
     found = {"actor": Widths(o, a), "critic_1": Widths(o + a, 1), "critic_2": Widths(o + a, 1)}
-    return share_encoder(found, o, cfg.share_encoder)
+    return _actor_critic.share_encoder(found, o, cfg.share_encoder)
 
 
 def init(cfg: Config, nets: Nets) -> State:
-    actor, critics = nets["actor"], interleave(nets["critic_1"], nets["critic_2"])
-    return State(*optim.start_encoder(nets), actor, actor.copy(), critics, critics.copy(), *optim.start(actor, critics))
+    actor, critics = nets["actor"], Net.interleave(nets["critic_1"], nets["critic_2"])
+    return State(
+        *_actor_critic.start_encoder(nets), actor, actor.copy(), critics, critics.copy(), *optim.start(actor, critics)
+    )
 
 
-explore, period, greedy, act = _actor_critic.explore, _actor_critic.period, _actor_critic.greedy, _actor_critic.act
+explore, greedy, act = _actor_critic.explore, _actor_critic.greedy, _actor_critic.act
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
-        x_t = encode(state.encoder_target, batch.next_obs)
-    return _actor_critic.clipped_double_loss(cfg, state, batch, draw, encode(state.encoder, batch.obs), x_t)
+        x_t = forward(state.encoder_target, batch.next_obs)
+    return _actor_critic.clipped_double_loss(cfg, state, batch, draw, forward(state.encoder, batch.obs), x_t)
 
 
 def _actor_loss(state: State, batch: Batch) -> Tensor:
     """Return −Q₁(s, μ(s)), weighted, of each member `[P]`."""
     with torch.no_grad():
-        x = encode(state.encoder, batch.obs)
-    return -(batch.weight * action_value(state.critics.pair[0], x, mu(state.actor, x))).sum(dim=1)
+        x = forward(state.encoder, batch.obs)
+    return -(batch.weight * action_value(state.critics.pair[0], x, torch.tanh(forward(state.actor, x)))).sum(dim=1)
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     critics = (state.critics, state.critics_adam, hp["lr_critic"])
     encoder = (state.encoder, state.encoder_adam, hp["lr_critic"])
-    healthy = healthy & health.of_parameters(state.actor)  # its own loss may come later
+    healthy = healthy & state.actor.finite  # its own loss may come later
     losses, errors = loss(cfg, state, hp, batch, draw)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], critics, encoder)
     if turn == cfg.policy_delay - 1:

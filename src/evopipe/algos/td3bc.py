@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 
 from evopipe.algos import _actor_critic, _hyper
-from evopipe.core import health, optim
-from evopipe.core.forward import action_value, interleave, mu
+from evopipe.algos._actor_critic import action_value
+from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets
+from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
 from evopipe.ops.noise import gaussian
 from evopipe.ops.policy import or_random
@@ -72,21 +72,15 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
 
 
 def init(cfg: Config, nets: Nets) -> State:
-    actor, critics = nets["actor"], interleave(nets["critic_1"], nets["critic_2"])
+    actor, critics = nets["actor"], Net.interleave(nets["critic_1"], nets["critic_2"])
     return State(actor, actor.copy(), critics, critics.copy(), *optim.start(actor, critics))
-
-
-period = _actor_critic.period
 
 
 def explore(cfg: Config, step: int) -> float:
     return 0.0  # noise explores
 
 
-def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
-    """Return μ(s): obs `[P, E, O]` → `[P, E, A]` in [−1, 1]."""
-    with torch.no_grad():
-        return mu(state.actor, obs)
+greedy = _actor_critic.best
 
 
 def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
@@ -101,7 +95,7 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tu
 
 def _actor_loss(state: State, hp: Hyper, batch: Batch) -> Tensor:
     """Return |μ(s) − a|² / A − λ Q₁(s, μ(s)), weighted, of each member `[P]`."""
-    action = mu(state.actor, batch.obs)  # [P, B, A]
+    action = torch.tanh(forward(state.actor, batch.obs))  # [P, B, A]
     q = action_value(state.critics.pair[0], batch.obs, action)  # [P, B]
     scale = hp["alpha"] / (batch.weight * q.detach().abs()).sum(dim=1).clamp(min=1e-6)  # λ, [P]
     away = (action - batch.action).square().mean(dim=-1)
@@ -109,7 +103,7 @@ def _actor_loss(state: State, hp: Hyper, batch: Batch) -> Tensor:
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    healthy = healthy & health.of_parameters(state.actor)  # its own loss may come later
+    healthy = healthy & state.actor.finite  # its own loss may come later
     losses, errors = loss(cfg, state, hp, batch, draw)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.critics, state.critics_adam, hp["lr_critic"]))
     if turn == cfg.policy_delay - 1:

@@ -1,8 +1,7 @@
 """Perceptrons: what one member's network is, and what it begins with.
 
-A network is observation → encoder → latent → head → output; images in the observation go through a convolutional stem
-before. It may be cut behind the latent, so that several heads read one encoder. `Arch` is a `core.structure`
-`Architecture`.
+A network is observation → encoder → latent → head → output; images go through a convolutional stem before. It may be
+cut behind the latent, so that several heads read one encoder.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from evopipe.core import lstm
 from evopipe.core.layout import Block, Layer, Layout, Part
@@ -40,11 +40,7 @@ class Arch:
 
     @classmethod
     def start(cls, cfg: NetworkConfig, images: tuple[Image, ...] = ()) -> Arch:
-        """Return the architecture that `params.yaml` describes, for observations with these images.
-
-        Raises:
-            ParamsError: an image is smaller than a kernel.
-        """
+        """Return the architecture that `params.yaml` describes; ParamsError if an image is smaller than a kernel."""
         encoder, head = (tuple(Block(width) for width in part) for part in (cfg.encoder, cfg.head))
         convs = tuple(Conv(c.channels, c.kernel, c.stride) for c in cfg.conv)
         stem = Stem(images, convs) if images and convs else _NO_STEM
@@ -55,8 +51,8 @@ class Arch:
 
     @property
     def layers(self) -> dict[str, Block]:
-        """All hidden layers by name and in order: `encoder.0` …, `latent`, `head.0` …; a residual encoder stands behind
-        the latent."""
+        """Hidden layers by name, in order: `encoder.0` …, `latent`, `head.0` …; a residual encoder is behind the
+        latent."""
         latent = {"latent": Block(self.latent)}
         encoder, head = (
             {f"{name}.{i}": block for i, block in enumerate(blocks)}
@@ -66,7 +62,6 @@ class Arch:
 
     @property
     def residual(self) -> bool:
-        """Whether the encoder is made of residual blocks, which stand behind the latent."""
         return self.kind in ("simba", "resnet")
 
     @property
@@ -80,7 +75,7 @@ class Arch:
         return {"whole": slice(None), "encoder": slice(behind), "head": slice(behind, None)}[widths.role]
 
     def layout(self, widths: Widths) -> Layout:
-        """Return where a network's parameters lie, without pads: its layers one after another."""
+        """Return where a network's parameters lie, without pads."""
         at = 0
 
         def part(name: str, rows: int, columns: int, groups: int = 1) -> Part:
@@ -122,7 +117,7 @@ class Arch:
     def describe(self) -> str:
         """Return a short text: `128+64|32|64` is two encoder layers, the latent, one head layer; `~` marks a blend.
 
-        Convolutions stand before, channels, kernel, stride: `16k3/2+32k3|…`; a residual encoder says so: `simba 64|32`.
+        Convolutions stand before, channels, kernel, stride: `16k3/2+32k3|…`; another encoder says so: `simba 64|32`.
         """
         convs = "+".join(conv.describe() for conv in self.stem.convs)
         encoder, head = ("+".join(f"{b.width}{'~' * b.blend}" for b in part) for part in (self.encoder, self.head))
@@ -154,12 +149,12 @@ class Arch:
     def size(self, widths: Widths) -> int:
         return self.layout(widths).size
 
-    def named(self, widths: Widths, row: torch.Tensor) -> dict[str, torch.Tensor]:
+    def named(self, widths: Widths, row: Tensor) -> dict[str, Tensor]:
         """See `Architecture`: `encoder.0.weight` `[in, out]`, `encoder.0.bias` `[out]` and so on."""
         parts = [part for layer in self.layout(widths).every for part in layer.parts if part]
         return {p.name: p.of(row) if p.name.endswith("weight") else p.of(row).view(-1) for p in parts}
 
-    def initialise(self, widths: Widths, rng: Any) -> torch.Tensor:
+    def initialise(self, widths: Widths, rng: Any) -> Tensor:
         """See `Architecture`.
 
         Weights are orthogonal with gain √2, 0.1 at the output so that first values are small (Saxe et al., 2014).
@@ -194,12 +189,12 @@ class Arch:
 
     @property
     def signature(self) -> Hashable:
-        """See `Architecture`: padded widths, and which layers are full, for there the unmasked normalisation runs."""
+        """See `Architecture`: padded widths, and which layers are full, where the unmasked normalisation runs."""
         return widest([self]), tuple(block.width % WIDTH_MULTIPLE == 0 for block in self.layers.values())
 
     @staticmethod
     def work(archs: Sequence[Arch]) -> int:
-        """See `Architecture`. The first layer's inputs are not known here: they count as many as its own width."""
+        """See `Architecture`. The first layer's inputs, unknown here, count as many as its own width."""
         shared = widest(archs)
         gates = 8 if shared.recurrent else 1  # an LSTM layer: four gates, each reading its input and its own outputs
         blocks = (*shared.encoder, Block(shared.latent), *shared.head)
@@ -215,17 +210,17 @@ class Arch:
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
         return options(bounds, self, networks)
 
-    def carry(self, new: Arch, widths: Widths, kind: str, row: torch.Tensor, rng: Any) -> torch.Tensor:
+    def carry(self, new: Arch, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
         change = Change(self, new, widths)
         if kind == "parameters":
             return change.parameters(row, rng)
         return change.scales(row) if kind == "scales" else change.moments(row)
 
 
-def _orthogonal(part: Part, gain: float, rng: Any) -> torch.Tensor:
+def _orthogonal(part: Part, gain: float, rng: Any) -> Tensor:
     """Semi-orthogonal `[rows, columns]`, by QR of a Gaussian with the signs of R's diagonal made positive."""
     tall = torch.from_numpy(rng.standard_normal((max(part.rows, part.columns), min(part.rows, part.columns))))
     q, r = torch.linalg.qr(tall)
     q = q * torch.sign(torch.diagonal(r))
-    weight: torch.Tensor = (gain * (q if part.rows >= part.columns else q.T)).float()
+    weight: Tensor = (gain * (q if part.rows >= part.columns else q.T)).float()
     return weight

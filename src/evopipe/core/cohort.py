@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
 from evopipe.core.graphs import Paths, Runner
 from evopipe.core.member import Member, names_of
@@ -27,10 +28,7 @@ BATCH_MULTIPLE = 32
 
 
 class Pace(NamedTuple):
-    """How a member learns, as far as its cohort must know: rows of its batch, and when it learns.
-
-    Only members of equal `when` share a cohort, which learns in step.
-    """
+    """How a member learns: the rows of its batch, and `when`; only members of equal `when` share a cohort."""
 
     batch: int = 1
     when: Hashable = None
@@ -46,37 +44,22 @@ PaceOf: TypeAlias = Callable[[Member], Pace]
 
 @dataclass(frozen=True)
 class Cohort:
-    """Members that train in one batch. Row r is the member of slot `slots[r]`.
+    """Members that train in one batch. Row r is the member of slot `slots[r]`."""
 
-    Attributes:
-        members: the members as they were when the cohort was formed (their tensors are stale since).
-        structures: structure of every network.
-        state: the algorithm's state, rows in the order of `members`.
-        keys: `[P]` int64.
-        hyper: every hyper-parameter of the members as `[P]`.
-        weight: `[P, B]`, (j < b_p) / b_p: a member's own batch size inside the padded batch.
-        healthy: `[P]` bool.
-        losses: `[P]` of the last update, NaN before the first.
-        pace: how its members learn.
-        normaliser: what the members have seen, None where nothing is normalised.
-        runner: runs its work, eagerly or from a record of it; no state of its own.
-    """
-
-    members: tuple[Member, ...]
-    structures: Mapping[str, Structure]
-    state: Any
-    keys: torch.Tensor
-    hyper: Mapping[str, torch.Tensor]
-    weight: torch.Tensor
-    healthy: torch.Tensor
-    losses: torch.Tensor
+    members: tuple[Member, ...]  # as they were when the cohort was formed: their tensors are stale
+    structures: Mapping[str, Structure]  # of every network
+    state: Any  # the algorithm's, rows in the order of `members`
+    keys: Tensor  # [P] int64
+    hyper: Mapping[str, Tensor]  # [P] each
+    weight: Tensor  # [P, B], (j < b_p) / b_p: a member's own batch size inside the padded batch
+    healthy: Tensor  # [P] bool
+    losses: Tensor  # [P] of the last update, NaN before the first
     pace: PaceOf
-    normaliser: Normaliser | None = None
-    runner: Runner = field(default_factory=Runner, repr=False, compare=False)
+    normaliser: Normaliser | None = None  # what the members have seen, None where nothing is normalised
+    runner: Runner = field(default_factory=Runner, repr=False, compare=False)  # no state of its own
 
     @property
     def slots(self) -> list[int]:
-        """Slots of the rows."""
         return [member.slot for member in self.members]
 
     @cached_property
@@ -94,7 +77,7 @@ class Cohort:
         """`M`, the numbers that a member's networks carry from step to step."""
         return sum(structure.memory for structure in self.structures.values())
 
-    def pieces(self, memory: torch.Tensor) -> dict[tuple[str, int], torch.Tensor]:
+    def pieces(self, memory: Tensor) -> dict[tuple[str, int], Tensor]:
         """Return views of a memory `[…, M]`: each network's pieces, pads included, see `Structure.memory_widths`."""
         widths = {
             (name, i): width
@@ -103,15 +86,12 @@ class Cohort:
         }
         return dict(zip(widths, memory.split([*widths.values()], dim=-1), strict=True)) if widths else {}
 
-    def shown(self, obs: torch.Tensor) -> torch.Tensor:
+    def shown(self, obs: Tensor) -> Tensor:
         """Return observations `[P, B, O]` as the members' networks read them."""
         return obs if self.normaliser is None else self.normaliser.shown(obs)
 
     def part(self, first: int, end: int) -> Cohort:
-        """Return some rows as a cohort of their own, on the same memory.
-
-        They compute what they compute in the whole cohort, to the bit: pads stay as they are.
-        """
+        """Return some rows as a cohort on the same memory. They compute what they did before, to the bit."""
         cut = slice(first, end)
 
         def rows(f: dataclasses.Field[Any]) -> Any:
@@ -133,20 +113,18 @@ class Cohort:
             normaliser=None if self.normaliser is None else self.normaliser.part(first, end),
         )
 
-    def tensors(self) -> list[torch.Tensor]:
-        """Return every tensor of the algorithm's state, rows padded, in a fixed order."""
+    def tensors(self) -> list[Tensor]:
+        """Return every tensor of the algorithm's state, in a fixed order."""
         return [tensor for _, _, tensor, _ in _tensors(self.state)]
 
-    def seen(self) -> list[torch.Tensor]:
+    def seen(self) -> list[Tensor]:
         """Return the tensors of the normaliser, in a fixed order."""
         return [] if self.normaliser is None else list(self.normaliser.held.values())
 
 
 class _Costs(NamedTuple):
-    """Cost model of one update: `dispatch + per_unit · members · batch · multiplications`, in µs.
-
-    Fixed per kind of device, never timed, so that cohorts are a pure function of the population.
-    """
+    """Cost model of one update: `dispatch + per_unit · members · batch · multiplications`, in µs. Fixed per kind of
+    device, never timed: cohorts are a pure function of the population."""
 
     dispatch: float
     per_unit: float
@@ -166,19 +144,14 @@ def cost(members: Sequence[Member], pace: PaceOf, costs: _Costs = COSTS["cpu"]) 
     return costs.dispatch + costs.per_unit * len(members) * batch * work
 
 
-def group(members: Sequence[Member], pace: PaceOf, mode: Literal["merged", "exact"], device: str) -> list[list[Member]]:
-    """Divide members into cohorts.
+def _group(
+    members: Sequence[Member], pace: PaceOf, mode: Literal["merged", "exact"], device: str
+) -> list[list[Member]]:
+    """Divide members into cohorts, each ordered by activation and slot: a pure function of the members.
 
-    Args:
-        members: any members.
-        pace: how they learn.
-        mode: `exact`: one cohort a signature, so that a member's arithmetic depends on itself alone; `merged`: also
-            unlike ones where the cost model gains by it. Members that learn at different times never share one, nor do
-            architectures of different families.
-        device: `cpu` or `cuda`.
-
-    Returns:
-        Groups, each ordered by activation and slot; the order is a pure function of the members.
+    `exact` makes one cohort a signature, so that a member's arithmetic depends on itself alone; `merged` also joins
+    unlike ones where the cost model gains by it. Members that learn at different times never share one, nor do
+    different families.
     """
     costs = COSTS[device]
     groups: dict[Hashable, list[Member]] = {}
@@ -212,7 +185,6 @@ def _merge(groups: list[list[Member]], pace: PaceOf, costs: _Costs) -> list[list
 
 
 def _structures(members: Sequence[Member], widths: Mapping[str, Widths], device: torch.device) -> dict[str, Structure]:
-    """Build the structure of every network."""
     archs = [member.arch for member in members]
     return {name: archs[0].stack(archs, w, device) for name, w in widths.items()}
 
@@ -226,18 +198,18 @@ def form(
     mode: Literal["merged", "exact"] = "merged",
     paths: Paths | None = None,
 ) -> list[Cohort]:
-    """Form cohorts from members: pad, stack, move to the device.
+    """Form cohorts of a population: pad, stack, move to the device.
 
     Args:
         members: the population.
         state_type: the algorithm's `State`.
-        widths: input and output width of every network.
+        widths: of every network.
         device: where cohorts live.
         pace: how the members learn.
-        mode: see `group`.
+        mode: `exact`: only like members share a cohort; `merged`: unlike ones too, where that is faster.
         paths: the fast paths that the cohorts take, None for none.
     """
-    groups = group(members, pace, mode, device.type)
+    groups = _group(members, pace, mode, device.type)
     return [_form(tuple(each), state_type, widths, device, pace, Runner(paths)) for each in groups]
 
 
@@ -263,7 +235,7 @@ def _form(
         mean, square = (shape.pack([t[f"{name}.{part}"] for t, name in rows]) for part in ("mean", "square"))
         return Adam(shape, mean, square, torch.stack([t[f"{name}.steps"] for t, name in rows]).to(device))
 
-    def column(values: Iterable[float]) -> torch.Tensor:
+    def column(values: Iterable[float]) -> Tensor:
         return torch.tensor(list(values), dtype=torch.float32, device=device)
 
     paces = [pace(member) for member in members]
@@ -295,23 +267,22 @@ def dissolve(cohorts: Sequence[Cohort]) -> list[Member]:
     return sorted(found, key=lambda m: m.slot)
 
 
-def _split(leaves: Iterable[tuple[str, Sequence[torch.Tensor]]], rows: int) -> list[dict[str, torch.Tensor]]:
-    """Return each row's tensors by name."""
-    out: list[dict[str, torch.Tensor]] = [{} for _ in range(rows)]
+def _split(leaves: Iterable[tuple[str, Sequence[Tensor]]], rows: int) -> list[dict[str, Tensor]]:
+    out: list[dict[str, Tensor]] = [{} for _ in range(rows)]
     for name, tensors in leaves:
         for target, tensor in zip(out, tensors, strict=True):
             target[name] = tensor.detach().to("cpu", copy=True)
     return out
 
 
-def _leaves(state: Any) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
+def _leaves(state: Any) -> Iterator[tuple[str, Sequence[Tensor]]]:
     """Walk a state without pads: (name, one tensor a member)."""
     for f, part, tensor, structure in _tensors(state):
         rows, names = tensor.unbind(0) if structure is None else structure.unpack(tensor), names_of(f)
         yield from ((name + part, rows[i :: len(names)]) for i, name in enumerate(names))
 
 
-def _tensors(state: Any) -> Iterator[tuple[dataclasses.Field[Any], str, torch.Tensor, Structure | None]]:
+def _tensors(state: Any) -> Iterator[tuple[dataclasses.Field[Any], str, Tensor, Structure | None]]:
     """Walk a state: (field, which part of it, all rows, what is padded in them)."""
     for f in dataclasses.fields(state):
         value = getattr(state, f.name)
@@ -328,16 +299,12 @@ def _tensors(state: Any) -> Iterator[tuple[dataclasses.Field[Any], str, torch.Te
 def create(
     members: Sequence[Member],
     init: Callable[[Mapping[str, Net]], Any],
-    rows: Mapping[str, Sequence[torch.Tensor]],
+    rows: Mapping[str, Sequence[Tensor]],
     widths: Mapping[str, Widths],
 ) -> list[Member]:
-    """Give new members their state by the algorithm's own `init`.
+    """Give new members, of one architecture and without tensors, their state by the algorithm's own `init`.
 
-    Args:
-        members: members without tensors, all of one architecture.
-        init: maps fresh trainable networks to the algorithm's state.
-        rows: every network's initial flat rows, one a member.
-        widths: input and output width of every network.
+    Rows are every network's initial flat rows, one a member.
     """
     shapes = _structures(members, widths, torch.device("cpu"))
     nets = {name: Net(shape, shape.pack(rows[name]), trainable=True) for name, shape in shapes.items()}

@@ -1,12 +1,9 @@
 """Fast paths: decorators around the unchanged `act` and `update` of an algorithm.
 
 On a GPU the arithmetic of small networks costs less than starting its kernels. A CUDA graph records the kernels of a
-whole tick (draw, sample, k updates) once, and starts them with one call. What a graph holds it holds by address, so it
-needs fixed tensors: inputs are copied into buffers, state is written in place, and outputs, which the next replay
-overwrites, are cloned before they leave.
-
-All of that but the graph itself also runs on the CPU (`buffers`): tests force it on there. Recording never changes the
-state: its trial runs are undone. A path that fails is given up with one warning, and the work goes on without it.
+whole tick once and starts them with one call. It holds tensors by address: inputs are copied into buffers, state is
+written in place, and outputs, which the next replay overwrites, are cloned. All but the graph itself also runs on the
+CPU (`buffers`). Recording never changes the state. A path that fails is given up with one warning.
 """
 
 from __future__ import annotations
@@ -18,16 +15,13 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch import Tensor
 
 Compile = Literal["auto", "on", "off"]
 Capture = Literal["none", "buffers", "graph"]
-Body: TypeAlias = "Callable[..., tuple[torch.Tensor, ...]]"
+Body: TypeAlias = "Callable[..., tuple[Tensor, ...]]"
 TRIALS = 2  # runs before a capture: kernels are loaded, libraries get their workspaces, views are made
 RECOMPILES = 64  # structures that torch.compile keeps code for; its own 8 are gone after a few generations
-
-
-class FastPathWarning(UserWarning):
-    """A fast path failed and was given up; results stay right, the run takes longer."""
 
 
 class Paths:
@@ -67,7 +61,6 @@ class Paths:
         return self._compiled[function]
 
     def give_up(self, path: Literal["CUDA graphs", "torch.compile"], error: Exception) -> None:
-        """Leave a path for the rest of the run, and say why."""
         if path == "CUDA graphs":
             self.capture = "buffers"
         else:
@@ -75,43 +68,36 @@ class Paths:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         sentence = f"{path} failed here and will not be used: {type(error).__name__}: {lines[0][:300]}"
         self.given_up.append(sentence)
-        warnings.warn(sentence, FastPathWarning, stacklevel=2)
+        warnings.warn(sentence, stacklevel=2)
 
 
 class Runner:
-    """Runs one cohort's work, recorded once and played again. It goes with its cohort, and its graphs go with it.
-
-    Args:
-        paths: what to use.
-    """
+    """Runs one cohort's work, recorded once and played again."""
 
     def __init__(self, paths: Paths | None = None) -> None:
         self.paths = paths or Paths()
-        self._played: dict[Hashable, tuple[tuple[torch.Tensor, ...], _Recording]] = {}
+        self._played: dict[Hashable, tuple[tuple[Tensor, ...], _Recording]] = {}
 
     def ready(
         self,
         name: Hashable,
         make: Callable[[Callable[..., Any]], Body],
-        inputs: Sequence[torch.Tensor],
+        inputs: Sequence[Tensor],
         device: torch.device,
-        bound: Callable[[], Sequence[torch.Tensor]],
-        written: Callable[[], Sequence[torch.Tensor]] = lambda: (),
-    ) -> Callable[[], tuple[torch.Tensor, ...]]:
+        bound: Callable[[], Sequence[Tensor]],
+        written: Callable[[], Sequence[Tensor]] = lambda: (),
+    ) -> Callable[[], tuple[Tensor, ...]]:
         """Return a piece of work, ready to be called once; if nothing is recorded, it is simply the function.
 
         Args:
             name: what it is; with it goes everything that changes shapes or operators.
             make: returns the work, a function of tensors on the device that waits for nothing on the host. It is given
-                a decorator for the part that may be compiled: `torch.compile`, or the identity.
+                a decorator for the part that may be compiled.
             inputs: what is new at every call, on the host or the device; shapes and types as at the first call.
             device: where the work runs.
-            bound: returns the tensors that the work reads beside its inputs and those that it writes. It is recorded
-                anew if one of them is another tensor than before.
+            bound: returns the tensors that the work reads beside its inputs. If one is another than before, or one of
+                `written`, the work is recorded anew.
             written: returns those that it writes, in place.
-
-        Returns:
-            What computes its results, for the caller to keep.
         """
         if self.paths.capture == "none":
             return partial(make(lambda function: function), *(upload(x, device) for x in inputs))
@@ -130,9 +116,9 @@ class _Recording:
         self,
         paths: Paths,
         make: Callable[[Callable[..., Any]], Body],
-        inputs: Sequence[torch.Tensor],
+        inputs: Sequence[Tensor],
         device: torch.device,
-        written: Sequence[torch.Tensor],
+        written: Sequence[Tensor],
     ) -> None:
         paths.recorded += 1
         self.inputs = tuple(upload(x, device).clone() for x in inputs)
@@ -148,8 +134,8 @@ class _Recording:
             self._capture(paths)
 
     def _compiled(
-        self, paths: Paths, make: Callable[[Callable[..., Any]], Body], written: Sequence[torch.Tensor]
-    ) -> tuple[Body, tuple[torch.Tensor, ...]] | None:
+        self, paths: Paths, make: Callable[[Callable[..., Any]], Body], written: Sequence[Tensor]
+    ) -> tuple[Body, tuple[Tensor, ...]] | None:
         """Compile, and return the work and its results; None where that fails, as without a C++ compiler."""
         try:
             with warnings.catch_warnings():
@@ -178,14 +164,14 @@ class _Recording:
         for kept, out in zip(self.outputs, self.body(*self.inputs), strict=True):
             kept.copy_(out)
 
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         for buffer, given in zip(self.inputs, inputs, strict=True):
             buffer.copy_(_staged(given, buffer.device), non_blocking=True)
         self.replay()
         return tuple(out.clone() for out in self.outputs)
 
 
-def _try(body: Body, inputs: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def _try(body: Body, inputs: Sequence[Tensor], written: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Run the work and undo what it wrote. On CUDA this happens on a side stream, as a capture asks for."""
     before = [tensor.clone() for tensor in written]
     try:
@@ -201,7 +187,7 @@ def _try(body: Body, inputs: Sequence[torch.Tensor], written: Sequence[torch.Ten
 
 @contextlib.contextmanager
 def _side_stream(device: torch.device) -> Iterator[None]:
-    """Work on another CUDA stream, in order with the present one; on the CPU nothing."""
+    """Work on another CUDA stream, in order with the present one."""
     if device.type != "cuda":
         yield
         return
@@ -214,14 +200,13 @@ def _side_stream(device: torch.device) -> Iterator[None]:
         present.wait_stream(side)
 
 
-def upload(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a tensor from the host to a device without waiting for the device; where it is there already, return it.
+def upload(x: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor from the host to a device without waiting for the device.
 
-    A plain `.to(device)` waits for all work before it. From pinned memory it need not; torch keeps such memory until
-    the copy is done, so `x` may be changed at once.
+    A plain `.to(device)` waits for all work before it; from pinned memory it need not. `x` may be changed at once.
     """
     return _staged(x, device).to(device, non_blocking=True)
 
 
-def _staged(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _staged(x: Tensor, device: torch.device) -> Tensor:
     return x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 EPS = 1e-5
 
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "ReLU": lambda x: torch.relu(x),
     "ELU": lambda x: torch.nn.functional.elu(x),
     "GELU": lambda x: torch.nn.functional.gelu(x),
@@ -22,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 # The result may take the place of its argument, less memory to go through, where the gradient is computed from the
 # result either way. (ELU's would be another formula in place: a member's bits would depend on its neighbours' kinds.)
-IN_PLACE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
     "ReLU": lambda x: torch.relu_(x),
     "Tanh": lambda x: torch.tanh_(x),
     "Sigmoid": lambda x: torch.sigmoid_(x),
@@ -30,13 +31,11 @@ IN_PLACE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 NOT_ZERO_AT_ZERO = frozenset({"Sigmoid", "Softplus"})
 
 
-def activate(x: torch.Tensor, runs: Sequence[tuple[str, int, int]]) -> torch.Tensor:
-    """Apply each member's activation to `[P, B, H]`.
+def activate(x: Tensor, runs: Sequence[tuple[str, int, int]]) -> Tensor:
+    """Apply each member's activation to `[P, B, H]`, which may be overwritten.
 
-    Args:
-        x: pre-activations, the caller's to give away: they may be overwritten.
-        runs: (activation, first row, end row): members are ordered by activation, so that slices serve, which cost a
-            fifth of a `where` over all activations.
+    Runs are (activation, first row, end row): members are ordered by activation, so that slices serve, which cost a
+    fifth of a `where` over all activations.
     """
     if len(runs) == 1:
         name = runs[0][0]
@@ -45,20 +44,12 @@ def activate(x: torch.Tensor, runs: Sequence[tuple[str, int, int]]) -> torch.Ten
     return torch.cat([ACTIVATIONS[name](part) for (name, _, _), part in zip(runs, parts, strict=True)])
 
 
-def layer_norm(x: torch.Tensor, gain: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Normalise over each member's own units (Ba, Kiros & Hinton, 2016).
+def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+    """Normalise `[P, B, H]` over each member's own units (Ba, Kiros & Hinton, 2016); zero on pads.
 
-    Args:
-        x: `[P, B, H]`.
-        gain: `[P, 1, H]`, zero on pads.
-        bias: `[P, 1, H]`, zero on pads.
-        mask: `[P, 1, H]` 1 on a member's own units, 0 on pads (all 0 where it lacks the layer); None where no member
-            has pads.
-
-    Returns:
-        `[P, B, H]`, zero on pads. The mask takes part in the sums: a plain `x.sum(-1)` passes a forward test and leaks
-        gradient into the pads. They are no matrix products with a column, which on some processors have other last bits
-        for one member than for several.
+    Gain and bias are `[P, 1, H]`, zero on pads. The mask `[P, 1, H]` is 1 on a member's own units, all 0 where it lacks
+    the layer; None where no member has pads. It takes part in the sums: a plain `x.sum(-1)` would leak gradient into
+    pads. They are no matrix products, which on some processors have other last bits for one member than for several.
     """
     if mask is None:
         return torch.addcmul(bias, torch.nn.functional.layer_norm(x, x.shape[-1:], eps=EPS), gain)

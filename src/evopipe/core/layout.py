@@ -5,25 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
+from torch import Tensor
 
 
 class Block(NamedTuple):
-    """One hidden layer f of a member.
-
-    A blended one computes h + α (f(h) − h), α learned from 0: that is how a layer joins a trained network without
-    changing its function (a normalised layer cannot be an identity, a blend can).
-    """
+    """One hidden layer f of a member. A blended one computes h + α (f(h) − h), α learned from 0: that is how a layer
+    joins a trained network without changing its function."""
 
     width: int
     blend: bool = False
 
 
 class Part(NamedTuple):
-    """One parameter tensor: shape `[rows, columns]` from `start`.
-
-    The columns are so many groups of units as `groups` says: an LSTM layer's gates.
-    """
+    """One parameter tensor `[rows, columns]` from `start`; an LSTM layer's columns are in groups, its gates."""
 
     name: str
     start: int
@@ -33,14 +27,13 @@ class Part(NamedTuple):
 
     @property
     def units(self) -> int:
-        """How many units it has columns for."""
         return self.columns // self.groups
 
-    def of(self, row: torch.Tensor) -> torch.Tensor:
+    def of(self, row: Tensor) -> Tensor:
         """Return its view `[rows, columns]` of a flat row."""
         return row[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
-    def grouped(self, row: torch.Tensor) -> torch.Tensor:
+    def grouped(self, row: Tensor) -> Tensor:
         """Return its view `[rows, groups, units]` of a flat row."""
         return self.of(row).view(self.rows, self.groups, self.units)
 
@@ -64,7 +57,6 @@ class Layer(NamedTuple):
 
     @property
     def parts(self) -> tuple[Part | None, ...]:
-        """All parts, None where it has none."""
         return self[1:]
 
 
@@ -79,5 +71,4 @@ class Layout:
 
     @property
     def every(self) -> tuple[Layer, ...]:
-        """All that has parameters."""
         return (*self.stem, *self.hidden, *self.output)

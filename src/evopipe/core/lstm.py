@@ -1,19 +1,19 @@
 """Long short-term memory (Hochreiter & Schmidhuber, 1997; forget gates: Gers et al., 2000) for the population axis.
 
-The columns of a layer's weights are four groups as wide as the layer: input, forget and output gate, candidate. So one
-product serves all four, and one sigmoid the three gates. A pad, whose weights are zero, stays at an output and a cell
-of exactly 0: it begins there, and its candidate is tanh 0.
+A layer's weights have four groups of columns: input, forget and output gate, candidate. One product serves all four. A
+pad, whose weights are zero, stays at an output and a cell of exactly 0.
 """
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 GATES = 4
 FORGET, CANDIDATE = 1, 3  # places among the groups
 
 
-def cell(sums: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def cell(sums: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """Take one step: sums of what reaches the gates `[P, B, 4H]`, cells `[P, B, H]` → outputs and cells `[P, B, H]`."""
     width = c.shape[-1]
     gates, candidate = sums.split((CANDIDATE * width, width), dim=-1)
@@ -22,20 +22,14 @@ def cell(sums: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return o * c.tanh(), c
 
 
-def sequence(
-    sums: torch.Tensor, recurrent: torch.Tensor, h: torch.Tensor, c: torch.Tensor, begins: torch.Tensor
-) -> torch.Tensor:
-    """Take `L` steps, one after another.
+def sequence(sums: Tensor, recurrent: Tensor, h: Tensor, c: Tensor, begins: Tensor) -> Tensor:
+    """Take `L` steps, one after another; return outputs `[P, L, B, H]`.
 
     Args:
         sums: `[P, L, B, 4H]`, what reaches the gates from the layer's input.
         recurrent: `[P, H, 4H]` weights of the layer's own outputs one step before.
-        h: `[P, B, H]` outputs before the first step.
-        c: `[P, B, H]` cells before the first step.
+        h, c: `[P, B, H]` outputs and cells before the first step.
         begins: `[P, L, B]` bool; outputs and cells are 0 before such a step, and no gradient passes.
-
-    Returns:
-        `[P, L, B, H]` outputs.
     """
     kept = (~begins).to(sums.dtype)[..., None]  # a product costs a third of a `masked_fill`
     found = []

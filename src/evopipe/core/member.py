@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-import torch
+from torch import Tensor
 
 from evopipe.core.arch import Arch
 from evopipe.core.structure import Architecture
@@ -20,40 +20,23 @@ ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Architecture]] = dict.fromke
 
 
 def read_architecture(data: dict[str, Any]) -> Architecture:
-    """Build what `Architecture.to_json` returned.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is another thing.
-    """
+    """Build what `Architecture.to_json` returned; raise KeyError, TypeError or ValueError if it is another thing."""
     return ARCHITECTURES[data.get("kind", "mlp")](data)
 
 
 @dataclass(frozen=True)
 class Member:
-    """One individual.
+    """One individual."""
 
-    Attributes:
-        slot: its place in the population; keys belong to slots and are never copied with a winner.
-        id: unique over the run.
-        parent: id of the parent, None for an initial member.
-        key: the slot's random key.
-        arch: its architecture, shared by all its networks.
-        hyper: its hyper-parameters.
-        tensors: its state without pads: `q` `[n]`, `adam.mean` `[n]`, `adam.steps` `[]` …; where observations or
-            rewards are normalised, what it has seen: `normaliser.mean` `[N]` …
-        healthy: False once anything of it was non-finite.
-        fitness: its evaluations so far, its ancestors' before.
-    """
-
-    slot: int
-    id: int
-    parent: int | None
-    key: int
-    arch: Architecture
+    slot: int  # its place in the population
+    id: int  # unique over the run
+    parent: int | None  # id of the parent, None for an initial member
+    key: int  # the slot's random key, never copied with a winner
+    arch: Architecture  # shared by all its networks
     hyper: Mapping[str, float]
-    tensors: Mapping[str, torch.Tensor]
-    healthy: bool = True
-    fitness: tuple[float, ...] = ()
+    tensors: Mapping[str, Tensor]  # without pads: `q` [n], `adam.mean` [n], `adam.steps` [], `normaliser.mean` [N] …
+    healthy: bool = True  # until anything of it is non-finite
+    fitness: tuple[float, ...] = ()  # its evaluations so far, its ancestors' before
 
     def clone(self, slot: int, id: int, key: int) -> Member:
         """Return a child in another slot: tensors copied, nothing shared, the slot's own key."""
@@ -93,11 +76,8 @@ def names_of(f: dataclasses.Field[Any]) -> list[str]:
 def tensor_kinds(state_type: type[Any], networks: Collection[str]) -> dict[str, tuple[str, str]]:
     """Return how each tensor of a member changes with its architecture: name → (kind, network).
 
-    Kinds: `parameters`, `scales`, `moments` (flat rows of a network), `row` (never changes).
-
-    Args:
-        state_type: the algorithm's `State`.
-        networks: those that there are; of a network that the configuration has no use for there are no tensors.
+    Kinds: `parameters`, `scales`, `moments` (flat rows of a network), `row` (never changes). A network that is not
+    among `networks` has no tensors: the configuration has no use for it.
     """
     kinds: dict[str, tuple[str, str]] = {}
     for f in dataclasses.fields(state_type):

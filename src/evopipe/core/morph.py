@@ -24,11 +24,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from evopipe.core import lstm
 from evopipe.core.layers import NOT_ZERO_AT_ZERO
 from evopipe.core.layout import Block, Layer, Layout
-from evopipe.core.structure import Option, Widths, least_head
+from evopipe.core.structure import Option, Widths
 from evopipe.schema.blocks import ArchitectureBounds
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Change:
     new: Arch
     widths: Widths
 
-    def parameters(self, row: torch.Tensor, rng: Any) -> torch.Tensor:
+    def parameters(self, row: Tensor, rng: Any) -> Tensor:
         """Return the parameters `[n']` of the changed network from those before, `[n]`; fresh ones are drawn."""
         fresh = self.new.initialise(self.widths, rng)
         if self._in_stem:
@@ -63,11 +64,9 @@ class Change:
                 new.shift.of(fresh)[0, had:] = torch.from_numpy(0.1 * rng.standard_normal(has - had)).float()
         return fresh
 
-    def scales(self, row: torch.Tensor) -> torch.Tensor:
-        """Return the scales `[n']` of the changed network's parameters from those before, `[n]`.
-
-        New ones are c / √(inputs), c the mean of |σ| √(inputs) over all weights before: as large as scales are by now.
-        """
+    def scales(self, row: Tensor) -> Tensor:
+        """Return the scales `[n']` of the changed network's parameters from those before, `[n]`. New ones are c /
+        √(inputs), c the mean of |σ| √(inputs) over all weights before."""
         weights = [layer.weight.of(row) for layer in (*self._before.hidden, *self._before.output)]
         mean = sum(float(w.abs().sum()) * w.shape[0] ** 0.5 for w in weights) / sum(w.numel() for w in weights)
         out = torch.zeros(self._after.size)
@@ -76,8 +75,8 @@ class Change:
                 part.of(out)[:] = mean * layer.weight.rows**-0.5
         return self._carry(row, out)
 
-    def moments(self, row: torch.Tensor) -> torch.Tensor:
-        """Return Adam moments `[n']` of the changed network from those before, `[n]`: new weights' are 0."""
+    def moments(self, row: Tensor) -> Tensor:
+        """Return Adam moments `[n']` from those before, `[n]`: new weights' are 0."""
         return self._carry(row, torch.zeros(self._after.size))
 
     @cached_property
@@ -90,11 +89,10 @@ class Change:
 
     @property
     def _in_stem(self) -> bool:
-        """Whether it is the network's convolutions that changed, and so nothing else."""
         return self.old.stem != self.new.stem and self.widths.role != "head"
 
     def _survivors(self) -> Iterator[tuple[int, Layer, Layer]]:
-        """(index before, layer before, layer after) of every layer that is in both; hidden ones keep their names."""
+        """(index before, layer before, layer after) of every layer that is in both."""
         before, after = (list(arch.layers)[arch.own(self.widths)] for arch in (self.old, self.new))
         for name, layer in zip(after, self._after.hidden, strict=True):
             if name in before:
@@ -104,22 +102,20 @@ class Change:
         yield from ((-1, old, new) for old, new in ends)  # these never grow
 
     def _arrive_as_zero(self) -> bool:
-        """Whether new units put out 0, so that the weights that read them may be fresh. LSTM layers' never do: they
-        are not normalised."""
+        """Whether new units put out 0, so that the weights that read them may be fresh."""
         gated = self.new.kind == "lstm" and self.old.encoder != self.new.encoder
         return self.new.layer_norm and self.new.activation not in NOT_ZERO_AT_ZERO and not gated
 
-    def _carry(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Copy into a row of the changed network what survives of one before; return it."""
+    def _carry(self, source: Tensor, target: Tensor) -> Tensor:
         if self._in_stem:
             return self._carry_stem(source, target)
         for _, old, new in self._survivors():
             _copy_overlap(old, new, source, target)
         return target
 
-    def _carry_stem(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """`_carry` where channels or kernels changed: new channels keep what the target has coming in, and nobody reads
-        them; a kernel is centred in the larger one, or its border cut off."""
+    def _carry_stem(self, source: Tensor, target: Tensor) -> Tensor:
+        """`_carry` where channels or kernels changed: nobody reads new channels; a kernel is centred in the larger one,
+        or its border cut off."""
         stems = self.old.stem, self.new.stem
         for i, (old, new) in enumerate(zip(self._before.stem, self._after.stem, strict=True)):
             a, b = (stem.convs[i % len(stem.convs)] for stem in stems)
@@ -149,8 +145,7 @@ class Change:
 
 def _in_use(arch: Arch, widths: Widths, layer: int) -> int:
     """Return how many places of a hidden layer's output have readers: also those that pass this layer by, and those
-    that its new units would reach by passing later layers by. (What an encoder's units reach is in the heads; a head's
-    own inputs stand before the latent, and so add no places to those.)"""
+    that its new units would reach by passing later layers by."""
     hidden = arch.layout(widths if widths.role == "head" else widths._replace(role="whole")).hidden
     width = hidden[layer].out
     for reader in hidden[layer + 1 :]:
@@ -160,7 +155,7 @@ def _in_use(arch: Arch, widths: Widths, layer: int) -> int:
     return width
 
 
-def _copy_overlap(old: Layer, new: Layer, source: torch.Tensor, target: torch.Tensor) -> None:
+def _copy_overlap(old: Layer, new: Layer, source: Tensor, target: Tensor) -> None:
     """Copy what both layers have: the top-left corner of every part, of every group of columns apart."""
     for a, b in zip(old.parts, new.parts, strict=True):
         if a and b:
@@ -168,7 +163,7 @@ def _copy_overlap(old: Layer, new: Layer, source: torch.Tensor, target: torch.Te
             b.grouped(target)[:rows, :, :units] = a.grouped(source)[:rows, :, :units]
 
 
-def _grow(old: Layer, new: Layer, in_use: int, fresh: torch.Tensor) -> None:
+def _grow(old: Layer, new: Layer, in_use: int, fresh: Tensor) -> None:
     """Initialise the units that a layer gained so that they contribute nothing yet."""
     had, has = old.weight.columns, new.weight.columns
     weight, bias = new.weight.of(fresh), new.bias.of(fresh)
@@ -184,7 +179,7 @@ def _grow(old: Layer, new: Layer, in_use: int, fresh: torch.Tensor) -> None:
         bias[:, had:in_use] = 0.0
 
 
-def _grow_memory(old: Layer, new: Layer, in_use: int, fresh: torch.Tensor) -> None:
+def _grow_memory(old: Layer, new: Layer, in_use: int, fresh: Tensor) -> None:
     """`_grow` for an LSTM layer: old units do not read the new ones; those that land on units in use put out 0."""
     assert new.recurrent is not None
     had = old.weight.units
@@ -193,12 +188,11 @@ def _grow_memory(old: Layer, new: Layer, in_use: int, fresh: torch.Tensor) -> No
         part.grouped(fresh)[:, lstm.CANDIDATE, had:in_use] = 0.0
 
 
-def preserves_function(arch: Arch, widths: Widths, layer: int) -> bool:
+def _preserves_function(arch: Arch, widths: Widths, layer: int) -> bool:
     """Whether nodes can be added to a hidden layer, by its index, without changing the function, and learn from there.
 
-    Where they would land on units in use (see `_in_use`) they cannot if the activation is not 0 at 0, and would never
-    learn if it is a ReLU without normalisation: their weights start at 0, where its gradient is 0. An LSTM layer's can
-    and do.
+    Where they would land on units in use they cannot if the activation is not 0 at 0, and would never learn if it is a
+    ReLU without normalisation: their weights start at 0, where its gradient is 0. An LSTM layer's can and do.
     """
     encoder = len(arch.encoder)
     at = layer - (1 + encoder) * (widths.role == "head")
@@ -213,14 +207,8 @@ def preserves_function(arch: Arch, widths: Widths, layer: int) -> bool:
 
 
 def options(bounds: ArchitectureBounds, arch: Arch, networks: Sequence[Widths]) -> Iterator[Option]:
-    """Walk them: those of layers, of widths, then of convolutions.
-
-    Args:
-        bounds: how far architectures may wander.
-        arch: the architecture before.
-        networks: input and output width of all that the member has.
-    """
-    yield from _of_layers(bounds, arch, least_head(networks))
+    """Return every possible mutation of an architecture, for a member with these networks."""
+    yield from _of_layers(bounds, arch, int(any(network.joins for network in networks)))
     yield from _of_widths(bounds, arch, networks)
     yield from _of_convolutions(bounds, arch)
 
@@ -240,7 +228,7 @@ def _of_widths(bounds: ArchitectureBounds, arch: Arch, networks: Sequence[Widths
     for i, (name, (width, _)) in enumerate(arch.layers.items()):
         latent, part = name == "latent", name.partition(".")[0]
         low, high = (bounds.min_latent, bounds.max_latent) if latent else (bounds.min_nodes, bounds.max_nodes)
-        may_grow = all(preserves_function(arch, network, i) for network in networks)
+        may_grow = all(_preserves_function(arch, network, i) for network in networks)
         may_shrink = not (latent and arch.kind == "simba")
         for n in bounds.latent_steps if latent else bounds.node_steps:
             if width + n <= high and may_grow:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from evopipe.core.structure import Structure
 
@@ -18,19 +19,22 @@ Nets: TypeAlias = "Mapping[str, Net]"
 class Net:
     """Networks of all rows: flat parameters and the structure that gives them meaning.
 
-    Attributes:
-        structure: what the rows are.
-        values: `[P, N]`, written in place by the optimiser.
-        trainable: whether gradients are kept. Then every view is a leaf whose `.grad` is a view of `grad`: making the
-            flat tensor the leaf is 1.8 to 2.7 times slower.
+    Where it is trainable, every view is a leaf whose `.grad` is a view of `grad`: making the flat tensor the leaf is
+    1.8 to 2.7 times slower.
     """
 
     structure: Structure
-    values: torch.Tensor
+    values: Tensor  # [P, N], written in place by the optimiser
     trainable: bool = field(default=False)
 
+    @classmethod
+    def interleave(cls, *nets: Net) -> Net:
+        """Return K like networks of every member as one whose rows are a member's next to each other: `[P · K, N]`."""
+        values = torch.stack([net.values for net in nets], dim=1).flatten(0, 1)
+        return cls(nets[0].structure.repeat(len(nets)), values, nets[0].trainable)
+
     @cached_property
-    def grad(self) -> torch.Tensor:
+    def grad(self) -> Tensor:
         """`[P, N]` gradients, filled by backward."""
         return torch.zeros_like(self.values)
 
@@ -50,11 +54,16 @@ class Net:
         first, second = (self.frozen.part(i, None, 2) for i in range(2))
         return first, second
 
+    @property
+    def finite(self) -> Tensor:
+        """Which rows `[P]` have only finite parameters. A sum is NaN or infinite where one number is."""
+        return torch.isfinite(self.values.sum(dim=1))
+
     def part(self, first: int, end: int | None, every: int = 1) -> Net:
         """Return some of the rows, on the same memory."""
         return Net(self.structure.part(first, end, every), self.values[first:end:every], self.trainable)
 
-    def _view(self, start: int, rows: int, columns: int) -> torch.Tensor:
+    def _view(self, start: int, rows: int, columns: int) -> Tensor:
         here = slice(start, start + rows * columns)
         view = self.values[:, here].view(-1, rows, columns)
         if self.trainable:
@@ -65,3 +74,42 @@ class Net:
     def copy(self, trainable: bool = False) -> Net:
         """Return an independent copy of the parameters."""
         return replace(self, values=self.values.clone(), trainable=trainable)
+
+
+def forward(net: Net | None, x: Tensor, views: Any = None) -> Tensor:
+    """Run each member's network on its own batch: `[P, B, inputs]` → `[P, B, outputs]`, of an encoder `[P, B, latent]`.
+
+    K networks a member all read its one batch: → `[P, K, B, outputs]`. Without a network, as where there is no shared
+    encoder, x passes. One with a memory takes one step from an empty one. `views` stand in the place of the network's
+    own parameters, for example noisy ones.
+    """
+    if net is None:
+        return x
+    views, each = net.views if views is None else views, len(net.values) // len(x)
+    if each == 1:
+        return net.structure.forward(views, x)
+    out: Tensor = net.structure.forward(views, x.repeat_interleave(each, dim=0)).unflatten(0, (len(x), each))
+    return out
+
+
+def remember(net: Net | None, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Take one step with a memory: x `[P, B, inputs]` → `[P, B, outputs]`; without a network x passes.
+
+    The memory `[P, B, M]` is the step before's, zeros where an episode begins; that after the step is returned too.
+    """
+    if net is None or not net.structure.memory:
+        return forward(net, x), memory
+    return net.structure.remember(net.views, x, memory)
+
+
+def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
+    """Take `L` steps with a memory: x `[P, B, L, inputs]` → `[P, B, L, outputs]`; without a network x passes.
+
+    The memory `[P, B, M]` is that before the first step. No gradient passes where an episode begins, `[P, B, L]` bool.
+    """
+    if net is None:
+        return x
+    if net.structure.memory:
+        return net.structure.unroll(net.views, x, memory, begins)
+    out: Tensor = forward(net, x.flatten(1, 2)).unflatten(1, x.shape[1:3])
+    return out

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from evopipe.schema.blocks import NormaliseConfig
 from evopipe.types import Spaces
@@ -31,23 +32,15 @@ KINDS = dict.fromkeys((*SHOWN, *_RETURNS), ("row", ""))
 
 @dataclass(frozen=True)
 class Statistics:
-    """Mean and variance of N columns, of each member its own, in float64.
+    """Mean and variance of N columns, of each member its own, in float64."""
 
-    Attributes:
-        count: `[P]`, values of each column so far.
-        mean: `[P, N]`.
-        square: `[P, N]`, sum of the squared distances from the mean.
-    """
+    count: Tensor  # [P], values of each column so far
+    mean: Tensor  # [P, N]
+    square: Tensor  # [P, N], sum of the squared distances from the mean
 
-    count: torch.Tensor
-    mean: torch.Tensor
-    square: torch.Tensor
-
-    def enter(self, values: torch.Tensor, given: torch.Tensor) -> None:
-        """Take in n values of each column, in place: values `[P, n, N]`; given `[P, n]`, which of them count.
-
-        A member of whom none counts keeps its statistics to the bit.
-        """
+    def enter(self, values: Tensor, given: Tensor) -> None:
+        """Take in n values of each column, in place: values `[P, n, N]`; given `[P, n]`, which of them count. A member
+        of whom none counts keeps its statistics to the bit."""
         # One column's values lie together, so that their sum does not depend on how many members there are.
         x = torch.where(given[..., None], values.double(), 0.0).transpose(1, 2).contiguous()  # [P, N, n]
         count = given.sum(dim=1).double()
@@ -60,7 +53,7 @@ class Statistics:
         self.mean.add_(shift * share)
         self.count.copy_(total)
 
-    def scale(self) -> torch.Tensor:
+    def scale(self) -> Tensor:
         """Return 1 / √(σ² + ε), `[P, N]` float32; 1 before the first value."""
         seen = self.count[:, None]
         variance = torch.where(seen > 0, self.square / seen.clamp(min=1.0), 1.0 - EPSILON)
@@ -69,28 +62,25 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Normaliser:
-    """What the members of a cohort have seen, and how it changes what they are shown.
+    """What the members of a cohort have seen: `held` are a member's tensors by name, one row a member; the columns,
+    which all have in common, as they are."""
 
-    Attributes:
-        held: a member's tensors by name, one row a member; the columns, which all have in common, as they are.
-    """
-
-    held: Mapping[str, torch.Tensor]
+    held: Mapping[str, Tensor]
 
     @classmethod
-    def stack(cls, members: Sequence[Mapping[str, torch.Tensor]], device: torch.device) -> Normaliser | None:
+    def stack(cls, members: Sequence[Mapping[str, Tensor]], device: torch.device) -> Normaliser | None:
         """Return the normaliser of members, given as their tensors; None where they have none."""
         rows = {name: [m[name] for m in members] for name in KINDS if name in members[0]}
         held = {name: own[0] if name == _COLUMNS else torch.stack(own) for name, own in rows.items()}
         return cls({name: tensor.to(device) for name, tensor in held.items()}) if held else None
 
     @property
-    def clip(self) -> torch.Tensor:
+    def clip(self) -> Tensor:
         """`[P]` float32, largest size of a normalised number."""
         return self.held[_CLIP]
 
     @property
-    def columns(self) -> torch.Tensor | None:
+    def columns(self) -> Tensor | None:
         """`[N]` int64, the columns of an observation that are normalised; None where none are."""
         return self.held.get(_COLUMNS)
 
@@ -107,7 +97,7 @@ class Normaliser:
     def _statistics(self, names: Sequence[str]) -> Statistics | None:
         return Statistics(*(self.held[name] for name in names)) if names[0] in self.held else None
 
-    def rows(self) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
+    def rows(self) -> Iterator[tuple[str, Sequence[Tensor]]]:
         """Walk it: (name in a member's tensors, one tensor a member)."""
         for name, tensor in self.held.items():
             yield name, [tensor] * len(self.clip) if name == _COLUMNS else tensor.unbind(0)
@@ -116,13 +106,13 @@ class Normaliser:
         """Return that of some members, on the same memory."""
         return Normaliser({name: x if name == _COLUMNS else x[first:end] for name, x in self.held.items()})
 
-    def see(self, obs: torch.Tensor, healthy: torch.Tensor) -> None:
+    def see(self, obs: Tensor, healthy: Tensor) -> None:
         """Take in observations `[P, E, O]`, in place: finite ones, of members that are healthy `[P]`."""
         if self.observations is not None:
             values = self._chosen(obs)
             self.observations.enter(values, values.isfinite().all(dim=-1) & healthy[:, None])
 
-    def shown(self, obs: torch.Tensor) -> torch.Tensor:
+    def shown(self, obs: Tensor) -> Tensor:
         """Return observations `[P, B, O]` as networks read them."""
         if self.observations is None or self.columns is None:
             return obs
@@ -131,21 +121,15 @@ class Normaliser:
         values = ((self._chosen(obs) - mean) * scale).clamp(-limit, limit)
         return values if values.shape == obs.shape else obs.index_copy(-1, self.columns, values)
 
-    def _chosen(self, obs: torch.Tensor) -> torch.Tensor:
-        """`[P, B, O]` → `[P, B, N]`."""
+    def _chosen(self, obs: Tensor) -> Tensor:
         assert self.columns is not None
         return obs if len(self.columns) == obs.shape[-1] else obs.index_select(-1, self.columns)
 
-    def earn(
-        self, returns: torch.Tensor, reward: torch.Tensor, gamma: torch.Tensor, given: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take in a step's rewards, in place; return them as members learn from them, and the returns with them.
+    def earn(self, returns: Tensor, reward: Tensor, gamma: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        """Take in a step's rewards `[P, E]`, in place; return them as members learn from them, and the new returns.
 
-        Args:
-            returns: `[P, E]` float64, discounted returns of the running episodes before the step.
-            reward: `[P, E]`.
-            gamma: `[P]`, discount.
-            given: `[P, E]` bool, which rewards count.
+        Returns `[P, E]` float64 are discounted ones of the running episodes, gamma is `[P]`; given `[P, E]` bool says
+        which rewards count.
         """
         if self.returns is None:
             return reward, returns
@@ -155,9 +139,9 @@ class Normaliser:
         return (reward * self.returns.scale()).clamp(-limit, limit), returns
 
 
-def start(cfg: NormaliseConfig, spaces: Spaces) -> dict[str, torch.Tensor]:
+def start(cfg: NormaliseConfig, spaces: Spaces) -> dict[str, Tensor]:
     """Return the tensors of a member that has seen nothing yet; none where nothing is normalised."""
-    columns = plain_columns(spaces)
+    columns = _plain_columns(spaces)
     found = {_CLIP: torch.tensor(cfg.clip)}
     if cfg.observations and len(columns):
         found |= {_COLUMNS: columns, **_nothing(_OBSERVATIONS, len(columns))}
@@ -166,13 +150,12 @@ def start(cfg: NormaliseConfig, spaces: Spaces) -> dict[str, torch.Tensor]:
     return found if len(found) > 1 else {}
 
 
-def _nothing(names: Sequence[str], columns: int) -> dict[str, torch.Tensor]:
-    """Return the statistics of no value."""
+def _nothing(names: Sequence[str], columns: int) -> dict[str, Tensor]:
     shapes: list[tuple[int, ...]] = [(), (columns,), (columns,)]
     return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in zip(names, shapes, strict=True)}
 
 
-def plain_columns(spaces: Spaces) -> torch.Tensor:
+def _plain_columns(spaces: Spaces) -> Tensor:
     """Return the columns `[N]` of an observation that are neither of an image nor one-hot."""
     plain = torch.ones(spaces.observations, dtype=torch.bool)
     for first, end in [*((image.start, image.start + image.size) for image in spaces.images), *spaces.one_hot]:
@@ -180,7 +163,7 @@ def plain_columns(spaces: Spaces) -> torch.Tensor:
     return plain.nonzero()[:, 0]
 
 
-def after(tensors: Mapping[str, torch.Tensor], obs: torch.Tensor) -> dict[str, torch.Tensor]:
+def after(tensors: Mapping[str, Tensor], obs: Tensor) -> dict[str, Tensor]:
     """Return a member's tensors after it has seen observations `[n, O]` of a dataset too."""
     normaliser = Normaliser.stack([tensors], torch.device("cpu"))
     if normaliser is None:
@@ -190,8 +173,8 @@ def after(tensors: Mapping[str, torch.Tensor], obs: torch.Tensor) -> dict[str, t
     return {**tensors, **{name: rows[0].clone() for name, rows in normaliser.rows()}}
 
 
-def describe(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
-    """Return as JSON data how an observation changes before a network reads it, and by which tensors; or nothing."""
+def describe(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """Return as JSON data how an observation changes before a network reads it, and by which tensors."""
     if _COLUMNS not in tensors:
         return []
     what = f"columns: clip((x - mean) / sqrt(square / count + {EPSILON}), -clip, clip)"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from evopipe.core import health
 from evopipe.core.net import Net
 from evopipe.core.structure import Structure
 
@@ -20,23 +19,15 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam's moments (Kingma & Ba, 2015) of one network's rows.
-
-    Attributes:
-        structure: the network's structure.
-        mean: `[P, N]` first moments.
-        square: `[P, N]` second moments.
-        steps: `[P]` float32 steps taken by each member.
-    """
+    """Adam's moments (Kingma & Ba, 2015) of one network's rows: `mean` and `square` `[P, N]`, `steps` `[P]` float32."""
 
     structure: Structure
-    mean: torch.Tensor
-    square: torch.Tensor
-    steps: torch.Tensor
+    mean: Tensor
+    square: Tensor
+    steps: Tensor
 
     @classmethod
     def start(cls, net: Net) -> Adam:
-        """Return zero moments for a network."""
         zeros = torch.zeros_like(net.values)
         return cls(net.structure, zeros, zeros.clone(), torch.zeros(len(zeros), device=zeros.device))
 
@@ -52,13 +43,7 @@ def start(*nets: Net) -> tuple[Any, ...]:
     return *map(Adam.start, nets), torch.zeros(len(values), device=values.device)
 
 
-def start_encoder(nets: Mapping[str, Net]) -> tuple[Net | None, Net | None, Adam | None]:
-    """Return the encoder that networks share, its target, a copy, and its moments; None each where there is none."""
-    encoder = nets.get("encoder")
-    return (None, None, None) if encoder is None else (encoder, encoder.copy(), Adam.start(encoder))
-
-
-def backward(losses: torch.Tensor, *nets: Net) -> None:
+def backward(losses: Tensor, *nets: Net) -> None:
     """Fill `net.grad` of each network from losses `[P]`: summed once, here, so that no gradient crosses members."""
     if not torch.compiler.is_compiling():
         _take_layout_warning()
@@ -78,72 +63,49 @@ def _take_layout_warning() -> None:
         leaf.sum().backward()
 
 
-def clip_gradients(net: Net, limit: torch.Tensor) -> torch.Tensor:
+def clip_gradients(net: Net, limit: Tensor) -> Tensor:
     """Scale the gradient of every row to at most its member's `limit` `[P]` in place; return the norms before, summed
-    over a member's rows, `[P]`.
-
-    A global norm would spread one member's NaN to all: a row norm cannot.
-    """
-    norms: torch.Tensor = torch.linalg.vector_norm(net.grad, dim=1)
+    over a member's rows, `[P]`. A global norm would spread one member's NaN to all."""
+    norms: Tensor = torch.linalg.vector_norm(net.grad, dim=1)
     net.grad.mul_((_by_row(limit, net) / (norms + 1e-6)).clamp(max=1.0)[:, None])
     return norms if len(norms) == len(limit) else norms.view(len(limit), -1).sum(dim=1)
 
 
-def _by_row(values: torch.Tensor, net: Net) -> torch.Tensor:
-    """Return members' values `[P]` for every row of a network that has K rows a member, `[P · K]`."""
+def _by_row(values: Tensor, net: Net) -> Tensor:
+    """Members' values `[P]` for every row of a network that has K rows a member, `[P · K]`."""
     each = len(net.values) // len(values)
     return values if each == 1 else values.repeat_interleave(each)
 
 
-def clip_together(grads: Sequence[torch.Tensor], limit: torch.Tensor) -> torch.Tensor:
-    """`clip_gradients` of several tensors `[P, n]` as if they were one; return the norms `[P]` of all, as they were."""
-    each = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
-    norms: torch.Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)  # along 0, bits would depend on P
-    scale = (limit / (norms + 1e-6)).clamp(max=1.0)[:, None]
-    for grad in grads:
-        grad.mul_(scale)
-    return norms
-
-
-def step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
-    """Take one Adam step in place for the active members; others keep weights, moments and step count.
-
-    Args:
-        net: a trainable network with filled gradients.
-        adam: its moments.
-        lr: `[P]` learning rates.
-        active: `[P]` bool.
-    """
+def step(net: Net, adam: Adam, lr: Tensor, active: Tensor) -> None:
+    """Take one Adam step in place for the active members `[P]`, with learning rates `[P]`; others stay as they are."""
     lr, active = _by_row(lr, net), _by_row(active, net)
     # A compiler fuses the plain formula itself, and cannot look into the kernel.
-    if net.values.device.type == "cpu" and not torch.compiler.is_compiling() and fused_is_sound():
+    if net.values.device.type == "cpu" and not torch.compiler.is_compiling() and _fused_is_sound():
         _fused_step(net, adam, lr, active)
     else:
         _plain_step(net, adam, lr, active)
 
 
 def descend(
-    losses: torch.Tensor, healthy: torch.Tensor, limit: torch.Tensor,
-    *learners: tuple[Net | None, Adam | None, torch.Tensor],
-) -> torch.Tensor:  # fmt: skip
-    """Take one step down each member's loss; return which members took it: those healthy before, and finite.
+    losses: Tensor, healthy: Tensor, limit: Tensor,
+    *learners: tuple[Net | None, Adam | None, Tensor],
+) -> Tensor:  # fmt: skip
+    """Take one step down each member's loss `[P]`; return which members took it: those healthy before, and finite.
 
-    Args:
-        losses: `[P]`.
-        healthy: `[P]` bool.
-        limit: `[P]`, of the gradient norm of each network.
-        learners: networks, their moments and learning rates `[P]`; None for a shared encoder where there is none.
+    Limit `[P]` is of the gradient norm of each network. Learners are networks, their moments and learning rates `[P]`;
+    None for a shared encoder where there is none.
     """
     found = [(net, adam, lr) for net, adam, lr in learners if net is not None and adam is not None]
     backward(losses, *(net for net, _, _ in found))
     for net, _, _ in found:
-        healthy = health.after_backward(healthy, losses, clip_gradients(net, limit))
+        healthy = healthy & ((losses + clip_gradients(net, limit)).abs() < torch.inf)
     for net, adam, lr in found:
         step(net, adam, lr, healthy)
     return healthy
 
 
-def _plain_step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
+def _plain_step(net: Net, adam: Adam, lr: Tensor, active: Tensor) -> None:
     """Adam as written in the paper: no host synchronisation, so that a CUDA graph can hold it."""
     on = active.to(lr.dtype)[:, None]
     grad = torch.where(active[:, None], net.grad, 0.0)
@@ -156,21 +118,18 @@ def _plain_step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) ->
     net.values.sub_(lr[:, None] * on * (adam.mean / unbias1) / denominator)
 
 
-def _fused_step(net: Net, adam: Adam, lr: torch.Tensor, active: torch.Tensor) -> None:
+def _fused_step(net: Net, adam: Adam, lr: Tensor, active: Tensor) -> None:
     """Adam by torch's fused CPU kernel: a fraction of the plain formula's time.
 
-    A call of the kernel knows one learning rate and one step count: neighbours that agree in both go in together. Rows
-    are whole cache lines long (see `Structure`), so that a row's arithmetic does not depend on who its neighbours are.
+    A call knows one learning rate and one step count: neighbours that agree in both go in together. Rows are whole
+    cache lines long, so that a row's arithmetic does not depend on its neighbours.
     """
     adam.steps.add_(active)
     for rate, a, b in _equal_runs(lr.tolist(), adam.steps.tolist(), active.tolist()):
         _fused(net.values[a:b], net.grad[a:b], adam.mean[a:b], adam.square[a:b], adam.steps[a], rate)
 
 
-def _fused(
-    values: torch.Tensor, grad: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, count: torch.Tensor, lr: float
-) -> None:
-    """Call the kernel, a private symbol of torch's."""
+def _fused(values: Tensor, grad: Tensor, mean: Tensor, square: Tensor, count: Tensor, lr: float) -> None:
     torch._fused_adam_(
         [values], [grad], [mean], [square], [], [count], lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=0.0, eps=EPS,
         amsgrad=False, maximize=False, grad_scale=None, found_inf=None,
@@ -178,7 +137,7 @@ def _fused(
 
 
 def _equal_runs(rates: list[float], steps: list[float], active: list[bool]) -> list[tuple[float, int, int]]:
-    """Return (rate, first, end) of neighbouring active rows with equal rates and step counts."""
+    """(rate, first, end) of neighbouring active rows with equal rates and step counts."""
     runs: list[tuple[float, int, int]] = []
     for i, on in enumerate(active):
         if not on:
@@ -191,7 +150,7 @@ def _equal_runs(rates: list[float], steps: list[float], active: list[bool]) -> l
 
 
 @lru_cache(maxsize=1)
-def fused_is_sound() -> bool:
+def _fused_is_sound() -> bool:
     """Whether torch's fused kernel is there and agrees with the formula on a small example."""
     grad = torch.tensor([0.5, -0.25, 0.0, 3.0])
     values, mean, square, count = torch.zeros(4), torch.zeros(4), torch.zeros(4), torch.ones(())
@@ -207,14 +166,12 @@ class ScalarAdam:
     """Adam for single numbers of a member, `[P]` or `[P, n]`: each has a state of 3, two moments and the steps."""
 
     @staticmethod
-    def start(value: torch.Tensor) -> torch.Tensor:
+    def start(value: Tensor) -> Tensor:
         """Return the state before the first step, `[…, 3]`, for values `[…]`."""
         return torch.zeros(*value.shape, 3, device=value.device)
 
     @staticmethod
-    def step(
-        value: torch.Tensor, state: torch.Tensor, grad: torch.Tensor, lr: torch.Tensor, active: torch.Tensor
-    ) -> None:
+    def step(value: Tensor, state: Tensor, grad: Tensor, lr: Tensor, active: Tensor) -> None:
         """Take one step in place where `active`; values and grad are `[…]`, lr and active expand to that."""
         mean, square, steps = state.unbind(dim=-1)
         mean, square, steps = torch.lerp(mean, grad, 1 - BETA1), torch.lerp(square, grad * grad, 1 - BETA2), steps + 1
@@ -224,11 +181,9 @@ class ScalarAdam:
         state.copy_(torch.where(active[..., None], torch.stack((mean, square, steps), dim=-1), state))
 
 
-def polyak(target: Net | None, online: Net | None, weight: torch.Tensor) -> None:
-    """target ← target + weight · (online − target) in place, `weight` `[P]`; nothing where there are none.
-
-    1 copies and 0 leaves, both to the bit; but where online is not finite, neither is the result, whatever the weight.
-    """
+def polyak(target: Net | None, online: Net | None, weight: Tensor) -> None:
+    """target ← target + weight · (online − target) in place, `weight` `[P]`; nothing where there are none. 1 copies and
+    0 leaves, both to the bit; where online is not finite, neither is the result, whatever the weight."""
     if target is None or online is None:
         return
     target.values.lerp_(online.values, _by_row(weight, target)[:, None])

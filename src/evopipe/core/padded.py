@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor
 
 from evopipe.core import lstm
 from evopipe.core.layers import NOT_ZERO_AT_ZERO, activate, layer_norm
@@ -34,11 +35,8 @@ def round_up(value: float, multiple: int) -> int:
 
 
 def widest(archs: Sequence[Arch]) -> Arch:
-    """Return the architecture with room for all of these: layers as wide as the widest, rounded up.
-
-    A layer that some lack or blend is a blended one. (Not a residual block: one that a member lacks adds the nothing
-    that its pads are.)
-    """
+    """Return the architecture with room for all of these: layers as wide as the widest, rounded up. A layer that some
+    lack or blend is blended, but no residual block: one that a member lacks adds the nothing that its pads are."""
 
     def room(parts: Sequence[Sequence[Block]], residual: bool = False) -> tuple[Block, ...]:
         return tuple(
@@ -55,26 +53,19 @@ def widest(archs: Sequence[Arch]) -> Arch:
 
 
 class Views(NamedTuple):
-    """One layer's parameters as views `[P, rows, columns]` into the rows, see `core.layout.Layer`."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-    gain: torch.Tensor | None
-    shift: torch.Tensor | None
-    alpha: torch.Tensor | None
-    back: torch.Tensor | None
-    back_bias: torch.Tensor | None
-    recurrent: torch.Tensor | None
+    weight: Tensor
+    bias: Tensor
+    gain: Tensor | None
+    shift: Tensor | None
+    alpha: Tensor | None
+    back: Tensor | None
+    back_bias: Tensor | None
+    recurrent: Tensor | None
 
 
 class Padded:
-    """The padded structure that the networks of several members share; its methods are those of a `Structure`.
-
-    Args:
-        archs: one a row; rows must be ordered by activation, and all stems equal.
-        widths: input and output width, and which part of the architectures it is, the same for all.
-        device: where masks live.
-    """
+    """The padded structure that the networks of several members share; its methods are those of a `Structure`. Rows
+    must be ordered by activation, and all stems equal."""
 
     def __init__(self, archs: Sequence[Arch], widths: Widths, device: torch.device) -> None:
         if any(arch.stem != archs[0].stem for arch in archs):
@@ -106,7 +97,7 @@ class Padded:
         self.memory = sum(self.memory_widths)
         self.index = [self._scatter_index(arch) for arch in archs]
 
-    def _mask(self, column: Sequence[Block | None], width: int) -> torch.Tensor | None:
+    def _mask(self, column: Sequence[Block | None], width: int) -> Tensor | None:
         """`[P, 1, H]`: 1 on own units; None where every row fills the layer."""
         own = [block.width if block else 0 for block in column]
         if all(n == width for n in own):
@@ -114,13 +105,13 @@ class Padded:
         unit = torch.arange(width, device=self.device)
         return (unit < torch.tensor(own, device=self.device)[:, None]).float()[:, None, :]
 
-    def _blend(self, column: Sequence[Block | None]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _blend(self, column: Sequence[Block | None]) -> tuple[Tensor, Tensor]:
         """α = fixed + learned · parameter, each `[P, 1, 1]`: 1 + 0 for a plain layer, 0 + 0 for a missing one."""
         fixed = [float(block is not None and not block.blend) for block in column]
         learned = [float(block is not None and block.blend) for block in column]
         return tuple(torch.tensor(x, device=self.device)[:, None, None] for x in (fixed, learned))  # type: ignore[return-value]
 
-    def _mask_after(self, residual: int) -> list[torch.Tensor | None]:
+    def _mask_after(self, residual: int) -> list[Tensor | None]:
         """Return the masks of the layers, `residual` of them of a residual encoder, whose outputs need one.
 
         Pads are 0 by themselves, and nobody reads them; but where a layer is blended, or the next one is, its pads
@@ -135,8 +126,7 @@ class Padded:
             for mask, blend, next_blend in zip(self.masks, self.blends, read_next, strict=True)
         ]
 
-    def _scatter_index(self, arch: Arch) -> torch.Tensor:
-        """Positions `[n]` in the padded row of every number of this member's own flat row."""
+    def _scatter_index(self, arch: Arch) -> Tensor:
         own = arch.layout(self.widths)
         present = [layer for name, layer in zip(self.names, self.layout.hidden, strict=True) if name in arch.layers]
         index = torch.empty(own.size, dtype=torch.int64)
@@ -160,23 +150,22 @@ class Padded:
         part.blends = [None if blend is None else (blend[0][cut], blend[1][cut]) for blend in self.blends]
         return part
 
-    def pack(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    def pack(self, rows: Sequence[Tensor]) -> Tensor:
         packed = torch.zeros(len(rows), self.size, device=self.device)
         for out, index, row in zip(packed, self.index, rows, strict=True):
             out[index] = row.to(self.device)
         return packed
 
-    def unpack(self, packed: torch.Tensor) -> list[torch.Tensor]:
+    def unpack(self, packed: Tensor) -> list[Tensor]:
         return [row[index] for row, index in zip(packed, self.index, strict=True)]
 
     def views(self, of: ViewOf) -> tuple[Views, ...]:
-        """Return the layers, convolutions first."""
         return tuple(
             Views(*(of(part.start, part.rows, part.columns) if part else None for part in layer.parts))  # type: ignore[arg-type]
             for layer in self.layout.every
         )
 
-    def forward(self, views: Sequence[Views], x: torch.Tensor) -> torch.Tensor:
+    def forward(self, views: Sequence[Views], x: Tensor) -> Tensor:
         x, layers = self._convolved(views, x)
         if self.residual:
             x = self._residual_encoder(layers[: self.residual], x)
@@ -184,31 +173,26 @@ class Padded:
             x, _ = self._lstm_step(layers, x, x.new_zeros(*x.shape[:2], self.memory))
         return self._dense(layers, x)
 
-    def remember(
-        self, views: Sequence[Views], x: torch.Tensor, memory: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def remember(self, views: Sequence[Views], x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         x, layers = self._convolved(views, x)
         x, memory = self._lstm_step(layers, x, memory)
         return self._dense(layers, x), memory
 
-    def unroll(
-        self, views: Sequence[Views], x: torch.Tensor, memory: torch.Tensor, begins: torch.Tensor
-    ) -> torch.Tensor:
+    def unroll(self, views: Sequence[Views], x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
         x, begins = x.transpose(1, 2), begins.transpose(1, 2)  # [P, L, B, …]: a step's rows lie together
         shape = x.shape[1:3]
         x, layers = self._convolved(views, x.flatten(1, 2))
         x = self._lstm_sequence(layers, x, memory, begins)
-        y: torch.Tensor = self._dense(layers, x).unflatten(1, shape)
+        y: Tensor = self._dense(layers, x).unflatten(1, shape)
         return y.transpose(1, 2)
 
-    def _convolved(self, views: Sequence[Views], x: torch.Tensor) -> tuple[torch.Tensor, Sequence[Views]]:
-        """What the encoder reads, and the layers behind the convolutions."""
+    def _convolved(self, views: Sequence[Views], x: Tensor) -> tuple[Tensor, Sequence[Views]]:
         convolutions, layers = views[: len(self.layout.stem)], views[len(self.layout.stem) :]
         if not convolutions:
             return x, layers
         return self.stem.run(x, [(view.weight, view.bias) for view in convolutions], self.runs), layers
 
-    def _dense(self, layers: Sequence[Views], x: torch.Tensor) -> torch.Tensor:
+    def _dense(self, layers: Sequence[Views], x: Tensor) -> Tensor:
         """Plain hidden layers, behind residual or recurrent ones, and the output layer where there is one."""
         first, end = self.residual + self.recurrent, len(self.masks)
         for i, layer in enumerate(layers[first:end], first):
@@ -227,11 +211,8 @@ class Padded:
         outputs = self.widths.outputs
         return out if out.shape[1:] == (rows, outputs) else out[:, :rows, :outputs]
 
-    def _leave(self, i: int, layer: Views, x: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
-        """What leaves hidden layer `i`, which made f of x: masked, and (1 − α) x + α f, as its rows need.
-
-        α = 1 gives f, and α = 0 gives x, to the bit.
-        """
+    def _leave(self, i: int, layer: Views, x: Tensor, f: Tensor) -> Tensor:
+        """What leaves hidden layer `i`, which made f of x: masked, and (1 − α) x + α f; α = 1 gives f to the bit."""
         mask, blend = self.mask_after[i], self.blends[i]
         if mask is not None:
             f = f * mask
@@ -243,12 +224,10 @@ class Padded:
         x, f = (y if y.shape[-1] == width else torch.nn.functional.pad(y, (0, width - y.shape[-1])) for y in (x, f))
         return torch.lerp(x, f, alpha)
 
-    def _lstm_step(
-        self, layers: Sequence[Views], x: torch.Tensor, memory: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _lstm_step(self, layers: Sequence[Views], x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """One step of all LSTM layers: x `[P, B, inputs]`, memory `[P, B, M]` → `[P, B, H]` and the memory after it."""
         pieces = memory.split(self.memory_widths, dim=-1)
-        kept: list[torch.Tensor] = []
+        kept: list[Tensor] = []
         for i, layer in enumerate(layers[: self.recurrent]):
             assert layer.recurrent is not None
             sums = torch.baddbmm(layer.bias, x, layer.weight)
@@ -257,9 +236,7 @@ class Padded:
             x = self._leave(i, layer, x, h)
         return x, torch.cat(kept, dim=-1)
 
-    def _lstm_sequence(
-        self, layers: Sequence[Views], x: torch.Tensor, memory: torch.Tensor, begins: torch.Tensor
-    ) -> torch.Tensor:
+    def _lstm_sequence(self, layers: Sequence[Views], x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
         """Steps of all LSTM layers: x `[P, L · B, …]`, memory `[P, B, M]`, begins `[P, L, B]` → `[P, L · B, H]`."""
         pieces = memory.split(self.memory_widths, dim=-1)
         for i, layer in enumerate(layers[: self.recurrent]):
@@ -269,7 +246,7 @@ class Padded:
             x = self._leave(i, layer, x, h.flatten(1, 2))
         return x
 
-    def _residual_encoder(self, layers: Sequence[Views], x: torch.Tensor) -> torch.Tensor:
+    def _residual_encoder(self, layers: Sequence[Views], x: Tensor) -> Tensor:
         """`[P, B, inputs]` → `[P, B, latent]`: x₀ = W s + b, xᵢ = xᵢ₋₁ + back(act(out(pre(xᵢ₋₁)))), then pre(x) again.
 
         pre is a normalisation (SimBa, Lee et al., 2025) or the activation (ResNet, He et al., 2016).
@@ -288,8 +265,7 @@ class Padded:
             x = x + torch.baddbmm(bias, f, block.back)
         return self._before(latent, x)
 
-    def _before(self, block: Views, x: torch.Tensor) -> torch.Tensor:
-        """What stands before a residual block: `[P, B, latent]` of the same shape."""
+    def _before(self, block: Views, x: Tensor) -> Tensor:
         if block.gain is not None and block.shift is not None:
             x = layer_norm(x, block.gain, block.shift, self.masks[0])
         else:
@@ -298,7 +274,6 @@ class Padded:
 
 
 def _runs(names: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Group equal neighbours: (name, first, end)."""
     runs, at = [], 0
     for name, equal in itertools.groupby(names):
         first, at = at, at + len(list(equal))
@@ -310,11 +285,7 @@ def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
     """Return parameters with factorised Gaussian noise behind the latent (Fortunato et al., 2018, § 3.1 b).
 
     w + σ f(ε_in) f(ε_out), b + σ f(ε_out), f(x) = sign(x) √|x|; one draw a member, the same for its whole batch.
-
-    Args:
-        net: means.
-        scale: σ of every parameter, a network of the same structure; of it only weights and biases are used.
-        draw: the members' draws.
+    `scale` holds σ of every parameter; of it only weights and biases are used.
     """
     shape = net.structure
     assert isinstance(shape, Padded)
@@ -331,7 +302,7 @@ def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
     return found
 
 
-def noise_scale(structure: Structure, sigma: float) -> torch.Tensor:
+def noise_scale(structure: Structure, sigma: float) -> Tensor:
     """Return the scales `[P, N]` that noisy networks begin with: σ / √(inputs) for weights and biases, 0 on pads."""
     assert isinstance(structure, Padded)
     rows = []

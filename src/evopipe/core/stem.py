@@ -1,8 +1,8 @@
 """The convolutional stem: what a network makes of the images in its input before its encoder reads them.
 
-Every image goes through convolutions of the same shape with weights of its own. What comes out, flattened, stands
-behind the input's other columns. A stem's parameters lie in the network's flat row like all others: a convolution's
-weight is `[channels in · kernel², channels out]`. Members of one cohort have equal stems, so that nothing is padded.
+Every image has convolutions of its own, all of the same shape. What comes out, flattened, stands behind the input's
+other columns. A convolution's weight is `[channels in · kernel², channels out]`. Members of one cohort have equal
+stems, so that nothing is padded.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from evopipe.core.layers import activate
 from evopipe.types import Image
 
 
 class Conv(NamedTuple):
-    """One convolution of a member.
-
-    Mutation keeps the size of what it gives: a kernel that outgrew the configured one pads its input by `padding`, a
-    smaller one cuts so much off where `padding` is negative.
-    """
+    """One convolution. Mutation keeps the size of what it gives: a kernel that outgrew the configured one pads its
+    input by `padding`, a smaller one cuts so much off where `padding` is negative."""
 
     channels: int
     kernel: int
@@ -34,8 +32,6 @@ class Conv(NamedTuple):
 
 
 class Stem(NamedTuple):
-    """The stem of a network; without images or without convolutions there is none, and all columns are a vector."""
-
     images: tuple[Image, ...] = ()
     convs: tuple[Conv, ...] = ()
 
@@ -88,16 +84,11 @@ class Stem(NamedTuple):
                 total += before[0] * conv.kernel**2 * channels * height * width
         return total
 
-    def run(
-        self, x: torch.Tensor, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], runs: Sequence[tuple[str, int, int]]
-    ) -> torch.Tensor:
-        """Turn inputs into what the encoder reads: `[P, B, inputs]` → `[P, B, reads]`.
+    def run(self, x: Tensor, layers: Sequence[tuple[Tensor, Tensor]], runs: Sequence[tuple[str, int, int]]) -> Tensor:
+        """Turn inputs `[P, B, inputs]` into what the encoder reads, `[P, B, reads]`.
 
-        Args:
-            x: inputs.
-            layers: weight `[P, channels in · kernel², channels out]` and bias `[P, 1, channels out]` of each
-                convolution, in the order of `parts`.
-            runs: see `activate`.
+        Layers are weight `[P, channels in · kernel², channels out]` and bias `[P, 1, channels out]` of each
+        convolution, in the order of `parts`; for runs see `activate`.
         """
         vector, found, at = [], [], 0
         for i, image in enumerate(self.images):
@@ -105,17 +96,14 @@ class Stem(NamedTuple):
             at = image.start + image.size
             z = x[..., image.start : at].unflatten(-1, image[1:])  # [P, B, C, height, width]
             for conv, (weight, bias) in zip(self.convs, layers[i * len(self.convs) :], strict=False):
-                z = activate(convolve(z, weight, bias, conv, grouped=x.device.type == "cuda"), runs)
+                z = activate(_convolve(z, weight, bias, conv, grouped=x.device.type == "cuda"), runs)
             found.append(z.flatten(2))
         return torch.cat([*vector, x[..., at:], *found], dim=-1)
 
 
-def convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, conv: Conv, grouped: bool) -> torch.Tensor:
-    """Convolve every row's own batch: `[P, B, C, h, w]` → `[P, B, channels, h′, w′]`.
-
-    One convolution a row is more than twice as fast on a CPU as all rows in one, `grouped` as channels; on a GPU, where
-    starting kernels costs more, it is the other way round.
-    """
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor, conv: Conv, grouped: bool) -> Tensor:
+    """Convolve every row's own batch: `[P, B, C, h, w]` → `[P, B, channels, h′, w′]`. One convolution a row is twice as
+    fast on a CPU as all rows in one, `grouped` as channels; on a GPU it is the other way round."""
     if conv.padding < 0:
         x = x[..., -conv.padding : conv.padding, -conv.padding : conv.padding]
     kernels = weight.transpose(1, 2).unflatten(-1, (x.shape[2], conv.kernel, conv.kernel))  # [P, channels, C, k, k]
@@ -125,5 +113,5 @@ def convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, conv: Co
         return torch.stack([torch.nn.functional.conv2d(*row, *how) for row in rows])
     together = x.transpose(0, 1).flatten(1, 2)  # [B, P · C, h, w]
     out = torch.nn.functional.conv2d(together, kernels.flatten(0, 1), biases.flatten(), *how, groups=len(x))
-    apart: torch.Tensor = out.unflatten(1, (len(x), -1)).transpose(0, 1)
+    apart: Tensor = out.unflatten(1, (len(x), -1)).transpose(0, 1)
     return apart

@@ -7,14 +7,14 @@ Perceptrons padded to common widths (`core.arch`, `core.padded`) are one such pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
+from torch import Tensor
 
 from evopipe.schema.blocks import ArchitectureBounds
 
-Role = Literal["whole", "encoder", "head"]
 LINE = 16  # float32 numbers in a cache line
 
 
@@ -27,25 +27,13 @@ class Widths(NamedTuple):
 
     inputs: int
     outputs: int
-    role: Role = "whole"
+    role: Literal["whole", "encoder", "head"] = "whole"
 
-
-def share_encoder(networks: Mapping[str, Widths], observations: int, share: bool = True) -> dict[str, Widths]:
-    """Return the heads of networks that read observations first, behind one `encoder` of the observations; where they
-    do not share, the networks as they are."""
-    if not share:
-        return dict(networks)
-    heads = {name: Widths(inputs - observations, outputs, "head") for name, (inputs, outputs, _) in networks.items()}
-    return {"encoder": Widths(observations, 0, "encoder"), **heads}
-
-
-def least_head(networks: Iterable[Widths]) -> int:
-    """Return how many hidden layers a head needs: one where some head reads inputs of its own.
-
-    Without it Q(s, a) would be a sum of one term of the features and one of the action: the best action is then the
-    same everywhere.
-    """
-    return int(any(widths.role == "head" and widths.inputs for widths in networks))
+    @property
+    def joins(self) -> bool:
+        """Whether it is a head that reads inputs of its own: it needs a hidden layer. Without one Q(s, a) would be one
+        term of the features and one of the action, and the best action the same everywhere."""
+        return self.role == "head" and self.inputs > 0
 
 
 def acting_networks(policy: str, networks: Mapping[str, Widths]) -> list[str]:
@@ -56,7 +44,7 @@ def acting_networks(policy: str, networks: Mapping[str, Widths]) -> list[str]:
 
 Option: TypeAlias = tuple[str, str, Any, Any, Any]
 """(method, what changes, its value before, its value after, the architecture after) of a possible mutation."""
-ViewOf: TypeAlias = "Callable[[int, int, int], torch.Tensor]"
+ViewOf: TypeAlias = "Callable[[int, int, int], Tensor]"
 """(start, rows, columns) → those numbers of every row, `[P, rows, columns]`, with gradients where a network learns."""
 
 
@@ -64,7 +52,6 @@ class Structure(Protocol):
     """One network of several members, in rows.
 
     Attributes:
-        widths: input and output width, and role.
         size: `N`, numbers in a row: whole cache lines, so that a kernel over many rows treats each as it would alone.
         memory_widths: numbers of each piece of what it carries from step to step; none if it has no memory.
         memory: `M`, their sum.
@@ -79,10 +66,10 @@ class Structure(Protocol):
     @property
     def memory(self) -> int: ...
 
-    def pack(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    def pack(self, rows: Sequence[Tensor]) -> Tensor:
         """Place members' own flat rows `[n_p]` into rows `[P, N]`, zeros elsewhere."""
 
-    def unpack(self, packed: torch.Tensor) -> list[torch.Tensor]:
+    def unpack(self, packed: Tensor) -> list[Tensor]:
         """Return members' own flat rows `[n_p]` (copies)."""
 
     def part(self, first: int, end: int | None, every: int = 1) -> Structure:
@@ -94,22 +81,21 @@ class Structure(Protocol):
     def views(self, of: ViewOf) -> Any:
         """Return what the forward pass reads, made of views into the rows."""
 
-    def forward(self, views: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, views: Any, x: Tensor) -> Tensor:
         """Run every row on its own batch: `[P, B, inputs]` → `[P, B, outputs]`; one with a memory from an empty one."""
 
-    def remember(self, views: Any, x: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `core.forward.remember`; asked only if there is a memory."""
+    def remember(self, views: Any, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """See `core.net.remember`; asked only if there is a memory."""
 
-    def unroll(self, views: Any, x: torch.Tensor, memory: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
-        """See `core.forward.unroll`; asked only if there is a memory."""
+    def unroll(self, views: Any, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
+        """See `core.net.unroll`; asked only if there is a memory."""
 
 
 class Architecture(Protocol):
     """One member's architecture, shared by all its networks: a frozen dataclass.
 
     Attributes:
-        activation: of the hidden layers: rows of a cohort are ordered by it, and mutation chooses another; empty if
-            that is not for mutation to choose.
+        activation: of the hidden layers: rows of a cohort are ordered by it; empty if mutation is not to choose it.
         family: what all members of a cohort must have in common.
         signature: what they have in common if a member's arithmetic is to depend on itself alone.
     """
@@ -130,10 +116,10 @@ class Architecture(Protocol):
     def size(self, widths: Widths) -> int:
         """Return how many numbers a member's own flat row has."""
 
-    def named(self, widths: Widths, row: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    def named(self, widths: Widths, row: Tensor) -> Mapping[str, Tensor]:
         """Split a member's own flat row into its tensors (views) by name; noise goes to those of two dimensions."""
 
-    def initialise(self, widths: Widths, rng: Any) -> torch.Tensor:
+    def initialise(self, widths: Widths, rng: Any) -> Tensor:
         """Draw a member's own flat row `[n]` from a `numpy.random.Generator`."""
 
     @staticmethod
@@ -147,13 +133,9 @@ class Architecture(Protocol):
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
         """Return every mutation that is possible, for members with these networks."""
 
-    def carry(self, new: Any, widths: Widths, kind: str, row: torch.Tensor, rng: Any) -> torch.Tensor:
+    def carry(self, new: Any, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
         """Return a flat row `[n]` as one of a mutated architecture, `[n']`.
 
-        Args:
-            new: the architecture after.
-            widths: of the network that the row belongs to.
-            kind: `parameters`, `scales` or `moments`, see `core.member`.
-            row: the row before.
-            rng: a `numpy.random.Generator` for fresh weights; equal ones give online and target networks the same.
+        The kind is `parameters`, `scales` or `moments`, see `core.member`. Equal generators give online and target
+        networks equal fresh weights.
         """

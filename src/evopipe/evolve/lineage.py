@@ -41,7 +41,6 @@ class Scored:
 
     @classmethod
     def of(cls, m: Member) -> Scored:
-        """Return a member's record, with its last fitness."""
         return cls(m.slot, m.id, m.parent, m.key, m.arch, dict(m.hyper), m.healthy, m.fitness[-1])
 
 
@@ -59,7 +58,6 @@ class Born:
 
     @classmethod
     def of(cls, m: Member, mutation: Mutation, parent_slot: int | None = None) -> Born:
-        """Return a child's record."""
         return cls(m.slot, m.id, m.parent, parent_slot, m.arch, dict(m.hyper), mutation)
 
 
@@ -73,36 +71,21 @@ class Best:
 
 @dataclass(frozen=True)
 class Record:
-    """A generation.
-
-    Attributes:
-        generation: its number; 0 holds the initial members, whom nobody scored.
-        step: environment steps of each member so far.
-        members: as they were scored.
-        champion: the best so far, None before the first.
-        children: the next generation; none after the last.
-        restored: whether all members diverged, and the last healthy generation came back.
-    """
+    """A generation; number 0 holds the initial members, whom nobody scored."""
 
     generation: int
-    step: int
-    members: tuple[Scored, ...] = ()
-    champion: Best | None = None
-    children: tuple[Born, ...] = ()
-    restored: Annotated[bool, Field(exclude_if=lambda restored: not restored)] = False
+    step: int  # environment steps of each member so far
+    members: tuple[Scored, ...] = ()  # as they were scored
+    champion: Best | None = None  # the best so far, None before the first
+    children: tuple[Born, ...] = ()  # the next generation; none after the last
+    restored: Annotated[bool, Field(exclude_if=lambda restored: not restored)] = False  # after all members diverged
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data."""
         data: dict[str, Any] = _RECORD.dump_python(self, mode="json")
         return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
-        """Build from what `to_json` returned.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is another thing.
-        """
         return _RECORD.validate_python(data)
 
 
@@ -110,15 +93,7 @@ _RECORD = TypeAdapter(Record)
 
 
 def read_lineage(data: bytes, where: str) -> list[Record]:
-    """Read the content of `lineage.jsonl`.
-
-    Args:
-        data: the content.
-        where: the name that error messages begin with.
-
-    Raises:
-        DataError: it is damaged, or no lineage.
-    """
+    """Read the content of `lineage.jsonl`; DataError, which begins with `where`, if it is damaged or no lineage."""
     records = []
     for number, line in enumerate(data.splitlines(), 1):
         try:
@@ -132,12 +107,8 @@ def read_lineage(data: bytes, where: str) -> list[Record]:
 
 
 def descent(records: Iterable[Record], member: int) -> list[dict[str, Any]]:
-    """Return a member and its ancestors as JSON data, youngest first: id, parent, mutation, and the generation before.
-
-    Args:
-        records: the lineage, from its beginning.
-        member: an id.
-    """
+    """Return a member, by its id, and its ancestors as JSON data, youngest first: id, parent, mutation, and the
+    generation before. The records are the whole lineage."""
     births: dict[int | None, dict[str, Any]] = {}
     for record in records:
         for child in record.children:  # an elite that survives appears again: its first record is its birth

@@ -26,21 +26,13 @@ _LARGEST = 1e6
 
 @dataclass(frozen=True)
 class Traits:
-    """What mutation must know of the algorithm.
+    """What mutation must know of the algorithm."""
 
-    Attributes:
-        widths: input and output width of every network.
-        acting: the networks that act: parameter noise goes there.
-        kinds: how each tensor changes with the architecture, see `core.member.tensor_kinds`.
-        evolve: which hyper-parameters may mutate.
-        whole: those of them that are whole numbers.
-    """
-
-    widths: Mapping[str, Widths]
-    acting: Sequence[str]
-    kinds: Mapping[str, tuple[str, str]]
-    evolve: Mapping[str, Evolve]
-    whole: frozenset[str]
+    widths: Mapping[str, Widths]  # of every network
+    acting: Sequence[str]  # the networks that act: parameter noise goes there
+    kinds: Mapping[str, tuple[str, str]]  # how each tensor changes with the architecture: `tensor_kinds`
+    evolve: Mapping[str, Evolve]  # which hyper-parameters may mutate
+    whole: frozenset[str]  # those of them that are whole numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +45,6 @@ class Mutation:
     after: Any = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data."""
         return {"kind": self.kind, "what": self.what, "before": self.before, "after": self.after}
 
     def describe(self) -> str:
@@ -70,23 +61,15 @@ NONE = Mutation("none")
 def mutate(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator, allow_none: bool = True
 ) -> tuple[Member, Mutation]:
-    """Mutate one child.
+    """Mutate one child, which is not changed; return what changed too, `NONE` where nothing did.
 
-    Args:
-        cfg: probabilities and bounds.
-        traits: the algorithm's side.
-        member: the child; it is not changed.
-        rng: the generator of this slot's mutation in this generation.
-        allow_none: whether the kind `none` takes part (not before training).
-
-    Returns:
-        The mutated member, and what changed; `NONE` where nothing did.
+    The generator is that of this slot and generation. Without `allow_none` the kind `none` takes no part.
     """
     operators = {
-        "architecture": mutate_architecture,
-        "parameters": mutate_parameters,
-        "activation": mutate_activation,
-        "rl_hp": mutate_hyper,
+        "architecture": _mutate_architecture,
+        "parameters": _mutate_parameters,
+        "activation": _mutate_activation,
+        "rl_hp": _mutate_hyper,
     }
     weights = cfg.probabilities.model_dump()
     if not allow_none:
@@ -101,7 +84,6 @@ def mutate(
 
 
 def _in_random_order(items: Sequence[Any], weights: Sequence[float], rng: np.random.Generator) -> Iterator[Any]:
-    """Draw items one after another without replacement, by weight; items of weight 0 never come."""
     left = [(item, weight) for item, weight in zip(items, weights, strict=True) if weight > 0]
     while left:
         total = np.cumsum([weight for _, weight in left])
@@ -109,7 +91,7 @@ def _in_random_order(items: Sequence[Any], weights: Sequence[float], rng: np.ran
         yield left.pop(min(i, len(left) - 1))[0]
 
 
-def mutate_architecture(
+def _mutate_architecture(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
 ) -> tuple[Member, Mutation] | None:
     """Add or remove a layer, or change a width or whatever else the architecture offers; None if nothing can change."""
@@ -127,7 +109,6 @@ def mutate_architecture(
 
 
 def _carry(traits: Traits, member: Member, arch: Architecture, rng: np.random.Generator) -> Member:
-    """Carry every tensor of a member over to a new architecture."""
     seeds = {network: int(rng.integers(2**63)) for network in sorted(traits.widths)}
     tensors = {}
     for name, tensor in member.tensors.items():
@@ -139,7 +120,7 @@ def _carry(traits: Traits, member: Member, arch: Architecture, rng: np.random.Ge
     return replace(member, arch=arch, tensors=tensors)
 
 
-def mutate_parameters(
+def _mutate_parameters(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
 ) -> tuple[Member, Mutation] | None:
     """Disturb some weights of the policy, a shared encoder's too.
@@ -161,7 +142,6 @@ def mutate_parameters(
 
 
 def _disturb(matrix: torch.Tensor, sd: float, rng: np.random.Generator) -> int:
-    """Disturb a weight matrix in place; return how many weights."""
     flat = matrix.view(-1)
     positions = torch.from_numpy(rng.choice(len(flat), math.ceil(_POSITIONS * len(flat)), replace=False))
     noise = torch.from_numpy(rng.standard_normal(len(positions))).float()
@@ -171,7 +151,7 @@ def _disturb(matrix: torch.Tensor, sd: float, rng: np.random.Generator) -> int:
     return len(positions)
 
 
-def mutate_activation(
+def _mutate_activation(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
 ) -> tuple[Member, Mutation] | None:
     """Choose another activation for all hidden layers; None where there is no other."""
@@ -183,7 +163,7 @@ def mutate_activation(
     return replace(member, arch=replace(old, activation=new)), Mutation("activation", "activation", old.activation, new)
 
 
-def mutate_hyper(
+def _mutate_hyper(
     cfg: MutationConfig, traits: Traits, member: Member, rng: np.random.Generator
 ) -> tuple[Member, Mutation] | None:
     """Grow or shrink one RL hyper-parameter; None where none can change."""

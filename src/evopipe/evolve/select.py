@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Parents by slot.
-
-    Attributes:
-        parents: row of the parent of each slot's child.
-        elite: row of the fittest member, or None where no member is healthy.
-    """
+    """The row of the parent of each slot's child, and of the fittest member; None where no member is healthy."""
 
     parents: tuple[int, ...]
     elite: int | None
@@ -34,16 +29,9 @@ def windowed(fitness: Sequence[float], window: int) -> float:
 
 
 def tournament(cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Generator) -> Selection:
-    """Choose a parent for every slot.
+    """Choose a parent for every slot by fitness `[P]`; what is not finite marks members that must not be parents.
 
-    Args:
-        cfg: tournament size and elitism.
-        fitness: `[P]`; −∞ marks a member that must not be a parent. NaN and ∞ count as −∞.
-        rng: the generator of this generation's selection.
-
-    Returns:
-        Parents. A member of fitness −∞ is parent only where no other is left in the whole population: a tournament of
-        only such members falls to the fittest of all. Ties go to the lower row.
+    A tournament of only such members falls to the fittest of all; if there is none, all stay. Ties go to the lower row.
     """
     import numpy as np
 

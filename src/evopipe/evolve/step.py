@@ -36,15 +36,8 @@ def evolve(
 ) -> Evolved:
     """Return the next generation.
 
-    Args:
-        selection: tournament settings.
-        mutation: mutation settings.
-        traits: what mutation must know of the algorithm.
-        members: this generation in slot order.
-        fitness: `[P]`; −∞ marks a member that must not be a parent.
-        seed: the run's seed.
-        generation: this generation's number; with the seed it fixes every draw.
-        next_id: first free member id; children take ids from there by slot.
+    Members are in slot order; fitness `[P]` is −∞ where one must not be a parent. Seed and generation fix every draw.
+    Children take ids from `next_id` by slot.
     """
     chooser = rng.host(rng.run_key(seed), Purpose.SELECT, generation)
     selected = tournament(selection, fitness, chooser)

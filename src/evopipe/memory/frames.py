@@ -1,13 +1,11 @@
 """The images of a replay memory: bytes, each frame kept once.
 
-A transition over n steps holds two observations, and the second of one is the first of the n-th after it. So the rows
-of a memory keep what is no image, and point to frames that lie beside them. A transition brings its next frame, which
-those share that end an episode together. Its own is found where it is, byte for byte, the next frame of the n-th or the
-first transition before it from the same environment, and is brought too where it is neither, as when an episode begins.
-A frame is held as long as a row points to it, and its place then serves the next one: there is room for two frames a
-row, the worst case, and on a CPU memory is taken for the places only that were ever used.
+Rows keep what is no image, and point to frames that lie beside them. A transition brings its next frame. Its own is
+found where it is, byte for byte, the next frame of the n-th or the first transition before it from the same
+environment; else it is brought too. A frame is held as long as a row points to it, and its place then serves the next
+one: there is room for two frames a row, and on a CPU memory is taken only for places that were ever used.
 
-A byte b stands for the float32 number b / 255, which is what an image of bytes is in an observation.
+A byte b stands for the float32 number b / 255.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evopipe.core import pixels
 from evopipe.core.graphs import upload
@@ -58,11 +57,9 @@ class Frames:
         self._seen = np.zeros((*last.shape, self.size), np.uint8)  # those frames
 
     def _columns(self, start: int) -> list[slice]:
-        """Where the images lie in packed rows whose observation begins at a column."""
         return [slice(start + image.start, start + image.start + image.size) for image in self.images]
 
     def _between(self, size: int) -> list[slice]:
-        """Which columns of packed rows `[n, size]` lie in no image."""
         images = [*self._columns(0), *self._columns(self._obs)]
         ends, starts = [0, *(image.stop for image in images)], [*(image.start for image in images), size]
         return [slice(a, b) for a, b in zip(ends, starts, strict=True)]
@@ -72,13 +69,9 @@ class Frames:
         return np.concatenate([rows[:, columns] for columns in self._between(rows.shape[1])], axis=1)
 
     def add(self, at: np.ndarray, rows: np.ndarray, source: np.ndarray, sources: int) -> None:
-        """Take the frames of rows that replace those `at`.
+        """Take the frames of packed rows `[n, size]` that replace those `at` `[n]`, all different.
 
-        Args:
-            at: `[n]`, all different.
-            rows: `[n, size]`, packed, with the images.
-            source: `[n]`, which environment each comes from, ascending; those of one are in order of time.
-            sources: how many there are.
+        Source `[n]` says which of so many environments each comes from, ascending; those of one are in order of time.
         """
         own, following = self._read(rows, 0), self._read(rows, self._obs)
         if len(self._last) != sources:
@@ -122,17 +115,14 @@ class Frames:
         return known, chained
 
     def _note(self, source: np.ndarray, rank: np.ndarray, place: np.ndarray, frames: np.ndarray) -> None:
-        """Remember the last n next frames of each environment."""
         ring = source, (self._turn[source] + rank) % self._steps
         self._last[ring], self._seen[ring] = place, frames  # where a ring goes round, NumPy lets the last one stay
         self._turn += np.bincount(source, minlength=len(self._last))
 
     def _read(self, rows: np.ndarray, start: int) -> np.ndarray:
-        """The frames in the observations that begin at a column of packed rows: `[n, S]` uint8."""
         return pixels.nearest(np.concatenate([rows[:, columns] for columns in self._columns(start)], axis=1))
 
     def _release(self, held: np.ndarray) -> None:
-        """Let go of what rows that go held, `[n, 2]`."""
         gone = held[held != NONE]
         np.subtract.at(self._count, gone, 1)
         gone = np.unique(gone)
@@ -147,7 +137,7 @@ class Frames:
         self.used += len(never)
         return np.concatenate((again, never))
 
-    def join(self, bare: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    def join(self, bare: Tensor, index: Tensor) -> Tensor:
         """Put the images back into the rows `index` `[n]`: `[n, size - 2 S]` → `[n, size]`."""
         size = bare.shape[1] + 2 * self.size
         rows, at = bare.new_empty(len(bare), size), 0
@@ -163,8 +153,7 @@ class Frames:
                 at += image.size
         return rows
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Return a copy of everything."""
+    def state(self) -> dict[str, Tensor]:
         order = (self._turn[:, None] + np.arange(self._steps)) % self._steps  # the oldest first
         last = np.take_along_axis(self._last, order, axis=1)
         kept = {"held": self._held, "free": self._free, "last": last.reshape(-1)}
@@ -173,8 +162,7 @@ class Frames:
             **{f"frames.{name}": torch.from_numpy(array.copy()) for name, array in kept.items()},
         }
 
-    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `state` returned."""
+    def restore(self, state: Mapping[str, Tensor]) -> None:
         self._clear()
         self.used = len(state["frames"])
         self.store[: self.used] = state["frames"].to(self._device)
@@ -186,7 +174,7 @@ class Frames:
         self._seen[known] = state["frames"].numpy()[self._last[known]]
 
 
-def _empty(rows: int, columns: int, device: torch.device) -> torch.Tensor:
+def _empty(rows: int, columns: int, device: torch.device) -> Tensor:
     """Bytes that are 0; on a CPU in memory that forked processes share, and that is taken where it is first written."""
     if device.type != "cpu":
         return torch.zeros(rows, columns, dtype=torch.uint8, device=device)

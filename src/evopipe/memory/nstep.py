@@ -1,9 +1,8 @@
 """Transitions over n steps, put together as an environment is stepped.
 
-Every environment has its own window of the last n steps. A transition begins at the oldest of them and ends after n
-steps, or where the episode ends before: at a terminal state without anything to bootstrap from, at a truncation
-bootstrapping from the true last observation. Rewards are kept apart, so that each member discounts them by its own γ
-(Sutton & Barto, 2018, § 7.1).
+A transition begins at the oldest step of its environment's window and ends after n steps, or where the episode ends: at
+a terminal state without a bootstrap, at a truncation with the true last observation's. Rewards are kept apart, so that
+each member discounts them by its own γ (Sutton & Barto, 2018, § 7.1).
 """
 
 from __future__ import annotations
@@ -19,12 +18,7 @@ if TYPE_CHECKING:
 
 
 class NStep:
-    """The windows of `R` environments.
-
-    Args:
-        layout: of the rows to make; `layout.steps` is n.
-        rows: `R`.
-    """
+    """The windows of `R` environments, of `layout.steps` steps."""
 
     def __init__(self, layout: RowLayout, rows: int) -> None:
         n, self._layout = layout.steps, layout
@@ -49,13 +43,10 @@ class NStep:
         broken: np.ndarray,
         legal: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Take one step of all environments, `[R, …]`; return what it completes.
+        """Take one step of all environments, `[R, …]`; return rows `[R, n, size]`, and which are transitions `[R, n]`.
 
-        A broken step is left out. What came before it in the window ends there, bootstrapping from the last good
-        observation.
-
-        Returns:
-            Rows `[R, n, size]`, and which of them are transitions `[R, n]`.
+        A broken step is left out. What came before it in the window ends there, with the last good observation's
+        bootstrap.
         """
         n, index = self._layout.steps, np.arange(len(obs))
         good = ~broken & np.isfinite(obs).all(axis=1)
@@ -102,11 +93,9 @@ class NStep:
         self._first[rows] = self._next[rows] = 0
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return a copy of everything."""
         return {name: array.copy() for name, array in self._arrays().items()}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over what `state` returned."""
         for name, array in self._arrays().items():
             array[:] = state[name]
 

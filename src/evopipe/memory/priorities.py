@@ -1,9 +1,8 @@
 """Proportional priorities: which transitions a member samples, and how much each then counts.
 
-Schaul et al., "Prioritized experience replay", ICLR 2016. A sum tree over the rows of the memory, on the device: every
-level holds the sums of `FAN_OUT` neighbours below, up to a top narrow enough to be added up anew at every draw; a whole
-batch goes down together. Members have trees of their own, on a shared memory too: whom a transition surprised is who
-should see it again, and nobody's draws depend on a neighbour.
+Schaul et al., "Prioritized experience replay", ICLR 2016. A sum tree on the device: every level holds the sums of
+`FAN_OUT` neighbours below, up to a top narrow enough to be added up anew at every draw; a whole batch goes down
+together. Members have trees of their own, on a shared memory too.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import itertools
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 FAN_OUT = 32
 TOP = 1024  # most sums on the highest level
@@ -21,13 +21,7 @@ MOST = 1e30  # largest priority: a million of them still have a finite sum
 
 
 class Priorities:
-    """Sum trees of `P` members over `capacity` rows.
-
-    Args:
-        members: `P`.
-        capacity: rows.
-        alpha: how much errors count; 0 is uniform.
-        device: where the trees live.
+    """Sum trees of `P` members over `capacity` rows. Errors count to the power alpha; 0 is uniform.
 
     Attributes:
         levels: `[P, n]` each, from the rows up to at most `TOP` sums; a row that is not filled has priority 0, and so
@@ -43,22 +37,18 @@ class Priorities:
         self.levels = [torch.zeros(members, top * FAN_OUT**level, device=device) for level in range(below, -1, -1)]
         self.largest = torch.ones(members, device=device)
 
-    def tensors(self) -> list[torch.Tensor]:
-        """Return everything that changes."""
+    def tensors(self) -> list[Tensor]:
         return [*self.levels, self.largest]
 
-    def admit(self, slots: torch.Tensor, index: torch.Tensor) -> None:
+    def admit(self, slots: Tensor, index: Tensor) -> None:
         """Give new rows the largest priority so far: row `index` `[n]` of member `slots` `[n]`, all different."""
         flat, at = self.levels[0].view(-1), slots * self.levels[0].shape[1] + index
         flat.index_copy_(0, at, self.largest.index_select(0, slots))
         self._add_up(slots, index)
 
-    def draw(self, slots: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw rows in proportion to their priorities, for members `[P]` int64 and u `[P, B]` float64 in [0, 1).
-
-        Returns:
-            Rows `[P, B]` int64, and the probability `[P, B]` float32 of each.
-        """
+    def draw(self, slots: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw rows `[P, B]` int64 in proportion to their priorities, for members `[P]` int64 and u `[P, B]` float64 in
+        [0, 1); return the probability `[P, B]` float32 of each too."""
         top = self.levels[-1].index_select(0, slots)
         sums = top.cumsum(dim=1, dtype=torch.float64)
         total = sums[:, -1:]
@@ -78,11 +68,9 @@ class Priorities:
         index = block.view(u.shape) - slots[:, None] * self.levels[0].shape[1]
         return index, chosen.view(u.shape) / total.float()
 
-    def update(self, slots: torch.Tensor, index: torch.Tensor, errors: torch.Tensor) -> None:
-        """Set the priorities of rows `[P, B]` from how wrong each was found, `[P, B]`; one that is no number stays.
-
-        Of a row that is in a batch several times, the largest counts.
-        """
+    def update(self, slots: Tensor, index: Tensor, errors: Tensor) -> None:
+        """Set the priorities of rows `[P, B]` from how wrong each was found, `[P, B]`; one that is no number stays. Of
+        a row that is in a batch several times, the largest counts."""
         flat, at = self.levels[0].view(-1), (slots[:, None] * self.levels[0].shape[1] + index).view(-1)
         priority = ((errors.abs() + LEAST) ** self.alpha).clamp(max=MOST).view(-1)
         priority = torch.where(torch.isnan(priority), flat.index_select(0, at), priority)
@@ -92,18 +80,18 @@ class Priorities:
         self.largest.index_copy_(0, slots, largest)
         self._add_up(slots[:, None].expand(index.shape).reshape(-1), index.reshape(-1))
 
-    def inherit(self, slots: torch.Tensor, parents: torch.Tensor) -> None:
+    def inherit(self, slots: Tensor, parents: Tensor) -> None:
         """Let members `slots` `[n]` go on with what surprised members `parents` `[n]`, over the same rows."""
         for tensor in self.tensors():
             tensor.index_copy_(0, slots, tensor.index_select(0, parents))
 
-    def forget(self, slots: torch.Tensor) -> None:
+    def forget(self, slots: Tensor) -> None:
         """Give every filled row of members `slots` `[n]` priority 1, as at the start: nothing surprised them yet."""
         self.levels[0].index_copy_(0, slots, self.levels[0].index_select(0, slots).sign())
         self.largest.index_fill_(0, slots, 1.0)
         self._add_up_all()
 
-    def _add_up(self, slots: torch.Tensor, index: torch.Tensor) -> None:
+    def _add_up(self, slots: Tensor, index: Tensor) -> None:
         """Sum anew, on every level, what is above rows `index` `[n]` of members `slots` `[n]`."""
         for below, above in itertools.pairwise(self.levels):
             index = index // FAN_OUT
@@ -111,19 +99,17 @@ class Priorities:
             above.view(-1).index_copy_(0, block, below.view(-1, FAN_OUT).index_select(0, block).sum(dim=1))
 
     def _add_up_all(self) -> None:
-        """Sum every level anew."""
         for below, above in itertools.pairwise(self.levels):
             above.copy_(below.view(-1, FAN_OUT).sum(dim=1).view(above.shape))
 
-    def state(self, filled: int) -> dict[str, torch.Tensor]:
+    def state(self, filled: int) -> dict[str, Tensor]:
         """Return a copy of the priorities of the first so many rows, and of each member's largest."""
         return {
             "priorities": self.levels[0][:, :filled].to("cpu", copy=True),
             "largest": self.largest.to("cpu", copy=True),
         }
 
-    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `state` returned."""
+    def restore(self, state: Mapping[str, Tensor]) -> None:
         kept = state["priorities"]
         self.largest.copy_(state["largest"])
         self.levels[0].zero_()

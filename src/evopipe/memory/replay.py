@@ -1,10 +1,9 @@
 """Replay memory of packed rows.
 
 A transition is one float32 row: observation, next observation, action, reward (of each step, where it spans several,
-and how many they are), terminated, and where the environment masks any the legal next actions, and the legal ones in
-the observation where the algorithm's loss reads them. Rows packed in one tensor sample 5 to 28 times faster than five
-fancy-indexed ones. Images of bytes may lie beside the rows, as bytes (`evopipe.memory.frames`): rows go in and come
-out whole all the same.
+and how many they are), terminated, and where the environment masks any the legal next actions, and those in the
+observation if the algorithm's loss reads them. Rows packed in one tensor sample 5 to 28 times faster than five
+fancy-indexed ones. Images of bytes may lie beside the rows (`evopipe.memory.frames`).
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evopipe.core.graphs import upload
 from evopipe.memory.frames import Frames
@@ -91,7 +91,7 @@ class RowLayout:
             rows[:, self._legal :] = 1.0 if legal is None else legal
         return rows
 
-    def unpack(self, rows: torch.Tensor, weight: torch.Tensor, gamma: torch.Tensor) -> Batch:
+    def unpack(self, rows: Tensor, weight: Tensor, gamma: Tensor) -> Batch:
         """Split rows `[P, B, size]` into a batch of views; weight is `[P, B]`, gamma `[P]`."""
         o, r = self.obs, self._reward
         if self.steps == 1:
@@ -115,13 +115,8 @@ class RowLayout:
 class Replay:
     """`M` ring memories of packed rows: one that all members share, or one a member.
 
-    Args:
-        layout: what a row holds.
-        memories: `M`, 1 for shared.
-        capacity: rows of each memory.
-        device: where rows live.
-        priorities: every member's, where sampling goes by them; as many rows as `capacity`.
-        images: the columns of an observation that are images of bytes, to be kept as bytes in `frames`.
+    Priorities are every member's, where sampling goes by them; images are the columns of an observation that are images
+    of bytes, to be kept as bytes in `frames`.
 
     Attributes:
         rows: `[M, capacity, size]`, less the columns that lie in `frames`.
@@ -146,23 +141,20 @@ class Replay:
         self.position = np.zeros(memories, np.int64)
         self.size = np.zeros(memories, np.int64)
 
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[Tensor]:
         """Return all that sampling reads beside the priorities."""
         return [self.rows, *([self.frames.places, self.frames.store] if self.frames else [])]
 
     @property
-    def _flat(self) -> torch.Tensor:
-        """The rows of all memories, one after another."""
+    def _flat(self) -> Tensor:
         return self.rows.view(-1, self.rows.shape[2])
 
     def add(self, rows: np.ndarray, keep: np.ndarray, each: int | None = None) -> None:
-        """Append rows; the oldest go where a memory is full.
+        """Append rows `[M, n, size]`; the oldest go where a memory is full. Those that `keep` `[M, n]` excludes are
+        left out, and those that are not finite.
 
-        Args:
-            rows: `[M, n, size]`. Columns that are one environment's, call after call, keep each of its images once.
-            keep: `[M, n]` bool: rows to leave out (non-finite ones) are False.
-            each: how many columns, one beside the other, are an environment's, in order of time; `layout.steps`, as
-                `NStep` gives, where None.
+        So many columns as `each`, one beside the other, are an environment's, in order of time: `layout.steps` by
+        default, as `NStep` gives. An environment's images are kept once.
         """
         kept = keep & np.isfinite(rows).all(axis=2)
         if kept.shape[1] > self.capacity:  # only the last ones would survive
@@ -194,27 +186,13 @@ class Replay:
         self.size = np.minimum(self.size + count, self.capacity)
 
     def draw_by_priority(
-        self,
-        slots: torch.Tensor,
-        first: torch.Tensor,
-        size: torch.Tensor,
-        u: torch.Tensor,
-        weight: torch.Tensor,
-        beta: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Draw rows by the members' priorities: as `draw`, for u `[P, B]`.
+        self, slots: Tensor, first: Tensor, size: Tensor, u: Tensor, weight: Tensor, beta: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw rows by the members' priorities: as `draw`, for u `[P, B]` and slots `[P]` int64, both on the device.
 
-        Args:
-            slots: `[P]` int64, on the device.
-            first: see `draw`.
-            size: see `draw`.
-            u: `[P, B]` float64 in [0, 1).
-            weight: `[P, B]`, how much a place of the batch counts, 0 beyond the member's own batch.
-            beta: `[]`, how much importance weights correct.
-
-        Returns:
-            Rows `[P, B, size]`, which they are `[P, B]`, and `weight` times their importance weights (N · p)^−β over
-            the largest that counts, `[P, B]`.
+        Weight `[P, B]` is how much a place of the batch counts, 0 beyond the member's own; beta `[]` how much
+        importance weights correct. Returns rows, which they are, and `weight` times their importance weights (N · p)^−β
+        over the largest that counts, all `[P, B, …]`.
         """
         assert self.priorities is not None
         index, chance = self.priorities.draw(slots, u)
@@ -223,7 +201,7 @@ class Replay:
         rows = self._whole((index + first[:, None]).view(-1)).view(*index.shape, self.layout.size)
         return rows, index, weight * importance / largest
 
-    def sample(self, slots: Sequence[int], u: torch.Tensor) -> torch.Tensor:
+    def sample(self, slots: Sequence[int], u: Tensor) -> Tensor:
         """Draw rows `[P, U, B, size]` uniformly, with replacement, for members `[P]` and u `[P, U, B]` in [0, 1)."""
         size = upload(torch.from_numpy(self.filled(slots)), self.device)
         return self.draw(self.first(slots), size, u)
@@ -233,30 +211,24 @@ class Replay:
         filled: np.ndarray = self.size[self._memory(slots)]
         return filled
 
-    def first(self, slots: Sequence[int]) -> torch.Tensor:
+    def first(self, slots: Sequence[int]) -> Tensor:
         """Return where the memory of each of these members begins, `[P]` int64, on the device."""
         return upload(torch.from_numpy(self._memory(slots) * self.capacity), self.device)
 
     def _memory(self, slots: Sequence[int]) -> np.ndarray:
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots)
 
-    def draw(self, first: torch.Tensor, size: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-        """`sample` from what is on the device already, so that a graph can hold it: the size is no constant in it.
-
-        Args:
-            first: `[P]`, what `first` returned.
-            size: `[P]`, what `filled` returned.
-            u: `[P, U, B]` float64 in [0, 1).
-        """
+    def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:
+        """`sample` from what is on the device already, so that a graph can hold it: first and size `[P]` are what
+        `first` and `filled` returned, u is `[P, U, B]` float64 in [0, 1)."""
         index = (u * size[:, None, None]).long() + first[:, None, None]
         return self._whole(index.view(-1)).view(*u.shape, self.layout.size)
 
-    def _whole(self, index: torch.Tensor) -> torch.Tensor:
-        """Return rows `[n]`, counted through all memories, with their images: `[n, size]`."""
+    def _whole(self, index: Tensor) -> Tensor:
         rows = self._flat.index_select(0, index)
         return rows if self.frames is None else self.frames.join(rows, index)
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Return a copy of everything: rows of every memory as far as any is filled, positions, sizes."""
         filled = int(self.size.max(initial=0))
         return {
@@ -267,8 +239,7 @@ class Replay:
             **({} if self.frames is None else self.frames.state()),
         }
 
-    def restore(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `state` returned."""
+    def restore(self, state: dict[str, Tensor]) -> None:
         self.rows[:, : state["rows"].shape[1]] = state["rows"].to(self.device)
         self.position = state["position"].numpy().copy()
         self.size = state["size"].numpy().copy()

@@ -1,21 +1,20 @@
 """Rollouts: what the members of a cohort have done since they last learned.
 
-One float32 row a step: observation, action, its log-probability, the value, whether an episode begins, advantage,
-value target, whether the step may be learned from, and the legal actions where the environment masks any. Steps lie by
-member, tick and environment, so that a minibatch of any steps is one gather of rows.
+One float32 row a step: observation, action, its log-probability, the value, whether an episode begins, advantage, value
+target, whether the step may be learned from, and the legal actions where the environment masks any.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from evopipe.ops.returns import gae
 from evopipe.types import Chosen, Sequences, Spaces
 
-Cut = Literal["chunked", "overlapping", "whole"]
 AFTER = 4  # numbers beside the next observation that are known of a step once it was taken
 
 
@@ -33,7 +32,6 @@ class StepLayout:
 
     @property
     def size(self) -> int:
-        """Numbers in a row."""
         return self.log_prob + 6 + (self.spaces.actions if self.masked else 0)
 
 
@@ -54,8 +52,7 @@ class Rollout:
         self.after = torch.zeros(members, ticks, envs, layout.spaces.observations + AFTER, device=device)
         self.memory = torch.zeros(members, ticks + 1, envs, memory, device=device)
 
-    def tensors(self) -> list[torch.Tensor]:
-        """Return everything."""
+    def tensors(self) -> list[Tensor]:
         return [self.rows, self.after, self.memory]
 
     def part(self, first: int, end: int) -> Rollout:
@@ -65,15 +62,7 @@ class Rollout:
         part.rows, part.after, part.memory = (tensor[first:end] for tensor in self.tensors())
         return part
 
-    def enter(
-        self,
-        tick: int,
-        obs: torch.Tensor,
-        legal: torch.Tensor,
-        begins: torch.Tensor,
-        memory: torch.Tensor,
-        chosen: Chosen,
-    ) -> None:
+    def enter(self, tick: int, obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, chosen: Chosen) -> None:
         """Enter what is known before a step is taken: obs `[P, E, O]`, legal `[P, E, A]`, begins `[P, E]`."""
         action = chosen.action if chosen.action.ndim == 3 else chosen.action[..., None]
         zeros = torch.zeros_like(chosen.value)
@@ -84,18 +73,11 @@ class Rollout:
             self.memory[:, tick], self.memory[:, tick + 1] = memory, chosen.memory
 
     def finish(
-        self,
-        tick: int,
-        next_obs: torch.Tensor,
-        reward: torch.Tensor,
-        terminated: torch.Tensor,
-        truncated: torch.Tensor,
-        broken: torch.Tensor,
+        self, tick: int, next_obs: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor, broken: Tensor
     ) -> None:
         """Enter what a step gave: the true next observation `[P, E, O]`, the rest `[P, E]`.
 
-        A broken step counts as one after which nothing comes, and which gave just what was expected: it lends nothing
-        to the steps before it.
+        A broken step counts as one after which nothing comes, and which gave just what was expected.
         """
         expected = self.rows[:, tick, :, self.layout.log_prob + 1]
         numbers = (
@@ -108,34 +90,27 @@ class Rollout:
         torch.cat((usable, torch.stack(numbers, dim=-1)), dim=-1, out=self.after[:, tick])
 
     def cut(self, tick: int, members: list[int], envs: list[int]) -> None:
-        """Let what was entered at a tick be the last that is known of an episode, for these pairs of member and
-        environment: what comes after belongs to another."""
+        """Let what was entered at a tick be the last that is known of an episode, for pairs of member and
+        environment."""
         self.after[members, tick, envs, -2] = 1.0
 
-    def following(self, ticks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def following(self, ticks: int) -> tuple[Tensor, Tensor]:
         """Return what came after the first so many ticks: observations `[P, T · E, O]`, memory `[P, T · E, M]`."""
         next_obs = self.after[:, :ticks, :, : self.layout.spaces.observations]
         return next_obs.flatten(1, 2), self.memory[:, 1 : ticks + 1].flatten(1, 2)
 
-    def estimate(self, ticks: int, next_value: torch.Tensor, gamma: torch.Tensor, lam: torch.Tensor) -> None:
-        """Enter advantages and value targets of the first so many ticks.
-
-        `next_value` is `[P, T · E]`, of what `following` returned; gamma and λ are `[P]`.
-        """
+    def estimate(self, ticks: int, next_value: Tensor, gamma: Tensor, lam: Tensor) -> None:
+        """Enter advantages and value targets of the first so many ticks: `next_value` is `[P, T · E]`, of what
+        `following` returned; gamma and λ are `[P]`."""
         at = self.layout.log_prob
         reward, terminated, cut, valid = self.after[:, :ticks, :, -AFTER:].unbind(dim=-1)
         value = self.rows[:, :ticks, :, at + 1]
         advantage = gae(reward, value, next_value.view_as(value), terminated > 0, cut > 0, gamma, lam)
         self.rows[:, :ticks, :, at + 3 : at + 6] = torch.stack((advantage, advantage + value, valid), dim=-1)
 
-    def sequences(self, ticks: torch.Tensor, env: torch.Tensor, weight: torch.Tensor) -> Sequences:
-        """Gather a minibatch.
-
-        Args:
-            ticks: `[P, B, L]` int64, which ticks.
-            env: `[P, B]` int64, in which environment.
-            weight: `[P, B, L]`, 0 on pads, 1 elsewhere.
-        """
+    def sequences(self, ticks: Tensor, env: Tensor, weight: Tensor) -> Sequences:
+        """Gather a minibatch: ticks `[P, B, L]` int64, environments `[P, B]` int64, weight `[P, B, L]`, 0 on pads, else
+        1."""
         members, capacity, envs = self.rows.shape[:3]
         member = torch.arange(members, device=ticks.device)[:, None, None]
         index = (member * capacity + ticks) * envs + env[..., None]
@@ -161,24 +136,11 @@ class Rollout:
             weight=weight / weight.sum(dim=(1, 2), keepdim=True).clamp(min=1.0),
         )
 
-    def state(self, ticks: int) -> dict[str, torch.Tensor]:
+    def state(self, ticks: int) -> dict[str, Tensor]:
         """Return a copy of the first so many ticks."""
         held = {"rows": self.rows[:, :ticks], "after": self.after[:, :ticks], "memory": self.memory[:, : ticks + 1]}
         return {name: tensor.to("cpu", copy=True) for name, tensor in held.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
         for name, tensor in zip(("rows", "after", "memory"), self.tensors(), strict=True):
             tensor[:, : state[name].shape[1]] = state[name].to(tensor.device)
-
-
-def windows(ticks: int, longest: int, cut: Cut) -> list[tuple[int, int]]:
-    """Return the stretches (first tick, end) of at most `longest` ticks that a rollout is cut into.
-
-    `chunked`: one after another; `overlapping`: each begins in the middle of the one before; `whole`: all is one.
-    """
-    if cut == "whole" or longest >= ticks:
-        return [(0, ticks)]
-    stride = longest if cut == "chunked" else longest - longest // 2
-    last = ticks - longest if cut == "overlapping" else ticks - 1
-    return [(first, min(first + longest, ticks)) for first in range(0, last + stride, stride) if first < ticks]

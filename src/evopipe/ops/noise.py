@@ -6,6 +6,7 @@ import math
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from evopipe.rng import Stream
 
@@ -13,37 +14,19 @@ REMEMBERED = 1e-4  # share of a shock below which an Ornstein-Uhlenbeck process 
 Noise = Literal["gaussian", "ou"]
 
 
-def exploration(kind: Noise, draw: Stream, shape: tuple[int, ...], sd: float, theta: float) -> torch.Tensor:
-    """Noise `[P, E, A]` of one kind; shape is (E, A), `theta` is Ornstein-Uhlenbeck's."""
-    return gaussian(draw, shape, sd) if kind == "gaussian" else ornstein_uhlenbeck(draw, shape, sd, theta)
-
-
-def gaussian(draw: Stream, shape: tuple[int, ...], sd: float) -> torch.Tensor:
+def gaussian(draw: Stream, shape: tuple[int, ...], sd: float) -> Tensor:
     """Independent normal noise `[P, E, A]` of standard deviation `sd`; shape is (E, A)."""
     return sd * draw.normal(shape[0] * shape[1]).view(-1, *shape)
 
 
-def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: float) -> torch.Tensor:
+def ornstein_uhlenbeck(draw: Stream, shape: tuple[int, ...], sd: float, theta: float) -> Tensor:
     """Correlated noise `[P, E, A]` (Uhlenbeck & Ornstein, 1930; Lillicrap et al., 2016): x ← (1 − θ) x + sd · N(0, 1).
 
-    The process is the sum of its past shocks, Σ (1 − θ)ᵏ sd · N_{t−k}, and those can be drawn again: so nothing has to
-    be kept from step to step. Shocks of which less than `REMEMBERED` is left are left out. An episode's end is no
-    break: the process of an environment goes on into its next episode.
-
-    Args:
-        draw: of this step.
-        shape: (E, A).
-        sd: standard deviation of a shock; the process itself has sd / √(θ (2 − θ)).
-        theta: pull towards 0 at each step, in (0, 1].
+    The process is the sum of its past shocks, Σ (1 − θ)ᵏ sd · N_{t−k}, and those can be drawn again: nothing has to be
+    kept from step to step. Shocks of which less than `REMEMBERED` is left are left out. The process of an environment
+    goes on into its next episode. Theta is in (0, 1].
     """
     steps = 1 if theta == 1.0 else math.ceil(math.log(REMEMBERED) / math.log1p(-theta))
     shocks = draw.normal_window(steps, shape[0] * shape[1])  # [P, K, E · A]
     weights = sd * (1.0 - theta) ** torch.arange(steps, dtype=torch.float32, device=shocks.device)
     return (weights[:, None] * shocks).sum(dim=1).view(-1, *shape)
-
-
-def smoothed(action: torch.Tensor, draw: Stream, sd: float, limit: float) -> torch.Tensor:
-    """Return actions `[P, B, A]`, in [−1, 1] as those given, with noise of deviation `sd` and of size `limit` at most
-    (Fujimoto, van Hoof & Meger, 2018, eq. 14)."""
-    noise = sd * draw.normal(action[0].numel()).view(action.shape)
-    return (action + noise.clamp(-limit, limit)).clamp(-1.0, 1.0)

@@ -3,50 +3,39 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from evopipe.ops.value import masked_argmax
 from evopipe.rng import Stream
 
 
-def random_legal(u: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
+def random_legal(u: Tensor, legal: Tensor) -> Tensor:
     """Choose uniformly among legal actions: u in [0, 1) `[…]`, legal bool `[…, A]` → int64 `[…]`."""
     rank = legal.cumsum(dim=-1)  # the k-th legal action has rank k + 1
     chosen = (u * rank[..., -1]).floor().long().unsqueeze(-1)
     return (rank > chosen).int().argmax(dim=-1)
 
 
-def best_legal(q: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
-    """Choose the best legal action `[…]`, legal also where values are not finite: q `[…, A]`, legal `[…, A]` or None
-    where all are."""
+def best_legal(q: Tensor, legal: Tensor | None) -> Tensor:
+    """Return the best legal action `[…]`, also where values `[…, A]` are not finite."""
     return masked_argmax(torch.nan_to_num(q), legal)
 
 
-def likeliest(out: torch.Tensor, legal: torch.Tensor | None, continuous: bool) -> torch.Tensor:
+def likeliest(out: Tensor, legal: Tensor | None, continuous: bool) -> Tensor:
     """Return what a policy with outputs `[…, A]` does at best: tanh of them, or the legal action with the largest."""
     return torch.tanh(out) if continuous else best_legal(out, legal)
 
 
-def epsilon_greedy(q: torch.Tensor, legal: torch.Tensor, epsilon: torch.Tensor, draw: Stream) -> torch.Tensor:
-    """Act greedily, with probability ε uniformly among legal actions (Sutton & Barto, 2018, § 2.2).
-
-    Args:
-        q: `[P, E, A]` values.
-        legal: `[P, E, A]` bool.
-        epsilon: `[P]`.
-        draw: of this step.
-
-    Returns:
-        `[P, E]` int64.
-    """
+def epsilon_greedy(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
+    """Act greedily, with probability ε `[P]` uniformly among legal actions: q, legal `[P, E, A]` → `[P, E]` int64
+    (Sutton & Barto, 2018, § 2.2)."""
     u_explore, u_action = draw.uniform(2 * q.shape[1]).view(-1, 2, q.shape[1]).unbind(dim=1)
     return torch.where(u_explore < epsilon[:, None], random_legal(u_action, legal), best_legal(q, legal))
 
 
-def or_random(action: torch.Tensor, epsilon: torch.Tensor, draw: Stream) -> torch.Tensor:
-    """Clip actions `[P, E, A]` to [−1, 1]; with chance epsilon `[P]` draw one uniformly there instead.
-
-    A member whose actions are not finite gets 0s.
-    """
+def or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
+    """Clip actions `[P, E, A]` to [−1, 1]; with chance epsilon `[P]` draw one uniformly there instead. Where actions
+    are not finite they become 0s."""
     members, envs, size = action.shape
     u = draw.uniform(envs * (size + 1)).float().view(members, envs, size + 1)
     known = torch.nan_to_num(action).clamp(-1.0, 1.0)

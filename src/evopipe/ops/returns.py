@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 
 def gae(
-    reward: torch.Tensor,
-    value: torch.Tensor,
-    next_value: torch.Tensor,
-    terminated: torch.Tensor,
-    cut: torch.Tensor,
-    gamma: torch.Tensor,
-    lam: torch.Tensor,
-) -> torch.Tensor:
-    """Return generalised advantage estimates (Schulman et al., 2016, eq. 16).
+    reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, cut: Tensor, gamma: Tensor, lam: Tensor
+) -> Tensor:
+    """Return generalised advantage estimates (Schulman et al., 2016, eq. 16), `[P, T, E]`.
 
-    δ_t = r_t + γ (1 − terminated_t) V(s_{t+1}) − V(s_t), Â_t = δ_t + γ λ (1 − cut_t) Â_{t+1}. A truncated episode
-    bootstraps from its true last observation and lends nothing to the one after it; a terminated one does not
-    bootstrap.
-
-    Args:
-        reward: `[P, T, E]`.
-        value: `[P, T, E]`, V(s_t).
-        next_value: `[P, T, E]`, V of the true observation after the step, also where the episode ended there.
-        terminated: `[P, T, E]` bool.
-        cut: `[P, T, E]` bool, whether what comes after belongs to another episode: terminated or truncated.
-        gamma: `[P]`.
-        lam: `[P]`, λ.
+    δ_t = r_t + γ (1 − terminated_t) V(s_{t+1}) − V(s_t), Â_t = δ_t + γ λ (1 − cut_t) Â_{t+1}. `next_value` is V of the
+    true observation after the step, also where the episode ended there; `cut` says whether what comes after belongs to
+    another episode, terminated or truncated. Gamma and λ are `[P]`.
     """
     gamma = gamma[:, None, None]
     delta = reward + gamma * ~terminated * next_value - value

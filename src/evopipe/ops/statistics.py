@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def interquartile_mean(x: NDArray[np.float64]) -> float:
+def _interquartile_mean(x: NDArray[np.float64]) -> float:
     """Return the mean of the middle half, `x` `[n]` (Agarwal et al., NeurIPS 2021).
 
     Where n is no multiple of 4, the border values count by the share of them that lies inside.
@@ -22,13 +22,10 @@ def interquartile_mean(x: NDArray[np.float64]) -> float:
     return float((share * ordered).sum() / share.sum())
 
 
-def bootstrap_interval(
-    x: NDArray[np.float64], resamples: int, rng: np.random.Generator, level: float = 0.95
-) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of the mean of `x` `[n]` (Efron, 1979)."""
+def _bootstrap_interval(x: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> list[float]:
+    """Return the 95 % percentile bootstrap interval of the mean of `x` `[n]` (Efron, 1979)."""
     means = x[rng.integers(0, len(x), (resamples, len(x)))].mean(axis=1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    return [float(end) for end in np.quantile(means, [(1 - 0.95) / 2, (1 + 0.95) / 2])]
 
 
 def mean_of_finite(x: NDArray[np.float64]) -> float:
@@ -50,8 +47,8 @@ def summary(
         "mean": float(returns.mean()),
         "std": float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,
         "median": float(np.median(returns)),
-        "iqm": interquartile_mean(returns),
-        "interval": list(bootstrap_interval(returns, resamples, rng)),
+        "iqm": _interquartile_mean(returns),
+        "interval": _bootstrap_interval(returns, resamples, rng),
         "min": float(returns.min()),
         "max": float(returns.max()),
         "mean_length": float(lengths.mean()),

@@ -3,89 +3,52 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 
-def pick(values: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+def pick(values: Tensor, action: Tensor) -> Tensor:
     """Return the value of the action taken: `[…, A]`, int64 `[…]` → `[…]`."""
     return values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 
-def masked_argmax(q: torch.Tensor, legal: torch.Tensor | None = None) -> torch.Tensor:
+def masked_argmax(q: Tensor, legal: Tensor | None = None) -> Tensor:
     """Return the best legal action `[…]`; q `[…, A]`, legal bool `[…, A]` or None where all are."""
     return _of_legal(q, legal).argmax(dim=-1)
 
 
-def _of_legal(q: torch.Tensor, legal: torch.Tensor | None) -> torch.Tensor:
-    """Return the values `[…, A]` of legal actions, −∞ for the others."""
+def _of_legal(q: Tensor, legal: Tensor | None) -> Tensor:
     return q if legal is None else q.masked_fill(~legal, -torch.inf)
 
 
 def q_target(
-    r_t: torch.Tensor,
-    discount_t: torch.Tensor,
-    q_target_t: torch.Tensor,
-    q_selector_t: torch.Tensor,
-    legal_t: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return the one-step target r + γ Q_target(s′, argmax_a Q_selector(s′, a)).
+    r_t: Tensor, discount_t: Tensor, q_target_t: Tensor, q_selector_t: Tensor, legal_t: Tensor | None = None
+) -> Tensor:
+    """Return the one-step target r + γ Q_target(s′, argmax_a Q_selector(s′, a)), γ 0 where the episode terminated.
 
     With the online values as selector it is double Q-learning (van Hasselt, Guez & Silver, 2016, eq. 4), with the
-    target's own values plain Q-learning (Mnih et al., 2015).
-
-    Args:
-        r_t: rewards `[…]`.
-        discount_t: γ (1 − terminated) `[…]`; a truncated transition bootstraps.
-        q_target_t: values `[…, A]` that are bootstrapped from.
-        q_selector_t: values `[…, A]` that choose the action.
-        legal_t: legal actions in s′ `[…, A]`, or None where all are.
+    target's own values plain Q-learning (Mnih et al., 2015). Values and legal actions are `[…, A]`, the rest `[…]`.
     """
     return torch.addcmul(r_t, discount_t, pick(q_target_t, masked_argmax(q_selector_t, legal_t)))
 
 
-def regression_loss(value: torch.Tensor, target: torch.Tensor, huber: bool) -> torch.Tensor:
-    """Return ½ e² of e = value − target (MSE), or the Huber loss with threshold 1: ½ e² where |e| ≤ 1, |e| − ½ beyond.
-
-    Nothing is reduced: shapes are equal, and so is the result's.
-    """
+def regression_loss(value: Tensor, target: Tensor, huber: bool) -> Tensor:
+    """Return ½ e² of e = value − target (MSE), or the Huber loss with threshold 1; nothing is reduced."""
     if huber:  # as an operator: the function in `torch.nn` spends longer on broadcasting than on the loss
-        loss: torch.Tensor = torch.ops.aten.huber_loss.default(value, target, 0)
+        loss: Tensor = torch.ops.aten.huber_loss.default(value, target, 0)
         return loss
     error = value - target
     return 0.5 * error * error
 
 
-def clipped_double_target(
-    r_t: torch.Tensor, discount_t: torch.Tensor, q1_t: torch.Tensor, q2_t: torch.Tensor
-) -> torch.Tensor:
-    """Return r + γ min(Q₁, Q₂), clipped double Q-learning (Fujimoto, van Hoof & Meger, 2018, eq. 10). Shapes `[…]`."""
-    return torch.addcmul(r_t, discount_t, torch.minimum(q1_t, q2_t))
-
-
-def twin_loss(errors: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def twin_loss(errors: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss of two critics, Σ w (e₁² + e₂²) `[P]`, and each transition's mean |e| `[P, B]`, without gradient:
     errors are `[P, 2, B]`, weight is `[P, B]`."""
     return (weight[:, None] * errors.square()).sum(dim=(1, 2)), errors.detach().abs().mean(dim=1)
 
 
-def support(low: float, high: float, atoms: int, device: torch.device) -> torch.Tensor:
-    """Return the values `[K]` that the atoms of a categorical return distribution stand for."""
-    return torch.linspace(low, high, atoms, device=device)
-
-
-def project(
-    z: torch.Tensor, r_t: torch.Tensor, discount_t: torch.Tensor, probabilities_t: torch.Tensor
-) -> torch.Tensor:
-    """Project the distribution of r + γ z back onto z (Bellemare, Dabney & Munos, 2017, algorithm 1).
-
-    Args:
-        z: `[K]`, evenly spaced.
-        r_t: `[…]`.
-        discount_t: `[…]`.
-        probabilities_t: `[…, K]`, of the next state's best action.
-
-    Returns:
-        `[…, K]`, which sums to what `probabilities_t` sums to.
-    """
+def project(z: Tensor, r_t: Tensor, discount_t: Tensor, probabilities_t: Tensor) -> Tensor:
+    """Project the distribution of r + γ z, `[…, K]`, back onto z `[K]`, evenly spaced (Bellemare, Dabney & Munos, 2017,
+    algorithm 1); the sum of the probabilities stays."""
     low, high, atoms = z[0], z[-1], len(z)
     apart = (high - low) / (atoms - 1)
     # Where r + γ z lies, counted in atoms from the lowest: written so that γ = 1, r = 0 gives whole numbers exactly.
@@ -100,16 +63,13 @@ def project(
     return projected.scatter_add_(-1, index + 1, probabilities_t * above)
 
 
-def conservative_gap(q: torch.Tensor, action: torch.Tensor, legal: torch.Tensor | None = None) -> torch.Tensor:
+def conservative_gap(q: Tensor, action: Tensor, legal: Tensor | None = None) -> Tensor:
     """Return log Σ exp Q(s, ·) − Q(s, a), a of the dataset (Kumar et al., 2020, eq. 4): `[…, A]`, int64 `[…]` → `[…]`.
-
-    The sum is over the legal actions, bool `[…, A]`, or None where all are. Never negative; its gradient is the
-    difference of softmax(Q) and the action taken.
-    """
+    The sum is over the legal actions, bool `[…, A]`, or None where all are."""
     return torch.logsumexp(_of_legal(q, legal), dim=-1) - pick(q, action)
 
 
-def expectile_loss(error: torch.Tensor, tau: torch.Tensor | float) -> torch.Tensor:
+def expectile_loss(error: Tensor, tau: Tensor | float) -> Tensor:
     """Return |τ − 1(e < 0)| e² (Newey & Powell, 1987; Kostrikov et al., 2021, eq. 5), e = target − value `[…]`.
 
     τ = ½ is half the squared error; towards 1 the value that it fits goes from the mean to the largest target.

@@ -21,19 +21,10 @@ _NUMPY = {torch.int64: np.int64, torch.float32: np.float32}
 def act(
     spec: Spec, cohorts: Sequence[Cohort], obs: np.ndarray, legal: np.ndarray, epsilon: float, tick: int
 ) -> np.ndarray:
-    """Choose every member's actions.
+    """Choose every member's actions: `[P · E]` int64, or `[P · E, A]` float32 where actions are continuous.
 
-    Args:
-        spec: configuration.
-        cohorts: all members.
-        obs: `[P · E, O]` float32, rows by slot.
-        legal: `[P · E, A]` bool.
-        epsilon: exploration rate.
-        tick: when; with the members' keys it fixes the draws.
-
-    Returns:
-        `[P · E]` int64, `[P · E, A]` float32 where actions are continuous. A frozen member's values mean nothing: its
-        environments go on with random legal actions.
+    Rows are by slot: obs `[P · E, O]` float32, legal `[P · E, A]` bool. The tick, with the members' keys, fixes the
+    draws. A frozen member's values mean nothing: its environments go on with random legal actions.
     """
     obs, legal = _by_member(cohorts, obs), _by_member(cohorts, legal)
     chosen = [choose(spec, cohort, obs[cohort.slots], legal[cohort.slots], (epsilon, tick)) for cohort in cohorts]
@@ -41,10 +32,8 @@ def act(
 
 
 def take_note(cohorts: Sequence[Cohort], obs: np.ndarray) -> None:
-    """Let every member take note of what it is about to act on, `[P · E, O]`, rows by slot.
-
-    Nothing happens unless observations are normalised. Once a tick, before they act; never where they are evaluated.
-    """
+    """Let every member take note of what it is about to act on, `[P · E, O]`, rows by slot: once a tick, before they
+    act; never where they are evaluated."""
     for cohort in cohorts:
         if cohort.normaliser is not None:
             own = torch.from_numpy(_by_member(cohorts, obs)[cohort.slots])
@@ -52,19 +41,14 @@ def take_note(cohorts: Sequence[Cohort], obs: np.ndarray) -> None:
 
 
 def _by_member(cohorts: Sequence[Cohort], x: np.ndarray) -> np.ndarray:
-    """`[P · E, …]` → `[P, E, …]`."""
     return x.reshape(sum(len(cohort.members) for cohort in cohorts), -1, x.shape[-1])
 
 
 def choose(spec: Spec, cohort: Cohort, obs: np.ndarray, legal: np.ndarray, explore: tuple[float, int] | None) -> Tensor:
     """Choose the actions of one cohort's members, as `act`, on its device; nothing waits for it.
 
-    Args:
-        spec: configuration.
-        cohort: the members.
-        obs: `[P, E, O]` float32, in the order of the cohort's members.
-        legal: `[P, E, A]` bool.
-        explore: exploration rate and tick, which with the members' keys fixes the draws; None for greedy actions.
+    Obs `[P, E, O]` float32 and legal `[P, E, A]` bool are in the order of the cohort's members. `explore` is the
+    exploration rate and the tick; None for greedy actions.
     """
     algo, cfg, own, explores = spec.algo, spec.algo_config, cohort.bare, explore is not None
     epsilon, tick = explore or (0.0, 0)
@@ -89,13 +73,9 @@ def step(
 ) -> Chosen:
     """Let the members of a cohort that learns on-policy choose; nothing waits for the device.
 
-    Args:
-        spec: configuration.
-        cohort: the members.
-        obs: `[P, E, O]` float32, as their networks read them (`cohort.shown`).
-        legal: `[P, E, A]` bool.
-        begins: `[P, E]` bool, an episode begins: what was remembered, memory `[P, E, M]`, is forgotten.
-        tick: when; with the members' keys it fixes the draws. None for greedy actions.
+    Obs `[P, E, O]` float32 are as their networks read them (`cohort.shown`), legal is `[P, E, A]` bool. Where an
+    episode begins, `[P, E]` bool, what was remembered, memory `[P, E, M]`, is forgotten. The tick, with the members'
+    keys, fixes the draws; None for greedy actions.
     """
     algo, cfg, own, draws = spec.algo, spec.algo_config, cohort.bare, tick is not None
 
@@ -113,10 +93,7 @@ def step(
 
 
 def gather(chosen: Sequence[Tensor], places: Sequence[Any]) -> np.ndarray:
-    """Put cohorts' actions `[P, E, …]` in the places of their members, for all members.
-
-    All are under way before the first is waited for.
-    """
+    """Put cohorts' actions `[P, E, …]` in their members' places. All are under way before the first is waited for."""
     first = chosen[0]
     actions = np.empty((sum(len(place) for place in places), *first.shape[1:]), _NUMPY[first.dtype])
     for place, each in zip(places, chosen, strict=True):

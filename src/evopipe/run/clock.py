@@ -26,7 +26,6 @@ class Clock:
 
     @classmethod
     def of(cls, spec: Spec, members: int) -> Clock:
-        """Return the clock of a run that begins."""
         envs, train = spec.env.num_envs, spec.train
         return cls(members, envs, -(-train.evo_steps // envs), -(-train.max_steps // envs))
 
@@ -42,7 +41,6 @@ class Clock:
 
     @property
     def generation_over(self) -> bool:
-        """Whether evaluation and evolution are due."""
         return self.here >= self.each or self.tick >= self.total
 
     def count(self, broken: int = 0, rewarded: bool = True) -> None:
@@ -55,6 +53,5 @@ class Clock:
         self.rewarded |= rewarded
 
     def begin_generation(self) -> None:
-        """Count a generation that is over."""
         self.generation += 1
         self.here = self.broken_here = 0

@@ -1,9 +1,10 @@
-"""Beginning a run, and driving it: advance it until it ends or is stopped, tell what happens, let it be saved."""
+"""Beginning a run, and driving it to its end in a process that may be stopped or killed."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from evopipe.algos import on_policy
 from evopipe.core.member import Member
 from evopipe.envs.workers import Workers
-from evopipe.errors import UsageError
+from evopipe.errors import DiskError, DivergedError, EnvironmentFailed, Interrupted, UsageError
 from evopipe.evolve.mutate import Mutation
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Stopped
@@ -19,12 +20,17 @@ from evopipe.run.off_policy import OffPolicy
 from evopipe.run.offline import Offline
 from evopipe.run.on_policy import CollectRollouts, OnPolicy
 from evopipe.run.regime import Regime, Setup
-from evopipe.run.run import Run
+from evopipe.run.run import Champion, Run
 from evopipe.run.spec import Spec
-from evopipe.track.events import Generation, Message, Progress, Tracker
+from evopipe.signals import StopSignal
+from evopipe.storage.checkpoint import CheckpointStore
+from evopipe.track.events import End, Generation, Message, Progress, Start, Tracker
 
 if TYPE_CHECKING:
     from evopipe.data.transitions import Transitions
+
+SAVE_SHARE = 0.01  # of wall time that saving may take
+_ENDINGS = {"target": "target reached", "max_steps": "all steps taken"}
 
 
 _PATIENCE = 3  # generations without a reward that nobody need worry about
@@ -46,11 +52,8 @@ def begin(
 ) -> Run:
     """Return a run at its beginning, in the regime of its algorithm.
 
-    `births` are the members' mutations, if any. For warm, workers and learners see `Setup`, for collect_rollouts
-    `OnPolicy`.
-
-    Raises:
-        UsageError: `collect_rollouts` is given and the algorithm collects none.
+    For warm, workers and learners see `Setup`, for collect_rollouts `OnPolicy`. Raises UsageError if `collect_rollouts`
+    is given and the algorithm collects none.
     """
     if collect_rollouts is not None and not on_policy(spec.algo):
         raise UsageError(f"collect_rollouts: {spec.train.algo} collects no rollouts; take an on-policy algorithm")
@@ -67,7 +70,68 @@ def begin(
     return Run(spec, regime, clock, members, births)
 
 
-def drive(run: Run, tracker: Tracker, stop: Callable[[], bool], save: Callable[[], None]) -> None:
+def train(
+    run: Run,
+    store: CheckpointStore,
+    save_seconds: float,
+    stop: StopSignal,
+    tracker: Tracker,
+    problems: Callable[[], Iterable[str]],
+) -> Champion:
+    """Take a run from its last checkpoint, or its beginning, to its end; return the champion.
+
+    It is saved every `save_seconds` at most, and as it ended. Between ticks `problems` is asked for warnings to show.
+
+    Raises:
+        DataError: every checkpoint is damaged.
+        DivergedError: all members diverged, again and again.
+        EnvironmentFailed: the environment raised or broke its contract.
+        Interrupted: a signal came; the run was saved.
+    """
+    began, spec, clock, resumed = time.perf_counter(), run.spec, run.clock, None
+    if loaded := store.load():
+        _warn(tracker, loaded.warnings)
+        if lost := run.restore(loaded.tensors, loaded.meta):
+            sentence = (
+                f"{lost} environments did not return to where they were: {spec.env.id} is not a function of its seed "
+                "and actions. They begin new episodes; the run goes on, but not bit for bit"
+            )
+            _warn(tracker, [sentence])
+        resumed = clock.step
+    tracker.emit(Start("train", spec.env.id, spec.train.algo, clock.members, clock.total * clock.envs, resumed))
+    _warn(tracker, run.regime.remarks)
+    saver = _Saver(run, store, save_seconds)
+
+    def between() -> None:
+        saver.save_if_due()
+        _warn(tracker, problems())
+
+    try:
+        _drive(run, tracker, lambda: stop.signum is not None, between)
+    except EnvironmentFailed:
+        if run.regime.whole:
+            clock.broken_here = 0  # a mended environment starts with a clean slate
+            with contextlib.suppress(DiskError):  # the environment's failure is the news
+                saver.save()
+        raise
+    if stop.signum is not None and not run.reason:
+        saver.save()
+        raise Interrupted(
+            stop.signum, f"stopped at step {clock.step} of each member; saved, the same command continues from there"
+        )
+    if run.champion is None:
+        raise DivergedError("no generation had a healthy member, so there is no elite: lower the learning rate")
+    saver.save()  # whatever happens while the outs are written, training is not lost
+    tracker.emit(End(_ENDINGS[run.reason], time.perf_counter() - began, clock.env_steps, clock.eval_steps))
+    return run.champion
+
+
+def _warn(tracker: Tracker, sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        tracker.emit(Message("warning", sentence))
+
+
+def _drive(run: Run, tracker: Tracker, stop: Callable[[], bool], save: Callable[[], None]) -> None:
     """Advance a run until it ends or `stop` says so, then the caller saves; `save` is called between ticks."""
     watch, clock = _Stopwatch(run), run.clock
     while not run.reason and not stop():
@@ -79,7 +143,7 @@ def drive(run: Run, tracker: Tracker, stop: Callable[[], bool], save: Callable[[
             except Stopped:
                 return
             if broken:
-                tracker.emit(Message("warning", f"{broken} broken transitions of the environment were left out"))
+                _warn(tracker, [f"{broken} broken transitions of the environment were left out"])
             made_by, evolve = dict(enumerate(births)), run.spec.algo_config.evolve
             steps = clock.env_steps, clock.eval_steps
             tracker.emit(Generation.of(run.lineage[-1], made_by, evolve, watch.lap(), steps, run.losses))
@@ -103,12 +167,10 @@ class _Stopwatch:
         self.first_step, self.first_steps = clock.step, clock.env_steps
 
     def lap(self) -> float:
-        """Return the seconds since the last call."""
         before, self.lapped = self.lapped, time.perf_counter()
         return self.lapped - before
 
     def due(self) -> bool:
-        """Whether it is a quarter of a second since progress was last shown."""
         now = time.perf_counter()
         if now - self.shown < 0.25:
             return False
@@ -129,3 +191,22 @@ class _Stopwatch:
             seconds_left=(total - clock.step) * seconds / done if done else None,
             target=self.run.target,
         )
+
+
+class _Saver:
+    """Saves every so many seconds, and never more often than a hundredth of wall time allows."""
+
+    def __init__(self, run: Run, store: CheckpointStore, seconds: float) -> None:
+        self.run, self.store, self.seconds = run, store, seconds
+        self.last, self.cost = time.perf_counter(), 0.0
+
+    def save_if_due(self) -> None:
+        if time.perf_counter() - self.last >= max(self.seconds, self.cost / SAVE_SHARE):
+            self.save()
+
+    def save(self) -> None:
+        began = time.perf_counter()
+        tensors, meta = self.run.state()
+        self.store.save(self.run.clock.tick + self.run.clock.generation, tensors, meta)
+        self.last = time.perf_counter()
+        self.cost = self.last - began

@@ -18,12 +18,13 @@ from evopipe.run.spec import Spec
 
 
 class Stopped(Exception):
-    """A signal came in the middle of an evaluation, which leaves nothing behind and can be run again."""
+    """A signal came in the middle of an evaluation, which leaves nothing behind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """What members reached: undiscounted `returns` and `lengths`, both `[P, n]` in slot order; `steps` in all."""
+    """What members reached: undiscounted `returns`, not finite where the environment broke, `lengths`, and `steps` in
+    all."""
 
     returns: np.ndarray
     lengths: np.ndarray
@@ -40,17 +41,16 @@ def evaluate(
 ) -> Episodes:
     """Play one greedy episode a seed with every member.
 
-    A return is not finite if the environment broke in that episode.
-
     Args:
         spec: configuration.
         cohorts: the members, `P` in all.
         pool: environments, at least `P`; each member uses `rows // P` of them at a time.
-        seeds: `[n]` episode seeds, the same for all members.
+        seeds: `[n]`, the same for all members.
         cap: most steps of an episode, None for no cap.
+        stopped: asked at every step.
 
     Raises:
-        Stopped: `stopped` said so, which is asked at every step.
+        Stopped: `stopped` said so.
         EnvironmentFailed: an environment raised or broke its contract.
     """
     slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
@@ -107,5 +107,5 @@ class Evaluator:
         self.pool = EnvPool(spec.env, members * each, what="evaluation", workers=workers)
 
     def __call__(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Play one episode a seed with every member, `train.eval_steps` at most; see `evaluate`."""
+        """See `evaluate`; an episode has `train.eval_steps` at most."""
         return evaluate(self._spec, cohorts, self.pool, seeds, self._spec.train.eval_steps, stopped)

@@ -29,7 +29,7 @@ UPDATES_PER_TICK = 1 << 13  # more than any member can take: keeps the replay dr
 
 def updates_due(cohort: Cohort, tick: int, envs: int) -> int:
     """Return how many updates a cohort owes at the tick-th tick (from 0) of its generation: one every `learn_step`
-    environment steps of a member, over the generation exactly so many."""
+    environment steps of a member."""
     every = _learn_step(cohort)
     return (tick + 1) * envs // every - tick * envs // every
 
@@ -39,35 +39,22 @@ def _learn_step(cohort: Cohort) -> int:
 
 
 def discount_rate(cohort: Cohort) -> Tensor:
-    """Return γ of each member `[P]`: 1 where the algorithm has none, as imitation has not."""
+    """Return γ of each member `[P]`: 1 where the algorithm has none."""
     return cohort.hyper.get("gamma", torch.ones_like(cohort.weight[:, 0]))
 
 
 def learn(spec: Spec, cohort: Cohort, replay: Replay, tick: int, updates: int, turn: int = 0) -> Tensor:
-    """Take so many updates, each on a fresh batch; the cohort's tensors change in place.
+    """Take so many updates, at least 1, each on a fresh batch, in place; return the last losses `[P]`.
 
-    Args:
-        spec: configuration.
-        cohort: the members that learn.
-        replay: where batches come from; every memory must hold at least one row.
-        tick: when; with the members' keys it fixes the draws.
-        updates: how many, at least 1.
-        turn: which of the algorithm's unlike updates the first one is, see `evopipe.algos`.
-
-    Returns:
-        The members' losses `[P]` in the last update, `cohort.losses`.
+    Every memory must hold at least one row. The tick, with the members' keys, fixes the draws; `turn` says which of the
+    algorithm's unlike updates the first one is, see `evopipe.algos`.
     """
     _ready(spec, cohort, replay, tick, updates, turn, replay.filled(cohort.slots))()
     return cohort.losses
 
 
 class ReplayLearning:
-    """What a regime holds whose members learn from a replay memory; for the arguments see `Setup` and `Replay`.
-
-    Attributes:
-        replay: the memory, empty at first; with priorities of each member's own if `train.replay` says so.
-        learners: the processes that learn from it.
-    """
+    """What a regime holds whose members learn from a replay memory, empty at first; see `Setup` and `Replay`."""
 
     def __init__(self, setup: Setup, layout: RowLayout, memories: int, capacity: int, images: Sequence[Image]) -> None:
         spec, cfg = setup.spec, setup.spec.train.replay
@@ -93,7 +80,7 @@ class ReplayLearning:
 
     def hand_down(self, parents: Sequence[int] | None) -> None:
         """Let no member draw by a stranger's errors: on a shared memory a child has its parent's priorities; on its
-        slot's own, which has other rows than the parent's, and where all diverged, rows count alike again."""
+        slot's own, which has other rows, and where all diverged, rows count alike again."""
         trees = self.replay.priorities
         if trees is None:
             return
@@ -117,7 +104,7 @@ class ReplayLearning:
 def _of_share(
     spec: Spec, replay: Replay, share: Share, cohort: Cohort, tick: int, due: Sequence[int]
 ) -> Callable[[], Any]:
-    """Return the learning of a share, given as a cohort of its own, ready to be called; see `ReplayLearning.due`."""
+    """Return the learning of a share, given as a cohort of its own, ready to be called."""
     updates, turn, *filled = due
     return _ready(spec, cohort, replay, tick, updates, turn, filled[share.first : share.end])
 

@@ -1,8 +1,8 @@
 """Learning divided among processes: each takes some rows of the cohorts, on the same memory.
 
-The members' tensors and what they learn from lie in memory that all processes see. For a generation the trainer forks
-helpers (`evopipe.parallel`); at each tick it tells them what is due, takes its own share, and waits. A row is computed
-by the same operators on the same numbers wherever it is, so nothing depends on how many processes there are.
+For a generation the trainer forks helpers (`evopipe.parallel`); at each tick it tells them what is due, takes its own
+share, and waits. A row is computed by the same operators on the same numbers wherever it is: nothing depends on how
+many processes there are.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Share(NamedTuple):
     end: int
 
 
-def divide(cohorts: Sequence[Cohort], processes: int, rates: Sequence[float]) -> list[list[Share]]:
+def _divide(cohorts: Sequence[Cohort], processes: int, rates: Sequence[float]) -> list[list[Share]]:
     """Divide all rows among at most so many processes, so that the slowest has as little to do as possible.
 
     Rows stay in order and together: a process's time is its cohorts' dispatch and its rows' arithmetic. There are fewer
@@ -72,7 +72,6 @@ def divide(cohorts: Sequence[Cohort], processes: int, rates: Sequence[float]) ->
 
 
 def _shares(rows: Sequence[tuple[int, int]]) -> list[Share]:
-    """Return neighbouring rows of cohorts, (cohort, row), as one share a cohort."""
     own = [list(group) for _, group in itertools.groupby(rows, key=lambda row: row[0])]
     return [Share(group[0][0], group[0][1], group[-1][1] + 1) for group in own]
 
@@ -82,13 +81,10 @@ _Ready: TypeAlias = Callable[[Share, Cohort, int, Sequence[int]], Callable[[], A
 
 
 class Learners:
-    """The processes that learn, this one included.
+    """The processes that learn, this one included; for how many at most see `learner_count`.
 
-    Args:
-        spec: configuration.
-        processes: how many at most; see `learner_count`.
-        ready: how a share learns what is due, in place: numbers that only the regime knows the meaning of, always as
-            many; the first is 0 if nothing is due.
+    `ready` says how a share learns what is due, in place: numbers that only the regime knows the meaning of, always as
+    many; the first is 0 if nothing is due.
     """
 
     def __init__(self, spec: Spec, processes: int, ready: _Ready) -> None:
@@ -99,10 +95,7 @@ class Learners:
         self._order = np.empty(0, np.int64)
 
     def share(self, tensors: Sequence[Tensor]) -> None:
-        """Move tensors to memory that all processes see, in place: whoever holds one, holds it still.
-
-        A view that was taken before stays behind: take none before.
-        """
+        """Move tensors to memory that all processes see, in place. A view that was taken before stays behind."""
         if self._processes == 1:
             return
         for tensor, piece in zip(tensors, shared_memory([tensor.nbytes for tensor in tensors]), strict=True):
@@ -120,7 +113,7 @@ class Learners:
         if self._processes > 1:
             each = sum(cost(cohort.members, cohort.pace) * rate for cohort, rate in zip(cohorts, rates, strict=True))
             if min(train.evo_steps, train.max_steps) * each >= LEAST_WORK:
-                plan = divide(cohorts, self._processes, rates)
+                plan = _divide(cohorts, self._processes, rates)
         if len(plan) > 1:
             rows = [(*c.tensors(), c.healthy, c.losses, *c.seen()) for c in cohorts]
             self.share([*itertools.chain(*rows), *read])
@@ -129,11 +122,7 @@ class Learners:
             self._parts = [[(Share(i, 0, len(cohort.members)), cohort) for i, cohort in enumerate(cohorts)]]
 
     def share_of(self, tick: int, due: Sequence[Sequence[int]]) -> Iterator[Callable[[], Any]]:
-        """Tell the helpers what is due at one tick; yield what this process has to do; then wait for the helpers.
-
-        Args:
-            tick: when; with the members' keys it fixes the draws.
-            due: of each cohort of the last `adopt`.
+        """Tell the helpers what is due of each cohort at one tick; yield what this process has to do; wait for them.
 
         Raises:
             ResourceError: a helper died.
@@ -155,13 +144,11 @@ class Learners:
     def _due(
         self, mine: Sequence[tuple[Share, Cohort]], tick: int, due: Sequence[Sequence[int]]
     ) -> Iterator[Callable[[], Any]]:
-        """Return what one process has to do at one tick."""
         for share, cohort in mine:
             if due[share.cohort][0]:
                 yield self._ready(share, cohort, tick, due[share.cohort])
 
     def _tell(self, tick: int, due: Sequence[Sequence[int]]) -> None:
-        """Tell the helpers what is due."""
         order = [tick, *itertools.chain(*due)]
         if not self._helpers:  # not before the first learning: until then there is nothing to divide
             self._order = np.frombuffer(shared_memory([8 * len(order)])[0], np.int64, len(order))
@@ -172,7 +159,6 @@ class Learners:
             helper.tell()
 
     def _follow(self, mine: Sequence[tuple[Share, Cohort]], lengths: Sequence[int]) -> None:
-        """What a helper does at a tick."""
         tick, *numbers = self._order.tolist()
         ends = itertools.accumulate(lengths)
         for learn in self._due(mine, tick, [numbers[end - n : end] for n, end in zip(lengths, ends, strict=True)]):
@@ -180,7 +166,6 @@ class Learners:
 
 
 def _wait(helper: Helper) -> None:
-    """Wait for the end of a helper's tick."""
     try:
         error = helper.wait()
     except Died as death:

@@ -67,10 +67,8 @@ class OffPolicy:
     def advance(self) -> None:
         """Take one step in every environment, store the transitions, learn what is due.
 
-        The members learn while the environments step, from the memory as it was before this tick.
-
-        Raises:
-            EnvironmentFailed: an environment failed. The state is whole: its actions are chosen and stay pending.
+        The members learn while the environments step, from the memory as it was before this tick. Where an environment
+        fails (EnvironmentFailed) the state is whole: its actions are chosen and stay pending.
         """
         spec, clock, world, pool = self.spec, self.clock, self.world, self.world.pool
         if world.pending is None:

@@ -25,10 +25,9 @@ _PART = 1 << 24  # bytes of rows that are packed at once
 
 
 class Offline:
-    """The regime (see `Regime`) of learning from a dataset: all of it and nothing else, one for all members.
+    """The regime (see `Regime`) of learning from a dataset, one for all members.
 
-    A step of a member is a chance to learn where online it is a step in the environment: at a learn step of 1 it is one
-    update. Everything counted in steps means these.
+    A step of a member, wherever steps are counted, is a chance to learn where online it is a step in the environment.
 
     Raises:
         DataError: the dataset is empty.
@@ -52,7 +51,7 @@ class Offline:
         self.learning = ReplayLearning(setup, layout, 1, len(data), byte_images(pool, data))
         self.replay, self.learners = self.learning.replay, self.learning.learners
         self.first, self.hand_down = self.learning.first, self.learning.hand_down
-        for rows in pack(layout, data):
+        for rows in _pack(layout, data):
             self.replay.add(rows[None], np.ones((1, len(rows)), bool), each=len(rows))
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
@@ -83,11 +82,11 @@ class Offline:
         self.evaluate.pool.close()
 
 
-def pack(layout: RowLayout, data: Transitions) -> Iterator[np.ndarray]:
+def _pack(layout: RowLayout, data: Transitions) -> Iterator[np.ndarray]:
     """Pack transitions into rows `[n, size]`, part by part: images as numbers are too large for all at once.
 
-    Each spans `layout.steps` steps, fewer if its episode ends before. One that runs into an end takes the end's own
-    next observation: it bootstraps from it if the episode was cut, and not if it terminated.
+    Each spans `layout.steps` steps, fewer if its episode ends before: then it takes the end's own next observation, and
+    bootstraps from it if the episode was cut, not if it terminated.
     """
     taken = _steps_taken(data, layout.steps)
     size = max(1, _PART // (4 * layout.size))

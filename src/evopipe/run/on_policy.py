@@ -23,7 +23,7 @@ from evopipe.run.evaluate import Evaluator
 from evopipe.run.learn import discount_rate
 from evopipe.run.learners import Learners, Share
 from evopipe.run.regime import Setup
-from evopipe.run.rollouts import ready, rollout_ends
+from evopipe.run.rollouts import ready
 from evopipe.run.world import TensorWorld, World
 
 _NUMBERS, _FLAGS = ("obs", "reward"), ("terminated", "truncated", "broken")  # of a step that a user records
@@ -73,7 +73,7 @@ class OnPolicy:
     """The regime (see `Regime`) of on-policy algorithms.
 
     Args:
-        setup: what it begins with; transitions to learn from must be none: members learn from their own steps alone.
+        setup: what it begins with.
         collect_rollouts: takes this regime and a number of ticks, and collects these by itself: so many times
             `choose()`, a step of `pool`, and `record(step)`, whose rewards and ends may be its own.
 
@@ -113,7 +113,6 @@ class OnPolicy:
         return self.world.pool
 
     def first(self, member: Member) -> Member:
-        """Return the member: it has seen nothing yet."""
         return member
 
     def hand_down(self, parents: Sequence[int] | None) -> None:
@@ -138,9 +137,8 @@ class OnPolicy:
                         _keep(each.cohort.pieces(own), cohort.pieces(held))
 
     def _playing(self, cohort: Cohort) -> _Playing:
-        """Return a cohort as it begins to play."""
         envs, device = self.clock.envs, self.spec.device
-        ends = rollout_ends(int(cohort.members[0].hyper["learn_step"]), envs, self.clock.generation_ticks)
+        ends = _rollout_ends(int(cohort.members[0].hyper["learn_step"]), envs, self.clock.generation_ticks)
         longest = max(end - first for first, end in itertools.pairwise([0, *ends]))
         members, size = len(cohort.members), cohort.memory
         rows = slice(None) if cohort.slots == list(range(len(self.keys))) else cohort.slots
@@ -155,8 +153,7 @@ class OnPolicy:
 
     @property
     def remarks(self) -> list[str]:
-        """Say what the learn step becomes if it is no whole number of ticks or longer than a generation, which batch
-        is larger than it, and what members do not use."""
+        """Say what the learn step and the batch become where they do not fit, and what members do not use."""
         p, envs = self.spec, self.clock.envs
         asked, batch, algo = p.algo_config.learn_step, p.algo_config.batch_size, f"algos.{p.train.algo}"
         each, generation = -(-asked // envs) * envs, -(-p.train.evo_steps // envs) * envs
@@ -182,9 +179,8 @@ class OnPolicy:
     def advance(self) -> None:
         """Take one step in every environment, or a rollout by `collect_rollouts`; learn from rollouts that are over.
 
-        Raises:
-            EnvironmentFailed: an environment failed. The state is whole: its actions are chosen and stay `pending`.
-            UsageError: `collect_rollouts` recorded another number of steps than it was asked for.
+        Raises UsageError if `collect_rollouts` recorded another number of steps than it was asked for; after
+        EnvironmentFailed the state is whole: its actions are chosen and stay `pending`.
         """
         if self._collect_rollouts is None:
             self._enter(self.world.take(self.choose()))
@@ -197,7 +193,6 @@ class OnPolicy:
         self.world.refuse_broken()
 
     def _let_collect(self, collect_rollouts: CollectRollouts) -> None:
-        """Have the user's function take all ticks until a member learns."""
         before = self.clock.here
         ticks = min(end for each in self.playing for end in each.ends if end > before) - before
         self._until = before + ticks
@@ -230,10 +225,7 @@ class OnPolicy:
         """Enter what the chosen actions gave; begin new episodes where some ended.
 
         A row whose reward or observation is not finite counts as broken: nothing is learned from it, and its
-        environment begins anew.
-
-        Raises:
-            UsageError: no action was chosen, or an array is of a wrong shape, or none.
+        environment begins anew. Raises UsageError where no action was chosen, or an array is of a wrong shape, or none.
         """
         if self.world.pending is None:
             raise UsageError("no action was chosen: call choose() before record(step)")
@@ -257,11 +249,9 @@ class OnPolicy:
         self.whole = True
 
     def _of(self, each: _Playing, everyone: Sequence[Tensor]) -> list[Tensor]:
-        """Return a cohort's share, on its device."""
         return [upload(x[each.rows], self.spec.device) for x in everyone]
 
     def _read(self, taken: Step) -> Step:
-        """Return a step as the loop learns from it: arrays, and broken where it is not finite."""
         kinds: dict[str, type] = dict.fromkeys(_NUMBERS, np.float32) | dict.fromkeys(_FLAGS, np.bool_)
         step = replace(taken, **{name: self._array(name, getattr(taken, name), kinds[name]) for name in kinds})
         finite = np.isfinite(step.obs).all(axis=1) & np.isfinite(step.reward)
@@ -322,8 +312,19 @@ class OnPolicy:
 
 
 def _keep(places: dict[tuple[str, int], Tensor], held: dict[tuple[str, int], Tensor]) -> None:
-    """Fill the pieces of a memory `[E, width]` with those that were held; pads may differ."""
     for piece, place in places.items():
         if piece in held:
             width = min(place.shape[-1], held[piece].shape[-1])
             place[..., :width] = held[piece][..., :width]
+
+
+def _rollout_ends(learn_step: int, envs: int, ticks: int) -> list[int]:
+    """Return the ticks of a generation after which a member learns.
+
+    A rollout takes as many ticks as give at least `learn_step` steps in `envs` environments; the generation's last one
+    what is left, between half and one and a half of that: members learn from all that they did before evolution
+    replaces them.
+    """
+    each = -(-learn_step // envs)
+    count = max(1, int(ticks / each + 0.5))
+    return [*(each * i for i in range(1, count)), ticks]

@@ -18,10 +18,8 @@ TIMING = ("generation", "seconds", "env_steps", "eval_steps")
 
 
 def write_results(run: Run, champion: Champion, about: Mapping[str, Any], folder: Path) -> None:
-    """Write what a run that has ended leaves, but for the timing: the elite stands behind the members.
-
-    No clock is in any of it, so that equal runs give equal bytes. `about` says what the members were made for.
-    """
+    """Write what a run that has ended leaves, but for the timing: the elite stands behind the members. `about` says
+    what they were made for. No clock is in any of it, so that equal runs give equal bytes."""
     elite = {
         "id": champion.member.id,
         "generation": champion.generation,
@@ -57,9 +55,9 @@ def write_results(run: Run, champion: Champion, about: Mapping[str, Any], folder
 def write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> None:
     """Write how long each generation took: the one out that holds a clock, a measurement and no result.
 
-    A run that was killed repeats what came after its last checkpoint, so the last word on a generation counts. A
-    generation that began in one process and ended in another has the seconds and the steps of its last part only, so
-    that its speed is right. Rows that the log has lost (a full disk) are left out.
+    A run that was killed repeats what came after its last checkpoint: the last word on a generation counts. A
+    generation that two processes shared has the seconds and steps of its last part. Rows that the log has lost are left
+    out.
     """
     rows: dict[int, tuple[int, float, int, int]] = {}
     ends: dict[int, Sequence[Any]] = {int(row[0]): row for row in curve}
@@ -75,7 +73,7 @@ def write_timing(log: Path, curve: Sequence[Sequence[Any]], folder: Path) -> Non
 
 
 def _timing(event: Generation, began: int, ends: Mapping[int, Sequence[Any]]) -> tuple[int, float, int, int]:
-    """Return a row of `timing.csv`: the seconds, and the steps of the population that were taken in them."""
+    """Return a row of `timing.csv`: seconds, and the steps of the population that were taken in them."""
     _, start, training, evaluation, *_ = ends.get(event.generation - 1, (0, 0, 0, 0))
     share = (event.step - max(start, began)) / max(1, event.step - start)
     steps = round((event.env_steps - training) * min(1.0, max(0.0, share)))

@@ -50,11 +50,8 @@ class Regime(Protocol):
         """Work with these cohorts from now on. Their tensors change in place."""
 
     def hand_down(self, parents: Sequence[int] | None) -> None:
-        """Let new members have what is kept of the old ones beside the members themselves.
-
-        Args:
-            parents: `[P]`, in which slot the parent of each new member was; None if all members were replaced.
-        """
+        """Let new members have what is kept beside the members themselves: `parents` `[P]` says in which slot the
+        parent of each was; None if all were replaced."""
 
     def advance(self) -> None:
         """Take one tick, and learn what is due.
@@ -64,11 +61,7 @@ class Regime(Protocol):
         """
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """Score members, all on the same seeds `[n]`.
-
-        Raises:
-            Stopped: `stopped` said so.
-        """
+        """Score members, all on the same seeds `[n]`; raise Stopped if `stopped` says so."""
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that outlives a tick, cohorts excepted."""

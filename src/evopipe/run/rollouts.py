@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,31 +15,18 @@ from evopipe import rng
 from evopipe.core.cohort import BATCH_MULTIPLE, Cohort
 from evopipe.core.graphs import Body, upload
 from evopipe.core.padded import round_up
-from evopipe.memory.rollout import Rollout, windows
+from evopipe.memory.rollout import Rollout
 from evopipe.rng import Purpose, Stream
 from evopipe.run.learn import UPDATES_PER_TICK
 from evopipe.run.spec import Spec
 
 
-def rollout_ends(learn_step: int, envs: int, ticks: int) -> list[int]:
-    """Return the ticks of a generation after which a member learns.
-
-    A rollout takes as many ticks as give at least `learn_step` steps in `envs` environments. The generation's last one
-    takes what is left, between half and one and a half of that: what was played by a policy that evolution replaces is
-    learned from first.
-    """
-    each = -(-learn_step // envs)
-    count = max(1, int(ticks / each + 0.5))
-    return [*(each * i for i in range(1, count)), ticks]
-
-
 @dataclass(frozen=True)
-class Plan:
+class _Plan:
     """How a cohort goes through rollouts of one length: constants of its members' hyper-parameters.
 
     A minibatch has room for `width` sequences. For members of one batch bucket it depends on nothing else, so that a
-    member's sums run over as many numbers beside any neighbours; and its steps fill whole vectors, for some operators
-    round what is left over differently.
+    member's sums run over as many numbers beside any neighbours; and its steps fill whole vectors.
     """
 
     stretches: list[tuple[int, int]]  # (first tick, end) of a rollout's sequences; single ticks without recurrence
@@ -51,11 +38,10 @@ class Plan:
     device: torch.device  # where index tensors live
 
     @classmethod
-    def of(cls, spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int) -> Plan:
-        """Return the plan for a rollout of so many ticks; a rollout is divided evenly into minibatches."""
+    def of(cls, spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int) -> _Plan:
         cfg, envs = spec.algo_config, rollout.rows.shape[2]
         recurrent = rollout.memory.shape[-1] > 0
-        stretches = windows(ticks, cfg.max_seq_len if recurrent else 1, cfg.sequences if recurrent else "chunked")
+        stretches = _windows(ticks, cfg.max_seq_len if recurrent else 1, cfg.sequences if recurrent else "chunked")
         longest, count = max(end - first for first, end in stretches), len(stretches) * envs
         asked = [int(member.hyper["batch_size"]) for member in cohort.members]
         *batches, _ = divided = [-(-count // min(max(1, steps // longest), count)) for steps in (*asked, cohort.batch)]
@@ -66,7 +52,6 @@ class Plan:
 
     @property
     def count(self) -> int:
-        """Sequences in a rollout."""
         return len(self.stretches) * self.envs
 
     @cached_property
@@ -91,12 +76,21 @@ class Plan:
         return upload(torch.arange(max(self.epochs))[:, None] < torch.tensor(self.epochs), self.device)
 
 
-def learn_from_rollout(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Tensor:
-    """Let members learn from a rollout's first `ticks` ticks; return their losses `[P]` in their last minibatch.
+def _windows(ticks: int, longest: int, cut: Literal["chunked", "overlapping", "whole"]) -> list[tuple[int, int]]:
+    """Return the stretches (first tick, end) of at most `longest` ticks that a rollout is cut into.
 
-    The cohort's tensors change in place, and advantages are entered into the rollout. `tick` is when; with the members'
-    keys it fixes the draws.
+    `chunked`: one after another; `overlapping`: each begins in the middle of the one before; `whole`: all is one.
     """
+    if cut == "whole" or longest >= ticks:
+        return [(0, ticks)]
+    stride = longest if cut == "chunked" else longest - longest // 2
+    last = ticks - longest if cut == "overlapping" else ticks - 1
+    return [(first, min(first + longest, ticks)) for first in range(0, last + stride, stride) if first < ticks]
+
+
+def learn_from_rollout(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -> Tensor:
+    """Let members learn, in place, from a rollout's first `ticks` ticks; return their losses `[P]` in their last
+    minibatch. `tick` is when; with the members' keys it fixes the draws."""
     ready(spec, cohort, rollout, ticks, tick)()
     return cohort.losses
 
@@ -106,7 +100,7 @@ def ready(spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int, tick: int) -
     factors = spec.algo.schedule(spec.algo_config, tick * spec.env.num_envs)
 
     def make(compiled: Callable[[Any], Any]) -> Body:
-        plan = Plan.of(spec, cohort, rollout, ticks)
+        plan = _Plan.of(spec, cohort, rollout, ticks)
         return partial(_epochs, spec, compiled(spec.algo.update), cohort.bare, rollout, plan, list(factors))
 
     def bound() -> list[Tensor]:
@@ -124,15 +118,13 @@ def _epochs(
     update: Any,
     cohort: Cohort,
     rollout: Rollout,
-    plan: Plan,
+    plan: _Plan,
     names: Sequence[str],
     when: Tensor,
     factors: Tensor,
 ) -> tuple[()]:
-    """Estimate advantages, then go through all minibatches, on the device, in place.
-
-    `names` and `factors` are what hyper-parameters are multiplied by at this tick.
-    """
+    """Estimate advantages, then go through all minibatches, on the device, in place. `factors` are what the
+    hyper-parameters `names` are multiplied by at this tick."""
     hyper = {**cohort.hyper, **{n: cohort.hyper[n] * f for n, f in zip(names, factors.unbind(), strict=True)}}
     healthy, ticks = cohort.healthy, plan.stretches[-1][1]
     next_value = spec.algo.value(spec.algo_config, cohort.state, *rollout.following(ticks))

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evopipe.core import health
 from evopipe.core.cohort import dissolve
 from evopipe.core.member import Member
 from evopipe.core.structure import acting_networks
@@ -34,10 +33,8 @@ _BROKEN_SHARE = 0.1  # of a member's evaluation episodes that may be broken
 
 @dataclass(frozen=True)
 class Champion:
-    """The best member so far, as it was in its generation.
-
-    Its score is a mean return, with a standard error; if confirmed, a second, longer evaluation gave them.
-    """
+    """The best member so far, as it was in its generation: its mean return and standard error, confirmed if a second,
+    longer evaluation gave them."""
 
     member: Member
     score: float
@@ -47,12 +44,9 @@ class Champion:
 
 
 class Run:
-    """Generations of a population: its members, champion and lineage.
+    """Generations of a population: its members, champion and lineage; `advance` and `close` are its regime's.
 
-    It begins with a regime at its beginning, that regime's clock, the initial population, and its mutations if any.
-
-    `advance` and `close` are its regime's. The state between two ticks is `state()`: from it `restore()` continues bit
-    for bit.
+    The state between two ticks is `state()`: from it `restore()` continues bit for bit.
     """
 
     def __init__(
@@ -78,7 +72,6 @@ class Run:
         self._form(self.last_good)
 
     def _form(self, members: Sequence[Member]) -> None:
-        """Let these members train from now on."""
         self.cohorts = self.spec.form(members)
         self.regime.adopt(self.cohorts)
 
@@ -118,10 +111,10 @@ class Run:
     def _evaluate(self, stopped: Callable[[], bool]) -> tuple[Episodes, list[Member]]:
         """Evaluate every member on the run's fixed seeds; return its members with the new fitness."""
         acting = acting_networks(self.spec.algo.POLICY, self.spec.widths)
-        cohorts = [
-            replace(c, healthy=c.healthy & health.of_parameters(*(getattr(c.state, net) for net in acting)))
-            for c in self.cohorts
-        ]
+        cohorts = []
+        for cohort in self.cohorts:
+            finite = [getattr(cohort.state, network).finite for network in acting]
+            cohorts.append(replace(cohort, healthy=cohort.healthy & torch.stack(finite).all(dim=0)))
         seeds = self.spec.seeds(Purpose.EVALUATE, self.spec.train.eval_episodes)
         played = self.regime.evaluate(cohorts, seeds, stopped)
         if not np.isfinite(played.returns).any():
@@ -143,8 +136,7 @@ class Run:
     ) -> tuple[Champion | None, int]:
         """Return the champion after this generation, and the steps that finding out cost.
 
-        A new best that clears the target, if there is one, is evaluated again, longer: the best of many noisy scores is
-        biased upwards, a second, independent evaluation is not.
+        A new best that clears the target is evaluated again, longer: the best of many noisy scores is biased upwards.
         """
         best = max(members, key=lambda m: (m.fitness[-1], -m.slot))
         fitness, held = best.fitness[-1], self.champion
@@ -176,7 +168,6 @@ class Run:
         return self.champion.score - self.spec.train.target_sigmas * self.champion.error >= self.target
 
     def _evolve(self, members: Sequence[Member], fitness: np.ndarray) -> None:
-        """Select, clone, mutate; the lineage records every child."""
         p = self.spec
         born = evolve(p.tournament, p.mutation, p.traits, members, fitness, p.seed, self.clock.generation, self.next_id)
         self.next_id += len(members)
@@ -203,12 +194,10 @@ class Run:
         self._form(self.last_good)
 
     def _losses_here(self) -> Tensor:
-        """Return the losses of this generation so far `[P]`, by slot, on the CPU."""
         slots = torch.tensor([slot for cohort in self.cohorts for slot in cohort.slots])
         return torch.cat([cohort.losses.cpu() for cohort in self.cohorts])[slots.argsort()]
 
     def _record(self, members: Sequence[Member]) -> None:
-        """Append this generation to the lineage and the fitness curve."""
         finite = [m.fitness[-1] for m in members if math.isfinite(m.fitness[-1])]
         champion, clock = self.champion, self.clock
         best, mean = max(finite, default=None), sum(finite) / len(finite) if finite else None
@@ -235,10 +224,7 @@ class Run:
         return tensors, meta | {"births": [mutation.to_json() for mutation in self.births]}
 
     def restore(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
-        """Take a saved run over; return how many environments could not be brought back to where they were.
-
-        They are not deterministic. They begin new episodes, and the run goes on, but not bit for bit.
-        """
+        """Take a saved run over; return how many environments could not be brought back: they are not deterministic."""
         for name in _KEPT:
             setattr(self, name, meta[name])
         self.lineage, self.curve = [Record.from_json(record) for record in meta["lineage"]], list(self.curve)

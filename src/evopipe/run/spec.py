@@ -68,7 +68,7 @@ class Spec:
 
     @property
     def observations(self) -> int:
-        """`O`, length of an observation."""
+        """`O`."""
         return self.spaces.observations
 
     @property
@@ -97,17 +97,20 @@ class Spec:
             whole=frozenset(name for name, field in fields.items() if field.annotation is int),
         )
 
+    @staticmethod
+    def pace(member: Member) -> Pace:
+        """Return how a member learns: from `batch_size` rows at once, every `learn_step` of its steps."""
+        return Pace(int(member.hyper.get("batch_size", 1)), member.hyper.get("learn_step"))
+
     def form(self, members: Sequence[Member]) -> list[Cohort]:
-        """Form cohorts, in which members train."""
         members = [self.equip(member) for member in members]
-        return form(members, self.algo.State, self.widths, self.device, pace, self.cohorts, self.paths)
+        return form(members, self.algo.State, self.widths, self.device, self.pace, self.cohorts, self.paths)
 
     def form_alone(self, member: Member) -> list[Cohort]:
-        """Form the cohort of one member, whatever its slot."""
-        return form([self.equip(member)], self.algo.State, self.widths, self.device, pace, "exact")
+        return form([self.equip(member)], self.algo.State, self.widths, self.device, self.pace, "exact")
 
     def equip(self, member: Member) -> Member:
-        """Return a member that normalises what it sees as `train.normalise` says: one that has seen nothing begins."""
+        """Return a member that normalises what it sees as `train.normalise` says; one that has seen nothing begins."""
         begun = normalise.start(self.train.normalise, self.spaces)
         return replace(member, tensors={**begun, **member.tensors}) if begun else member
 
@@ -117,13 +120,8 @@ class Spec:
         return seeds
 
 
-def pace(member: Member) -> Pace:
-    """Return how a member learns: from `batch_size` rows at once, every `learn_step` of its steps."""
-    return Pace(int(member.hyper.get("batch_size", 1)), member.hyper.get("learn_step"))
-
-
 def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
-    """Make the initial population, and return its mutations: none unless `evolution.mutation.before_training`."""
+    """Make the initial population; return its mutations too: none unless `evolution.mutation.before_training`."""
     keys = [int(key) for key in rng.member_keys(spec.seed, range(size))]
     try:
         arch = Arch.start(spec.algo_config.network, spec.spaces.images)
@@ -145,7 +143,7 @@ def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
 
 
 def go_on(spec: Spec, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
-    """Let trained members, at least one, take the places of fresh ones, again from the first on if they are fewer.
+    """Let trained members take the places of fresh ones, again from the first on if they are fewer.
 
     Raises:
         DataError: they hold other networks than the configuration asks for.

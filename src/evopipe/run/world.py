@@ -28,7 +28,6 @@ class World:
     """Environments on the host: a pool of `P · E` rows, for members with these keys `[P]`.
 
     Attributes:
-        masked: whether the environment masks actions.
         begun: `[R]`, episodes that each row began.
         pending: actions that were chosen, but not yet taken, None where none were.
     """
@@ -43,13 +42,11 @@ class World:
         self.masked = pool.masked  # known after the first reset
 
     def _begin(self, rows: np.ndarray) -> None:
-        """Begin new episodes."""
         seeds = self._seeds(rows, 1)[:, 0]
         self.begun[rows] += 1
         self.pool.reset(rows, seeds)
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
-        """Let these cohorts act from now on."""
         self._slots = [cohort.slots for cohort in cohorts]
 
     def seen(self) -> list[Tensor]:
@@ -62,7 +59,6 @@ class World:
         return actions.reshape(-1, *actions.shape[2:])
 
     def take(self, actions: np.ndarray) -> Step:
-        """Step every environment."""
         self.pool.send(actions)
         return self.pool.receive()
 
@@ -92,7 +88,6 @@ class World:
         return torch.from_numpy(x).view(-1, self._clock.envs, *x.shape[1:])
 
     def state(self) -> dict[str, Tensor]:
-        """Return what `restore` needs."""
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
         chosen = {} if self.pending is None else {"pending": torch.from_numpy(self.pending.copy())}
         return {**kept, **chosen, "episodes": torch.from_numpy(self.begun.copy())}
@@ -108,7 +103,7 @@ class World:
 
 
 def _seeds(keys: np.ndarray, begun: np.ndarray, rows: np.ndarray, ahead: int) -> np.ndarray:
-    """Return the seeds of the next episodes of some rows `[n, ahead]`: by the member's key, environment and number."""
+    """The seeds of the next episodes of some rows `[n, ahead]`: by the member's key, environment and number."""
     envs = len(begun) // len(keys)
     number = begun[rows][:, None] + np.arange(ahead)
     seeds: np.ndarray = rng.seeds(keys[rows // envs][:, None], Purpose.EPISODE, (rows % envs)[:, None], number)

@@ -12,10 +12,9 @@ from evopipe.errors import translate_failures
 from evopipe.evolve.mutate import Mutation
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import configure
-from evopipe.run.drive import begin
+from evopipe.run.drive import begin, train
 from evopipe.run.learners import learner_count
 from evopipe.run.outs import write_results, write_timing
-from evopipe.run.train import train
 from evopipe.run.warm import read_warm
 from evopipe.schema.params import Params
 from evopipe.signals import StopSignal
@@ -37,7 +36,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         MissingInputError: an upstream output is not there.
         DataError: an upstream output is damaged, or every checkpoint is.
         BusyError: another process trains the same run.
-        DivergedError, EnvironmentFailed, Interrupted: see `run.train`.
+        DivergedError, EnvironmentFailed, Interrupted: see `run.drive.train`.
     """
     runtime = params.runtime
     spec = make_spec(params, configure(runtime))
