@@ -246,5 +246,5 @@ def _row(label: str, runs: Sequence[Run]) -> Row:
         over = f"{runs[0].episodes} episodes of seed {runs[0].seed}"
         return Row(label, over, means, means[0], (low, high), float(runs[0].elite["iqm"]))
     x = np.array(means)
-    interval = bootstrap_interval(x, _RESAMPLES, np.random.default_rng(0))
-    return Row(label, f"{len(runs)} seeds", means, float(x.mean()), interval, interquartile_mean(x))
+    low, high = bootstrap_interval(x, _RESAMPLES, np.random.default_rng(0))
+    return Row(label, f"{len(runs)} seeds", means, float(x.mean()), (low, high), interquartile_mean(x))

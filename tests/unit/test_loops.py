@@ -776,7 +776,7 @@ def test_what_a_run_tells_and_when_it_saves(run: Callable[..., Any]) -> None:
 def test_a_run_that_has_seen_no_reward_says_so(share: float, run: Callable[..., Any]) -> None:
     """In its third generation, and at its end."""
     loop, heard = run(lottery(kwargs={"share": share}, max_steps=32)), Heard()
-    drive(loop, Tracker([heard]), lambda: False, lambda: None)
+    _drive(loop, Tracker([heard]), lambda: False, lambda: None)
     told = [event for event in heard.events if isinstance(event, Generation | Message)]
     where = [n for n, event in enumerate(told) if isinstance(event, Message)]
     assert where == ([] if share else [3, 5])
@@ -787,6 +787,6 @@ def test_a_run_that_has_seen_no_reward_says_so(share: float, run: Callable[..., 
 def test_who_is_told_the_time_left_is_told_the_target(run: Callable[..., Any]) -> None:
     for target in (None, 2.0):
         loop, heard = run(lottery(max_steps=16, target=target)), Heard()
-        drive(loop, Tracker([heard]), lambda: False, lambda: None)
+        _drive(loop, Tracker([heard]), lambda: False, lambda: None)
         told = [event for event in heard.events if isinstance(event, Progress)]
         assert {event.target for event in told} == {target}

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from evopipe.core import lstm
 from evopipe.core.layout import Block, Layer, Layout, Part
@@ -21,7 +20,7 @@ from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Option, Widths
 from evopipe.errors import ParamsError
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, NetworkConfig
-from evopipe.types import Image
+from evopipe.types import Image, Tensor
 
 _NO_STEM = Stem()
 

@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
 
 from evopipe.core.graphs import Paths, Runner
 from evopipe.core.member import Member, names_of
@@ -23,6 +22,7 @@ from evopipe.core.normalise import Normaliser
 from evopipe.core.optim import Adam
 from evopipe.core.padded import round_up
 from evopipe.core.structure import Structure, Widths
+from evopipe.types import Tensor
 
 BATCH_MULTIPLE = 32
 

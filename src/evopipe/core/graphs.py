@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+
+from evopipe.types import Tensor
 
 Compile = Literal["auto", "on", "off"]
 Capture = Literal["none", "buffers", "graph"]

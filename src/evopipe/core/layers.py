@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+
+from evopipe.types import Tensor
 
 EPS = 1e-5
 

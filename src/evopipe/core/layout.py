@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
+from evopipe.types import Tensor
 
 
 class Block(NamedTuple):

@@ -7,7 +7,8 @@ pad, whose weights are zero, stays at an output and a cell of exactly 0.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+
+from evopipe.types import Tensor
 
 GATES = 4
 FORGET, CANDIDATE = 1, 3  # places among the groups

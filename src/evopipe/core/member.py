@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from torch import Tensor
-
 from evopipe.core.arch import Arch
 from evopipe.core.structure import Architecture
 from evopipe.schema.blocks import EncoderKind
+from evopipe.types import Tensor
 
 ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Architecture]] = dict.fromkeys(
     get_args(EncoderKind), Arch.from_json

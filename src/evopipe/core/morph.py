@@ -24,13 +24,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from evopipe.core import lstm
 from evopipe.core.layers import NOT_ZERO_AT_ZERO
 from evopipe.core.layout import Block, Layer, Layout
 from evopipe.core.structure import Option, Widths
 from evopipe.schema.blocks import ArchitectureBounds
+from evopipe.types import Tensor
 
 if TYPE_CHECKING:
     from evopipe.core.arch import Arch

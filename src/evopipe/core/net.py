@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 
 from evopipe.core.structure import Structure
+from evopipe.types import Tensor
 
 Nets: TypeAlias = "Mapping[str, Net]"
 

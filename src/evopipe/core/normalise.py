@@ -14,10 +14,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from evopipe.schema.blocks import NormaliseConfig
-from evopipe.types import Spaces
+from evopipe.types import Spaces, Tensor
 
 EPSILON = 1e-8
 _CHUNK = 1 << 16  # rows of a dataset that are entered at once

@@ -9,10 +9,10 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from evopipe.core.net import Net
 from evopipe.core.structure import Structure
+from evopipe.types import Tensor
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 

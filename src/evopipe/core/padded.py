@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from evopipe.core import lstm
 from evopipe.core.layers import NOT_ZERO_AT_ZERO, activate, layer_norm
@@ -22,6 +21,7 @@ from evopipe.core.net import Net
 from evopipe.core.stem import Stem
 from evopipe.core.structure import LINE, Structure, ViewOf, Widths
 from evopipe.rng import Stream
+from evopipe.types import Tensor
 
 if TYPE_CHECKING:
     from evopipe.core.arch import Arch

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from evopipe.core.layers import activate
-from evopipe.types import Image
+from evopipe.types import Image, Tensor
 
 
 class Conv(NamedTuple):

@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
-from torch import Tensor
 
 from evopipe.schema.blocks import ArchitectureBounds
+from evopipe.types import Tensor
 
 LINE = 16  # float32 numbers in a cache line
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from evopipe.ops.value import masked_argmax, pick
 from evopipe.rng import Stream
-from evopipe.types import Spaces
+from evopipe.types import Spaces, Tensor
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)

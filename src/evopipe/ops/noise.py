@@ -6,9 +6,9 @@ import math
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from evopipe.rng import Stream
+from evopipe.types import Tensor
 
 REMEMBERED = 1e-4  # share of a shock below which an Ornstein-Uhlenbeck process forgets it here
 Noise = Literal["gaussian", "ou"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from evopipe.ops.value import masked_argmax
 from evopipe.rng import Stream
+from evopipe.types import Tensor
 
 
 def random_legal(u: Tensor, legal: Tensor) -> Tensor:

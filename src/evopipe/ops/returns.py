@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+
+from evopipe.types import Tensor
 
 
 def gae(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def _interquartile_mean(x: NDArray[np.float64]) -> float:
+def interquartile_mean(x: NDArray[np.float64]) -> float:
     """Return the mean of the middle half, `x` `[n]` (Agarwal et al., NeurIPS 2021).
 
     Where n is no multiple of 4, the border values count by the share of them that lies inside.
@@ -22,7 +22,7 @@ def _interquartile_mean(x: NDArray[np.float64]) -> float:
     return float((share * ordered).sum() / share.sum())
 
 
-def _bootstrap_interval(x: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> list[float]:
+def bootstrap_interval(x: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> list[float]:
     """Return the 95 % percentile bootstrap interval of the mean of `x` `[n]` (Efron, 1979)."""
     means = x[rng.integers(0, len(x), (resamples, len(x)))].mean(axis=1)
     return [float(end) for end in np.quantile(means, [(1 - 0.95) / 2, (1 + 0.95) / 2])]
@@ -47,8 +47,8 @@ def summary(
         "mean": float(returns.mean()),
         "std": float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,
         "median": float(np.median(returns)),
-        "iqm": _interquartile_mean(returns),
-        "interval": _bootstrap_interval(returns, resamples, rng),
+        "iqm": interquartile_mean(returns),
+        "interval": bootstrap_interval(returns, resamples, rng),
         "min": float(returns.min()),
         "max": float(returns.max()),
         "mean_length": float(lengths.mean()),
