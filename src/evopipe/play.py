@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evopipe.envs.make import make_env
+from evopipe.envs.make import close, guard, make_env
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
-from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, UsageError
+from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, UsageError, text_of
 from evopipe.policy import Policy
 from evopipe.schema.blocks import EnvConfig
+from evopipe.watchdog import Hung
 
 if TYPE_CHECKING:
     import gymnasium
@@ -181,11 +182,12 @@ def _episode(
 def _explained(cfg: EnvConfig) -> Iterator[None]:
     """Turn what an environment raises into a sentence."""
     try:
-        yield
+        with guard(cfg):
+            yield
     except EvopipeError:
         raise
-    except Exception as error:
-        text = " ".join(str(error).split())
+    except (Exception, SystemExit, Hung) as error:
+        text = " ".join(text_of(error).split())
         if "video device" in text or "x11 not available" in text or "wayland not available" in text:
             raise UsageError(f"play: no window can be opened ({text}); write a file with --gif or --mp4") from error
         raise EnvironmentFailed(
@@ -209,15 +211,14 @@ def _opened(cfg: EnvConfig, policy: Policy, mode: str) -> Iterator[gymnasium.Env
             )
         yield env
     finally:
-        with contextlib.suppress(Exception):  # a failure to close a window loses nothing
-            env.close()
+        close(env)
 
 
 def _make(cfg: EnvConfig, mode: str) -> gymnasium.Env[Any, Any]:
     """Construct the environment; a window of an environment that only gives frames is Gymnasium's."""
     plain = make_env(cfg)
     modes = tuple(plain.metadata.get("render_modes") or ())
-    plain.close()
+    close(plain)
     if mode in modes:
         return make_env(cfg, mode)
     if "rgb_array" not in modes:

@@ -159,7 +159,7 @@ def test_suggestions_for_values(edited: Edit) -> None:
 
 def test_an_unknown_key_without_a_near_one_lists_the_known(edited: Edit) -> None:
     message = edited(("^  backend:", "  zzz: 1\n  backend:"))
-    assert message.endswith(": env.zzz: unknown key, known are: id, kwargs, num_envs, backend")
+    assert message.endswith(": env.zzz: unknown key, known are: id, kwargs, num_envs, backend, step_seconds")
 
 
 def test_a_missing_key_names_its_default(edited: Edit) -> None:

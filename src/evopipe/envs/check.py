@@ -10,12 +10,13 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from evopipe.envs.make import make_env
+from evopipe.envs.make import close, guard, make_env
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step, close
+from evopipe.envs.rows import Step
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
-from evopipe.errors import EnvironmentFailed, ParamsError
+from evopipe.errors import EnvironmentFailed, ParamsError, text_of
 from evopipe.schema.blocks import EnvConfig
+from evopipe.watchdog import Hung
 
 _STEPS = 500
 _EPISODES = 4
@@ -33,7 +34,7 @@ def check(env_id: str, kwargs: dict[str, Any]) -> list[str]:
     cfg = EnvConfig.model_validate({"id": env_id, "kwargs": kwargs})
     env = make_env(cfg)
     try:
-        findings = [*_spaces(env), *_gymnasium(env)]
+        findings = [*_spaces(env), *_gymnasium(env, cfg)]
     finally:
         close(env)
     if not any("is not served" in finding for finding in findings):
@@ -49,7 +50,7 @@ def _spaces(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
             yield "error: " + str(error).removeprefix("env.id: ")
 
 
-def _gymnasium(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
+def _gymnasium(env: gymnasium.Env[Any, Any], cfg: EnvConfig) -> Iterator[str]:
     """Gymnasium's own checker; its warnings and assertions become sentences. Rendering is optional here."""
     from gymnasium.utils.env_checker import check_env
 
@@ -57,9 +58,12 @@ def _gymnasium(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            check_env(env.unwrapped, skip_render_check=True)
-        except Exception as error:
-            failure = _plain(error) or type(error).__name__
+            with guard(cfg):
+                check_env(env.unwrapped, skip_render_check=True)
+        except (Exception, SystemExit) as error:
+            failure = _plain(text_of(error)) or type(error).__name__
+        except Hung as hung:
+            failure = f"the environment {hung}"
     for text in (_plain(warning.message) for warning in caught):
         if not any(part in text for part in _IRRELEVANT):
             yield f"warning: Gymnasium's checker says: {text}"

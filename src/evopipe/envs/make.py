@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import gymnasium
 
-from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean
+from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean, said, text_of
 from evopipe.schema.blocks import EnvConfig
+from evopipe.watchdog import Hung, Watchdog
 
+_CLOSING = 10.0  # seconds that closing an environment may take
 _with_threads: set[str] = set()  # ids whose making started threads in this process
 _BAD_KWARGS = re.compile(r"unexpected keyword argument|missing \d+ required|multiple values for (keyword )?argument")
 
@@ -28,12 +31,12 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
 
     Raises:
         ParamsError: the id is unknown, its package is not installed, or `env.kwargs` does not fit its constructor.
-        EnvironmentFailed: the module's import or the constructor raised.
+        EnvironmentFailed: the module's import or the constructor raised, or did not return.
     """
     threads = _count_threads()
     refuse(cfg, ("id", "disable_env_checker", "render_mode"))
     try:
-        with warnings.catch_warnings():
+        with guard(cfg), warnings.catch_warnings():
             # Box2D's extension crashes the interpreter where a warning of its import is turned into an error.
             warnings.simplefilter("ignore", DeprecationWarning)
             _import_module(cfg.id)
@@ -42,15 +45,38 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
             env = gymnasium.make(cfg.id, disable_env_checker=True, **drawing, **cfg.kwargs)
     except EvopipeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         _explain(error, cfg)
+    except Hung as hung:
+        raise EnvironmentFailed(f"environment {cfg.id!r}: its module or its constructor {hung}") from None
     exact = env.spec.id if env.spec else cfg.id
     if exact != cfg.id.rpartition(":")[2]:  # Gymnasium took the newest version, which another install may not have
-        env.close()
+        close(env)
         raise ParamsError(f"env.id: {cfg.id!r} names no version; write {exact!r}")
     if _count_threads() > threads:
         _with_threads.add(cfg.id)
     return env
+
+
+@contextlib.contextmanager
+def opened(cfg: EnvConfig) -> Iterator[gymnasium.Env[Any, Any]]:
+    """An environment as a context, see `make_env`."""
+    env = make_env(cfg)
+    try:
+        yield env
+    finally:
+        close(env)
+
+
+def guard(cfg: EnvConfig, progress: Callable[[], object] = lambda: None, factor: float = 1.0) -> Watchdog:
+    """Return the context in which an environment's own code runs; `factor` times as long as `env.step_seconds`."""
+    return Watchdog(factor * cfg.step_seconds, "env.step_seconds", progress)
+
+
+def close(env: gymnasium.Env[Any, Any]) -> None:
+    """Close an environment. One that fails to close, or does not return, cannot harm a finished run."""
+    with contextlib.suppress(Exception, SystemExit, Hung), Watchdog(_CLOSING):
+        env.close()
 
 
 def refuse(cfg: EnvConfig, names: Iterable[str]) -> None:
@@ -97,14 +123,14 @@ def _import_module(env_id: str) -> None:
         if module == missing or module.startswith(missing + "."):
             raise ParamsError(f"env.id: no module named {missing!r} in {folder} or among the packages") from error
         raise ParamsError(f"env.id: module {module!r} needs the package {missing!r}; install it") from error
-    except Exception as error:
-        raise EnvironmentFailed(f"env.id: importing {module!r} raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFailed(f"env.id: importing {module!r} raised {said(error)}") from error
 
 
-def _explain(error: Exception, cfg: EnvConfig) -> NoReturn:
+def _explain(error: BaseException, cfg: EnvConfig) -> NoReturn:
     """Turn what `gymnasium.make` raised into an error that says what to do."""
     known = gymnasium.error
-    text = " ".join(str(error).split())
+    text = " ".join(text_of(error).split())
     if isinstance(error, known.DependencyNotInstalled):
         found = re.search(r"pip install\s+[\"']?([\w.-]+(?:\[[\w,.-]+\])?)", text)
         install = f'`pip install "{found.group(1)}"`' if found else text

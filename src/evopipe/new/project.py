@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import closing
 from io import StringIO
 from pathlib import Path
 from string import Template
@@ -17,7 +16,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 import evopipe
-from evopipe.envs.make import make_env
+from evopipe.envs.make import opened
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import EvopipeError, ParamsError, UsageError
 from evopipe.schema.blocks import EnvConfig
@@ -153,7 +152,7 @@ def params_yaml(root: str, values: Mapping[str, Any]) -> str:
 
 
 def _check_env(env_id: str) -> None:
-    with closing(make_env(EnvConfig(id=env_id))) as env:
+    with opened(EnvConfig(id=env_id)) as env:
         ObservationSpace.of(env.observation_space)
         kind = ActionSpace.of(env.action_space).kind
     if kind != "discrete":

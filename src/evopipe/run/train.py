@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 
-from evopipe.errors import DiskError, DivergedError, EnvironmentFailed, Interrupted
+from evopipe.errors import DiskError, DivergedError, EnvironmentFailed, Interrupted, ResourceError
 from evopipe.run.drive import drive
 from evopipe.run.run import Champion, Run
 from evopipe.signals import StopSignal
@@ -47,11 +47,18 @@ def train(
 
     try:
         drive(run, tracker, lambda: stop.signum is not None, between)
-    except EnvironmentFailed:
-        if run.regime.whole:
+    except (EnvironmentFailed, ResourceError) as failed:
+        whole = run.regime.whole and isinstance(failed, EnvironmentFailed)
+        if whole:
             clock.broken_here = 0  # a mended environment starts with a clean slate
             with contextlib.suppress(DiskError):  # the environment's failure is the news
                 saver.save()
+        if stop.signum is not None:  # it was asked to stop, and hung or fell
+            where = "from there" if whole else "from the last checkpoint"
+            raise Interrupted(
+                stop.signum,
+                f"stopped at step {clock.step} of each member: {failed}; the same command continues {where}",
+            ) from None
         raise
     if stop.signum is not None and not run.reason:
         saver.save()

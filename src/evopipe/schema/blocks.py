@@ -52,6 +52,13 @@ class EnvConfig(Schema):
         "same environments (an extra), faster and not equal in every bit; `torch`, evopipe's own classic control as "
         "tensors, fastest, which has the same physics and draws other initial states",
     )
+    step_seconds: float = Field(
+        600.0,
+        gt=0.0,
+        le=86_400.0,
+        description="longest that an environment may take for one step or reset, or to be made: then it hangs, and the "
+        "run ends; changes no result",
+    )
 
     @property
     def on_gymnasium(self) -> EnvConfig:
