@@ -220,6 +220,18 @@ class Threaded(Chain):
         self.over.set()
 
 
+class Doubled(gymnasium.RewardWrapper[Any, Any]):
+    """A wrapper: pays twice as much."""
+
+    def reward(self, reward: Any) -> Any:
+        return 2 * reward
+
+
+def Refuses(env: Any) -> Any:  # noqa: N802
+    """A wrapper that is not to be had."""
+    sys.exit("never")
+
+
 for _env in (
     Closes, OnlyIn, Threaded,
     Leaves, Mute, Googol, Moves, Moody,

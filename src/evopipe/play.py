@@ -141,13 +141,14 @@ def environment_of(policy: Policy, env_id: str | None = None, kwargs: Mapping[st
     """
     about = policy.about.get("env")
     try:
-        own = EnvConfig(id=about["id"], kwargs=about["kwargs"])  # type: ignore[index]
+        known = {"id": about["id"], "kwargs": about["kwargs"]}  # type: ignore[index]
+        own = EnvConfig.model_validate({**known, "wrappers": about.get("wrappers", ())})  # type: ignore[union-attr]
     except (KeyError, TypeError, ValueError) as error:
         raise DataError("policy.json: names no environment (`env`: `id`, `kwargs`); export it again") from error
-    if kwargs is None:
-        kwargs = own.kwargs if env_id in (None, own.id) else {}
+    if env_id not in (None, own.id):
+        own = EnvConfig(id=str(env_id))
     try:
-        return EnvConfig(id=own.id if env_id is None else env_id, kwargs=dict(kwargs))
+        return EnvConfig(id=own.id, kwargs=own.kwargs if kwargs is None else dict(kwargs), wrappers=own.wrappers)
     except ValueError as error:
         raise UsageError(f"the environment cannot be used: {error}") from error
 

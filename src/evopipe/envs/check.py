@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 
 from evopipe.envs.make import close, guard, make_env
 from evopipe.envs.pool import EnvPool
@@ -16,6 +17,7 @@ from evopipe.envs.rows import Step
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import EnvironmentFailed, ParamsError, text_of
 from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.declare import explain
 from evopipe.watchdog import Hung
 
 _STEPS = 500
@@ -24,14 +26,19 @@ _SEED = 20_011
 _IRRELEVANT = ("value is infinity", "value is -infinity", "is different from the unwrapped version", "is out of date")
 
 
-def check(env_id: str, kwargs: dict[str, Any]) -> list[str]:
+def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = ()) -> list[str]:
     """Try an environment. Each finding begins with `error:` (evopipe cannot train in it) or `warning:` (it can).
 
     Raises:
         ParamsError: the id or the arguments are unknown.
         EnvironmentFailed: the constructor raised.
     """
-    cfg = EnvConfig.model_validate({"id": env_id, "kwargs": kwargs})
+    values = {"id": env_id, "kwargs": kwargs, "wrappers": wrappers}
+    try:
+        cfg = EnvConfig.model_validate(values)
+    except ValidationError as error:
+        found = explain(error, EnvConfig, values)
+        raise ParamsError("\n".join(f"env.{'.'.join(map(str, keys))}: {said}" for keys, said in found)) from None
     env = make_env(cfg)
     try:
         findings = [*_spaces(env), *_gymnasium(env, cfg)]

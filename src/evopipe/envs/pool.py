@@ -115,6 +115,11 @@ class EnvPool:
             self._home = Rows(cfg, range(rows), [first])
 
     @property
+    def wrapped(self) -> bool:
+        """Whether `env.wrappers` change what the environment shows."""
+        return bool(self._cfg.wrappers)
+
+    @property
     def row_space(self) -> gymnasium.Space[Any]:
         """The space of the pool's own observations, which are rows: the environment's where its are rows already."""
         if self.observations.plain:

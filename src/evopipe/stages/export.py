@@ -35,7 +35,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     about = {
         "algo": params.train.algo,
         "config": params.algo_config.model_dump(mode="json"),
-        "env": {"id": params.env.id, "kwargs": params.env.kwargs},
+        "env": params.env.model_dump(mode="json", include={"id", "kwargs", "wrappers"}),
         **_spaces(params),
         "preprocessing": normalise.describe(elite.tensors),
         "hyper": dict(elite.hyper),
