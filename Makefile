@@ -47,12 +47,15 @@ bench: setup ## compare with the peers (an hour; BENCH_ARGS="--lanes 2")
 	cd benchmarks && BENCH_ARGS="$(BENCH_ARGS)" dvc repro --force --keep-going
 
 setup: $(READY) ## set up only
-	@# An unpacked archive has no git, and DVC must be told.
-	@if [ -e .git ]; then \
-	  ! grep -qs no_scm .dvc/config.local || dvc config --local --unset core.no_scm; \
-	else \
-	  grep -qs no_scm .dvc/config.local || { mkdir -p .dvc && dvc config --local core.no_scm true; }; \
-	fi
+	@# An unpacked archive has no git, and each DVC project must be told.
+	@for project in . pipelines/*/; do \
+	  cd "$(ROOT)/$$project" || exit 1; \
+	  if [ -e "$(ROOT)/.git" ]; then \
+	    ! grep -qs no_scm .dvc/config.local || dvc config --local --unset core.no_scm; \
+	  else \
+	    grep -qs no_scm .dvc/config.local || { mkdir -p .dvc && dvc config --local core.no_scm true; }; \
+	  fi; \
+	done
 
 $(READY): pyproject.toml constraints.txt
 	@PATH="$(USER_PATH)" $(LOCKED) sh .ci/setup "$(PYTHON)" "$(VENV)" "$(ROOT)"

@@ -18,6 +18,8 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from harness.plots import COLOURS, GREY, picture
 
+from evopipe.schema.read import read_yaml
+
 FOLDER = Path(__file__).parent / "curves"
 COLUMNS = ("pipeline", "env", "mode", "seed", "member_steps", "population_steps", "best", "champion", "held_out")
 
@@ -32,10 +34,14 @@ TESTS = {
     ("ddpg", "ddpg-pendulum"): ("each must reach -200", "ddpg::test_pendulum_by_its_pipeline"),
     ("dqn", "dqn-cartpole"): ("each must reach 475", "dqn::test_cartpole_by_its_pipeline"),
     ("dqn", "dqn-catch"): ("each must reach 9.5", "image::test_catch_in_pixels_by_its_pipeline"),
+    ("dqn", "dqn-frozenlake"): ("each must come within 0.05 of the best mean", "dqn::test_frozenlake_by_its_pipeline"),
     ("dqn", "dqn-minigrid"): ("each must reach 0.95", "image::test_minigrid_in_pixels_by_its_pipeline"),
+    ("dqn", "dqn-mountaincar"): ("each must reach -110", "dqn::test_mountaincar_by_its_pipeline"),
+    ("dqn", "dqn-taxi"): ("each must reach 7.5", "dqn::test_taxi_by_its_pipeline"),
     ("iql", "iql-pendulum"): (
         "each must reach 300 more than cloning", "offline::test_pendulum_from_good_and_random_play",
     ),
+    ("ppo", "ppo-acrobot"): ("each must reach -85", "ppo::test_acrobot_by_its_pipeline"),
     ("ppo", "ppo-bipedalwalker"): ("each must reach 250", "ppo::test_bipedalwalker_by_its_pipeline"),
     ("ppo", "ppo-cartpole"): (
         "each must reach 475, after 15 seconds of training at most", "ppo::test_cartpole_in_seconds_by_its_pipeline"
@@ -46,17 +52,19 @@ TESTS = {
         "each must reach 400, and without a memory none may reach 200", "ppo::test_hidden_velocities_need_a_memory"
     ),
     ("rainbow", "rainbow-lunarlander"): ("each must reach 200", "rainbow::test_lunarlander_by_its_pipeline"),
+    ("sac", "sac-halfcheetah"): ("each must reach 3000", "sac::test_halfcheetah_by_its_pipeline"),
     ("sac", "sac-pendulum"): ("each must reach -200", "sac::test_pendulum_by_its_pipeline"),
     ("td3", "ddpg-pendulum"): ("each must reach -200", "td3::test_pendulum"),
     ("td3", "td3-lunarlander-continuous"): ("each must reach 200", "td3::test_continuous_lunarlander_by_its_pipeline"),
+    ("td3", "td3-mountaincar-continuous"): ("each must reach 90", "td3::test_continuous_mountaincar_by_its_pipeline"),
     ("td3bc", "iql-pendulum"): (
         "each must reach 300 more than cloning", "offline::test_pendulum_from_good_and_random_play"
     ),
 }  # fmt: skip
 """What `make test-slow` asks of an algorithm on a pipeline, and the test, below `tests/learning/`."""
 NOTES = {
-    ("iql", "iql-pendulum"): " IQL is weak there: seed 2 clears that, and ends far below the other two.",
     ("dqn", "dqn-minigrid"): " It needs the extra `minigrid`, and is left out without.",
+    ("sac", "sac-halfcheetah"): " It needs the extra `mujoco`, and is left out without.",
 }
 
 
@@ -136,8 +144,10 @@ def _tested(algo: str, pipeline: str) -> str:
         return ""
     asked, test = TESTS[algo, pipeline]
     file, _, name = test.partition("::")
+    params = read_yaml(Path(__file__).parents[1] / "pipelines" / pipeline / "params.yaml").data
+    episodes = params["evaluate"]["episodes"]
     return (
-        f" `make test-slow` repeats it with seeds 1, 2 and 3, over 100 held-out episodes: {asked} "
+        f" `make test-slow` repeats it with seeds 1, 2 and 3, over {episodes} held-out episodes: {asked} "
         f"(`tests/learning/test_{file}.py::{name}`)." + NOTES.get((algo, pipeline), "")
     )
 

@@ -1,4 +1,9 @@
-"""Write `pipelines/*/dvc.yaml` and `params.yaml`: `python pipelines/make.py`; with `--check` say what is stale.
+"""Write the files of `pipelines/*` and the template of `evopipe new`: `python pipelines/make.py`.
+
+With `--check` it says what is stale.
+
+Each is a DVC project of its own, so that `dvc exp` in one folder speaks of that one alone. Its link `src` makes the
+code part of it: a .dvcignore, which leaves bytecode out, holds for what lies inside a project.
 
 A pipeline's own `changes.yaml` says what it wants otherwise than `shapes.yaml` here and the root's `params.yaml`:
 
@@ -22,10 +27,34 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from evopipe import algos
+from evopipe.schema.read import parse_yaml
 from evopipe.schema.write import block, dump_yaml
 
 FOLDER = Path(__file__).parent
 KEYS = {"heading", "shape", "files", "params", "algos"}
+AS_AT_THE_TOP = (".dvc/config", ".dvcignore")
+CODE = Path("../../src")
+TEMPLATE = "src/evopipe/new/template"
+ENTRY = re.compile(r"(?P<key>\s*[\w-]+): *(?P<value>.*?)(?P<comment>  #.*)?")
+HEAD = """\
+The stages of evopipe. requirements.txt stands for the code they run: another version of evopipe reruns them.
+If a stage comes to read another file of yours, add it to its deps, and an edit of it reruns the stage.
+"""
+OWN_ENVIRONMENT: dict[str, Any] = {
+    "env.id": "my_env:Catch-v0",
+    "env.num_envs": 4,
+    "fetch.collect.policies.heuristic": 0.0,
+    "fetch.collect.policies.random": 1.0,
+    "train.max_steps": 20000,
+    "train.evo_steps": 400,
+    "train.learning_delay": 200,
+    "train.warm_start": 500,
+    "train.replay.capacity": 20000,
+    "algos.dqn.eps_steps": 1500,
+    "algos.dqn.network.encoder": [64],
+    "algos.dqn.network.latent": 64,
+}
+"""What the example of `evopipe new` wants otherwise than the root's params.yaml."""
 
 
 def render(name: str) -> dict[str, str]:
@@ -42,7 +71,45 @@ def render(name: str) -> dict[str, str]:
     return {
         "dvc.yaml": made.format("pipelines/shapes.yaml") + _dvc(changes),
         "params.yaml": made.format("params.yaml") + _params(changes, source),
+        **{name: (FOLDER.parent / name).read_text(encoding="utf-8") for name in AS_AT_THE_TOP},
     }
+
+
+def render_new() -> dict[str, str]:
+    """Return what a new project has of the root: its stages, and its parameters for either kind of environment."""
+    params = (FOLDER.parent / "params.yaml").read_text(encoding="utf-8")
+    return {
+        "stages.yaml": _new_dvc(),  # DVC would take a dvc.yaml for a pipeline of this repository
+        "params.yaml": _with_values(params, OWN_ENVIRONMENT),
+        "params-installed.yaml": _with_values(params, {"env.id": "ENV_ID"}),
+    }
+
+
+def _new_dvc() -> str:
+    """The root's dvc.yaml, whose stages depend on evopipe's version and the user's own module, not on its source."""
+    yaml = _yaml()
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    data = _load(FOLDER.parent / "dvc.yaml")
+    data.yaml_set_start_comment(HEAD)
+    for name, stage in data["stages"].items():
+        kept = [dep for dep in stage["deps"] if not str(dep).startswith("src/evopipe")]
+        own = [] if name == "buffer" else ["my_env.py"]  # it reads the dataset alone
+        stage["deps"] = [*kept, "requirements.txt", *own]
+    out = StringIO()
+    yaml.dump(data, out)
+    return out.getvalue()
+
+
+def _with_values(text: str, values: dict[str, Any]) -> str:
+    """Return a params.yaml with other values, by dotted keys; all else stays as it is."""
+    parsed, lines = parse_yaml(text, "params.yaml"), text.splitlines()
+    for key, value in values.items():
+        number = parsed.mark(tuple(key.split(".")))[0] - 1
+        found = ENTRY.fullmatch(lines[number])
+        if found is None or found["key"].strip() != key.rpartition(".")[2]:
+            raise SystemExit(f"params.yaml has no {key!r} on a line of its own")
+        lines[number] = f"{found['key']}: {dump_yaml(value, on_one_line=True).strip()}{found['comment'] or ''}"
+    return "\n".join(lines) + "\n"
 
 
 def _dvc(changes: Any) -> str:
@@ -110,21 +177,25 @@ def _load(path: Path) -> Any:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write or check the files."""
-    parser = argparse.ArgumentParser(description="Write the files of pipelines/ from what differs.")
+    parser = argparse.ArgumentParser(description="Write the files of pipelines/ and of a new project.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file is stale")
     check = parser.parse_args(arguments).check
-    stale = 0
-    for changes in sorted(FOLDER.glob("*/changes.yaml")):
-        for name, text in render(changes.parent.name).items():
-            path = changes.with_name(name)
-            if path.is_file() and path.read_text(encoding="utf-8") == text:
-                continue
-            if check:
-                stale += 1
-                where = path.relative_to(FOLDER.parent)
-                print(f"{where}: stale, run `python pipelines/make.py`", file=sys.stderr)
-            else:
-                path.write_text(text, encoding="utf-8")
+    top, stale = FOLDER.parent, 0
+    folders = [changes.parent for changes in sorted(FOLDER.glob("*/changes.yaml"))]
+    made = {folder / name: text for folder in folders for name, text in render(folder.name).items()}
+    made |= {top / TEMPLATE / name: text for name, text in render_new().items()}
+    for path, text in made.items():
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        if check:
+            stale += 1
+            print(f"{path.relative_to(top)}: stale, run `python pipelines/make.py`", file=sys.stderr)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    for folder in folders:
+        if not (check or (folder / "src").is_symlink()):
+            (folder / "src").symlink_to(CODE)
     return int(stale > 0)
 
 

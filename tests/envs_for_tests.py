@@ -199,6 +199,21 @@ class Countdown(Chain):
         return self.seen(), 1.0, end and not self.truncates, end and self.truncates, {}
 
 
+class Dark(Countdown):
+    """The countdown of a few steps of which nothing is seen: every observation is zeros."""
+
+    def __init__(self, kind: str = "discrete", length: int = 1) -> None:
+        super().__init__(kind=kind)
+        self.length = length
+
+    def seen(self) -> Any:
+        return np.zeros(LENGTH, np.float32)
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.steps += 1
+        return self.seen(), 1.0, self.steps == self.length, False, {}
+
+
 class OneStep(Chain):
     """Ends with its first step, which pays half a point a cell."""
 

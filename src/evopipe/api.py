@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evopipe import algos, layout, policy
+from evopipe import layout, policy
 from evopipe.evolve.lineage import Record, read_lineage
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.params import Params, load_params, parse_params
 from evopipe.stages import buffer, evaluate, export, fetch, population, report, tracking, train
+from evopipe.stages.check import check, needs_dataset
 from evopipe.storage.files import read_bytes, read_json
 
 
@@ -65,15 +66,9 @@ def _params(params: str | Path | Params | Mapping[str, Any]) -> Params:
     return parse_params(params) if isinstance(params, Mapping) else load_params(params)
 
 
-def _wants_dataset(params: Params) -> bool:
-    """Whether training reads transitions: an on-policy algorithm never does."""
-    if algos.on_policy(algos.get(params.train.algo)):
-        return False
-    return params.train.mode == "offline" or params.train.warm_start > 0
-
-
 def _run(params: Params, folder: Path, quiet: bool) -> Result:
-    upstream = (fetch, buffer) if _wants_dataset(params) else ()
+    check(params)
+    upstream = (fetch, buffer) if needs_dataset(params) else ()
     for stage in (*upstream, population, train, evaluate, export):
         stage.run(params, quiet=quiet, folder=folder)
     return Result(

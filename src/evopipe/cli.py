@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from evopipe import __version__
-from evopipe.errors import EnvironmentFailed, UsageError, suggestion
+from evopipe.errors import EnvironmentFailed, ParamsError, UsageError, suggestion
 
 if TYPE_CHECKING:
     from evopipe.schema.params import Params
@@ -149,6 +149,10 @@ def _stage(name: str) -> Callable[[typer.Context], None]:
 
         watch_ancestors()
         params = context.obj.load()
+        if name in ("fetch", "population"):  # the first of either shape of pipeline
+            from evopipe.stages.check import check
+
+            check(params)
         import_module(f"evopipe.stages.{name}").run(params, quiet=context.obj.quiet)
         from evopipe.stages import tracking
 
@@ -229,6 +233,28 @@ def play(
 
 
 @app.command()
+def compare(
+    context: typer.Context,
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[WHAT]...", help="Folders, experiments, git revisions. None: here, HEAD, experiments."),
+    ] = None,
+    everywhere: Annotated[bool, typer.Option("--all", "-A", help="Experiments of all commits, not HEAD's.")] = False,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it too: .svg or .png.")] = None,
+) -> None:
+    """Compare configurations: the elite's mean, interval and IQM, over seeds where there are several."""
+    from evopipe import compare as comparison
+
+    rows, notes = comparison.compare(what or (), everywhere)
+    for note in notes:
+        _warn(note)
+    typer.echo(comparison.table(rows))
+    if picture:
+        comparison.draw(rows, picture)
+        context.obj.tell(f"written: {picture}")
+
+
+@app.command()
 def verify(
     context: typer.Context,
     pipeline: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder of dvc.yaml.")] = Path(),
@@ -275,8 +301,16 @@ _params.callback()(_without_torch)
 
 @_params.command("check")
 def params_check(context: typer.Context) -> None:
-    """Say what is wrong with the params file, and where."""
-    context.obj.load()
+    """Say what is wrong with the params file, and where; it makes the environment where that is not Gymnasium's own."""
+    from evopipe.schema.read import read_yaml
+    from evopipe.stages.check import check
+
+    params = context.obj.load()
+    try:
+        check(params)
+    except ParamsError as error:
+        line, column = read_yaml(context.obj.params).mark(tuple(str(error).partition(":")[0].split(".")))
+        raise ParamsError(f"{context.obj.params}:{line}:{column}: {error}") from error
     context.obj.tell(f"{context.obj.params}: ok")
 
 

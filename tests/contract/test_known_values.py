@@ -11,6 +11,7 @@ import torch
 
 import populations
 from evopipe import algos
+from evopipe.core.forward import action_value
 from populations import advance, finish, started
 
 valued = pytest.mark.parametrize("algo", [name for name in algos.names() if algos.get(name).values is not None])
@@ -123,6 +124,64 @@ def test_values_of_a_chain_under_the_policy_that_was_learned(algo: str) -> None:
 def test_values_of_episodes_of_one_step(algo: str) -> None:
     found = state_values(algo, "OneStep")
     np.testing.assert_allclose(found[:, :2], [[0.5, 1.0]] * 2, atol=0.1)
+
+
+QUICK = 125  # ticks, the first 25 without an update: an output's bias alone does not come to the value in the others
+
+
+def in_the_dark(algo: str, ticks: int, length: int = 1, **config: Any) -> Any:
+    """A run whose observations are zeros, after so many ticks."""
+    its = algos.get(algo.partition(":")[0]).Config.model_fields
+    config = {name: value for name, value in {**LEARNER, **config}.items() if name in its}
+    p = populations.problem(
+        "envs_for_tests:Dark-v0", algo, train={**populations.LONG, "learning_delay": 100}, config=config,
+        kwargs={"length": length},
+    )  # fmt: skip
+    loop = started(p, 2)
+    advance(loop, ticks)
+    loop.close()
+    return loop
+
+
+@valued
+def test_action_values_where_only_zeros_are_seen(algo: str) -> None:
+    loop = in_the_dark(algo, QUICK)
+    for cohort in loop.cohorts:
+        found = loop.spec.algo.values(loop.spec.algo_config, cohort.state, torch.zeros(len(cohort.slots), 1, 4))
+        np.testing.assert_allclose(found, np.ones_like(found), atol=0.1)
+
+
+@pytest.mark.parametrize("algo", ["ddpg", "td3", "sac:continuous"])
+def test_values_of_continuous_actions_where_only_zeros_are_seen(algo: str) -> None:
+    """Of all actions, those too that are far from the ones that were taken: with biases that begin at 0 a critic of
+    zeros is two straight lines that meet at action 0, and these were 1.6."""
+    rates = {"lr_actor": 3e-3, "lr_critic": 3e-3}
+    loop = in_the_dark(algo, QUICK, random_steps=0, alpha=0.2, **rates)
+    action = torch.linspace(-1.0, 1.0, 9)[None, :, None].expand(2, -1, -1)
+    for cohort in loop.cohorts:
+        critics = [cohort.state.critic] if algo == "ddpg" else cohort.state.critics.pair
+        for critic in critics:
+            found = action_value(critic, torch.zeros(len(cohort.slots), 9, 4), action[: len(cohort.slots)]).detach()
+            np.testing.assert_allclose(found, np.ones_like(found), atol=0.25)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "ppo:continuous"])
+@pytest.mark.parametrize("kind", ["mlp", "lstm"])
+def test_values_of_states_where_only_zeros_are_seen(algo: str, kind: str) -> None:
+    """Of an episode's steps only a memory can tell which one it is."""
+    length = 3 if kind == "lstm" else 1
+    network = {**LEARNER["network"], "encoder_kind": kind}
+    config = {"network": network, "batch_size": 32, "learn_step": 64, "epochs": 4}
+    loop = in_the_dark(algo, 480, length, **config)
+    p = loop.spec
+    expected = np.cumsum(GAMMA ** np.arange(length))[::-1]
+    for cohort in loop.cohorts:
+        members = len(cohort.slots)
+        memory = torch.zeros(members, 1, cohort.memory)
+        for v in expected:
+            chosen = p.algo.step(p.algo_config, cohort.state, torch.zeros(members, 1, 4), None, memory, None)
+            np.testing.assert_allclose(chosen.value, np.full((members, 1), v), atol=0.1)
+            memory = chosen.memory
 
 
 @each_algorithm

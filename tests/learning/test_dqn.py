@@ -33,3 +33,28 @@ def test_cartpole_by_its_pipeline(seed: int) -> None:
     result = run("pipelines/dqn-cartpole/params.yaml", seed)
     assert result.evaluation["episodes"] == 100
     assert result.evaluation["elite"]["mean"] >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_frozenlake_by_its_pipeline(seed: int) -> None:
+    """The best policy reaches the goal in about 74 of 100 episodes; the ice decides the others."""
+    result = run("pipelines/dqn-frozenlake/params.yaml", seed)
+    assert result.evaluation["episodes"] == 1000
+    assert abs(result.evaluation["elite"]["mean"] - 0.74) <= 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_taxi_by_its_pipeline(seed: int) -> None:
+    result = run("pipelines/dqn-taxi/params.yaml", seed)
+    assert result.evaluation["episodes"] == 1000
+    assert result.evaluation["elite"]["mean"] >= 7.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_mountaincar_by_its_pipeline(seed: int) -> None:
+    result = run("pipelines/dqn-mountaincar/params.yaml", seed)
+    assert result.evaluation["episodes"] == 100
+    assert result.evaluation["elite"]["mean"] >= -110

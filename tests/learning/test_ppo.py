@@ -47,6 +47,12 @@ def test_cartpole_in_seconds_by_its_pipeline(seed: int, two_cores: None, tmp_pat
         assert sum(float(row["seconds"]) for row in csv.DictReader(file)) <= 15
 
 
+def test_acrobot_by_its_pipeline(seed: int) -> None:
+    result = run("pipelines/ppo-acrobot/params.yaml", seed)
+    assert result.evaluation["episodes"] == 300
+    assert result.evaluation["elite"]["mean"] >= -85
+
+
 def test_lunarlander_by_its_pipeline(seed: int) -> None:
     result = run("pipelines/ppo-lunarlander/params.yaml", seed)
     assert result.evaluation["episodes"] == 100

@@ -19,3 +19,9 @@ def test_continuous_lunarlander_by_its_pipeline(seed: int) -> None:
     result = run("pipelines/td3-lunarlander-continuous/params.yaml", seed)
     assert result.evaluation["episodes"] == 100
     assert result.evaluation["elite"]["mean"] >= 200
+
+
+def test_continuous_mountaincar_by_its_pipeline(seed: int) -> None:
+    result = run("pipelines/td3-mountaincar-continuous/params.yaml", seed)
+    assert result.evaluation["episodes"] == 100
+    assert result.evaluation["elite"]["mean"] >= 90

@@ -224,7 +224,7 @@ def test_a_recurrent_policy_begins_each_episode_without_a_memory(
     policy.save(Path("elite"), "ppo", member, {**about_spec(problem), "action_start": 2, "config": config}, False, "")
     fetch.run(params, quiet=True)
     loaded, stale, unlike = policy.load("elite"), None, 0
-    for episode in read_own("data/dataset").episodes:
+    for episode in read_own(Path("data/dataset")).episodes:
         memory = None
         for obs, action in zip(episode.obs[:-1], episode.action.tolist(), strict=True):
             chosen, memory = loaded.step(obs, memory)

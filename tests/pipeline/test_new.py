@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import evopipe
-from evopipe.new.project import contents, dvc_yaml, params_yaml
+from evopipe.new import project
+from evopipe.new.project import contents
 from evopipe.schema.params import load_params
 from evopipe.schema.read import parse_yaml
 from tiny import ROOT, Answer, call, environment
@@ -95,9 +96,17 @@ def test_parameters_keep_their_comments_and_places() -> None:
     for a, b in zip(root.splitlines(), made.splitlines(), strict=True):
         assert a.partition(":")[0] == b.partition(":")[0]
         assert a.partition("  #")[2] == b.partition("  #")[2]
-    assert params_yaml("a:\n  b: 1  # why\n  c: [x]\n", {"a.b": None, "a.c": [1, 2]}) == (
-        "a:\n  b: null  # why\n  c: [1, 2]\n"
-    )
+
+
+def test_it_is_the_packages_own_whatever_the_working_tree_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dvc exp run -S` rewrites params.yaml of the tree that evopipe is installed from."""
+    before = contents("x"), contents("x", "CartPole-v1")
+    package = tmp_path / "src/evopipe/new"
+    shutil.copytree(Path(project.__file__).parent, package)
+    (tmp_path / "params.yaml").write_text("env: {id: Other-v0}\n")
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    monkeypatch.setattr(project, "__file__", str(package / "project.py"))
+    assert (contents("x"), contents("x", "CartPole-v1")) == before
 
 
 def test_an_installed_environment_needs_no_module(tmp_path: Path) -> None:
@@ -105,7 +114,6 @@ def test_an_installed_environment_needs_no_module(tmp_path: Path) -> None:
     assert files(tmp_path / "p") == FILES - {"my_env.py"}
     assert load_params(str(tmp_path / "p/params.yaml")).env.id == "CartPole-v1"
     assert not [name for name, text in contents("x", "CartPole-v1").items() if "my_env" in text]
-    assert "my_env" not in dvc_yaml((ROOT / "dvc.yaml").read_text(), ())
 
 
 # --- where it is put --------------------------------------------------------------------------------------------------
@@ -173,8 +181,8 @@ class Installed:
     def __init__(self, home: Path) -> None:
         self.home, self.site = home, home / "site"
         tree = home / "tree"
-        (tree / ".ci").mkdir(parents=True)
-        for name in ("pyproject.toml", "README.md", "LICENSE", "dvc.yaml", "params.yaml", ".ci/wheel.py"):
+        tree.mkdir(parents=True)
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, tree / name)
         shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__"))
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]

@@ -306,7 +306,7 @@ def test_an_environment_with_chance_in_it_is_found(tmp_path: Path) -> None:
 def test_a_pipeline_in_a_folder(tmp_path: Path) -> None:
     folder = whole(tmp_path / "project")
     below = folder / "pipelines/small"
-    shutil.copytree(ROOT / "pipelines/dqn-cartpole", below)
+    shutil.copytree(ROOT / "pipelines/dqn-cartpole", below, symlinks=True)
     write_params(below)
     commit(folder)
     answer = verify(folder, "--pipeline", "pipelines/small", "--jobs", "2")

@@ -57,7 +57,7 @@ def workspace(tmp_path: Path) -> Path:
 def test_help_names_every_command() -> None:
     result = run("--help")
     assert (result.returncode, result.stderr) == (0, "")
-    for command in (*STAGES, "play", "verify", "new", "params", "env", "algos"):
+    for command in (*STAGES, "play", "compare", "verify", "new", "params", "env", "algos"):
         assert f"\n  {command} " in result.stdout
     assert run().stdout == result.stdout
     assert run("train", "-h").returncode == 0

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +24,12 @@ from minari import MinariDataset
 from evopipe.data import transitions
 from evopipe.data.d4rl import read_d4rl
 from evopipe.data.episodes import Dataset, Episode, check_fits
+from evopipe.data.foreign import read_foreign
+from evopipe.data.hdf5 import SEAL, numbers, sealed
 from evopipe.data.minari import read_minari, read_own, write_minari
 from evopipe.data.remote import local_folder
 from evopipe.data.transitions import Transitions, read_transitions, write_transitions
-from evopipe.errors import DataError, EvopipeError, MissingInputError
+from evopipe.errors import DataError, EvopipeError, MissingInputError, ResourceError
 
 OBS, ACTIONS = 3, 4
 FIELDS = ("obs", "action", "reward", "terminated", "truncated", "next_obs", "episode")
@@ -71,6 +77,12 @@ def foreign(folder: Path) -> tuple[Path, Path]:
 def transitions_file(folder: Path) -> Path:
     path = folder / "transitions.h5"
     write_transitions(path, pack(some()), {"mean": 0.5})
+    return path
+
+
+def resealed(path: Path) -> Path:
+    """Give a file of transitions that was changed on purpose the checksum of what it holds now."""
+    path.write_bytes(sealed(memoryview(bytearray(path.read_bytes()))))
     return path
 
 
@@ -195,10 +207,16 @@ def test_transitions_of_another_kind_are_refused(tmp_path: Path) -> None:
     refused(lambda: read_transitions(tmp_path / "none.h5"), "is not there", kind=MissingInputError)
     refused(lambda: read_transitions(tmp_path), "is not a regular file")
     (tmp_path / "text.h5").write_text("hello")
-    refused(lambda: read_transitions(tmp_path / "text.h5"), "text.h5: is truncated, damaged or not HDF5")
-    with h5py.File(tmp_path / "other.h5", "w") as file:
+    refused(lambda: read_transitions(tmp_path / "text.h5"), "text.h5: is damaged or not written by evopipe, its check")
+    with h5py.File(tmp_path / "other.h5", "w", userblock_size=SEAL) as file:
         file["obs"] = np.zeros(3)
-    refused(lambda: read_transitions(tmp_path / "other.h5"), "not a transitions file of format 1")
+    refused(
+        lambda: read_transitions(tmp_path / "other.h5"), "other.h5: is damaged or not written by evopipe, its check"
+    )
+    other = resealed(tmp_path / "other.h5")
+    refused(lambda: read_transitions(other), "not a transitions file of format 1")
+    other.write_bytes(sealed(memoryview(bytearray(SEAL + 100))))
+    refused(lambda: read_transitions(other), "other.h5: is truncated, damaged or not HDF5")
 
 
 def replaced(path: Path, name: str, data: Any) -> Path:
@@ -223,7 +241,7 @@ def replaced(path: Path, name: str, data: Any) -> Path:
     ],
 )
 def test_unusable_transitions_name_dataset_and_index(name: str, data: Any, text: str, tmp_path: Path) -> None:
-    path = replaced(transitions_file(tmp_path), name, data)
+    path = resealed(replaced(transitions_file(tmp_path), name, data))
     refused(lambda: read_transitions(path), str(path), text)
 
 
@@ -231,23 +249,9 @@ def test_a_single_bad_value_is_found_at_its_index(tmp_path: Path) -> None:
     path = transitions_file(tmp_path)
     with h5py.File(path, "a") as file:
         file["next_obs"][11, 2] = np.inf
+    resealed(path)
     refused(lambda: read_transitions(path), "dataset 'next_obs' holds inf at index [11, 2]")
     assert len(read_transitions(path, limit=11)) == 11
-
-
-def test_truncated_and_flipped_transitions_never_pass_as_others(tmp_path: Path) -> None:
-    path = transitions_file(tmp_path)
-    whole, good = path.read_bytes(), pack(some())
-    rng = np.random.default_rng(1)
-    for size in rng.integers(len(whole), size=30).tolist():
-        path.write_bytes(whole[:size])
-        refused(lambda: read_transitions(path), str(path))
-    silent = 0
-    for place in rng.integers(len(whole), size=80).tolist():
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << (place % 8))]) + whole[place + 1 :])
-        result = outcome(lambda: read_transitions(path))
-        silent += str(path) not in result if isinstance(result, str) else not same(result, good)
-    assert silent == 0
 
 
 # --- Minari -----------------------------------------------------------------------------------------------------------
@@ -298,14 +302,20 @@ def test_a_damaged_own_dataset_is_noticed_by_its_manifest(tmp_path: Path) -> Non
         refused(lambda read=read: read(folder), "main_data.hdf5", "checksum")
 
 
-def test_truncated_and_flipped_foreign_datasets_end_in_one_sentence(tmp_path: Path) -> None:
+def test_an_own_dataset_without_its_manifest_is_refused(tmp_path: Path) -> None:
+    folder, _ = foreign(tmp_path / "set")
+    refused(lambda: read_own(folder), "set/manifest.json: is not there: run the stage", kind=MissingInputError)
+
+
+@pytest.mark.parametrize("times", [8, pytest.param(500, marks=pytest.mark.slow)])
+def test_truncated_and_flipped_foreign_datasets_end_in_one_sentence(times: int, tmp_path: Path) -> None:
     folder, file = foreign(tmp_path / "set")
     whole = file.read_bytes()
     rng = np.random.default_rng(0)
-    for size in rng.integers(len(whole), size=15).tolist():
+    for size in rng.integers(len(whole), size=times // 4).tolist():
         file.write_bytes(whole[:size])
         refused(lambda: read_minari(folder), "main_data.hdf5")
-    for place in rng.integers(len(whole), size=50).tolist():
+    for place in rng.integers(len(whole), size=times).tolist():
         file.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << (place % 8))]) + whole[place + 1 :])
         result = outcome(lambda: read_minari(folder))
         assert not isinstance(result, str) or "main_data.hdf5" in result
@@ -477,6 +487,86 @@ def test_a_dataset_that_declares_more_than_it_holds_is_refused(tmp_path: Path) -
     with h5py.File(path, "a") as file:
         file.create_dataset("rewards", (10**12,), np.float32, chunks=(1024,))
     refused(lambda: read_d4rl(path), "dataset 'rewards' declares 4000000000000 bytes and holds 0")
+
+
+def test_numbers_of_a_width_that_no_type_has_are_refused(tmp_path: Path) -> None:
+    """A flipped bit makes them of numbers that are."""
+    path, wide = d4rl(tmp_path / "d.hdf5", rewards=None), h5py.h5t.STD_I64LE.copy()
+    wide.set_size(10)
+    with h5py.File(path, "a") as file:
+        h5py.h5d.create(file.id, b"rewards", wide, h5py.h5s.create_simple((10,)))
+    refused(lambda: read_d4rl(path), f"{path}: is truncated, damaged or not HDF5 (data type '<i10' not understood)")
+
+
+# --- HDF5 that takes more than it shows -------------------------------------------------------------------------------
+
+
+def bomb(group: h5py.Group, name: str, shape: tuple[int, ...], chunk: int) -> None:
+    """A dataset of zeros, a byte each, a thousandth in the file: all its chunks are one that was compressed once."""
+    chunks = (chunk, *shape[1:])
+    packed = zlib.compress(bytes(math.prod(chunks)), 9)
+    made = group.create_dataset(name, shape, np.uint8, chunks=chunks, compression="gzip")
+    for row in range(0, shape[0], chunk):
+        made.id.write_direct_chunk((row, *[0] * (len(shape) - 1)), packed)
+
+
+def test_a_thousand_times_compressed_is_not_unpacked(tmp_path: Path) -> None:
+    """Two megabytes that unpack to two gigabytes, and as float32 to eight."""
+    path, steps = tmp_path / "d.hdf5", 2**22
+    with h5py.File(path, "w") as file:
+        for name in ("actions", "rewards", "terminals"):
+            bomb(file, name, (steps,), steps)
+        bomb(file, "observations", (steps, 512), steps // 128)
+    assert 2e6 < path.stat().st_size < 3e6
+    limit = (
+        "takes more than 1.1 GiB of memory, the limit for its size (64 times that and 1 GiB); if you trust it, unpack"
+    )
+    refused(lambda: read_d4rl(path), f"{path}: {limit} it first with `h5repack -f NONE`", kind=ResourceError)
+
+
+@pytest.mark.slow
+def test_many_names_of_one_episode_do_not_fill_the_memory(tmp_path: Path) -> None:
+    """Seventy kilobytes, in which 400 episodes are the same: eight gigabytes, were they read."""
+    folder, path = foreign(tmp_path / "set")
+    steps = 2**20
+    with h5py.File(path, "w") as file:
+        first = file.create_group("episode_0")
+        for name in ("actions", "rewards", "terminations", "truncations"):
+            bomb(first, name, (steps,), steps)
+        bomb(first, "observations", (steps + 1, OBS), steps + 1)
+        for number in range(1, 400):
+            file[f"episode_{number}"] = first
+    metadata(folder, total_episodes=400)
+    assert path.stat().st_size < 80e3
+    refused(lambda: read_minari(folder), f"{path}: takes more than 1.0 GiB of memory", kind=ResourceError)
+
+
+@pytest.mark.parametrize(
+    ("signum", "kind", "text"),
+    [
+        (signal.SIGSEGV, DataError, "is damaged so that reading it crashed (process "),
+        (signal.SIGKILL, ResourceError, "reading it took all memory there is (process "),
+    ],
+)
+def test_a_crash_while_reading_ends_in_one_sentence(
+    signum: signal.Signals, kind: type[EvopipeError], text: str, tmp_path: Path
+) -> None:
+    path = d4rl(tmp_path / "d.hdf5")
+
+    def crash(file: h5py.File) -> None:
+        faulthandler.disable()  # pytest's, which would print where
+        os.kill(os.getpid(), signum)
+
+    refused(lambda: read_foreign(path, crash), f"{path}: {text}", kind=kind)
+
+
+def test_what_is_read_in_another_process_is_the_same_here(tmp_path: Path) -> None:
+    path = d4rl(tmp_path / "d.hdf5")
+    pid, found = read_foreign(path, lambda file: (os.getpid(), numbers(file, "observations")))
+    assert pid != os.getpid()
+    with h5py.File(path) as file:
+        np.testing.assert_array_equal(found, file["observations"][:])
+    found += 1  # it is this process's own
 
 
 # --- D4RL -------------------------------------------------------------------------------------------------------------

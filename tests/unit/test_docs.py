@@ -227,3 +227,11 @@ def test_the_environment_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.
     env = parse_params(parse_yaml(blocks(page, "yaml")[0], "example").data).env
     assert env.id == "corridor:Corridor-v0"
     assert check(env.id, env.kwargs) == []
+
+
+def test_experiments_of_the_readme_leave_the_workspace_as_it_is() -> None:
+    """Without `--temp` an experiment rewrites params.yaml, and what a reader tries next begins from that."""
+    pages = (ROOT / "README.md", ROOT / "src/evopipe/new/template/README.md")
+    lines = [line for page in pages for line in page.read_text().splitlines() if line.startswith("dvc exp run")]
+    assert len(lines) >= 4
+    assert [line for line in lines if not line.startswith(("dvc exp run --temp", "dvc exp run --queue"))] == []

@@ -84,6 +84,9 @@ def test_members_with_a_memory_are_evaluated_with_it() -> None:
         mutation=populations.UNLIKE,
     )  # fmt: skip
     members, _ = first_members(p, 3)
+    for member in members:  # so that what was seen decides from the first
+        for name, part in member.arch.named(p.widths["actor"], member.tensors["actor"]).items():
+            part.mul_(0.0 if name.endswith("bias") else 2.0)
     seeds, pool, single = p.seeds(Purpose.EVALUATE, 7), EnvPool(p.env, 6, what="evaluation"), EnvPool(p.env, 1)
     cohorts = p.form(members)
     assert len(cohorts) > 1

@@ -23,7 +23,7 @@ from PIL import Image
 from evopipe.data.minari import read_own
 from evopipe.data.transitions import read_transitions
 from evopipe.envs.spaces import ObservationSpace
-from evopipe.errors import DataError, EvopipeError, MissingInputError
+from evopipe.errors import DataError, EvopipeError, MissingInputError, ResourceError
 from evopipe.schema.params import Params, parse_params
 from evopipe.stages import buffer, fetch, population, train
 
@@ -312,6 +312,17 @@ def test_images_that_are_declared_and_not_there_take_no_memory() -> None:
         opened["episode_0"].create_dataset("observations", (10**9,), h5py.vlen_dtype(np.uint8), chunks=(1024,))
     text = "dataset 'episode_0/observations' declares 8000000000 bytes and holds 0"
     refused(lambda: fetch.run(params("large"), quiet=True), text)
+
+
+def test_a_small_file_of_vast_images_takes_no_memory() -> None:
+    """A million images of 4320 bytes, whose JPEGs are declared to be a byte each: four gigabytes unpacked."""
+    recorded("large")
+    with h5py.File("cache/tiny/set-v0/data/main_data.hdf5", "a") as opened:
+        del opened["episode_0/observations"]
+        opened["episode_0"].create_dataset("observations", (2**20, 1), np.uint8, chunks=(1024, 1))
+    text = "main_data.hdf5: takes more than 1.0 GiB of memory, the limit for its size (64 times that and 1 GiB)"
+    refused(lambda: fetch.run(params("large"), quiet=True), text, kind=ResourceError)
+    assert not Path("data/dataset").exists()
 
 
 def test_a_jpeg_that_declares_a_vast_image_is_not_unpacked() -> None:

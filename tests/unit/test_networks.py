@@ -16,7 +16,10 @@ from evopipe.core.layers import ACTIVATIONS
 from evopipe.core.layout import Block
 from evopipe.core.net import Net
 from evopipe.core.padded import Padded
+from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Widths
+from evopipe.schema.blocks import EncoderKind
+from evopipe.types import Image
 
 pytestmark = pytest.mark.numerical
 
@@ -229,8 +232,40 @@ def test_initial_weights_are_orthogonal(rows: int, columns: int) -> None:
     output = parts["output.weight"]
     torch.testing.assert_close(output.T @ output, 0.01 * torch.eye(2), atol=1e-6, rtol=0)
     assert parts["latent.gain"].eq(1).all()
-    for name in ("latent.bias", "latent.shift", "output.bias"):
+    for name in ("latent.shift", "output.bias"):
         assert not parts[name].any()
+
+
+@pytest.mark.parametrize("kind", ["mlp", "simba", "resnet"])
+@pytest.mark.parametrize("inputs", [4, 100])
+def test_initial_biases_are_uniform_as_torchs_are(kind: EncoderKind, inputs: int) -> None:
+    """±1/√inputs of each layer's own; those that lead out of the network, or back into a stream, are 0."""
+    images = (Image(0, 3, 4, 4),)
+    stem = Stem(images, (Conv(400, 2, 2),))
+    arch, widths = Arch((Block(500),), 600, (Block(700),), "ReLU", False, stem, kind), Widths(inputs + 48, 2)
+    parts = arch.named(widths, arch.initialise(widths, np.random.default_rng(0)))
+    biases = [name for name in parts if name.endswith("bias")]
+    zero = {"output.bias", "encoder.0.back.bias"}
+    for name in biases:
+        if name in zero:
+            assert not parts[name].any()
+            continue
+        bound = len(parts[name.replace("bias", "weight")]) ** -0.5
+        assert 0.98 * bound < parts[name].abs().max() <= bound
+        assert abs(float(parts[name].mean())) < 0.15 * bound
+    assert len(biases) == 5 + (kind != "mlp")
+
+
+def test_initial_biases_differ_between_members_and_move_no_other_draw() -> None:
+    arch = Arch((Block(8),), 8, (), "ReLU", False)
+    rngs = [np.random.default_rng(seed) for seed in (0, 1)]
+    first, second = (arch.named(WIDTHS, arch.initialise(WIDTHS, rng)) for rng in rngs)
+    for name in ("encoder.0.bias", "latent.bias"):
+        assert not torch.equal(first[name], second[name])
+    weights = sum(part.numel() for name, part in first.items() if name.endswith("weight"))
+    untouched = np.random.default_rng(0)
+    untouched.standard_normal(weights)
+    assert rngs[0].random() == untouched.random()
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(12, 5), (5, 12)])

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import populations
+from evopipe.data.hdf5 import sealed
 from evopipe.data.minari import read_own
 from evopipe.data.transitions import Transitions, read_transitions
 from evopipe.errors import DataError, EvopipeError, ParamsError
@@ -480,6 +481,6 @@ def test_packed_vectors_outside_of_their_range_are_refused(folder: Path) -> None
     buffer.run(params, quiet=True)
     with h5py.File("data/transitions.h5", "a") as file:
         file["action"][3, 0] = 1.5
-    refused(
-        lambda: read_transitions(Path("data/transitions.h5")), DataError, "'action' holds 1.5 at index [3, 0], not from"
-    )
+    path = Path("data/transitions.h5")
+    path.write_bytes(sealed(memoryview(bytearray(path.read_bytes()))))
+    refused(lambda: read_transitions(path), DataError, "'action' holds 1.5 at index [3, 0], not from")

@@ -208,16 +208,39 @@ def test_a_pipelines_stages_are_its_shapes_and_depend_on_its_own_files(name: str
     assert list(data["stages"]) == list(STAGES)[0 if offline else 2 :]
     for stage in data["stages"].values():
         assert [dep for dep in stage["deps"] if dep.endswith(".py")] == own
-    assert {dep for stage in data["stages"].values() for dep in stage["deps"]} >= {"../../src/evopipe", "models/elite"}
+    assert {dep for stage in data["stages"].values() for dep in stage["deps"]} >= {"src/evopipe", "models/elite"}
     assert ("data/transitions.h5" in data["stages"]["train"]["deps"]) == offline
+
+
+def test_the_root_speaks_of_its_own_stages_alone(tmp_path: Path) -> None:
+    """`dvc exp run` of a fresh clone warns of every out that has no hash in a dvc.lock; each pipeline is a project."""
+    from dvc.repo import Repo
+
+    for name in ("dvc.yaml", "dvc.lock", "params.yaml", ".dvcignore"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc/config").write_text("[core]\n    no_scm = true\n")
+    hidden = shutil.ignore_patterns("data", "models", "reports", ".evopipe", "tmp", "cache", "dvc.lock")
+    shutil.copytree(ROOT / "pipelines", tmp_path / "pipelines", symlinks=True, ignore=hidden)
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    with Repo(str(tmp_path)) as repo:
+        outs = [out for out in repo.index.outs if out.use_cache]
+        assert {Path(out.stage.path_in_repo).as_posix() for out in outs} == {"dvc.yaml"}
+        assert [str(out) for out in outs if not out.hash_info] == []
+    for name in WORKLOADS:
+        assert (ROOT / "pipelines" / name / "src").resolve() == (ROOT / "src").resolve()
 
 
 def one_pipeline(make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, old: str, new: str) -> Path:
     """A copy of pipelines/dqn-cartpole alone, with `new` for `old` in its changes."""
     folder = tmp_path / "pipelines"
-    shutil.copytree(ROOT / "pipelines/dqn-cartpole", folder / "dqn-cartpole")
+    shutil.copytree(ROOT / "pipelines/dqn-cartpole", folder / "dqn-cartpole", symlinks=True)
+    shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache"))
     shutil.copy(ROOT / "pipelines/shapes.yaml", folder)
+    shutil.copy(ROOT / ".dvcignore", tmp_path)
     shutil.copy(ROOT / "params.yaml", tmp_path)
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    shutil.copytree(ROOT / make.TEMPLATE, tmp_path / make.TEMPLATE)
     changes = folder / "dqn-cartpole/changes.yaml"
     text = changes.read_text()
     assert text.count(old) == 1

@@ -55,6 +55,14 @@ OPTIONAL: dict[str, Any] = {
 }
 
 
+MASKED = {
+    mode: f"train.{key}: the environment masks actions, the dataset has no masks, and learning would bootstrap from "
+    f"illegal actions; set it to {value}"
+    for mode, key, value in (("online", "warm_start", "0"), ("offline", "mode", "online"))
+}
+"""What is wrong where a run of either mode learns from a dataset and its environment masks actions."""
+
+
 class Algorithm(Protocol):
     """What a module of this package defines, see `REQUIRED`, `REGIMES` and `OPTIONAL`."""
 
@@ -91,6 +99,17 @@ def names() -> tuple[str, ...]:
 def on_policy(algo: Algorithm) -> bool:
     """Whether an algorithm learns from what its members have just done, and from nothing else."""
     return algo.REGIME == "on_policy"
+
+
+def unserved(name: str, kind: str, env_id: str, space: object) -> str | None:
+    """Return what is wrong where an algorithm does not serve an environment's kind of actions; None where it does."""
+    if kind in get(name).ACTIONS:
+        return None
+    able = ", ".join(other for other in names() if kind in get(other).ACTIONS)
+    return (
+        f"train.algo: {name} serves {' and '.join(get(name).ACTIONS)} actions, {env_id} has {kind} ones ({space}); "
+        + (f"take {able}" if able else "none can yet")
+    )
 
 
 def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:

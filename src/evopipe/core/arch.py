@@ -162,13 +162,20 @@ class Arch:
     def initialise(self, widths: Widths, rng: Any) -> torch.Tensor:
         """See `Architecture`.
 
-        Weights are orthogonal with gain √2, 0.1 at the output so that first values are small (Saxe et al., 2014);
-        biases 0, norm gains 1, norm shifts 0, blends 0, and so are the weights back of residual blocks, which begin as
-        identities. Weights of LSTM layers are orthogonal with gain 1, and the biases of their forget gates 1
+        Weights are orthogonal with gain √2, 0.1 at the output so that first values are small (Saxe et al., 2014).
+        Biases of hidden layers and convolutions are uniform in ±1/√inputs, as torch's are: with biases of 0 an
+        observation of zeros would reach no unit behind a ReLU, and train none. The output's biases are 0, norm gains 1,
+        norm shifts 0, blends 0, and so are the weights back of residual blocks, which begin as identities. Weights of
+        LSTM layers are orthogonal with gain 1, their biases uniform in ±1/√units, and those of their forget gates 1
         (Jozefowicz et al., 2015).
         """
         own = self.layout(widths)
         row = torch.zeros(own.size)
+        (of_biases,) = rng.spawn(1)  # so that no other draw depends on these
+        for layer in (*own.stem, *own.hidden):
+            bound = (layer.recurrent or layer.weight).rows ** -0.5
+            drawn = torch.from_numpy(of_biases.uniform(-bound, bound, layer.bias.columns))
+            layer.bias.of(row)[:] = drawn
         for layer in own.every:
             gain = 0.1 if layer in own.output else 1.0 if layer.recurrent else 2.0**0.5
             for part in (layer.weight, layer.recurrent):

@@ -181,6 +181,7 @@ def _grow(old: Layer, new: Layer, in_use: int, fresh: torch.Tensor) -> None:
         new.gain.of(fresh)[:, :had] /= scale
     else:  # units that land on ones whose readers are in use must put out 0 themselves
         weight[:, had:in_use] = 0.0
+        bias[:, had:in_use] = 0.0
 
 
 def _grow_memory(old: Layer, new: Layer, in_use: int, fresh: torch.Tensor) -> None:
@@ -188,7 +189,7 @@ def _grow_memory(old: Layer, new: Layer, in_use: int, fresh: torch.Tensor) -> No
     assert new.recurrent is not None
     had = old.weight.units
     new.recurrent.grouped(fresh)[had:, :, :had] = 0.0
-    for part in (new.weight, new.recurrent):
+    for part in (new.weight, new.recurrent, new.bias):
         part.grouped(fresh)[:, lstm.CANDIDATE, had:in_use] = 0.0
 
 

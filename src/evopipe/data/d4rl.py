@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import h5py
 import numpy as np
 
 from evopipe.data.episodes import Dataset, Episode
-from evopipe.data.hdf5 import Array, Unusable, actions, flags, open_foreign, rewards, same_length
+from evopipe.data.foreign import read_foreign
+from evopipe.data.hdf5 import Array, Unusable, actions, flags, rewards, same_length
 from evopipe.data.observations import read_rows
 
 
@@ -29,21 +31,11 @@ def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: b
     Raises:
         MissingInputError: the file is not there.
         DataError: its content cannot be used; the message names dataset and index.
+        ResourceError: reading it takes more memory than its size explains.
     """
-    with open_foreign(Path(path)) as file:
-        arrays = {
-            "actions": actions(file, "actions", discrete),
-            "observations": read_rows(file, "observations", None, shows),
-            "rewards": rewards(file, "rewards"),
-            "terminals": flags(file, "terminals"),
-        }
-        timed, following = "timeouts" in file, "next_observations" in file
-        arrays["timeouts"] = flags(file, "timeouts") if timed else np.zeros_like(arrays["terminals"])
-        if following:
-            arrays["next_observations"] = read_rows(file, "next_observations", None, shows)
-        same_length({name: len(array) for name, array in arrays.items()})
-        if following and arrays["next_observations"].shape != arrays["observations"].shape:
-            raise Unusable("datasets 'observations' and 'next_observations' differ in shape")
+    arrays = read_foreign(Path(path), lambda file: _arrays(file, shows, discrete))
+    timed, following = "timeouts" in arrays, "next_observations" in arrays
+    arrays.setdefault("timeouts", np.zeros_like(arrays["terminals"]))
     episodes = [_episode(arrays, first, last) for first, last in _stretches(arrays)]
     kept = [episode for episode in episodes if len(episode)]
     dropped = len(arrays["rewards"]) - sum(len(episode) for episode in kept)
@@ -53,6 +45,24 @@ def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: b
     if dropped:
         notes.append(f"{dropped} last steps of cut episodes left out: the file has no next observation for them")
     return Dataset(kept, str(path), dropped=dropped, notes=tuple(notes))
+
+
+def _arrays(file: h5py.File, shows: gymnasium.Space[Any] | None, discrete: bool) -> dict[str, Array]:
+    """Read the columns that are there."""
+    arrays = {
+        "actions": actions(file, "actions", discrete),
+        "observations": read_rows(file, "observations", None, shows),
+        "rewards": rewards(file, "rewards"),
+        "terminals": flags(file, "terminals"),
+    }
+    if "timeouts" in file:
+        arrays["timeouts"] = flags(file, "timeouts")
+    if "next_observations" in file:
+        arrays["next_observations"] = read_rows(file, "next_observations", None, shows)
+    same_length({name: len(array) for name, array in arrays.items()})
+    if arrays.get("next_observations", arrays["observations"]).shape != arrays["observations"].shape:
+        raise Unusable("datasets 'observations' and 'next_observations' differ in shape")
+    return arrays
 
 
 def _stretches(arrays: Mapping[str, Array]) -> Iterator[tuple[int, int]]:

@@ -1,12 +1,17 @@
-"""HDF5 files: one place where evopipe's own are opened, one where anybody's are, and how numbers are read from them.
+"""HDF5 files: how they are opened, and how numbers are read from them.
+
+The format does not notice damage: one changed bit can make a column zeros. So a file of evopipe's own is opened after
+its SHA-256 was compared: in a folder with a manifest (`storage/folders.py`), or alone and sealed.
 
 A dataset may come from anywhere, so nothing in it is trusted: links and storage outside of the file, objects, declared
 sizes that the file does not hold, ragged lengths and values that are not finite are refused with dataset and index.
+What anybody may have written is opened by `read_foreign` in `data/foreign.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,9 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from evopipe.errors import DataError, MissingInputError
+from evopipe.storage.files import RESTORE
 
 Array = npt.NDArray[Any]
 
+SEAL = 512  # bytes at a file's beginning that HDF5 leaves to others (its user block), the fewest there can be
 _MAX_RATIO = 1100  # deflate's limit is 1032: a dataset that declares more than this holds nothing but its declaration
 
 
@@ -27,27 +34,46 @@ class Unusable(Exception):
     """A file's content cannot be used; whoever opened the file puts its name before the text."""
 
 
-def open_own(source: Path | bytes, where: str) -> contextlib.AbstractContextManager[h5py.File]:
-    """Open a file, or the content of one, that evopipe wrote; see `open_foreign`."""
-    return _opened(source, where)
+def sealed(content: memoryview) -> memoryview:
+    """Write the SHA-256 of a file made with `userblock_size=SEAL` into its first bytes; return its content."""
+    content[:SEAL] = _seal(hashlib.sha256(content[SEAL:]).hexdigest())
+    return content
 
 
-def open_foreign(path: Path) -> contextlib.AbstractContextManager[h5py.File]:
-    """Open a file that anybody may have written.
-
-    Raises:
-        MissingInputError: it is not there.
-        DataError: it is damaged, or the block found it `Unusable`.
-    """
-    return _opened(path, str(path))
+def _seal(digest: str) -> bytes:
+    return f"evopipe sha256 {digest}\n".encode().ljust(SEAL, b"\0")
 
 
 @contextlib.contextmanager
-def _opened(source: Path | bytes, where: str) -> Iterator[h5py.File]:
-    if isinstance(source, Path) and not source.is_file():
-        if source.exists():
-            raise DataError(f"{where}: is not a regular file")
-        raise MissingInputError(f"{where}: is not there; run the stage that writes it, or correct the path")
+def open_sealed(path: Path) -> Iterator[h5py.File]:
+    """Open a file whose content was `sealed`, see `opened`; any changed bit of it is a DataError."""
+    check_regular(path)
+    try:
+        with open(path, "rb") as file:
+            intact = file.read(SEAL) == _seal(hashlib.file_digest(file, "sha256").hexdigest())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}): {RESTORE}") from error
+    if not intact:
+        raise DataError(f"{path}: is damaged or not written by evopipe, its checksum does not match: {RESTORE}")
+    with opened(path, str(path)) as content:
+        yield content
+
+
+def check_regular(path: Path) -> None:
+    """Raise MissingInputError where there is no file, DataError where there is something else."""
+    if not path.is_file():
+        if path.exists():
+            raise DataError(f"{path}: is not a regular file")
+        raise MissingInputError(f"{path}: is not there; run the stage that writes it, or correct the path")
+
+
+@contextlib.contextmanager
+def opened(source: Path | bytes, where: str) -> Iterator[h5py.File]:
+    """Open a file or the content of one: evopipe's own after its checksum, anybody's in a process of its own.
+
+    Raises:
+        DataError: it is not HDF5, or the block found it `Unusable`; the message begins with `where`.
+    """
     try:
         with h5py.File(io.BytesIO(source) if isinstance(source, bytes) else source, "r") as file:
             link = file.id.links.visit(_leads_away, info=True)  # h5py's own `visititems_links` would follow each
@@ -56,7 +82,7 @@ def _opened(source: Path | bytes, where: str) -> Iterator[h5py.File]:
             yield file
     except Unusable as error:
         raise DataError(f"{where}: {error}") from error
-    except (OSError, RuntimeError, KeyError, ValueError) as error:
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:  # h5py: a TypeError for unknown types
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{where}: is truncated, damaged or not HDF5 ({reason})") from error
 

@@ -18,7 +18,8 @@ import h5py
 import numpy as np
 
 from evopipe.data.episodes import Dataset, Episode
-from evopipe.data.hdf5 import Unusable, actions, flags, label, member, open_foreign, open_own, rewards, same_length
+from evopipe.data.foreign import read_foreign
+from evopipe.data.hdf5 import Unusable, actions, flags, label, member, opened, rewards, same_length
 from evopipe.data.observations import compare, read_rows
 from evopipe.data.remote import local_folder
 from evopipe.errors import DataError, MissingInputError
@@ -101,14 +102,13 @@ def read_own(folder: Path) -> Dataset:
     """Read what `write_minari` wrote, checked against its manifest.
 
     Raises:
-        MissingInputError: it is not there.
+        MissingInputError: it is not there, or its manifest is not.
         DataError: it is damaged.
     """
-    files, data = read_folder(folder), folder / "data"
+    files, data = read_folder(folder, (f"data/{_METADATA}", f"data/{_CONTENT}")), folder / "data"
     metadata = _metadata(files[f"data/{_METADATA}"], f"{data / _METADATA}")
-    where = str(data / _CONTENT)
-    with open_own(files[f"data/{_CONTENT}"], where) as file:
-        return _dataset(file, metadata, None, str(data))
+    with opened(files[f"data/{_CONTENT}"], str(data / _CONTENT)) as file:
+        return Dataset(_episodes(file, metadata, None), str(data), metadata["action_space"])
 
 
 def read_minari(dataset: str | Path, shows: Space | None = None) -> Dataset:
@@ -123,6 +123,7 @@ def read_minari(dataset: str | Path, shows: Space | None = None) -> Dataset:
     Raises:
         MissingInputError: there is no such folder, or the remote cannot be reached or does not have it.
         DataError: the content cannot be used; the message names file, dataset and index.
+        ResourceError: reading it takes more memory than its size explains.
     """
     root = Path(dataset) if Path(dataset).exists() else local_folder(str(dataset))
     data = next((folder for folder in (root / "data", root) if (folder / _METADATA).is_file()), None)
@@ -134,8 +135,8 @@ def read_minari(dataset: str | Path, shows: Space | None = None) -> Dataset:
     if size > _MAX_METADATA:
         raise DataError(f"{data / _METADATA}: {size} bytes of metadata; a dataset's are a few thousand")
     metadata = _metadata(read_bytes(data / _METADATA), str(data / _METADATA))
-    with open_foreign(data / _CONTENT) as file:
-        return _dataset(file, metadata, shows, str(data))
+    episodes = read_foreign(data / _CONTENT, lambda file: _episodes(file, metadata, shows))
+    return Dataset(episodes, str(data), metadata["action_space"])
 
 
 def _metadata(content: bytes, where: str) -> dict[str, Any]:
@@ -163,7 +164,7 @@ def _space(described: Any, key: str, where: str) -> Space | None:
     return space
 
 
-def _dataset(file: h5py.File, metadata: Mapping[str, Any], shows: Space | None, where: str) -> Dataset:
+def _episodes(file: h5py.File, metadata: Mapping[str, Any], shows: Space | None) -> list[Episode]:
     recorded = metadata["observation_space"]
     if recorded is not None and len(recorded.shape or ()) == 1 and str(metadata.get("dataset_id")).startswith(_OWN):
         shows = None  # rows already
@@ -171,8 +172,7 @@ def _dataset(file: h5py.File, metadata: Mapping[str, Any], shows: Space | None, 
         compare(recorded, shows)
     if len(file) != metadata["total_episodes"]:
         raise Unusable(f"holds {len(file)} episodes, its metadata says {metadata['total_episodes']}")
-    episodes = [_episode(file, f"episode_{number}", recorded, shows) for number in range(len(file))]
-    return Dataset(episodes, where, metadata["action_space"])
+    return [_episode(file, f"episode_{number}", recorded, shows) for number in range(len(file))]
 
 
 def _episode(file: h5py.File, name: str, recorded: Space | None, shows: Space | None) -> Episode:

@@ -13,11 +13,10 @@ import numpy as np
 
 from evopipe.core import pixels
 from evopipe.data.episodes import Episode
-from evopipe.data.hdf5 import Array, Unusable, finite, member, numbers, open_own, same_length
+from evopipe.data.hdf5 import SEAL, Array, Unusable, finite, member, numbers, open_sealed, same_length, sealed
 from evopipe.storage.files import dump_json, write_bytes
 
 _FORMAT = 1
-_CHUNK_ROWS = 4096
 _LISTED = 128  # most elements that are described one by one: images have thousands
 _DTYPES = {
     "obs": np.float32,
@@ -76,7 +75,7 @@ def pack(episodes: Sequence[Episode], relative: Callable[[Array], Array]) -> Tra
 
 
 def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, Any]) -> None:
-    """Write transitions and their statistics as one HDF5 file, atomically; equal content gives equal bytes.
+    """Write transitions and their statistics as one sealed HDF5 file, atomically; equal content gives equal bytes.
 
     Observations that are images of bytes from end to end are bytes in it.
 
@@ -84,18 +83,16 @@ def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, 
         DiskError: it cannot be written.
     """
     memory = io.BytesIO()
-    with h5py.File(memory, "w") as file:
+    with h5py.File(memory, "w", userblock_size=SEAL) as file:
         file.attrs["format"] = _FORMAT
         file.attrs["stats"] = np.bytes_(dump_json(dict(stats), str(path)))
         for name, dtype in _DTYPES.items():
             array: Array = getattr(transitions, name)
             array = np.ascontiguousarray(array, np.float32 if name == "action" and array.ndim == 2 else dtype)
-            chunks = (min(_CHUNK_ROWS, max(1, len(array))), *array.shape[1:])
             if name.endswith("obs") and (images := pixels.exact(array)) is not None:
                 array = images
-            # The checksum of each chunk lets a reader notice a damaged file.
-            file.create_dataset(name, data=array, chunks=chunks, fletcher32=True)
-    write_bytes(path, memory.getbuffer())
+            file.create_dataset(name, data=array)
+    write_bytes(path, sealed(memory.getbuffer()))
 
 
 def read_transitions(path: Path, limit: int | None = None) -> Transitions:
@@ -105,7 +102,7 @@ def read_transitions(path: Path, limit: int | None = None) -> Transitions:
         MissingInputError: the file is not there.
         DataError: it is truncated, damaged, ragged, of a wrong type, or holds a value that is not finite.
     """
-    with open_own(Path(path), str(path)) as file:
+    with open_sealed(Path(path)) as file:
         if file.attrs.get("format") != _FORMAT:
             raise Unusable(f"not a transitions file of format {_FORMAT}; run the stage `buffer` again")
         found = Transitions(**{name: _read(file, name, limit) for name in _DTYPES})

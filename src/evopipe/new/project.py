@@ -1,55 +1,23 @@
-"""Make a project of one's own: the root pipeline, adapted to evopipe as an installed package."""
+"""Make a project of one's own: evopipe's pipeline, for evopipe as an installed package."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
-from io import StringIO
 from pathlib import Path
 from string import Template
-from typing import Any
-
-from ruamel.yaml import YAML
 
 import evopipe
 from evopipe.envs.make import opened
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import EvopipeError, ParamsError, UsageError
 from evopipe.schema.blocks import EnvConfig
-from evopipe.schema.read import parse_yaml
-from evopipe.schema.write import dump_yaml
 from evopipe.storage.files import make_folder, write_text
 
 _MODULE, _STUB = "my_env.py", "my_env:Catch-v0"
 _REQUIREMENTS = "requirements.txt"
-_OWN_CODE = "src/evopipe"
-_ENTRY = re.compile(r"(?P<key>\s*[\w-]+): *(?P<value>.*?)(?P<comment>  #.*)?")
-_WITHOUT_ENV = frozenset({"buffer"})  # reads the dataset alone
-
-_HEAD = f"""\
-The stages of evopipe. {_REQUIREMENTS} stands for the code they run: another version of evopipe reruns them.
-If a stage comes to read another file of yours, add it to its deps, and an edit of it reruns the stage.
-"""
-
-_STUB_VALUES: Mapping[str, Any] = {
-    "env.id": _STUB,
-    "env.num_envs": 4,
-    "fetch.collect.policies.heuristic": 0.0,
-    "fetch.collect.policies.random": 1.0,
-    "train.max_steps": 20000,
-    "train.evo_steps": 400,
-    "train.learning_delay": 200,
-    "train.warm_start": 500,
-    "train.replay.capacity": 20000,
-    "algos.dqn.eps_steps": 1500,
-    "algos.dqn.network.encoder": [64],
-    "algos.dqn.network.latent": 64,
-}
-"""What the example environment wants otherwise than the project's own params.yaml."""
 
 
 def make(folder: Path, env_id: str | None = None) -> str:
@@ -92,11 +60,12 @@ def contents(name: str, env_id: str | None = None) -> dict[str, str]:
     stub = env_id is None
     row = f"| `{_MODULE}` | the environment: replace it by yours; `evopipe env check {_STUB}` tries it |\n"
     readme = Template(_text("README.md")).substitute(name=name, env=env_id or _STUB, environment=row if stub else "")
+    dvc, params = _text("stages.yaml"), _text("params.yaml" if stub else "params-installed.yaml")
     files = {
         "README.md": readme,
         _REQUIREMENTS: f"evopipe=={evopipe.__version__}\n",
-        "dvc.yaml": dvc_yaml(_text("dvc.yaml"), (_MODULE,) if stub else ()),
-        "params.yaml": params_yaml(_text("params.yaml"), _STUB_VALUES if stub else {"env.id": env_id}),
+        "dvc.yaml": dvc if stub else dvc.replace(f"      - {_MODULE}\n", ""),
+        "params.yaml": params.replace("ENV_ID", env_id or ""),
         ".gitignore": _text("gitignore"),
         ".dvcignore": _text("dvcignore"),
     }
@@ -104,48 +73,8 @@ def contents(name: str, env_id: str | None = None) -> dict[str, str]:
 
 
 def _text(name: str) -> str:
-    """A template, or a file of the root pipeline: the wheel brings it along, a source tree has it at its top."""
-    here = Path(__file__)
-    for place in (here.parent / "template", here.parent / "pipeline", here.parents[3]):
-        if (place / name).is_file():
-            return (place / name).read_text(encoding="utf-8")
-    raise EvopipeError(f"{name}: missing in this installation of evopipe; install it again")
-
-
-# --- dvc.yaml and params.yaml -----------------------------------------------------------------------------------------
-
-
-def dvc_yaml(root: str, modules: tuple[str, ...]) -> str:
-    """Adapt the root pipeline's dvc.yaml: no stage depends on evopipe's source, each on its version and on `modules`.
-
-    Args:
-        root: its text.
-        modules: the user's own code that environments are made of.
-    """
-    yaml = YAML()  # keeps comments
-    yaml.width = 4096
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    data = yaml.load(root)
-    data.yaml_set_start_comment(_HEAD)
-    for name, stage in data["stages"].items():
-        kept = [dep for dep in stage["deps"] if not str(dep).startswith(_OWN_CODE)]
-        stage["deps"] = [*kept, _REQUIREMENTS, *(() if name in _WITHOUT_ENV else modules)]
-    out = StringIO()
-    yaml.dump(data, out)
-    return out.getvalue()
-
-
-def params_yaml(root: str, values: Mapping[str, Any]) -> str:
-    """Return the root pipeline's params.yaml with other values; `values` are dotted keys. All else stays as it is."""
-    parsed = parse_yaml(root, "params.yaml")
-    lines = root.splitlines()
-    for key, value in values.items():
-        number = parsed.mark(tuple(key.split(".")))[0] - 1
-        found = _ENTRY.fullmatch(lines[number])
-        if found is None or found["key"].strip() != key.rpartition(".")[2]:
-            raise EvopipeError(f"params.yaml of this installation has no {key!r}; install evopipe again")
-        lines[number] = f"{found['key']}: {dump_yaml(value, on_one_line=True).strip()}{found['comment'] or ''}"
-    return "\n".join(lines) + "\n"
+    """A file of the package; `pipelines/make.py` makes the stages and both params.yaml of the root's."""
+    return Path(__file__).with_name("template").joinpath(name).read_text(encoding="utf-8")
 
 
 # --- checks, git and DVC ----------------------------------------------------------------------------------------------

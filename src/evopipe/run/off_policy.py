@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evopipe.algos import MASKED
 from evopipe.core import pixels
 from evopipe.core.cohort import Cohort
 from evopipe.envs.pool import EnvPool
@@ -46,10 +47,7 @@ class OffPolicy:
         self.world = World(spec, self.keys, self.clock, pool)
         self.threshold = pool.reward_threshold
         if self.world.masked and warm:
-            raise ParamsError(
-                "train.warm_start: the environment masks actions, the dataset has no masks, and learning would "
-                "bootstrap from illegal actions; set it to 0"
-            )
+            raise ParamsError(MASKED["online"])
         cfg, memories = spec.train.replay, len(self.keys) if spec.train.replay.sharing == "own" else 1
         layout = RowLayout.of(spec.spaces, self.world.masked, cfg.n_step, spec.algo.MASKED_LOSS)
         self.learning = ReplayLearning(setup, layout, memories, cfg.capacity, byte_images(pool, warm))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from evopipe.algos import MASKED
 from evopipe.core.cohort import Cohort
 from evopipe.errors import DataError, ParamsError
 from evopipe.memory.replay import RowLayout
@@ -46,10 +47,7 @@ class Offline:
         pool.reset([0], spec.seeds(Purpose.EVALUATE, 1))  # whether it masks actions shows then
         self.threshold = pool.reward_threshold
         if pool.masked:
-            raise ParamsError(
-                "train.mode: the environment masks actions, the dataset has no masks, and learning would bootstrap "
-                "from illegal actions; set it to online"
-            )
+            raise ParamsError(MASKED["offline"])
         layout = RowLayout.of(spec.spaces, False, spec.train.replay.n_step)
         self.learning = ReplayLearning(setup, layout, 1, len(data), byte_images(pool, data))
         self.replay, self.learners = self.learning.replay, self.learning.learners

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from evopipe import layout
-from evopipe.algos import get, names
+from evopipe.algos import get, unserved
 from evopipe.core.graphs import Paths
 from evopipe.core.member import Member
 from evopipe.envs.make import opened
@@ -52,12 +52,8 @@ def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
     """
     with opened(env_config) as env:
         spaces = ActionSpace.of(env.action_space).spaces(ObservationSpace.of(env.observation_space))
-    if spaces.kind not in get(algo).ACTIONS:
-        able = [name for name in names() if spaces.kind in get(name).ACTIONS]
-        raise ParamsError(
-            f"train.algo: {algo} serves {' and '.join(get(algo).ACTIONS)} actions, {env_config.id} has "
-            f"{spaces.kind} ones ({env.action_space}); " + (f"take {', '.join(able)}" if able else "none can yet")
-        )
+    if sentence := unserved(algo, spaces.kind, env_config.id, env.action_space):
+        raise ParamsError(sentence)
     return spaces
 
 

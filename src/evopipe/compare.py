@@ -1,0 +1,250 @@
+"""Scores of several configurations, each over its seeds: what `evopipe compare` prints and draws.
+
+A run is what a folder, an experiment or a git revision holds: `dvc.lock`, which says with which parameters it was made,
+and `reports/evaluation.json`, the elite's held-out score.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evopipe.errors import DataError, EvopipeError, MissingInputError, UsageError
+from evopipe.layout import EVALUATION, TRAINED
+from evopipe.ops.statistics import bootstrap_interval, interquartile_mean
+from evopipe.schema.read import parse_yaml
+from evopipe.track.formats import clean, number, score
+
+_LOCK = Path("dvc.lock")
+_STAGES = ("fetch", "buffer", "population", "train", "evaluate")  # what a score comes from
+_EXPERIMENT = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/(.+)")
+_RESAMPLES = 10_000
+_MOST = 4  # settings that a label names
+
+_Read = Callable[[Path], bytes]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its seed, its other parameters by dotted key, and the elite's scores over so many episodes."""
+
+    seed: int
+    settings: Mapping[str, Any]
+    elite: Mapping[str, Any]
+    episodes: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration: its runs' mean returns, and their mean, 95 % interval and interquartile mean.
+
+    With one run the last two are over its episodes, else over the runs' means.
+    """
+
+    label: str
+    over: str
+    means: tuple[float, ...]
+    mean: float
+    interval: tuple[float, float]
+    iqm: float
+
+
+def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[Row], list[str]]:
+    """Read runs and put those of one configuration together, the best first.
+
+    Args:
+        what: folders, names of experiments, git revisions. None: the working folder, HEAD and HEAD's experiments.
+        everywhere: take the experiments of other commits too.
+
+    Returns:
+        The configurations, and for each place without a run that counts a sentence that says why.
+
+    Raises:
+        UsageError: one of `what` is none of these.
+        MissingInputError: there is no run at all.
+        EvopipeError: a place of `what` holds none that counts.
+    """
+    runs: dict[str, Run] = {}
+    notes = []
+    for name, read in _places(what, everywhere):
+        try:
+            run = _run(name, read)
+        except EvopipeError as error:
+            if what:
+                raise
+            notes.append(str(error))
+            continue
+        # HEAD is often the working folder too: of one configuration and seed the first counts.
+        runs.setdefault(json.dumps([run.seed, run.settings], sort_keys=True), run)
+    if not runs:
+        raise MissingInputError(
+            "compare: no run is here; `dvc repro` makes one, or name folders, experiments, revisions"
+        )
+    grouped: dict[str, list[Run]] = {}
+    for run in runs.values():
+        grouped.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
+    groups = list(grouped.values())
+    labels = _labels([group[0].settings for group in groups])
+    rows = [_row(label, group) for label, group in zip(labels, groups, strict=True)]
+    return sorted(rows, key=lambda row: -row.mean), notes
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return configurations as aligned text."""
+    lines = [("configuration", "over", "mean", "95 % interval", "IQM")]
+    for row in rows:
+        low, high = map(score, row.interval)
+        lines.append((row.label, row.over, score(row.mean), f"[{low}, {high}]", score(row.iqm)))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(text.ljust(n) for text, n in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Write a picture: for each configuration its runs, their mean with its interval, and their interquartile mean.
+
+    Raises:
+        UsageError: it is to have a format that matplotlib does not write.
+        OSError: it cannot be written.
+    """
+    import matplotlib
+
+    from evopipe.report.draw import Plot, style
+
+    with style(), matplotlib.rc_context({"svg.hashsalt": "compare"}):
+        labels = [textwrap.fill(row.label, 56, break_long_words=False) for row in rows]
+        left = 24 + 7.2 * max(len(line) for label in labels for line in label.splitlines())
+        plot = Plot("compare", left + 460, 84 + 58 * len(rows), (left, 24, 28, 56), "")
+        for y, row in enumerate(rows):
+            plot.marks([(x, y) for x in row.means], "member", "o", 6, gid="runs", alpha=0.8)
+            plot.line([(end, y) for end in row.interval], "elite", 2.6)
+            plot.marks([(row.mean, y)], "elite", "o", 9, gid="mean")
+            plot.marks([(row.iqm, y)], "ink", "|", 16, gid="iqm", markeredgewidth=2)
+        plot.axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="held-out return: dots runs, line 95 %, | IQM")
+        plot.axes.set_yticks(range(len(rows)), labels)
+        plot.figure.patch.set_visible(True)
+        try:
+            plot.figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        except ValueError:
+            raise UsageError(f"compare: {path}: no such picture can be written; name it .svg or .png") from None
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def _places(what: Sequence[str], everywhere: bool) -> Iterator[tuple[str, _Read]]:
+    """Yield where runs may be: a name, and how to read a file there; FileNotFoundError where it is not."""
+    head = _git("rev-parse", "--verify", "HEAD^{commit}")
+    found = _git("for-each-ref", "--format=%(refname)", "refs/exps") if head else None
+    refs = [ref for ref in (found or b"").decode().split() if _EXPERIMENT.fullmatch(ref)]
+    for name in what:
+        named = [ref for ref in refs if ref.endswith(f"/{name}")]
+        if Path(name).is_dir():
+            yield name, _in(Path(name))
+        elif named or _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"):
+            yield name, _at(named[-1] if named else name)
+        else:
+            raise UsageError(f"compare: {name} is no folder, no experiment and no git revision; see `dvc exp list -A`")
+    if not what:
+        yield "the working folder", _in(Path())
+        if head:
+            yield "HEAD", _at("HEAD")
+            sha = head.decode().strip()
+            of_head = f"refs/exps/{sha[:2]}/{sha[2:]}/"
+            for ref in refs:
+                if everywhere or ref.startswith(of_head):
+                    yield ref.rpartition("/")[2], _at(ref)
+
+
+def _run(name: str, read: _Read) -> Run:
+    """Read a run, and see that its score and its parameters belong together."""
+    try:
+        lock, evaluation = (read(file) for file in (_LOCK, EVALUATION))
+    except OSError as error:
+        raise MissingInputError(f"{name}: has no run ({error.filename}: not there)") from None
+    try:
+        stages = parse_yaml(lock.decode(), f"{name}: {_LOCK}").data["stages"]
+        scored, report = stages["evaluate"], json.loads(evaluation)
+        same = _hash(scored["outs"], EVALUATION) == hashlib.md5(evaluation, usedforsecurity=False).hexdigest()
+        same = same and _hash(scored["deps"], TRAINED) == _hash(stages["train"]["outs"], TRAINED)
+        settings: dict[str, Any] = {}
+        for stage in _STAGES:
+            for file in stages.get(stage, {}).get("params", {}).values():
+                settings |= _leaves(file)
+        run = Run(int(settings.pop("seed")), settings, report["elite"], report["episodes"])
+        _ = run.elite["mean"], run.elite["interval"], run.elite["iqm"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{name}: dvc.lock or {EVALUATION} is of no pipeline of evopipe ({error!r})") from None
+    if not same:
+        raise DataError(f"{name}: {EVALUATION} is not of the run in dvc.lock; run `dvc repro` there")
+    return run
+
+
+def _in(folder: Path) -> _Read:
+    return lambda file: (folder / file).read_bytes()
+
+
+def _at(revision: str) -> _Read:
+    def read(file: Path) -> bytes:
+        found = _git("show", f"{revision}:./{file.as_posix()}")
+        if found is None:
+            raise FileNotFoundError(2, "not there", file.as_posix())
+        return found
+
+    return read
+
+
+def _git(*words: str) -> bytes | None:
+    """Return what git said; None where it failed, or is not there."""
+    try:
+        run = subprocess.run(["git", *words], capture_output=True, check=False)
+    except FileNotFoundError:
+        return None
+    return None if run.returncode else run.stdout
+
+
+def _hash(entries: Sequence[Mapping[str, Any]], path: Path) -> Any:
+    return {entry["path"]: entry["md5"] for entry in entries}[path.as_posix()]
+
+
+def _leaves(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Every value that is not a block, by its dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _leaves(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return found
+
+
+# --- configurations ---------------------------------------------------------------------------------------------------
+
+
+def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name each configuration by what differs; keys that only some have, as another algorithm's, say nothing."""
+    shared = set.intersection(*(set(each) for each in settings))
+    differing = [key for key in settings[0] if key in shared and any(s[key] != settings[0][key] for s in settings)]
+    shown = differing[:_MOST] or ["env.id", "train.algo"]
+    more = f" and {len(differing) - _MOST} more" * (len(differing) > _MOST)
+    return [clean(" ".join(f"{key}={_text(each.get(key))}" for key in shown)) + more for each in settings]
+
+
+def _text(value: Any) -> str:
+    return number(value) if isinstance(value, float) else "null" if value is None else str(value)
+
+
+def _row(label: str, runs: Sequence[Run]) -> Row:
+    means = tuple(float(run.elite["mean"]) for run in runs)
+    if len(runs) == 1:
+        low, high = runs[0].elite["interval"]
+        over = f"{runs[0].episodes} episodes of seed {runs[0].seed}"
+        return Row(label, over, means, means[0], (low, high), float(runs[0].elite["iqm"]))
+    x = np.array(means)
+    interval = bootstrap_interval(x, _RESAMPLES, np.random.default_rng(0))
+    return Row(label, f"{len(runs)} seeds", means, float(x.mean()), interval, interquartile_mean(x))

@@ -1,0 +1,81 @@
+"""What is found before the first stage does anything: an environment that is not there, or not for this run."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+import evopipe
+from evopipe.envs.spaces import ActionSpace
+from evopipe.errors import ParamsError
+from evopipe.stages.check import KNOWN
+from tiny import call, params, write_params
+
+MISTAKES: list[tuple[dict[str, Any], str, str]] = [
+    ({"env.id": "CartPol-v1"}, "  id: CartPol-v1", "env.id: unknown environment 'CartPol-v1', did you mean 'CartPole-"),
+    ({"env.id": "Pendulum-v1"}, "  algo: dqn", "train.algo: dqn serves discrete actions, Pendulum-v1 has continuous "),
+    ({"env.id": "LunarLander-v3", "env.kwargs": {"continuous": True}}, "  algo: dqn", "train.algo: dqn serves discr"),
+    ({"env.id": "Taxi-v4", "train.warm_start": 5}, "  warm_start: 5", "train.warm_start: the environment masks act"),
+    (
+        {"env.id": "envs_for_tests:Masked-v0", "train.mode": "offline", "train.warm_start": 0},
+        "  mode: offline",
+        "train.mode: the environment masks actions, the dataset has no masks",
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "line", "sentence"), MISTAKES)
+def test_params_check_says_where_an_environment_does_not_fit(
+    tmp_path: Path, values: dict[str, Any], line: str, sentence: str
+) -> None:
+    lines = write_params(tmp_path, values).read_text().splitlines()
+    code, out, err = call(tmp_path, "params", "check")
+    assert (code, out) == (65, "")
+    assert err.startswith(f"error: params.yaml:{lines.index(line) + 1}:3: {sentence}")
+
+
+@pytest.mark.parametrize(("values", "line", "sentence"), MISTAKES)
+def test_fetch_and_population_refuse_it_first(tmp_path: Path, values: dict[str, Any], line: str, sentence: str) -> None:
+    write_params(tmp_path, values)
+    for stage in ("fetch", "population"):
+        code, _, err = call(tmp_path, stage)
+        assert (code, err.startswith(f"error: {sentence}")) == (65, True), err
+    assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]
+
+
+def test_a_run_in_python_refuses_it_first(tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match=r"train\.warm_start: the environment masks actions"):
+        evopipe.train(params({"env.id": "Taxi-v4", "train.warm_start": 5}), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_masks_without_a_dataset_are_served(tmp_path: Path) -> None:
+    write_params(tmp_path, {"env.id": "Taxi-v4"})
+    assert call(tmp_path, "params", "check") == (0, "params.yaml: ok\n", "")
+
+
+def test_an_environment_that_cannot_be_reset_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "broken_at_reset.py").write_text(
+        "import gymnasium\n\n\nclass Broken(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Box(-1, 1, (2,))\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n\n"
+        "    def reset(self, **_):\n        raise ValueError('no map')\n\n\n"
+        "gymnasium.register('Broken-v0', Broken)\n"
+    )
+    write_params(tmp_path, {"env.id": "broken_at_reset:Broken-v0", "train.warm_start": 5})
+    assert call(tmp_path, "params", "check") == (
+        71,
+        "",
+        "error: environment 'broken_at_reset:Broken-v0': reset() raised ValueError: no map\n",
+    )
+
+
+@pytest.mark.parametrize("env_id", KNOWN)
+def test_what_is_said_without_making_an_environment_is_true(env_id: str) -> None:
+    with closing(gymnasium.make(env_id, disable_env_checker=True)) as env:
+        assert ActionSpace.of(env.action_space).kind == KNOWN[env_id]
+        assert "action_mask" not in env.reset(seed=0)[1]

@@ -1,0 +1,135 @@
+"""`evopipe compare`: runs of folders, experiments and revisions, put together by configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evopipe.compare import compare
+from evopipe.schema.write import dump_yaml
+from tiny import Answer, call
+
+
+def write_run(folder: Path, seed: int, mean: float, lr: float = 0.1, **other: Any) -> Path:
+    """What a finished pipeline leaves of a run whose elite scored so; its episodes say [mean - 1, mean + 2]."""
+    elite = {"mean": mean, "interval": [mean - 1.0, mean + 2.0], "iqm": mean + 0.5}
+    text = json.dumps({"elite": elite, "env": "E-v0", "episodes": 7, "steps": 100}).encode()
+    (folder / "reports").mkdir(parents=True, exist_ok=True)
+    (folder / "reports/evaluation.json").write_bytes(text)
+    params = {"seed": seed, "env.id": "E-v0", "train": {"algo": "a"}, "algos.a": {"lr": lr, **other}}
+    scored = [{"path": "reports/evaluation.json", "md5": hashlib.md5(text).hexdigest()}]
+    stages = {
+        "train": {"params": {"params.yaml": params}, "outs": [{"path": "models/trained", "md5": "1.dir"}]},
+        "evaluate": {
+            "params": {"params.yaml": {"seed": seed}},
+            "deps": [{"path": "models/trained", "md5": "1.dir"}],
+            "outs": scored,
+        },
+    }
+    (folder / "dvc.lock").write_text(dump_yaml({"schema": "2.0", "stages": stages}))
+    return folder
+
+
+def table(answer: Answer) -> list[list[str]]:
+    assert answer.code == 0, answer
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in answer.out.splitlines()]
+
+
+def test_runs_of_one_configuration_are_its_seeds(tmp_path: Path) -> None:
+    for seed, mean in enumerate((0.0, 10.0, 4.0, 2.0)):
+        write_run(tmp_path / f"a{seed}", seed, mean)
+    for seed in (3, 4):
+        write_run(tmp_path / f"b{seed}", seed, 20.0, lr=0.2)
+    answer = call(tmp_path, "compare", "a0", "b3", "a1", "a2", "a3", "b4", "a2")
+    header, best, other = table(answer)
+    assert header == ["configuration", "over", "mean", "95 % interval", "IQM"]
+    assert best == ["algos.a.lr=0.2", "2 seeds", "20.0", "[20.0, 20.0]", "20.0"]
+    # 0, 2, 4, 10: the mean is 4, that of the middle half 3; a resample is 0 four times out of 256, 2.5 % are 6.4.
+    assert other[:3] + other[4:] == ["algos.a.lr=0.1", "4 seeds", "4.0", "3.0"]
+    low, high = json.loads(other[3])
+    assert 0.0 < low < 2.0
+    assert 6.0 < high < 10.0
+
+
+def test_two_seeds_are_the_ends_of_their_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the resamples takes the lower one twice."""
+    monkeypatch.chdir(tmp_path)
+    names = [str(write_run(tmp_path / str(seed), seed, mean)) for seed, mean in enumerate((3.0, 8.0))]
+    ((row,), notes) = compare(names)
+    assert (row.mean, row.interval, row.means, notes) == (5.5, (3.0, 8.0), (3.0, 8.0), [])
+
+
+def test_one_seed_has_its_episodes(tmp_path: Path) -> None:
+    write_run(tmp_path, 5, 10.0)
+    _, row = table(call(tmp_path, "compare", "."))
+    assert row == ["env.id=E-v0 train.algo=a", "7 episodes of seed 5", "10.0", "[9.0, 12.0]", "10.5"]
+
+
+def test_a_score_that_is_not_of_the_parameters_does_not_count(tmp_path: Path) -> None:
+    """As after a stage that failed, or an edit by hand."""
+    write_run(tmp_path / "a", 1, 10.0)
+    (tmp_path / "a/reports/evaluation.json").write_text(
+        '{"elite": {"mean": 1, "interval": [0, 1], "iqm": 1}, "episodes": 1}'
+    )
+    said = "a: reports/evaluation.json is not of the run in dvc.lock; run `dvc repro` there\n"
+    assert call(tmp_path, "compare", "a") == (65, "", f"error: {said}")
+    write_run(tmp_path / "b", 1, 10.0)
+    lock = (tmp_path / "b/dvc.lock").read_text()
+    (tmp_path / "b/dvc.lock").write_text(lock.replace("1.dir", "2.dir", 1))
+    assert call(tmp_path, "compare", "b").code == 65
+    (tmp_path / "b/dvc.lock").write_text("stages: [1]\n")
+    assert "is of no pipeline of evopipe" in call(tmp_path, "compare", "b").err
+
+
+def test_what_is_no_run_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    assert call(tmp_path, "compare", "a") == (66, "", "error: a: has no run (a/dvc.lock: not there)\n")
+    assert call(tmp_path, "compare").code == 66
+    assert call(tmp_path, "compare", "no-such-name").code == 64
+
+
+def git(folder: Path, *words: str) -> str:
+    names = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgsign=false")
+    run = subprocess.run(["git", *names, *words], cwd=folder, check=True, capture_output=True, text=True)
+    return run.stdout.strip()
+
+
+def commit(folder: Path) -> str:
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "run")
+    return git(folder, "rev-parse", "HEAD")
+
+
+def test_experiments_and_revisions(tmp_path: Path) -> None:
+    """As DVC keeps them: `refs/exps/<commit they began from>/<name>`."""
+    git(tmp_path, "init", "-q")
+    first = commit(write_run(tmp_path, 1, 10.0))
+    experiment = commit(write_run(tmp_path, 2, 20.0))
+    git(tmp_path, "update-ref", f"refs/exps/{first[:2]}/{first[2:]}/warm-hill", experiment)
+    git(tmp_path, "update-ref", "refs/exps/exec/EXEC_HEAD", first)
+    git(tmp_path, "reset", "-q", "--hard", first)
+    assert table(call(tmp_path, "compare"))[1][1:3] == ["2 seeds", "15.0"]
+    assert table(call(tmp_path, "compare", "warm-hill"))[1][1:3] == ["7 episodes of seed 2", "20.0"]
+    assert table(call(tmp_path, "compare", "HEAD", first[:9]))[1][1:3] == ["7 episodes of seed 1", "10.0"]
+    commit(write_run(tmp_path, 3, 90.0))  # an experiment of the commit before is none of HEAD's
+    assert table(call(tmp_path, "compare"))[1][1:3] == ["7 episodes of seed 3", "90.0"]
+    assert table(call(tmp_path, "compare", "--all"))[1][1:3] == ["2 seeds", "55.0"]
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", 1, 10.0, lr=0.5)
+    write_run(tmp_path / "b", 1, 20.0, lr=0.25)
+    for name in ("one.svg", "two.svg", "three.png"):
+        answer = call(tmp_path, "compare", "a", "b", "--picture", name)
+        assert answer.out.endswith(f"written: {name}\n"), answer
+    drawn = (tmp_path / "one.svg").read_text()
+    assert drawn.index("algos.a.lr=0.5") > 0
+    assert drawn.index("algos.a.lr=0.25") > 0
+    assert drawn == (tmp_path / "two.svg").read_text()
+    assert (tmp_path / "three.png").read_bytes().startswith(b"\x89PNG")
+    assert call(tmp_path, "compare", "a", "--picture", "x.doc").code == 64
