@@ -27,6 +27,7 @@ PAGE = Path(__file__).parent / "parameters.md"
 NOTES: dict[str, tuple[str, str]] = {
     "seed": ("", "nothing but another run"),
     "env.num_envs": ("environments", "faster stepping; experience comes from more episodes at once"),
+    "env.step_seconds": ("seconds", "slower environments are no hang; a hang is noticed later"),
     "fetch.collect.episodes": ("episodes", "more data, longer stage"),
     "fetch.collect.max_steps": ("environment steps", "longer episodes"),
     "population.size": ("members", "wider search; time and evaluation grow with it"),

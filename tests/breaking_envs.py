@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,11 @@ class Breakable(CartPoleEnv):
         match self.how:
             case "raises":
                 raise RuntimeError("the motor broke")
+            case "leaves":
+                os._exit(0)
+            case "hangs":
+                self.trigger.with_suffix(".hung").touch()
+                time.sleep(1000)
             case "nan obs":
                 return np.full(4, np.nan, np.float32), reward
             case "nan reward":

@@ -152,11 +152,12 @@ def checkpoints(folder: Path) -> list[Path]:
 # can be killed. It has computed nothing before it forks.
 _STARTER = """
 import json, os, sys
-import evopipe.__main__, evopipe.cli
+import evopipe.__main__, evopipe.cli, evopipe.watchdog
 import evopipe.run.drive
 import evopipe.stages.evaluate, evopipe.stages.export, evopipe.stages.population, evopipe.stages.train
 import gymnasium.envs.classic_control.cartpole, h5py, safetensors.torch, torch._dynamo
 evopipe.run.drive.SAVE_SHARE = 0.5  # runs of a second could not save often enough to be worth killing
+evopipe.watchdog.GRACE = 0.5
 print("ready", flush=True)
 for line in sys.stdin:
     order = json.loads(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
@@ -29,12 +30,68 @@ class Segfault(Chain):
 
 
 class Exit(Chain):
-    """Ends its process without a word."""
+    """Ends its process in C, without a word."""
 
     def reward(self, value: float) -> Any:
         if self.now:
-            os._exit(3)
+            ctypes.CDLL(None)._exit(3)
         return value
+
+
+class Leaves(Chain):
+    """Ends its process without a word: what Python's `os` offers for that."""
+
+    def reward(self, value: float) -> Any:
+        if self.now:
+            os._exit(0)
+        return value
+
+
+class Mute(Chain):
+    """Raises an error that cannot be shown."""
+
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def reward(self, value: float) -> Any:
+        if self.now:
+            raise self.Unspeakable
+        return value
+
+
+class Googol(Chain):
+    """Pays a whole number that no float holds."""
+
+    def reward(self, value: float) -> Any:
+        return 10**400 if self.now else value
+
+
+class Moves(Chain):
+    """Changes its process's working folder wherever it can, and cannot be closed."""
+
+    def __init__(self) -> None:
+        os.chdir("/")
+        super().__init__()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        os.chdir("/")
+        return super().reset(seed=seed)
+
+    def reward(self, value: float) -> Any:
+        os.chdir("/")
+        return value
+
+    def close(self) -> None:
+        os.chdir("/")
+        sys.exit("not yet")
+
+
+class Moody(Chain):
+    """Pays what no seed governs."""
+
+    def reward(self, value: float) -> Any:
+        return int.from_bytes(os.urandom(4), "little")
 
 
 class SysExit(Chain):
@@ -75,6 +132,28 @@ class Slow(Chain):
 
     def reward(self, value: float) -> Any:
         time.sleep(5e-4)
+        return value
+
+
+class Deaf(Chain):
+    """Never returns from its step, holds Python's lock and hears no alarm: for a worker process."""
+
+    def reward(self, value: float) -> Any:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+        ctypes.PyDLL(None).sleep(100)
+        return value
+
+
+class Rings(Chain):
+    """Lets the alarm ring so many times a step."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def reward(self, value: float) -> Any:
+        for _ in range(self.times):
+            signal.raise_signal(signal.SIGALRM)
         return value
 
 
@@ -141,9 +220,22 @@ class Threaded(Chain):
         self.over.set()
 
 
+class Doubled(gymnasium.RewardWrapper[Any, Any]):
+    """A wrapper: pays twice as much."""
+
+    def reward(self, reward: Any) -> Any:
+        return 2 * reward
+
+
+def Refuses(env: Any) -> Any:  # noqa: N802
+    """A wrapper that is not to be had."""
+    sys.exit("never")
+
+
 for _env in (
     Closes, OnlyIn, Threaded,
-    Segfault, Exit, SysExit, Typed, Hangs, Slow, SecondReset, Denormal, Process,
+    Leaves, Mute, Googol, Moves, Moody,
+    Segfault, Exit, SysExit, Typed, Hangs, Slow, Deaf, Rings, SecondReset, Denormal, Process,
 ):  # fmt: skip
     if f"{_env.__name__}-v0" not in gymnasium.registry:
         gymnasium.register(f"{_env.__name__}-v0", entry_point=_env, max_episode_steps=10)

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from evopipe.errors import EvopipeError, translate_failures
+from evopipe.errors import EvopipeError, Interrupted, said, translate_failures
 
 _REEXECUTED = "EVOPIPE_REEXECUTED"
 
@@ -23,7 +23,7 @@ def main() -> int:
         return _complain("interrupted", 130) if code == 130 else code or 0
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
-    except Exception as error:
+    except (Exception, Interrupted) as error:
         if "--debug" in arguments:
             import traceback
 
@@ -31,8 +31,10 @@ def main() -> int:
         return report(error)
 
 
-def report(error: Exception) -> int:
+def report(error: Exception | Interrupted) -> int:
     """Print what went wrong and return the exit code."""
+    if isinstance(error, Interrupted):
+        return _complain(str(error), error.exit_code)
     try:
         with translate_failures():
             raise error
@@ -52,7 +54,7 @@ def report(error: Exception) -> int:
             return 64
         command = context.command_path if context else "evopipe"
         return _complain(f"{message.rstrip('.')} (see {command} --help)", 64)
-    what = f"{type(error).__name__}: {error}".rstrip(": ").partition("\n")[0]
+    what = said(error).rstrip(": ").partition("\n")[0]
     return _complain(f"internal error: {what}; this is a bug in evopipe: re-run with --debug and report it", 1)
 
 

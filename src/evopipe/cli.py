@@ -165,6 +165,17 @@ for _name, _what in _STAGES.items():
     app.command(_name, help=_what)(_stage(_name))
 
 
+def _wrappers(text: str) -> list[Any]:
+    """Read the wrappers of an environment."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"not JSON ({error}): write it like '[\"FlattenObservation\"]'") from None
+    if not isinstance(value, list):
+        raise typer.BadParameter("must be a JSON list: write it like '[\"FlattenObservation\"]'")
+    return value
+
+
 def _arguments(text: str) -> dict[str, Any]:
     """Read the keyword arguments of an environment."""
     try:
@@ -341,12 +352,15 @@ def env_check(
     context: typer.Context,
     env_id: Annotated[str, typer.Argument(metavar="ID", help="Gymnasium id, or module:EnvId.")],
     kwargs: _Arguments = None,
+    wrappers: Annotated[
+        Any, typer.Option(metavar="JSON", parser=_wrappers, help="A list, as env.wrappers in params.yaml.")
+    ] = None,
 ) -> None:
     """Try an environment: spaces, resets, steps, dtypes, determinism."""
     from evopipe.envs.check import check
 
     errors = []
-    for finding in check(env_id, kwargs or {}):
+    for finding in check(env_id, kwargs or {}, wrappers or ()):
         if finding.startswith("error: "):
             errors.append(f"{env_id}: {finding.removeprefix('error: ')}")
         else:

@@ -89,8 +89,8 @@ class TrackerError(EvopipeError):
     exit_code = 75
 
 
-class Interrupted(EvopipeError):
-    """A signal asked the run to stop; its state was saved first.
+class Interrupted(BaseException):
+    """A signal asked the run to stop; its state was saved first. As KeyboardInterrupt it is no ordinary `Exception`.
 
     Args:
         signum: the signal's number; the exit code is 128 + signum (130 for SIGINT, 143 for SIGTERM).
@@ -110,6 +110,19 @@ def need_package(name: str, extra: str, what: str) -> None:
     """
     if importlib.util.find_spec(name) is None:
         raise MissingInputError(f"{what} needs {name}, which is not installed: pip install 'evopipe[{extra}]'")
+
+
+def said(error: BaseException) -> str:
+    """Return an error's type and text."""
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error's text; of foreign errors even that may raise."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"its text cannot be read, for __str__ raised {type(broken).__name__}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -22,10 +22,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from evopipe.errors import said
+
 _LINE = 64  # bytes of a cache line
 _AWAKE = 1_000_000  # ns that whoever waits stays awake: waking on an idle virtual CPU costs 200 000, acting takes less
 _PATIENCE = 5000  # ms that a helper has to end
-_LOOK = 1.0  # seconds between two looks at whether the process that is helped is still there
+STOPPED = 5.0  # seconds that a helper may stand still by a signal
+_LOOK = 1.0  # seconds between two looks at whether the other process is still there, and runs
 _ROOM = 1 << 16  # bytes of what a helper and this process tell each other: how it stands, then what its work raised
 _IDLE, _BUSY, _DISMISSED = range(3)
 
@@ -113,9 +116,14 @@ class Helper:
         """Wait until its work is done; return what it raised.
 
         Raises:
-            Died: the process is gone.
+            Died: the process is gone, or stands still by a signal such as SIGSTOP for `STOPPED` seconds.
         """
-        if not self._done.wait(self._life):
+        stopped = 0
+        while (rang := self._done.wait(self._life, _LOOK)) is None:
+            stopped = stopped + 1 if self._is_stopped() else 0
+            if stopped * _LOOK >= STOPPED:
+                raise Died(f"process {self.pid} was stopped by a signal and nobody continued it", False)
+        if not rang:
             raise self._death()
         length = int.from_bytes(self._note[1:5], "little")
         if not length:
@@ -129,6 +137,10 @@ class Helper:
     def dismiss(self) -> None:
         """Let it end: by itself where it is idle, else at once."""
         self._end()
+
+    def _is_stopped(self) -> bool:
+        how = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        return how is not None and how.si_code == os.CLD_STOPPED
 
     def _death(self) -> Died:
         ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
@@ -188,8 +200,9 @@ class _WakeUp:
     def ring(self) -> None:
         os.eventfd_write(self._fd, 1)
 
-    def wait(self, life: int | None = None) -> bool:
-        """Wait for a ring, or until the other end of the pipe `life` is gone; return whether it rang."""
+    def wait(self, life: int | None = None, seconds: float | None = None) -> bool | None:
+        """Wait for a ring, or until the other end of the pipe `life` is gone; return whether it rang, None where
+        neither was within so many seconds."""
         end = time.perf_counter_ns() + _AWAKE
         while True:
             try:
@@ -198,17 +211,19 @@ class _WakeUp:
             except BlockingIOError:
                 if time.perf_counter_ns() < end:
                     os.sched_yield()
-                elif not _poll(self._fd, life):
-                    return False
+                elif not (ready := _poll(self._fd, life, None if seconds is None else round(1000 * seconds))):
+                    return ready
 
 
-def _poll(fd: int, life: int | None, milliseconds: int | None = None) -> bool:
-    """Sleep until there is something to read in `fd`, or the other end of `life` is gone; return whether `fd` has."""
+def _poll(fd: int, life: int | None, milliseconds: int | None = None) -> bool | None:
+    """Sleep until there is something to read in `fd`, or the other end of `life` is gone; return whether `fd` has, None
+    where neither was in time."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     if life is not None:
         poll.register(life, 0)  # a hang-up is always reported
-    return any(ready == fd for ready, _ in poll.poll(milliseconds))
+    ready = poll.poll(milliseconds)
+    return any(each == fd for each, _ in ready) if ready else None
 
 
 def _end(pid: int, owner: int, told: _WakeUp, note: mmap.mmap, life: int) -> None:
@@ -240,7 +255,7 @@ def _pack(error: BaseException) -> bytes:
         pickle.loads(packed)
         if len(packed) <= _ROOM - 5:
             return packed
-    return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"[:4000]))
+    return pickle.dumps(RuntimeError(said(error)[:4000]))
 
 
 def _flush() -> None:

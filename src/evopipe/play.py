@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evopipe.envs.make import make_env
+from evopipe.envs.make import close, guard, make_env
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
-from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, UsageError
+from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, UsageError, text_of
 from evopipe.policy import Policy
 from evopipe.schema.blocks import EnvConfig
+from evopipe.watchdog import Hung
 
 if TYPE_CHECKING:
     import gymnasium
@@ -140,13 +141,14 @@ def environment_of(policy: Policy, env_id: str | None = None, kwargs: Mapping[st
     """
     about = policy.about.get("env")
     try:
-        own = EnvConfig(id=about["id"], kwargs=about["kwargs"])  # type: ignore[index]
+        known = {"id": about["id"], "kwargs": about["kwargs"]}  # type: ignore[index]
+        own = EnvConfig.model_validate({**known, "wrappers": about.get("wrappers", ())})  # type: ignore[union-attr]
     except (KeyError, TypeError, ValueError) as error:
         raise DataError("policy.json: names no environment (`env`: `id`, `kwargs`); export it again") from error
-    if kwargs is None:
-        kwargs = own.kwargs if env_id in (None, own.id) else {}
+    if env_id not in (None, own.id):
+        own = EnvConfig(id=str(env_id))
     try:
-        return EnvConfig(id=own.id if env_id is None else env_id, kwargs=dict(kwargs))
+        return EnvConfig(id=own.id, kwargs=own.kwargs if kwargs is None else dict(kwargs), wrappers=own.wrappers)
     except ValueError as error:
         raise UsageError(f"the environment cannot be used: {error}") from error
 
@@ -181,11 +183,12 @@ def _episode(
 def _explained(cfg: EnvConfig) -> Iterator[None]:
     """Turn what an environment raises into a sentence."""
     try:
-        yield
+        with guard(cfg):
+            yield
     except EvopipeError:
         raise
-    except Exception as error:
-        text = " ".join(str(error).split())
+    except (Exception, SystemExit, Hung) as error:
+        text = " ".join(text_of(error).split())
         if "video device" in text or "x11 not available" in text or "wayland not available" in text:
             raise UsageError(f"play: no window can be opened ({text}); write a file with --gif or --mp4") from error
         raise EnvironmentFailed(
@@ -209,15 +212,14 @@ def _opened(cfg: EnvConfig, policy: Policy, mode: str) -> Iterator[gymnasium.Env
             )
         yield env
     finally:
-        with contextlib.suppress(Exception):  # a failure to close a window loses nothing
-            env.close()
+        close(env)
 
 
 def _make(cfg: EnvConfig, mode: str) -> gymnasium.Env[Any, Any]:
     """Construct the environment; a window of an environment that only gives frames is Gymnasium's."""
     plain = make_env(cfg)
     modes = tuple(plain.metadata.get("render_modes") or ())
-    plain.close()
+    close(plain)
     if mode in modes:
         return make_env(cfg, mode)
     if "rgb_array" not in modes:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import psutil
 
+from evopipe import watchdog
 from evopipe.parallel import signal_at_parent_death
 
 _POLL_SECONDS = 0.5
@@ -26,9 +27,9 @@ class StopSignal:
     """Turns SIGINT, SIGTERM and SIGHUP into a flag that a loop asks for between two updates.
 
     The first signal sets `signum` and nothing else: the loop finishes its update, saves its state and raises
-    `errors.Interrupted(stop.signum, ...)`. A second SIGINT raises `KeyboardInterrupt` at once, for people in a hurry.
-    A SIGHUP that the caller ignores (`nohup`) stays ignored. Python delivers signals to the main thread only: in
-    another one `signum` stays None.
+    `errors.Interrupted(stop.signum, ...)`; foreign code under a `Watchdog` has `watchdog.GRACE` seconds to return. A
+    second SIGINT raises `KeyboardInterrupt` at once, for people in a hurry. A SIGHUP that the caller ignores (`nohup`)
+    stays ignored. Python delivers signals to the main thread only: in another one `signum` stays None.
     """
 
     def __init__(self) -> None:
@@ -45,6 +46,7 @@ class StopSignal:
         return self
 
     def __exit__(self, *_: object) -> None:
+        watchdog.hurry(False)
         while self._old:
             signum, handler = self._old.popitem()
             # None: the old handler was installed from C, and Python cannot put it back.
@@ -53,6 +55,7 @@ class StopSignal:
     def _receive(self, signum: int, _frame: FrameType | None) -> None:
         if self.signum is None:
             self.signum = signum
+            watchdog.hurry()
         self._interrupts += signum == signal.SIGINT
         if signum == signal.SIGINT and self._interrupts > 1:
             raise KeyboardInterrupt

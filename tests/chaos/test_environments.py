@@ -25,6 +25,7 @@ def prepared(folder: Path, trigger: Path, how: str, overrides: dict[str, Any] | 
     ("how", "sentence"),
     [
         ("raises", "step() raised RuntimeError: the motor broke"),
+        ("leaves", "step() raised SystemExit: os._exit(0)"),
         ("reset raises", "reset() raised RuntimeError: the gearbox broke"),
     ],
 )

@@ -124,6 +124,25 @@ def test_ctrl_c_saves_before_anything_else(tmp_path: Path, start: Starter, expec
     assert trained(folder) == expected
 
 
+def test_sigterm_ends_a_run_whose_environment_hangs(tmp_path: Path, start: Starter) -> None:
+    trigger = tmp_path / "trigger"
+    hangs = {"env.id": "breaking_envs:Breakable-v0", "env.kwargs": {"trigger": str(trigger), "how": "hangs"}}
+    folder = prepared(tmp_path / "a", FAST | hangs | {"train.max_steps": 800})
+    trigger.touch()
+    run = start.start(folder, "train")
+    assert wait_for(trigger.with_suffix(".hung").exists), run.log
+    run.send(signal.SIGTERM)
+    assert run.wait() == 143, run.log
+    said = " ".join(run.log.split())
+    assert "did not return within 0.5 seconds after a signal asked to stop" in said
+    assert "the same command continues from there" in said
+    trigger.unlink()
+    write_params(folder, FAST | hangs | {"train.max_steps": 800, "env.step_seconds": 60.0})
+    answer = call(folder, "train")  # another limit is no other run
+    assert answer.code == 0, answer.err
+    assert "goes on at step" in answer.err
+
+
 @pytest.mark.slow
 def test_training_with_envpool_goes_on_bit_for_bit(tmp_path: Path, start: Starter, expected: dict[str, str]) -> None:
     pool = FAST | {"env.backend": "envpool"}

@@ -14,7 +14,9 @@ import pytest
 
 import evopipe
 from evopipe import api
+from evopipe.envs.make import make_env
 from evopipe.errors import MissingInputError, ParamsError
+from evopipe.play import environment_of
 from evopipe.schema.params import load_params, parse_params
 from evopipe.stages.check import needs_dataset
 from tiny import params, write_params
@@ -52,6 +54,16 @@ def test_a_dataset_comes_first_where_training_starts_from_one() -> None:
     result = evopipe.train(params(SHORT | {"train.warm_start": 30}), folder="out")
     assert result.summary["warm_start"] == 30
     assert Path("out/data/transitions.h5").is_file()
+
+
+def test_wrappers_go_through_all_stages(working_folder: Path) -> None:
+    """The policy learns, is scored and is played on stacked observations, and knows in which environment."""
+    stacked = [{"name": "FrameStackObservation", "kwargs": {"stack_size": 2}}, "FlattenObservation"]
+    values = params({"train.max_steps": 400, "train.warm_start": 30, "env.wrappers": stacked})
+    result = evopipe.train(values, folder=working_folder)
+    assert result.policy.observations == 8
+    env = make_env(environment_of(evopipe.load(working_folder / "models/elite")))
+    assert result.policy.act(env.reset(seed=0)[0]) in (0, 1)
 
 
 @pytest.mark.parametrize("warm", [{}, {"warm_start": 20}])

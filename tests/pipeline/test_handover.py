@@ -770,7 +770,7 @@ def test_what_is_exported_is_the_elite(tmp_path: Path) -> None:
         (23, 4, 2, "architecture"), (4, 1, 1, "parameters"), (1, None, 0, "rl_hp"),
     ]  # fmt: skip
     assert (about["observations"], about["actions"], about["action_start"]) == (3, 3, 5)
-    assert about["env"] == {"id": params.env.id, "kwargs": {"first": 5}}
+    assert about["env"] == {"id": params.env.id, "kwargs": {"first": 5}, "wrappers": []}
     assert about["config"] == params.algo_config.model_dump(mode="json")
     assert about["provenance"] == {
         "evopipe": evopipe.__version__,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from evopipe.errors import DataError, DiskError, ResourceError, translate_failures
+from evopipe.errors import DataError, DiskError, Interrupted, ResourceError, translate_failures
 
 
 @contextmanager
@@ -91,3 +91,13 @@ def test_other_errors_pass(error: Exception) -> None:
     with pytest.raises(type(error)) as caught, _translated(error):
         pass
     assert caught.value is error
+
+
+def test_an_interrupted_call_passes_an_except_for_exceptions() -> None:
+    with pytest.raises(Interrupted) as stopped:
+        try:
+            with translate_failures():
+                raise Interrupted(15, "saved")
+        except Exception:
+            pytest.fail("a loop over several runs would go on with the next")
+    assert (stopped.value.exit_code, str(stopped.value)) == (143, "saved")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from evopipe import parallel
 from evopipe.errors import DataError
 from evopipe.parallel import Died, Helper, can_help, shared_memory
 
@@ -113,6 +114,21 @@ def test_one_that_dies_is_told_each_time(
         with pytest.raises(Died) as death:
             one.wait()
         assert (str(death.value), death.value.killed) == (f"process {one.pid} {text}", killed)
+
+
+def test_one_that_is_stopped_is_waited_for_a_while(
+    helper: Callable[..., Helper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel, "_LOOK", 0.02)
+    one = helper(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    one.tell()
+    threading.Timer(0.1, os.kill, (one.pid, signal.SIGCONT)).start()
+    assert one.wait() is None
+    monkeypatch.setattr(parallel, "STOPPED", 0.05)
+    one.tell()
+    with pytest.raises(Died) as death:
+        one.wait()
+    assert str(death.value) == f"process {one.pid} was stopped by a signal and nobody continued it"
 
 
 def test_an_idle_one_does_its_last_work_when_dismissed_and_a_busy_one_does_not(helper: Callable[..., Helper]) -> None:

@@ -24,6 +24,7 @@ STAGES: dict[str, Any] = read_yaml(ROOT / "dvc.yaml").data["stages"]
 # They steer a run or report on it; what it computes does not depend on how they are written.
 NEUTRAL = {
     "__init__.py", "algos/_hyper.py", "errors.py", "keys.py", "layout.py", "machine.py", "parallel.py", "signals.py",
+    "watchdog.py",
     "types.py", "stages/tell.py", "stages/tracking.py", "storage/checkpoint.py", "storage/files.py",
     "storage/folders.py", "storage/lock.py", "storage/tensors.py",
 }  # fmt: skip
@@ -122,7 +123,7 @@ def test_every_parameter_is_tracked_by_a_stage() -> None:
     source = PARAMS["fetch"]["source"]
     unused = {f"fetch.{other}" for other in PARAMS["fetch"] if other not in ("source", source)}
     unused |= {f"algos.{other}" for other in PARAMS["algos"] if other != PARAMS["train"]["algo"]}
-    free = {f"runtime.{key}" for key in NEUTRAL_RUNTIME} | {"tracking"}
+    free = {f"runtime.{key}" for key in NEUTRAL_RUNTIME} | {"tracking", "env.step_seconds"}
     assert set(untracked(PARAMS, "")) == unused | free
 
 

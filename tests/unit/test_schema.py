@@ -157,9 +157,17 @@ def test_suggestions_for_values(edited: Edit) -> None:
     assert edited(("max_steps: 1\\d*  # env", "max_steps: 1e5  # env")).endswith("got 100000.0: write 100000")
 
 
+def test_a_wrapper_is_found_where_it_stands(edited: Edit) -> None:
+    message = edited(("^  wrappers: .*", "  wrappers: [FlattenObservation, {name: FlattenObs}]"))
+    assert (
+        ":35: env.wrappers.1.name: gymnasium.wrappers has no 'FlattenObs', did you mean 'FlattenObservation'?"
+        in message
+    )
+
+
 def test_an_unknown_key_without_a_near_one_lists_the_known(edited: Edit) -> None:
     message = edited(("^  backend:", "  zzz: 1\n  backend:"))
-    assert message.endswith(": env.zzz: unknown key, known are: id, kwargs, num_envs, backend")
+    assert message.endswith(": env.zzz: unknown key, known are: id, kwargs, wrappers, num_envs, backend, step_seconds")
 
 
 def test_a_missing_key_names_its_default(edited: Edit) -> None:

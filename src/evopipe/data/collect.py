@@ -103,7 +103,8 @@ def _behaviours(
     cfg: CollectConfig, pool: EnvPool, env_id: str, exported: Any
 ) -> tuple[dict[str, Behaviour], list[str]]:
     """Return the policies that have a weight, and what there is to say about them."""
-    good, poor = GOOD.get(env_id), POOR.get(env_id)
+    ruled = "" if pool.wrapped else env_id  # a rule reads what the environment itself shows
+    good, poor = GOOD.get(ruled), POOR.get(ruled)
     known: dict[str, Behaviour | None] = {
         "random": _random,
         "heuristic": good and _ruled(good),
@@ -119,8 +120,9 @@ def _behaviours(
         elif weight > 0.0:
             missing.append(name)
     if not found:
+        what = f"{env_id} in env.wrappers" if pool.wrapped else env_id
         raise ParamsError(
-            f"fetch.collect.policies: {env_id} has no {' and no '.join(missing)}; give `random` or `policy` a positive "
+            f"fetch.collect.policies: {what} has no {' and no '.join(missing)}; give `random` or `policy` a positive "
             "weight"
         )
     return found, [f"{env_id} has no {name}, its weight went to {', '.join(sorted(found))}" for name in missing]

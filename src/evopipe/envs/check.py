@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 
-from evopipe.envs.make import make_env
+from evopipe.envs.make import close, guard, make_env
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step, close
+from evopipe.envs.rows import Step
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
-from evopipe.errors import EnvironmentFailed, ParamsError
+from evopipe.errors import EnvironmentFailed, ParamsError, text_of
 from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.declare import explain
+from evopipe.watchdog import Hung
 
 _STEPS = 500
 _EPISODES = 4
@@ -23,17 +26,22 @@ _SEED = 20_011
 _IRRELEVANT = ("value is infinity", "value is -infinity", "is different from the unwrapped version", "is out of date")
 
 
-def check(env_id: str, kwargs: dict[str, Any]) -> list[str]:
+def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = ()) -> list[str]:
     """Try an environment. Each finding begins with `error:` (evopipe cannot train in it) or `warning:` (it can).
 
     Raises:
         ParamsError: the id or the arguments are unknown.
         EnvironmentFailed: the constructor raised.
     """
-    cfg = EnvConfig.model_validate({"id": env_id, "kwargs": kwargs})
+    values = {"id": env_id, "kwargs": kwargs, "wrappers": wrappers}
+    try:
+        cfg = EnvConfig.model_validate(values)
+    except ValidationError as error:
+        found = explain(error, EnvConfig, values)
+        raise ParamsError("\n".join(f"env.{'.'.join(map(str, keys))}: {said}" for keys, said in found)) from None
     env = make_env(cfg)
     try:
-        findings = [*_spaces(env), *_gymnasium(env)]
+        findings = [*_spaces(env), *_gymnasium(env, cfg)]
     finally:
         close(env)
     if not any("is not served" in finding for finding in findings):
@@ -49,7 +57,7 @@ def _spaces(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
             yield "error: " + str(error).removeprefix("env.id: ")
 
 
-def _gymnasium(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
+def _gymnasium(env: gymnasium.Env[Any, Any], cfg: EnvConfig) -> Iterator[str]:
     """Gymnasium's own checker; its warnings and assertions become sentences. Rendering is optional here."""
     from gymnasium.utils.env_checker import check_env
 
@@ -57,9 +65,12 @@ def _gymnasium(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            check_env(env.unwrapped, skip_render_check=True)
-        except Exception as error:
-            failure = _plain(error) or type(error).__name__
+            with guard(cfg):
+                check_env(env.unwrapped, skip_render_check=True)
+        except (Exception, SystemExit) as error:
+            failure = _plain(text_of(error)) or type(error).__name__
+        except Hung as hung:
+            failure = f"the environment {hung}"
     for text in (_plain(warning.message) for warning in caught):
         if not any(part in text for part in _IRRELEVANT):
             yield f"warning: Gymnasium's checker says: {text}"

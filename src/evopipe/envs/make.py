@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import gymnasium
 
-from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean
-from evopipe.schema.blocks import EnvConfig
+from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean, said, text_of
+from evopipe.schema.blocks import EnvConfig, WrapperConfig
+from evopipe.watchdog import Hung, Watchdog
 
+_CLOSING = 10.0  # seconds that closing an environment may take
 _with_threads: set[str] = set()  # ids whose making started threads in this process
 _BAD_KWARGS = re.compile(r"unexpected keyword argument|missing \d+ required|multiple values for (keyword )?argument")
 
@@ -27,13 +31,14 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
     register its own environments.
 
     Raises:
-        ParamsError: the id is unknown, its package is not installed, or `env.kwargs` does not fit its constructor.
-        EnvironmentFailed: the module's import or the constructor raised.
+        ParamsError: the id is unknown, its package is not installed, `env.kwargs` does not fit its constructor, or
+            one of `env.wrappers` does not fit around it.
+        EnvironmentFailed: the module's import or the constructor raised, or did not return.
     """
     threads = _count_threads()
     refuse(cfg, ("id", "disable_env_checker", "render_mode"))
     try:
-        with warnings.catch_warnings():
+        with guard(cfg), warnings.catch_warnings():
             # Box2D's extension crashes the interpreter where a warning of its import is turned into an error.
             warnings.simplefilter("ignore", DeprecationWarning)
             _import_module(cfg.id)
@@ -42,15 +47,40 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
             env = gymnasium.make(cfg.id, disable_env_checker=True, **drawing, **cfg.kwargs)
     except EvopipeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         _explain(error, cfg)
+    except Hung as hung:
+        raise EnvironmentFailed(f"environment {cfg.id!r}: its module or its constructor {hung}") from None
     exact = env.spec.id if env.spec else cfg.id
     if exact != cfg.id.rpartition(":")[2]:  # Gymnasium took the newest version, which another install may not have
-        env.close()
+        close(env)
         raise ParamsError(f"env.id: {cfg.id!r} names no version; write {exact!r}")
+    for number, wrapper in enumerate(cfg.wrappers):
+        env = _wrapped(env, wrapper, cfg, f"env.wrappers.{number}")
     if _count_threads() > threads:
         _with_threads.add(cfg.id)
     return env
+
+
+@contextlib.contextmanager
+def opened(cfg: EnvConfig) -> Iterator[gymnasium.Env[Any, Any]]:
+    """An environment as a context, see `make_env`."""
+    env = make_env(cfg)
+    try:
+        yield env
+    finally:
+        close(env)
+
+
+def guard(cfg: EnvConfig, progress: Callable[[], object] = lambda: None, factor: float = 1.0) -> Watchdog:
+    """Return the context in which an environment's own code runs; `factor` times as long as `env.step_seconds`."""
+    return Watchdog(factor * cfg.step_seconds, "env.step_seconds", progress)
+
+
+def close(env: gymnasium.Env[Any, Any]) -> None:
+    """Close an environment. One that fails to close, or does not return, cannot harm a finished run."""
+    with contextlib.suppress(Exception, SystemExit, Hung), Watchdog(_CLOSING):
+        env.close()
 
 
 def refuse(cfg: EnvConfig, names: Iterable[str]) -> None:
@@ -71,13 +101,14 @@ def _count_threads() -> int:
 
 
 def source_of(cfg: EnvConfig) -> list[Path]:
-    """Return the file, or the package's folder, of the module in `module:EnvId`; nothing for a registered id.
+    """Return the files, or the packages' folders, of the modules in `module:EnvId` and `module:Wrapper`, each once.
 
-    The module must have been imported, as `make_env` does.
+    The modules must have been imported, as `make_env` does.
     """
-    module = sys.modules.get(cfg.id.partition(":")[0]) if ":" in cfg.id else None
-    file = getattr(module, "__file__", None)
-    return [] if file is None else [Path(file).parent if hasattr(module, "__path__") else Path(file)]
+    names = [cfg.id, *(wrapper.name for wrapper in cfg.wrappers)]
+    modules = [sys.modules.get(name.partition(":")[0]) for name in names if ":" in name]
+    found = [(module, Path(module.__file__)) for module in modules if module is not None and module.__file__]
+    return list(dict.fromkeys(file.parent if hasattr(module, "__path__") else file for module, file in found))
 
 
 def _import_module(env_id: str) -> None:
@@ -87,24 +118,52 @@ def _import_module(env_id: str) -> None:
     module, _, name = env_id.partition(":")
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module) or not name or ":" in name:
         raise ParamsError(f"env.id: {env_id!r} is not of the form 'module:EnvId'")
+    _imported(module, "env.id")
+
+
+def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig, cfg: EnvConfig, key: str) -> gymnasium.Env[Any, Any]:
+    """Put one wrapper around an environment, which is closed where it does not fit."""
+    module, _, name = wrapper.name.rpartition(":")
+    # YAML has no tuples, which Gymnasium's shapes must be.
+    kwargs = {name: tuple(value) if isinstance(value, list) else value for name, value in wrapper.kwargs.items()}
+    try:
+        with guard(cfg):
+            source = _imported(module or "gymnasium.wrappers", key)
+            if not hasattr(source, name):
+                raise ParamsError(f"{key}: the module {module!r} has no {name!r}{did_you_mean(name, vars(source))}")
+            made = getattr(source, name)(env, **kwargs)
+        if not isinstance(made, gymnasium.Env):
+            raise TypeError(f"it gave no environment but {type(made).__name__}")
+    except EvopipeError:
+        close(env)
+        raise
+    except (Exception, SystemExit, Hung) as error:
+        close(env)
+        given = f" with {wrapper.kwargs}" if wrapper.kwargs else ""
+        text = " ".join(said(error).split())
+        raise ParamsError(f"{key}: {wrapper.name}{given} cannot be put around {cfg.id!r}: {text}") from error
+    return made
+
+
+def _imported(module: str, key: str) -> ModuleType:
     folder = os.getcwd()
     if folder not in sys.path:  # stays there: the environment's constructor may import from its project too
         sys.path.insert(0, folder)
     try:
-        importlib.import_module(module)
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
         missing = error.name or module
         if module == missing or module.startswith(missing + "."):
-            raise ParamsError(f"env.id: no module named {missing!r} in {folder} or among the packages") from error
-        raise ParamsError(f"env.id: module {module!r} needs the package {missing!r}; install it") from error
-    except Exception as error:
-        raise EnvironmentFailed(f"env.id: importing {module!r} raised {type(error).__name__}: {error}") from error
+            raise ParamsError(f"{key}: no module named {missing!r} in {folder} or among the packages") from error
+        raise ParamsError(f"{key}: module {module!r} needs the package {missing!r}; install it") from error
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFailed(f"{key}: importing {module!r} raised {said(error)}") from error
 
 
-def _explain(error: Exception, cfg: EnvConfig) -> NoReturn:
+def _explain(error: BaseException, cfg: EnvConfig) -> NoReturn:
     """Turn what `gymnasium.make` raised into an error that says what to do."""
     known = gymnasium.error
-    text = " ".join(str(error).split())
+    text = " ".join(text_of(error).split())
     if isinstance(error, known.DependencyNotInstalled):
         found = re.search(r"pip install\s+[\"']?([\w.-]+(?:\[[\w,.-]+\])?)", text)
         install = f'`pip install "{found.group(1)}"`' if found else text

@@ -15,8 +15,8 @@ import gymnasium
 import numpy as np
 
 from evopipe.envs.envpool import EnvpoolRows
-from evopipe.envs.make import make_env
-from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Rows, Step, Upcoming, close
+from evopipe.envs.make import close, make_env
+from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Rows, Step, Upcoming
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.tensors import TensorRows
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError, UsageError
@@ -115,6 +115,11 @@ class EnvPool:
             self._home = Rows(cfg, range(rows), [first])
 
     @property
+    def wrapped(self) -> bool:
+        """Whether `env.wrappers` change what the environment shows."""
+        return bool(self._cfg.wrappers)
+
+    @property
     def row_space(self) -> gymnasium.Space[Any]:
         """The space of the pool's own observations, which are rows: the environment's where its are rows already."""
         if self.observations.plain:
@@ -209,10 +214,11 @@ class EnvPool:
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return what rebuilds the pool: of the running episodes `seed` `[R]` (-1: never reset), `length` `[R]`,
-        `actions` `[sum(length), …]`, row after row, and `obs` `[R, O]`."""
+        `actions` `[sum(length), …]`, row after row, `return` `[R]` and `obs` `[R, O]`."""
         taken = self._log[np.arange(self._log.shape[1])[None] < self.episode_length[:, None]]
         seed, length = self._seed.copy(), self.episode_length.copy()
-        return {"seed": seed, "length": length, "actions": taken, "obs": self.obs.copy()}
+        obs, reward = self.obs.copy(), self.episode_return.copy()
+        return {"seed": seed, "length": length, "actions": taken, "obs": obs, "return": reward}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> Bools:
         """Rebuild the pool by playing each running episode again.
@@ -239,7 +245,9 @@ class EnvPool:
                 break
             step = self.step(log[rows, t], rows)
             early[rows] = step.over & (length[rows] > t + 1)
-        same = (self.obs == state["obs"]) | (np.isnan(self.obs) & np.isnan(state["obs"]))
+        seen = np.column_stack((self.obs, self.episode_return))
+        saved = np.column_stack((state["obs"], state["return"]))
+        same = (seen == saved) | (np.isnan(seen) & np.isnan(saved))
         return np.asarray(early | ~same.all(axis=1), np.bool_)
 
     def _check_state(self, seed: Ints, length: Ints, state: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -5,17 +5,19 @@ The same code runs in the trainer and in worker processes, so that where an envi
 
 from __future__ import annotations
 
-import contextlib
+import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from evopipe.envs.make import make_env
+from evopipe.envs.make import close, guard, make_env
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
-from evopipe.errors import EvopipeError
+from evopipe.errors import EvopipeError, said
 from evopipe.schema.blocks import EnvConfig
+from evopipe.watchdog import Hung
 
 if TYPE_CHECKING:
     import gymnasium
@@ -76,16 +78,27 @@ class Rows:
         numbers: their rows in the pool.
         made: the first few of them, made already.
         masked: `[1]`, whether the pool's environments give action masks; known after the first reset.
+        turn: `[1]`, what changes with every environment that is made, reset or stepped.
 
     Raises:
         ParamsError, EnvironmentFailed: see `make_env`.
     """
 
     def __init__(
-        self, cfg: EnvConfig, numbers: range, made: Sequence[gymnasium.Env[Any, Any]], masked: Bools | None = None
+        self,
+        cfg: EnvConfig,
+        numbers: range,
+        made: Sequence[gymnasium.Env[Any, Any]],
+        masked: Bools | None = None,
+        turn: Ints | None = None,
     ) -> None:
-        envs = [*made, *(make_env(cfg) for _ in range(len(numbers) - len(made)))]
+        self._turn: Ints = np.zeros(1, np.int64) if turn is None else turn
+        envs = [*made]
+        while len(envs) < len(numbers):
+            envs.append(make_env(cfg))
+            self._turn[0] = -len(envs)
         self.envs = dict(zip(numbers, envs, strict=True))
+        self._guard = guard(cfg, lambda: self._turn[0])
         self._masked: Bools = np.zeros(1, np.bool_) if masked is None else masked
         self._space, self._actions = (
             ObservationSpace.of(envs[0].observation_space),
@@ -98,71 +111,80 @@ class Rows:
         """Begin an episode in `rows` `[n]`, each from its own seed `[n]`.
 
         Raises:
-            Fault: an environment raised, or its first observation or mask cannot be used.
+            Fault: an environment raised or hung, or its first observation or mask cannot be used.
         """
         observations = np.empty((len(rows), self._space.size), np.float32)
         masks = np.ones((len(rows), self._actions.size), np.bool_)
-        for i, (row, seed) in enumerate(zip(rows.tolist(), seeds.tolist(), strict=True)):
-            try:
-                obs, info = self.envs[row].reset(seed=seed)
-                observations[i] = self._observation(row, obs)
-                if not np.isfinite(observations[i]).all():
-                    raise Fault(row, "reset() returned an observation that is not finite")
-                if not isinstance(info, Mapping):
-                    raise Fault(row, f"reset() returned an info that is no mapping but {_name(info)}")
-                if "action_mask" in info:
-                    self._masked[0] = True
-                if self._masked[0]:
-                    masks[i] = self._legal(row, info)
-                    if not self._actions.possible(masks[i : i + 1])[0]:
-                        raise Fault(row, "reset() returned an action_mask in which no action is legal")
-            except (EvopipeError, Fault):
-                raise
-            except Exception as error:
-                raise Fault(row, f"reset() raised {type(error).__name__}: {error}") from error
+        row = -1
+        try:
+            with self._guard:
+                for i, (row, seed) in enumerate(zip(rows.tolist(), seeds.tolist(), strict=True)):
+                    self._turn[0] = row
+                    obs, info = self.envs[row].reset(seed=seed)
+                    observations[i] = self._observation(row, obs)
+                    if not np.isfinite(observations[i]).all():
+                        raise Fault(row, "reset() returned an observation that is not finite")
+                    if not isinstance(info, Mapping):
+                        raise Fault(row, f"reset() returned an info that is no mapping but {_name(info)}")
+                    if "action_mask" in info:
+                        self._masked[0] = True
+                    if self._masked[0]:
+                        masks[i] = self._legal(row, info)
+                        if not self._actions.possible(masks[i : i + 1])[0]:
+                            raise Fault(row, "reset() returned an action_mask in which no action is legal")
+        except (EvopipeError, Fault):
+            raise
+        except (Exception, SystemExit) as error:
+            raise Fault(row, f"reset() raised {said(error)}") from error
+        except Hung as hung:
+            raise Fault(row, f"reset() {hung}") from None
         return observations, masks if self._masked[0] else None
 
     def step(self, rows: Ints, actions: Actions) -> Step:
         """Step `rows` `[n]` with actions in an algorithm's terms: indices `[n]` or `[n, D]`, or `[n, A]` in [-1, 1].
 
         Raises:
-            Fault: an environment raised, or returned something of a wrong type or shape.
+            Fault: an environment raised or hung, or returned something of a wrong type or shape.
         """
         shape, dtype, steps, plain = (self._space.size,), self._dtype, self._steps, self._space.plain
         bools, reals, masked = {bool, np.bool_}, {float, int, np.float64, np.float32}, bool(self._masked[0])
         observations, rewards, terminations, truncations, masks = [], [], [], [], []
-        own, row = self._actions.own(actions), -1
+        own, row, turn = self._actions.own(actions), -1, self._turn
         try:
             each = own.tolist() if self._actions.kind == "discrete" else own
-            for row, action in zip(rows.tolist(), each, strict=True):
-                obs, reward, terminated, truncated, info = steps[row](action)
-                if not plain:
-                    obs = self._observation(row, obs)
-                if not (
-                    obs.__class__ is np.ndarray
-                    and obs.shape == shape
-                    and obs.dtype is dtype
-                    and reward.__class__ in reals
-                    and terminated.__class__ in bools
-                    and truncated.__class__ in bools
-                ):  # other types than the declared ones, perhaps of the same meaning
-                    obs, reward = self._observation(row, obs) if plain else obs, _reward(row, reward)
-                    for name, flag in (("terminated", terminated), ("truncated", truncated)):
-                        if flag.__class__ not in bools:
-                            raise Fault(row, f"step() returned {name} = {_name(flag)}, which is not a bool")
-                if masked or "action_mask" in info:
-                    masks.append(self._legal(row, info))
-                observations.append(obs)
-                rewards.append(reward)
-                terminations.append(terminated)
-                truncations.append(truncated)
+            with self._guard:
+                for row, action in zip(rows.tolist(), each, strict=True):
+                    turn[0] = row
+                    obs, reward, terminated, truncated, info = steps[row](action)
+                    if not plain:
+                        obs = self._observation(row, obs)
+                    if not (
+                        obs.__class__ is np.ndarray
+                        and obs.shape == shape
+                        and obs.dtype is dtype
+                        and reward.__class__ in reals
+                        and terminated.__class__ in bools
+                        and truncated.__class__ in bools
+                    ):  # other types than the declared ones, perhaps of the same meaning
+                        obs, reward = self._observation(row, obs) if plain else obs, _reward(row, reward)
+                        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+                            if flag.__class__ not in bools:
+                                raise Fault(row, f"step() returned {name} = {_name(flag)}, which is not a bool")
+                    if masked or "action_mask" in info:
+                        masks.append(self._legal(row, info))
+                    observations.append(obs)
+                    rewards.append(reward)
+                    terminations.append(terminated)
+                    truncations.append(truncated)
         except (EvopipeError, Fault):
             raise
-        except Exception as error:
-            raise Fault(row, f"step() raised {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise Fault(row, f"step() raised {said(error)}") from error
+        except Hung as hung:
+            raise Fault(row, f"step() {hung}") from None
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows float32 becomes infinite: a broken row
             obs_t = np.concatenate(observations, dtype=np.float32, casting="unsafe").reshape(-1, *shape)
-            reward_t = np.array(rewards, np.float64).astype(np.float32)
+            reward_t = _floats(rewards).astype(np.float32)
         flags = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
         return Step.of(self._actions, obs_t, reward_t, *flags, np.stack(masks) if masks else None)
 
@@ -201,10 +223,12 @@ class Rows:
         return np.asarray(mask != 0, np.bool_)
 
 
-def close(env: gymnasium.Env[Any, Any]) -> None:
-    """Close an environment. One that fails to close cannot harm a finished run."""
-    with contextlib.suppress(Exception):
-        env.close()
+def _floats(rewards: Sequence[Any]) -> npt.NDArray[np.float64]:
+    """Return rewards; a whole number that no float holds is infinite."""
+    try:
+        return np.array(rewards, np.float64)
+    except OverflowError:
+        return np.array([math.inf if abs(reward) > sys.float_info.max else reward for reward in rewards], np.float64)
 
 
 def _reward(row: int, reward: Any) -> float:
@@ -213,7 +237,9 @@ def _reward(row: int, reward: Any) -> float:
         if isinstance(plain, str | bytes | bytearray | np.ndarray):
             raise TypeError("text and vectors are no reward, even where Python can read a number from them")
         return float(plain)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError, RuntimeError) as error:
         raise Fault(row, f"step() returned reward = {_name(reward)}, which is not a number") from error
 
 
@@ -221,5 +247,8 @@ def _name(value: object) -> str:
     """A short picture of a wrong value."""
     if isinstance(value, np.ndarray):
         return f"array{list(value.shape)} of {value.dtype}"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a value of type {type(value).__name__}"
     return f"{text if len(text) <= 40 else text[:37] + '...'} ({type(value).__name__})"

@@ -24,8 +24,8 @@ import numpy.typing as npt
 import torch
 from pydantic import ValidationError
 
-from evopipe.envs.make import make_env
-from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming, close
+from evopipe.envs.make import close, make_env
+from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import ParamsError, did_you_mean
 from evopipe.rng import Purpose, uniform

@@ -10,16 +10,17 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
-from evopipe.envs.make import has_threads
-from evopipe.envs.rows import Actions, Begun, Fault, Ints, Rows, Step, Upcoming, close
-from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError
+from evopipe.envs.make import close, guard, has_threads
+from evopipe.envs.rows import Actions, Begun, Fault, Ints, Rows, Step, Upcoming
+from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError, said
 from evopipe.parallel import Died, Helper, available_cpus, can_help, shared_memory
 from evopipe.schema.blocks import EnvConfig
 from evopipe.types import Spaces
+from evopipe.watchdog import Hung
 
 if TYPE_CHECKING:
     import gymnasium
@@ -32,6 +33,7 @@ _LEARNING_ROWS = 32  # rows that `auto` gives each worker while the trainer lear
 # The latter are those of a busy machine: in vain is dearer than not at all.
 _STEP_COST, _TICK_COST, _WORKER_COST = 20.0, 100.0, 50.0
 _WORTH = 0.8  # of the time without them that a tick with workers may take
+_PATIENCE = 1.5  # times as long as a worker may the trainer wait for it: it has a better sentence
 _OPEN, _RESET, _STEP = range(3)
 _MEMORY = " (often because memory ran out: lower env.num_envs or population.size)"
 _WAY_OUT = "; runtime.env_workers: 0 steps them in the trainer's process"
@@ -80,7 +82,7 @@ class Workers:
 
     def step_cost(self, cfg: EnvConfig) -> float | None:
         """Microseconds that a step of this environment took in the pools of these workers, None where none was."""
-        pools = [pool.shared for pool in self._pools if (pool.cfg.id, pool.cfg.kwargs) == (cfg.id, cfg.kwargs)]
+        pools = [pool.shared for pool in self._pools if pool.cfg.on_gymnasium == cfg.on_gymnasium]
         steps = sum(int(shared["stepped"].sum()) for shared in pools)
         return sum(int(shared["spent"].sum()) for shared in pools) / steps / 1000 if steps else None
 
@@ -140,7 +142,8 @@ def _shared_arrays(rows: int, spaces: Spaces, shares: int) -> dict[str, npt.NDAr
         "begun": (np.int64, (rows,)),  # seed of the episode that was begun ahead, -1: none was; and what it shows:
         "next_obs": observations,
         "next_mask": masks,
-        **dict.fromkeys(("spent", "stepped"), (np.int64, (shares,))),  # of each share: nanoseconds, steps
+        # Of each share: nanoseconds, steps, what changes from one environment to the next.
+        **dict.fromkeys(("spent", "stepped", "turn"), (np.int64, (shares,))),
     }
     pieces = shared_memory([math.prod(shape) * np.dtype(kind).itemsize for kind, shape in kinds.values()])
     found: dict[str, npt.NDArray[Any]] = {
@@ -161,7 +164,8 @@ class _Share:
     def open(self, shares: int, made: Sequence[gymnasium.Env[Any, Any]] = ()) -> None:
         """Make the environments, but for the first few, which were made already."""
         numbers = range(self._number, len(self._shared["obs"]), shares)
-        self._rows = Rows(self._cfg, numbers, made, self._shared["masked"])
+        turn = self._shared["turn"][self._number : self._number + 1]
+        self._rows = Rows(self._cfg, numbers, made, self._shared["masked"], turn)
 
     def serve(self) -> None:
         """Do what is asked."""
@@ -226,6 +230,8 @@ class WorkerRows:
         self._shares = 0
         self._asked: list[int] = []  # shares that have not answered yet
         self._death = ""
+        # A worker looks at its own environments; the trainer at the workers, a little more patiently.
+        self._guard = guard(cfg, lambda: self.shared["turn"].tobytes(), _PATIENCE)
 
     def open(self, made: gymnasium.Env[Any, Any]) -> bool:
         """Have as many processes as are worth it make their environments, and let the others go.
@@ -331,13 +337,18 @@ class WorkerRows:
                 return error
             return None
         try:
-            raised = self.helpers[share].wait()
+            with self._guard:
+                raised = self.helpers[share].wait()
         except Died as death:
-            self._death = f"worker {death}{_MEMORY if death.killed else ''}{_WAY_OUT}"
-            self._asked = []
-            self.close()
-            raise EnvironmentFailed(self._death) from None
+            self._give_up(f"worker {death}{_MEMORY if death.killed else ''}{_WAY_OUT}")
+        except Hung as hung:
+            self._give_up(f"worker process {self.helpers[share].pid} {hung}; an environment hangs in it: mend it")
         self._asked.pop()
         if raised is None or isinstance(raised, Fault | EvopipeError):
             return raised
-        return EnvironmentFailed(f"{type(raised).__name__}: {raised}")  # sys.exit() in an environment
+        return EnvironmentFailed(said(raised))
+
+    def _give_up(self, death: str) -> NoReturn:
+        self._death, self._asked = death, []
+        self.close()
+        raise EnvironmentFailed(death) from None

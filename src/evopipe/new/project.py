@@ -6,12 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from string import Template
 
 import evopipe
-from evopipe.envs.make import make_env
+from evopipe.envs.make import opened
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import EvopipeError, ParamsError, UsageError, need_package
 from evopipe.schema.blocks import EnvConfig
@@ -84,7 +83,7 @@ def _text(name: str) -> str:
 
 
 def _check_env(env_id: str) -> None:
-    with closing(make_env(EnvConfig(id=env_id))) as env:
+    with opened(EnvConfig(id=env_id)) as env:
         ObservationSpace.of(env.observation_space)
         kind = ActionSpace.of(env.action_space).kind
     if kind != "discrete":

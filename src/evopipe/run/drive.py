@@ -12,7 +12,7 @@ import numpy as np
 from evopipe.algos import on_policy
 from evopipe.core.member import Member
 from evopipe.envs.workers import Workers
-from evopipe.errors import DiskError, DivergedError, EnvironmentFailed, Interrupted, UsageError
+from evopipe.errors import DiskError, DivergedError, EnvironmentFailed, Interrupted, ResourceError, UsageError
 from evopipe.evolve.mutate import Mutation
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Stopped
@@ -108,11 +108,18 @@ def train(
 
     try:
         _drive(run, tracker, lambda: stop.signum is not None, between)
-    except EnvironmentFailed:
-        if run.regime.whole:
+    except (EnvironmentFailed, ResourceError) as failed:
+        whole = run.regime.whole and isinstance(failed, EnvironmentFailed)
+        if whole:
             clock.broken_here = 0  # a mended environment starts with a clean slate
             with contextlib.suppress(DiskError):  # the environment's failure is the news
                 saver.save()
+        if stop.signum is not None:  # it was asked to stop, and hung or fell
+            where = "from there" if whole else "from the last checkpoint"
+            raise Interrupted(
+                stop.signum,
+                f"stopped at step {clock.step} of each member: {failed}; the same command continues {where}",
+            ) from None
         raise
     if stop.signum is not None and not run.reason:
         saver.save()

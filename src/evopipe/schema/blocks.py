@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from evopipe.errors import suggestion
 from evopipe.schema.declare import Problem, Schema, located
@@ -40,17 +43,74 @@ NEUTRAL = frozenset({"checkpoint_seconds", "env_workers", "learners"})
 _POLICIES = ("heuristic", "medium", "random", "policy")
 
 
+def _gymnasium_wrappers() -> list[str]:
+    """Names of Gymnasium's own wrappers, read without loading it, which takes a second."""
+    spec = find_spec("gymnasium")
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).with_name("wrappers").joinpath("__init__.py").read_text(encoding="utf-8"))
+    listed = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and any(isinstance(x, ast.Name) and x.id == "__all__" for x in node.targets)
+    ]
+    return [name for name in ast.literal_eval(listed[0]) if name[0].isupper()]
+
+
+class WrapperConfig(Schema):
+    """One wrapper around each environment; a name alone stands for one without arguments."""
+
+    name: str = Field(min_length=1, description="a class of `gymnasium.wrappers`, or `module:Wrapper` for one's own")
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, validate_default=True, description="its keyword arguments; lists reach it as tuples"
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if ":" in name:
+            if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", name):
+                raise ValueError(f"{name!r} is not of the form 'module:Wrapper'")
+        elif name not in (known := _gymnasium_wrappers()):
+            raise ValueError(
+                f"gymnasium.wrappers has no {name!r}{suggestion(name, known)}; one's own is 'module:Wrapper'"
+            )
+        return name
+
+    @field_validator("kwargs")
+    @classmethod
+    def _all_tracked(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return _tracked(kwargs, "fix it in a wrapper of one's own, a subclass, and use 'module:Wrapper'")
+
+
+def _named(wrapper: Any) -> Any:
+    return {"name": wrapper} if isinstance(wrapper, str) else wrapper
+
+
 class EnvConfig(Schema):
     """The environment that the population learns in."""
 
     id: str = Field("LunarLander-v3", min_length=1, description="Gymnasium id, or `module:EnvId` for one's own")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of `gymnasium.make`")
+    wrappers: Annotated[tuple[Annotated[WrapperConfig, BeforeValidator(_named)], ...], Field(strict=False)] = Field(
+        (),
+        max_length=32,
+        description="what is put around each environment after `gymnasium.make`, the first one innermost: a name, or "
+        "`{name: ..., kwargs: {...}}`",
+    )
     num_envs: int = Field(16, ge=1, le=4096, description="environments of each member")
     backend: Literal["sync", "envpool", "torch"] = Field(
         "sync",
         description="which implementation training steps: `sync`, Gymnasium's; `envpool`, envpool's own build of the "
         "same environments (an extra), faster and not equal in every bit; `torch`, evopipe's own classic control as "
         "tensors, fastest, which has the same physics and draws other initial states",
+    )
+    step_seconds: float = Field(
+        600.0,
+        gt=0.0,
+        le=86_400.0,
+        description="longest that an environment may take for one step or reset, or to be made: then it hangs, and the "
+        "run ends; changes no result",
     )
 
     @property
@@ -61,13 +121,24 @@ class EnvConfig(Schema):
     @field_validator("kwargs")
     @classmethod
     def _all_tracked(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
-        for name in _keys(kwargs):
-            if name in ("size", "nfiles"):
-                raise ValueError(
-                    f"DVC's run cache overlooks keys named {name!r} inside a mapping, so that a change could go "
-                    f"unnoticed; register the environment under an id of its own with it, and use 'module:EnvId'"
-                )
-        return kwargs
+        return _tracked(kwargs, "register the environment under an id of its own with it, and use 'module:EnvId'")
+
+    @model_validator(mode="after")
+    def _wrappable(self) -> Self:
+        if self.wrappers and self.backend != "sync":
+            sentence = f"env.backend {self.backend} steps no Gymnasium environment that a wrapper could be put around"
+            raise located([(("wrappers",), f"{sentence}: set it to sync, or this to []")])
+        return self
+
+
+def _tracked(kwargs: dict[str, Any], instead: str) -> dict[str, Any]:
+    for name in _keys(kwargs):
+        if name in ("size", "nfiles"):
+            raise ValueError(
+                f"DVC's run cache overlooks keys named {name!r} inside a mapping, so that a change could go unnoticed; "
+                f"{instead}"
+            )
+    return kwargs
 
 
 def _keys(value: Any) -> Iterator[str]:

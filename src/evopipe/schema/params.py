@@ -96,7 +96,8 @@ class Params(Schema):
 
     def tracked(self, *blocks: str) -> dict[str, Any]:
         """Return what results depend on as JSON data: the chosen algorithm's block as `algo`, and these; or all."""
-        values = self.model_dump(mode="json", exclude={"algos": True, "tracking": True, "runtime": set(NEUTRAL)})
+        neutral = {"env": {"step_seconds"}, "runtime": set(NEUTRAL)}
+        values = self.model_dump(mode="json", exclude={"algos": True, "tracking": True, **neutral})
         kept = {name: values[name] for name in blocks or values}
         return {**kept, "algo": self.algo_config.model_dump(mode="json")}
 

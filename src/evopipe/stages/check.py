@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 from evopipe import algos
-from evopipe.errors import EnvironmentFailed, ParamsError
+from evopipe.errors import EnvironmentFailed, ParamsError, said
+from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.params import Params
+from evopipe.watchdog import Hung
 
 _CHOICE = ("CartPole-v1", "MountainCar-v0", "Acrobot-v1", "LunarLander-v3")
 _BOX = ("Pendulum-v1", "MountainCarContinuous-v0", "LunarLanderContinuous-v3", "BipedalWalker-v3", "CarRacing-v3")
 KNOWN = {**dict.fromkeys(_CHOICE, "discrete"), **dict.fromkeys(_BOX, "continuous")}
 """Actions of environments that Gymnasium brings, none of which masks any: for these it need not be loaded, let alone
 made. That takes half a second, and `evopipe params check` is to answer in a quarter."""
-_NO_SPACES = {"num_envs", "backend"}  # keys of `env` that change no space
+_NO_SPACES = {"num_envs", "backend", "step_seconds"}  # keys of `env` that change no space
 
 
 def check(params: Params) -> None:
@@ -29,14 +30,14 @@ def check(params: Params) -> None:
     plain = not any(cfg.model_dump(exclude={"id", *_NO_SPACES}).values())
     if plain and KNOWN.get(cfg.id) in algos.get(name).ACTIONS:
         return
-    from evopipe.envs.make import make_env
+    from evopipe.envs.make import opened
     from evopipe.envs.spaces import ActionSpace, ObservationSpace
 
-    with closing(make_env(cfg)) as env:
+    with opened(cfg) as env:
         spaces = ActionSpace.of(env.action_space).spaces(ObservationSpace.of(env.observation_space))
         if sentence := algos.unserved(name, spaces.kind, cfg.id, env.action_space):
             raise ParamsError(sentence)
-        if needs_dataset(params) and "action_mask" in _reset(env, cfg.id):
+        if needs_dataset(params) and "action_mask" in _reset(env, cfg):
             raise ParamsError(algos.MASKED[params.train.mode])
 
 
@@ -47,9 +48,14 @@ def needs_dataset(params: Params) -> bool:
     return params.train.mode == "offline" or params.train.warm_start > 0
 
 
-def _reset(env: Any, env_id: str) -> dict[str, Any]:
+def _reset(env: Any, cfg: EnvConfig) -> dict[str, Any]:
+    from evopipe.envs.make import guard
+
     try:
-        _, info = env.reset(seed=0)
-    except Exception as error:
-        raise EnvironmentFailed(f"environment {env_id!r}: reset() raised {type(error).__name__}: {error}") from error
+        with guard(cfg):
+            _, info = env.reset(seed=0)
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFailed(f"environment {cfg.id!r}: reset() raised {said(error)}") from error
+    except Hung as hung:
+        raise EnvironmentFailed(f"environment {cfg.id!r}: reset() {hung}") from None
     return info if isinstance(info, dict) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -51,8 +50,10 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     ):
         try:
             played = evaluate(spec, cohorts, pool, seeds, params.evaluate.steps, lambda: stop.signum is not None)
-        except Stopped:
-            raise Interrupted(stop.signum or signal.SIGTERM, _STOPPED) from None
+        except (Stopped, EnvironmentFailed):
+            if stop.signum is None:
+                raise
+            raise Interrupted(stop.signum, _STOPPED) from None
     whole = _refuse_or_warn(np.isfinite(played.returns), params.env.id)
     scores, episodes = {}, []
     for m, (name, mine) in enumerate(zip(names, whole, strict=True)):

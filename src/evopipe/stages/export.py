@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import evopipe
 from evopipe import layout, policy
 from evopipe.card import card
 from evopipe.core import normalise
-from evopipe.envs.make import make_env
+from evopipe.envs.make import opened
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import DataError
 from evopipe.evolve.lineage import descent, read_lineage
@@ -37,7 +36,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     about = {
         "algo": params.train.algo,
         "config": params.algo_config.model_dump(mode="json"),
-        "env": {"id": params.env.id, "kwargs": params.env.kwargs},
+        "env": params.env.model_dump(mode="json", include={"id", "kwargs", "wrappers"}),
         **_spaces(params),
         "preprocessing": normalise.describe(elite.tensors),
         "hyper": dict(elite.hyper),
@@ -66,7 +65,7 @@ def _score(path: Path) -> dict[str, Any]:
 
 
 def _spaces(params: Params) -> dict[str, Any]:
-    with closing(make_env(params.env)) as env:
+    with opened(params.env) as env:
         shown = {"observation_space": str(env.observation_space), "action_space": str(env.action_space)}
         action, observation = ActionSpace.of(env.action_space), ObservationSpace.of(env.observation_space)
     return {**shown, **action.to_json(), **observation.to_json()}

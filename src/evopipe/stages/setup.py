@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from evopipe import layout
 from evopipe.algos import get, unserved
 from evopipe.core.graphs import Paths
 from evopipe.core.member import Member
-from evopipe.envs.make import make_env
+from evopipe.envs.make import opened
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import ParamsError
 from evopipe.run.spec import Spec
@@ -51,7 +50,7 @@ def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
     Raises:
         ParamsError: the environment is unknown, its spaces are not served, or not by this algorithm.
     """
-    with closing(make_env(env_config)) as env:
+    with opened(env_config) as env:
         spaces = ActionSpace.of(env.action_space).spaces(ObservationSpace.of(env.observation_space))
     if sentence := unserved(algo, spaces.kind, env_config.id, env.action_space):
         raise ParamsError(sentence)
