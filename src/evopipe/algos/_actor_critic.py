@@ -5,12 +5,15 @@ Of a configuration and a state each function reads what it says, by the names th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from evopipe.algos import Answers
 from evopipe.core.forward import action_values, encode, forward, forward_each, mu
 from evopipe.core.net import Net
+from evopipe.ops.distributions import Distribution, distribution
 from evopipe.ops.noise import exploration, smoothed
 from evopipe.ops.policy import likeliest, or_random
 from evopipe.ops.value import clipped_double_target, pick, twin_loss
@@ -50,6 +53,30 @@ def output(cfg: Any, state: Any, obs: Tensor) -> Tensor:
 def best(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the likeliest legal action, or μ(s), of an actor with such an `output`."""
     return likeliest(output(cfg, state, obs), legal, cfg.spaces.continuous)
+
+
+def chances(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Distribution:
+    """Return the softmax over the legal actions, of an actor with such an `output`."""
+    return distribution(cfg.spaces, output(cfg, state, obs), None, legal)
+
+
+def q_values(cfg: Any, state: Any, obs: Tensor, action: Tensor | None) -> Tensor:
+    """Return min(Q₁, Q₂) of actions `[P, B]`, or of all `[P, B, A]`: obs `[P, B, O]`."""
+    with torch.no_grad():
+        x = encode(getattr(state, "encoder", None), obs)
+        q = forward_each(state.critics, x) if action is None else of_taken(cfg, state.critics, x, action)
+        return q.amin(dim=1)
+
+
+def of_own_action(
+    greedy: Callable[..., Tensor], q_values: Callable[..., Tensor] = q_values
+) -> Callable[[Any], Answers]:
+    """Return the `answers` of an algorithm whose actor is deterministic: V(s) is Q(s, μ(s))."""
+
+    def value(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Tensor:
+        return q_values(cfg, state, obs, greedy(cfg, state, obs, legal))
+
+    return lambda cfg: Answers(value, q_values)
 
 
 def clipped_double_loss(

@@ -23,9 +23,12 @@ def read_architecture(data: dict[str, Any]) -> Architecture:
     """Build what `Architecture.to_json` returned.
 
     Raises:
-        KeyError, TypeError, ValueError: it is another thing.
+        ValueError: it is another thing.
     """
-    return ARCHITECTURES[data.get("kind", "mlp")](data)
+    kind = data.get("kind", "mlp")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        raise ValueError(f"kind: there is no architecture {kind!r:.40}")
+    return ARCHITECTURES[kind](data)
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,10 @@ class Categorical:
     def log_prob(self, action: torch.Tensor) -> torch.Tensor:
         return pick(self.log_probs, action)
 
+    def probabilities(self) -> torch.Tensor:
+        """Of every action, `[P, B, A]`."""
+        return self.log_probs.exp()
+
     def entropy(self) -> torch.Tensor:
         return -(self.log_probs.exp() * self.log_probs).sum(dim=-1)  # the lowest number times 0 is 0, −∞ were NaN
 
@@ -99,6 +103,11 @@ class MultiCategorical:
     def log_prob(self, action: torch.Tensor) -> torch.Tensor:
         return self.each.log_prob(action).sum(dim=-1)
 
+    def probabilities(self) -> torch.Tensor:
+        """Of every value of each choice, one choice after another, `[P, B, A]`."""
+        parts = zip(self.each.probabilities().unbind(dim=-2), self.choices, strict=True)
+        return torch.cat([each[..., :n] for each, n in parts], dim=-1)
+
     def entropy(self) -> torch.Tensor:
         return self.each.entropy().sum(dim=-1)
 
@@ -127,6 +136,10 @@ class Bernoulli:
 
     def mode(self) -> torch.Tensor:
         return (self.possible > 0).long()
+
+    def probabilities(self) -> torch.Tensor:
+        """That each bit is 1, `[P, B, A]`."""
+        return self.possible.sigmoid()
 
     def log_prob(self, action: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.logsigmoid((2 * action - 1) * self.possible).sum(dim=-1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,12 @@ import evopipe
 from evopipe import layout, policy
 from evopipe.card import card
 from evopipe.core import normalise
-from evopipe.envs.make import make_env
-from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import DataError
 from evopipe.evolve.lineage import descent, read_lineage
 from evopipe.keys import content_key
 from evopipe.machine import configure, fingerprint, git_revision
 from evopipe.schema.params import Params
+from evopipe.stages.describe import describe
 from evopipe.stages.setup import make_spec, read_members
 from evopipe.stages.tell import tell
 from evopipe.storage.files import read_bytes, read_json
@@ -34,10 +32,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     (*_, elite), trained = read_members(folder, layout.TRAINED, spec)
     score = _score(layout.need(folder, layout.EVALUATION))
     about = {
-        "algo": params.train.algo,
-        "config": params.algo_config.model_dump(mode="json"),
-        "env": {"id": params.env.id, "kwargs": params.env.kwargs},
-        **_spaces(params),
+        **describe(params),
         "preprocessing": normalise.describe(elite.tensors),
         "hyper": dict(elite.hyper),
         "training": trained["elite"],
@@ -52,7 +47,8 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         },
     }
     text = card(policy.Policy(spec.algo, params.algo_config, elite, about), params.evaluate.episodes)
-    policy.save(folder / layout.ELITE, params.train.algo, elite, about, params.export.program, text)
+    chosen = params.export
+    policy.save(folder / layout.ELITE, params.train.algo, elite, about, chosen.program, text, chosen.critic)
     tell(f"{layout.ELITE}: {elite.arch.describe()}, held-out mean {score['mean']:.1f}", quiet)
 
 
@@ -62,10 +58,3 @@ def _score(path: Path) -> dict[str, Any]:
     if not isinstance(score, dict) or not score.keys() >= {"mean", "interval", "std", "median", "iqm"}:
         raise DataError(f"{path}: has no scores of the elite; run `evopipe evaluate` or `dvc repro evaluate` again")
     return score
-
-
-def _spaces(params: Params) -> dict[str, Any]:
-    with closing(make_env(params.env)) as env:
-        shown = {"observation_space": str(env.observation_space), "action_space": str(env.action_space)}
-        action, observation = ActionSpace.of(env.action_space), ObservationSpace.of(env.observation_space)
-    return {**shown, **action.to_json(), **observation.to_json()}

@@ -20,6 +20,7 @@ from evopipe.run.warm import read_warm
 from evopipe.schema.params import Params
 from evopipe.signals import StopSignal
 from evopipe.stages import tracking
+from evopipe.stages.describe import describe
 from evopipe.stages.setup import about_spec, make_spec, read_members
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.lock import RunLock
@@ -40,7 +41,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         DivergedError, EnvironmentFailed, Interrupted: see `run.train`.
     """
     runtime = params.runtime
-    spec = make_spec(params, configure(runtime))
+    spec, described = make_spec(params, configure(runtime)), describe(params)
     learners = learner_count(runtime.learners, runtime.threads)
     members, about = read_members(folder, layout.POPULATION, spec)
     births = [Mutation(**mutation) for mutation in about["mutations"]]
@@ -64,7 +65,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
                 tracking.outbox(params, state, folder) as outbox,
             ):
                 champion = train(made, store, runtime.checkpoint_seconds, stop, tracker, outbox.problems)
-                write_results(made, champion, about_spec(spec), folder)
+                write_results(made, champion, {**about_spec(spec), "policy": described}, folder)
                 write_timing(log, made.curve, folder)
                 tracking.finish(params, state, folder)
         finally:
