@@ -27,6 +27,7 @@ from evopipe.run.spec import Spec, first_members, go_on
 from evopipe.stages.setup import about_spec
 from evopipe.storage import members as stored
 from evopipe.storage.folders import read_folder, write_folder
+from tiny import call, prepared
 
 QUICK, SLOW = 11, 220  # mutated folders of each case
 
@@ -230,6 +231,24 @@ def test_members(case: str, tmp_path: Path, request: pytest.FixtureRequest) -> N
             consult(made)
 
     assert hurt(folder, ("members.json", "members.safetensors"), times(request), use) > QUICK // 3
+
+
+def test_a_population_that_does_not_say_how_it_was_born_is_not_trained(tmp_path: Path) -> None:
+    """Nor one whose members have no places, or the same."""
+    prepared(tmp_path, {})
+    folder, remedy = tmp_path / "models/population", "run `evopipe population`"
+    files = read_folder(folder, ("members.json", "members.safetensors"))
+    told = json.loads(files["members.json"])
+    for change in (
+        {"mutations": None},
+        {"mutations": [{"kind": 3}] * 3},
+        {"mutations": []},
+        {"members": told["members"][::-1]},
+    ):
+        write_folder(folder, files | {"members.json": json.dumps(told | change).encode()})
+        answer = call(tmp_path, "train")
+        assert (answer.code, answer.err.count("\n")) == (65, 1), answer.err
+        assert remedy in answer.err
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         **describe(params),
         "preprocessing": normalise.describe(elite.tensors),
         "hyper": dict(elite.hyper),
-        "training": trained["elite"],
+        "training": trained.get("elite"),
         "evaluation": score,
         "lineage": descent(read_lineage(read_bytes(folder / layout.LINEAGE), str(layout.LINEAGE)), elite.id),
         "provenance": {

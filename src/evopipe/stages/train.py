@@ -9,7 +9,7 @@ from evopipe import layout
 from evopipe.envs.make import source_of
 from evopipe.envs.workers import Workers
 from evopipe.errors import translate_failures
-from evopipe.evolve.mutate import Mutation
+from evopipe.evolve.mutate import read_births
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import configure
 from evopipe.run.drive import begin
@@ -44,7 +44,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     spec, described = make_spec(params, configure(runtime)), describe(params)
     learners = learner_count(runtime.learners, runtime.threads)
     members, about = read_members(folder, layout.POPULATION, spec)
-    births = [Mutation(**mutation) for mutation in about["mutations"]]
+    births = read_births(about.get("mutations"), len(members))
     warm = read_warm(spec, folder)
     state = state_folder("train", _key(params, folder, warm is not None), folder)
     outputs = state_folder("locks", content_key({"outputs": folder.absolute()}), folder)

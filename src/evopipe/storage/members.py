@@ -108,7 +108,8 @@ def read(
             raise DataError(f"{folder}: {made}; {remedy}")
     tensors = load_tensors(files[_TENSORS], str(folder / _TENSORS))
     members = unpack(tensors, described, "members")
-    wrong = check(members)
+    slots = [member.slot for member in members[: len(members) - ("elite" in about)]]
+    wrong = check(members) if slots == [*range(len(slots))] else f"its members have the slots {slots[:8]}"
     if wrong is not None:
         raise DataError(f"{folder}: {wrong}; {remedy}")
     return members, about
