@@ -256,6 +256,7 @@ def test_a_module_that_only_the_folder_names_is_not_imported(tmp_path: Path) -> 
     try:
         assert call(tmp_path, *words, "--trust").code == 0
         assert (tmp_path / "ran").exists()
+        assert sys.path[-1] == str(tmp_path), "where packages are looked for comes before"
     finally:
         sys.modules.pop("planted", None)
         sys.path.remove(str(tmp_path))
