@@ -94,6 +94,8 @@ Rules between keys, which `evopipe params check` knows:
 - `train.evo_steps` is at least `env.num_envs`, and `population.size` times `env.num_envs` at most 65,536.
 - `train.algo` names a block of `algos`. `bc` needs `train.mode: offline`. `ppo` needs `online`, and it alone may have
   `train.normalise.rewards: true`.
+- The chosen algorithm's `batch_size` and `train.replay.n_step` are at most `train.replay.capacity`, online and where it
+  learns from a memory; its `learn_step` is at most `train.max_steps`.
 - `algos.ppo.batch_size` is at most `algos.ppo.learn_step`; `algos.rainbow.v_min` is below `algos.rainbow.v_max`.
 - A block of `algos.<name>.evolve` names a hyper-parameter that may evolve. Its `min` is at most its `max`, and the
   hyper-parameter itself may have both values.

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from evopipe.api import Result
     from evopipe.api import run as train
+    from evopipe.errors import EvopipeError
     from evopipe.policy import Policy, load
     from evopipe.schema.params import Params, load_params, parse_params
 
 __version__ = "0.1.0"
-__all__ = ["Params", "Policy", "Result", "__version__", "load", "load_params", "parse_params", "train"]
+__all__ = ["EvopipeError", "Params", "Policy", "Result", "__version__", "load", "load_params", "parse_params", "train"]
 
 _MODULES = {
+    "EvopipeError": ("evopipe.errors", "EvopipeError"),
     "Params": ("evopipe.schema.params", "Params"),
     "Policy": ("evopipe.policy", "Policy"),
     "Result": ("evopipe.api", "Result"),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    sys.path.append(sys.path.pop(0))  # the working folder, which `-m` puts first: a file there is no package's stand-in
+
+import os
 from pathlib import Path
 
 from evopipe.errors import EvopipeError, Interrupted, said, translate_failures

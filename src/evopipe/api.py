@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evopipe import layout, policy
+from evopipe.acting import Policy
 from evopipe.evolve.lineage import Record, read_lineage
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.schema.params import Params, load_params, parse_params
@@ -23,13 +24,15 @@ class Result:
 
     Attributes:
         policy: the elite.
+        policies: every trained member, in the order of `members`: they know values too.
         evaluation: the content of `reports/evaluation.json`: the elite's held-out scores.
         members: the content of `reports/members.json`: every member's.
         summary: the content of `reports/train.json`.
         lineage: one record a generation: the content of `reports/lineage.jsonl`.
     """
 
-    policy: policy.Policy
+    policy: Policy
+    policies: list[Policy]
     evaluation: dict[str, Any]
     members: dict[str, Any]
     summary: dict[str, Any]
@@ -73,6 +76,7 @@ def _run(params: Params, folder: Path, quiet: bool) -> Result:
         stage.run(params, quiet=quiet, folder=folder)
     return Result(
         policy=policy.load(folder / layout.ELITE),
+        policies=policy.trained(folder / layout.TRAINED),
         evaluation=read_json(folder / layout.EVALUATION),
         members=read_json(folder / layout.MEMBERS),
         summary=read_json(folder / layout.TRAIN),

@@ -204,6 +204,7 @@ def play(
     mp4: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an MP4 film; no window.")] = None,
     env: Annotated[str | None, typer.Option(metavar="ID", help="Another environment than the policy's own.")] = None,
     kwargs: _Arguments = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Run the module that the folder names in its env id.")] = False,
 ) -> None:
     """Watch a policy: in a window, or as a file."""
     from evopipe import film
@@ -222,7 +223,7 @@ def play(
         if path.is_dir():
             raise UsageError(f"play: {path} is a folder; give the name of a file")
     policy = load(folder)
-    cfg = player.environment_of(policy, env, kwargs)
+    cfg = player.environment_of(policy, env, kwargs, trust)
 
     say = lambda played: tell(f"seed {played.seed}: return {score(played.total)}, {played.steps} steps")  # noqa: E731
     scores = player.watch(policy, cfg, list(films.values()), episodes, seed, max_steps, say)

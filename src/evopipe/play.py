@@ -64,21 +64,23 @@ class Score:
     steps: int
 
 
-def play(policy: Policy, seed: int = 0, max_steps: int | None = None) -> Playback:
+def play(policy: Policy, seed: int = 0, max_steps: int | None = None, trust: bool = False) -> Playback:
     """Play one greedy episode in the policy's own environment and draw every state, without a display.
 
     Args:
         policy: an exported policy.
         seed: of the episode.
         max_steps: step cap; None: the environment's own, or `LIMIT`.
+        trust: see `environment_of`.
 
     Raises:
+        UsageError: its environment is in a module, and `trust` is False.
         CannotRender: the environment has no render mode `rgb_array`, or draws something else than `[H, W, 3]` uint8.
         ParamsError: the environment is unknown or its package is not installed.
         DataError: the policy does not fit the environment.
         EnvironmentFailed: the environment raised.
     """
-    cfg = environment_of(policy)
+    cfg = environment_of(policy, trust=trust)
     with _without_display(), _opened(cfg, policy, "rgb_array") as env:
         played = [(_draw(env, cfg), *moment) for moment in _episode(env, cfg, policy, seed, max_steps)]
         frames, rewards, ended = map(list, zip(*played, strict=True))
@@ -132,12 +134,20 @@ def watch(
     return scores
 
 
-def environment_of(policy: Policy, env_id: str | None = None, kwargs: Mapping[str, Any] | None = None) -> EnvConfig:
+def environment_of(
+    policy: Policy, env_id: str | None = None, kwargs: Mapping[str, Any] | None = None, trust: bool = False
+) -> EnvConfig:
     """Return the environment that a policy was trained in, or another one, or with other arguments.
+
+    Args:
+        policy: the policy.
+        env_id: the other environment.
+        kwargs: the other arguments.
+        trust: whether `module:EnvId` that only the policy's folder names may be taken: making it runs the module.
 
     Raises:
         DataError: the policy does not name its environment.
-        UsageError: `env_id` or `kwargs` cannot be used.
+        UsageError: `env_id` or `kwargs` cannot be used, or the policy's own environment is not trusted.
     """
     about = policy.about.get("env")
     try:
@@ -145,7 +155,15 @@ def environment_of(policy: Policy, env_id: str | None = None, kwargs: Mapping[st
         own = EnvConfig.model_validate({**known, "wrappers": about.get("wrappers", ())})  # type: ignore[union-attr]
     except (KeyError, TypeError, ValueError) as error:
         raise DataError("policy.json: names no environment (`env`: `id`, `kwargs`); export it again") from error
-    if env_id not in (None, own.id):
+    given = env_id not in (None, own.id)
+    named = [] if given else [*([] if env_id else [own.id]), *(wrapper.name for wrapper in own.wrappers)]
+    if not trust and (foreign := next((name for name in named if ":" in name), None)):
+        raise UsageError(
+            f"policy.json names {foreign!r}: to make its environment is to run the code of the module "
+            f"{foreign.partition(':')[0]!r}; if you know where this policy comes from say --trust (trust=True), or name "
+            "the environment yourself with --env"
+        )
+    if given:
         own = EnvConfig(id=str(env_id))
     try:
         return EnvConfig(id=own.id, kwargs=own.kwargs if kwargs is None else dict(kwargs), wrappers=own.wrappers)

@@ -76,13 +76,18 @@ def test_an_on_policy_algorithm_needs_no_dataset(warm: dict[str, int]) -> None:
             "population": {"size": 2},
             "train": train,
             "evaluate": {"episodes": 2},
-            "export": {"program": False},
+            "export": {"program": False, "critic": True},
             "runtime": {"device": "cpu", "env_workers": 0, "learners": 1},
             "tracking": {"backends": []},
             "algos": {"ppo": {"learn_step": 32, "batch_size": 16}},
         },
         folder="out",
     )
+    obs = np.zeros((5, result.policy.observations), np.float32)
+    assert np.isfinite(result.policy.value(obs)).all()
+    again = evopipe.load("out/models/trained", member=1)
+    assert (again.value(obs) == result.policies[1].value(obs)).all()
+    assert len(result.policies) == len(result.members) == 2
     assert result.summary["reason"] == "max_steps"
     assert not Path("out/data").exists()
     unused = ["train.warm_start: not used, ppo learns from its own last steps alone"]

@@ -243,7 +243,7 @@ def test_a_project_with_the_installed_package(tmp_path: Path) -> None:
     assert evaluation["elite"]["mean"] >= 19.0  # of 20: the example is learned
     assert "git" not in git(folder, "status", "--porcelain", "--", "data", "models")
 
-    played = package.run(folder, "evopipe", "play", "--gif", "elite.gif", "--seed", "3")
+    played = package.run(folder, "evopipe", "play", "--trust", "--gif", "elite.gif", "--seed", "3")
     assert played.code == 0, played
     assert "my_env:Catch-v0: mean return " in played.out
     assert (folder / "elite.gif").read_bytes().startswith(b"GIF89a")

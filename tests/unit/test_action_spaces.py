@@ -380,7 +380,7 @@ def test_a_policy_plays_and_is_filmed(name: str, masks: str) -> None:
     pool = EnvPool(p.env, 1)
     (expected,) = evaluate(p, p.form(policies(p, 1)[0]), pool, seeds).returns[0]
     pool.close()
-    shown = playing.play(policy, seed=int(seeds[0]))
+    shown = playing.play(policy, seed=int(seeds[0]), trust=True)
     assert len(shown.frames) == action_envs.STEPS + 1
     assert sum(shown.rewards) == pytest.approx(expected, abs=1e-5)
 
@@ -406,7 +406,7 @@ def test_a_policy_of_other_actions_is_not_played() -> None:
     policy.about["env"] = {"id": "action_envs:Grid-v0", "kwargs": {}}
     policy.action_space = ActionSpace.of(spaces.Discrete(6))
     with pytest.raises(DataError, match=r"and 6 multibinary actions, the policy .* and 6 discrete actions; play it in"):
-        playing.play(policy)
+        playing.play(policy, trust=True)
 
 
 def test_no_dataset_is_made_of_them(tmp_path: Any) -> None:

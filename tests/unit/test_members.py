@@ -77,5 +77,5 @@ def test_what_lacks_something_is_no_member() -> None:
         stored.unpack(lacking, described, "group")
     for name in described[0]:
         without = {key: value for key, value in described[0].items() if key != name}
-        with pytest.raises(DataError, match=rf"member 0 of 'group' cannot be rebuilt .*'{name}'"):
+        with pytest.raises(DataError, match=rf"member 0 of 'group' cannot be rebuilt .*: {name}: missing"):
             stored.unpack(tensors, [without, described[1]], "group")

@@ -24,12 +24,13 @@ from evopipe.core.layout import Block
 from evopipe.core.member import Member
 from evopipe.errors import DataError, DiskError, EnvironmentFailed, ParamsError, UsageError
 from evopipe.film import gif, mp4
-from evopipe.play import CannotRender, Score, environment_of, watch
+from evopipe.play import CannotRender, Score, watch
 from evopipe.policy import Policy
 from evopipe.rng import Purpose
 from evopipe.types import Spaces
-from tiny import call, environment
+from tiny import call, environment, evopipe
 
+environment_of, play_one = partial(play.environment_of, trust=True), partial(play.play, trust=True)
 ARCH = Arch((Block(16),), 16, (), "ReLU", False)
 
 
@@ -67,7 +68,7 @@ def picture(tmp_path: Path, kind: str) -> Policy:
 
 def test_frames_of_an_episode_without_a_display(tmp_path: Path) -> None:
     elite = cartpole(tmp_path)
-    one, again, other = play.play(elite, seed=5), play.play(elite, seed=5), play.play(elite, seed=6)
+    one, again, other = play_one(elite, seed=5), play_one(elite, seed=5), play_one(elite, seed=6)
     assert len(one.frames) == len(one.rewards) + 1
     assert {(frame.shape, frame.dtype) for frame in one.frames} == {((400, 600, 3), np.dtype(np.uint8))}
     assert not np.array_equal(one.frames[0], one.frames[-1])
@@ -78,28 +79,28 @@ def test_frames_of_an_episode_without_a_display(tmp_path: Path) -> None:
 
 
 def test_a_step_cap_is_no_end(tmp_path: Path) -> None:
-    cut = play.play(cartpole(tmp_path), max_steps=3)
+    cut = play_one(cartpole(tmp_path), max_steps=3)
     assert (len(cut.frames), cut.total, cut.terminated) == (4, 3.0, False)
 
 
 def test_each_frame_is_its_own(tmp_path: Path) -> None:
     """Though the environment draws into one array; and actions are those of the environment, from 3 on."""
-    played = play.play(picture(tmp_path, "Drawn"))
+    played = play_one(picture(tmp_path, "Drawn"))
     assert [int(frame.flat[0]) for frame in played.frames] == list(range(11))
 
 
 def test_masks_are_obeyed(tmp_path: Path) -> None:
-    assert play.play(picture(tmp_path, "Masked")).total == 10.0
+    assert play_one(picture(tmp_path, "Masked")).total == 10.0
 
 
 def test_what_has_no_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(play, "LIMIT", 20)
-    played = play.play(picture(tmp_path, "Endless"))
+    played = play_one(picture(tmp_path, "Endless"))
     assert (len(played.rewards), played.terminated) == (20, False)
 
 
 def test_a_frame_rate_where_none_is_named(tmp_path: Path) -> None:
-    assert play.play(picture(tmp_path, "Unhurried")).fps == play.FPS
+    assert play_one(picture(tmp_path, "Unhurried")).fps == play.FPS
 
 
 @pytest.mark.parametrize(
@@ -113,12 +114,12 @@ def test_a_frame_rate_where_none_is_named(tmp_path: Path) -> None:
 )
 def test_environments_that_do_not_draw(tmp_path: Path, kind: str, sentence: str) -> None:
     with pytest.raises(CannotRender, match=sentence):
-        play.play(picture(tmp_path, kind))
+        play_one(picture(tmp_path, kind))
 
 
 def test_an_environment_that_raises(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailed, match="raised RuntimeError while the policy played: the motor broke; try"):
-        play.play(picture(tmp_path, "Breaks"))
+        play_one(picture(tmp_path, "Breaks"))
 
 
 def test_the_environment_must_be_named_and_fit(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_the_environment_must_be_named_and_fit(tmp_path: Path) -> None:
         watch(elite, environment_of(elite, "CartPol-v1"), [partial(gif, tmp_path / "a.gif")])
     del elite.about["env"]
     with pytest.raises(DataError, match="names no environment"):
-        play.play(elite)
+        play_one(elite)
 
 
 def test_another_environment_or_other_arguments(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_a_gif_plays_at_the_environments_speed(tmp_path: Path) -> None:
     )
     assert told == scores
     assert [score.seed for score in scores] == [5, 6, 7]
-    assert scores[0].total == scores[0].steps == play.play(elite, seed=5).total
+    assert scores[0].total == scores[0].steps == play_one(elite, seed=5).total
     with Image.open(tmp_path / "new/a.gif") as image:
         assert image.size == (400, 267)
         assert image.info["loop"] == 0
@@ -232,6 +233,47 @@ def test_the_command_with_what_is_not_there(tmp_path: Path) -> None:
     assert call(tmp_path, "play", "--gif", ".").code == 64
 
 
+# --- hostile folders --------------------------------------------------------------------------------------------------
+
+
+def test_a_module_that_only_the_folder_names_is_not_imported(tmp_path: Path) -> None:
+    """Unless the user says so: it would run, and the folder may come from anybody."""
+    save(tmp_path / "elite", "planted:CartPole-v1", 4)
+    (tmp_path / "planted.py").write_text("import pathlib; pathlib.Path('ran').touch()\n")
+    words = ("play", "elite", "--max-steps", "2", "--gif", "a.gif")
+    refused = call(tmp_path, *words)
+    assert refused.code == 64
+    assert refused.err.startswith(
+        "error: policy.json names the environment 'planted:CartPole-v1': to make it is to run"
+    )
+    assert "--trust" in refused.err
+    assert "--env" in refused.err
+    assert call(tmp_path, *words, "--env", "CartPole-v1").code == 0
+    with pytest.raises(UsageError, match="'planted'"):
+        play.play(policy.load(tmp_path / "elite"))
+    assert "planted" not in sys.modules
+    assert not (tmp_path / "ran").exists()
+    try:
+        assert call(tmp_path, *words, "--trust").code == 0
+        assert (tmp_path / "ran").exists()
+        assert sys.path[-1] == str(tmp_path), "where packages are looked for comes before"
+    finally:
+        sys.modules.pop("planted", None)
+        sys.path.remove(str(tmp_path))
+
+
+def test_no_file_of_the_working_folder_takes_the_place_of_a_package(tmp_path: Path) -> None:
+    """Not under `python -m evopipe` either, and not where an environment's module is looked for there."""
+    save(tmp_path / "elite", "CartPole-v1", 4)
+    for name in ("pathlib", "typer", "torch", "gymnasium", "pygame", "safetensors", "PIL"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('hijacked')\n")
+    run = evopipe(
+        tmp_path, "play", "elite", "--max-steps", "1", "--gif", "a.gif", "--env", "rendering_envs:DrawnPicture-v0"
+    )
+    assert (run.returncode, "hijacked" in run.stderr) == (65, False), run.stderr  # it has other spaces
+    assert "has 2 observations" in run.stderr
+
+
 # --- a window ---------------------------------------------------------------------------------------------------------
 
 
@@ -261,7 +303,7 @@ def tell(score):
     print(score.steps, pygame.display.get_driver(), pygame.display.get_surface().get_size())
     if score.seed == 1:
         pygame.event.post(pygame.event.Event(pygame.QUIT))  # someone closes the window
-print(len(play.watch(elite, play.environment_of(elite), episodes=5, max_steps=4, tell=tell)))
+print(len(play.watch(elite, play.environment_of(elite, trust=True), episodes=5, max_steps=4, tell=tell)))
 """
 
 

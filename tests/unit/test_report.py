@@ -185,7 +185,6 @@ def test_what_comes_from_data_is_escaped(copy: Path) -> None:
             child["mutation"]["what"], child["mutation"]["before"], child["mutation"]["after"] = evil, evil, evil
         for number, member in enumerate(record["members"]):
             member["hyper"][evil] = float(number)
-            member["arch"]["activation"] = evil + str(number)
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     run = read.read(copy)
     about = json.loads(json.dumps(run.policy))

@@ -118,7 +118,7 @@ def test_an_unknown_key_of_an_algorithm(edited: Edit) -> None:
         ("encoder: .*", "encoder: [64, 0]", "      encoder:", "algos.dqn.network.encoder.1: must be at least 1, got 0"),
         ("encoder: .*", "encoder: 64", "      encoder:", "algos.dqn.network.encoder: must be a list, got 64"),
         ("node_steps: .*", "node_steps: []", "      node_steps:", "evolution.mutation.architecture.node_steps: must "),
-        ("^export:\n.*", "export: [1]", "export:", "export: must be a block of keys, got [1]"),
+        ("^export:\n.*\n.*", "export: [1]", "export:", "export: must be a block of keys, got [1]"),
         ("  id: LunarLander-v3", "  id: ''", "  id:", "env.id: must have at least 1 character, got ''"),
         ("algo: dqn", "algo: dqm", "  algo:", "train.algo: unknown algorithm 'dqm', did you mean 'dqn'?"),
         ("algo: dqn", "algo: zzz", "  algo:", "train.algo: unknown algorithm 'zzz', known are: "),
@@ -142,6 +142,33 @@ def test_a_wrong_value_names_its_place_and_what_is_allowed(
     # The list item's column is its own; keys stand at their indent.
     assert int(line) in {number for number, row in enumerate(ROOT_TEXT.splitlines(), 1) if re.match(place, row)}
     assert int(column) >= len(place) - len(place.lstrip()) + 1
+
+
+def test_what_a_run_could_not_use_is_refused_with_its_line(edited: Edit) -> None:
+    places = {name: line_of(f"    {name}: ") for name in ("n_step", "batch_size", "learn_step")}
+    small, holds = ("    capacity: .*", "    capacity: 10"), "a memory of 10 transitions (train.replay.capacity)"
+    raised = "lower it, or raise train.replay.capacity; got 11"
+    assert edited(small, ("    n_step: 1 ", "    n_step: 11 ")) == (
+        f"params.yaml:{places['n_step']}:5: train.replay.n_step: {holds} never holds one that long; {raised}"
+    )
+    short = ("max_steps: 1\\d*  # env", "max_steps: 6000  # env")
+    changes = ("    batch_size: .*", "    batch_size: 11"), ("    learn_step: .*", "    learn_step: 6001")
+    assert edited(small, short, *changes).splitlines() == [
+        f"params.yaml:{places['batch_size']}:5: algos.dqn.batch_size: {holds} cannot hold so many; {raised}",
+        f"params.yaml:{places['learn_step']}:5: algos.dqn.learn_step: it would never learn in a run of 6000 steps "
+        "(train.max_steps); lower it to at most that, or raise train.max_steps; got 6001",
+    ]
+
+
+@pytest.mark.parametrize("train", [
+    {"algo": "dqn", "replay": {"capacity": 128, "n_step": 100}},  # the least that holds a batch
+    {"algo": "dqn", "mode": "offline", "replay": {"capacity": 1}},  # the dataset is the memory
+    {"algo": "ppo", "max_steps": 5000, "replay": {"capacity": 1}},  # there is none
+    {"algo": "ppo", "max_steps": 5000, "replay": {"capacity": 1, "n_step": 2}},
+])  # fmt: skip
+def test_a_memory_counts_where_there_is_one(train: dict[str, Any]) -> None:
+    parse_params({"train": train})
+    assert "ppo.learn_step: it would never learn" in refusal({"train": {"algo": "ppo", "max_steps": 2047}})
 
 
 def test_nulls_are_offered_where_they_are_allowed(edited: Edit) -> None:
@@ -193,8 +220,10 @@ def test_a_missing_key_inside_a_free_mapping_of_blocks(edited: Edit) -> None:
 
 
 def test_a_missing_block_shows_its_defaults(edited: Edit) -> None:
-    message = edited(("^export:\n.*\n", ""))
-    assert message == 'params.yaml:1:1: export: missing block: add it, the defaults are {"program": true}'
+    message = edited(("^export:\n.*\n.*\n", ""))
+    assert (
+        message == 'params.yaml:1:1: export: missing block: add it, the defaults are {"program": true, "critic": false}'
+    )
 
 
 def test_the_chosen_algorithms_block_must_be_there(edited: Edit) -> None:

@@ -15,7 +15,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from evopipe.errors import ParamsError, did_you_mean
 from evopipe.types import Chosen, Learned, Spaces
@@ -45,7 +45,8 @@ REGIMES = {
     },
 }
 OPTIONAL: dict[str, Any] = {
-    "values": None,  # (cfg, state, obs) → action values, for `Policy.q_values`
+    "values": None,  # (cfg, state, obs) → values of all actions, of which it takes the best
+    "answers": None,  # (cfg) → `Answers`, what its policy can be asked; by default what follows from `values`
     "period": lambda cfg: getattr(cfg, "policy_delay", 1),  # of unlike updates; `turn` of `update` counts within it
     "OFFLINE_ONLY": False,  # whether it only makes sense on a dataset (`train.mode: offline`)
     "RECURRENT": False,  # whether it serves networks with a memory
@@ -60,6 +61,20 @@ MASKED = {
     for mode, key, value in (("online", "warm_start", "0"), ("offline", "mode", "online"))
 }
 """What is wrong where a run of either mode learns from a dataset and its environment masks actions."""
+
+
+class Answers(NamedTuple):
+    """What a policy can be asked beside its action; None where it knows nothing of the kind.
+
+    Attributes:
+        value: (cfg, state, obs, legal, memory) → V(s) `[P, B]`.
+        q_values: (cfg, state, obs, action) → Q(s, a) `[P, B]`; of all actions `[P, B, A]` where action is None.
+        chances: (cfg, state, obs, legal, memory) → the `ops.distributions.Distribution` of actions.
+    """
+
+    value: Callable[..., Any] | None = None
+    q_values: Callable[..., Any] | None = None
+    chances: Callable[..., Any] | None = None
 
 
 class Algorithm(Protocol):
@@ -82,6 +97,7 @@ class Algorithm(Protocol):
     value: Callable[..., Any]
     schedule: Callable[[Any, int], Mapping[str, float]]
     values: Callable[..., Any] | None
+    answers: Callable[[Any], Answers] | None
     period: Callable[[Any], int]
     OFFLINE_ONLY: bool
     RECURRENT: bool

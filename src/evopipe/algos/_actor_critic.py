@@ -6,14 +6,16 @@ networks read: features `[P, B, latent]` of the encoder that they share, or, wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from evopipe.algos import Answers
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.optim import Adam
 from evopipe.core.structure import Widths
+from evopipe.ops.distributions import Distribution, distribution
 from evopipe.ops.noise import gaussian, ornstein_uhlenbeck
 from evopipe.ops.policy import likeliest, or_random
 from evopipe.ops.value import pick, twin_loss
@@ -73,6 +75,30 @@ def action_value(critic: Net, x: Tensor, action: Tensor) -> Tensor:
     # A head's own inputs stand before the latent, so that members' latents may differ.
     inputs = (action, x) if critic.structure.widths.role == "head" else (x, action)
     return forward(critic, torch.cat(inputs, dim=-1)).squeeze(-1)
+
+
+def chances(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Distribution:
+    """Return the softmax over the legal actions, of an actor with such an `output`."""
+    return distribution(cfg.spaces, output(cfg, state, obs), None, legal)
+
+
+def q_values(cfg: Any, state: Any, obs: Tensor, action: Tensor | None) -> Tensor:
+    """Return min(Q₁, Q₂) of actions `[P, B]`, or of all `[P, B, A]`: obs `[P, B, O]`."""
+    with torch.no_grad():
+        x = forward(getattr(state, "encoder", None), obs)
+        q = forward(state.critics, x) if action is None else of_taken(cfg, state.critics, x, action)
+        return q.amin(dim=1)
+
+
+def of_own_action(
+    greedy: Callable[..., Tensor], q_values: Callable[..., Tensor] = q_values
+) -> Callable[[Any], Answers]:
+    """Return the `answers` of an algorithm whose actor is deterministic: V(s) is Q(s, μ(s))."""
+
+    def value(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Tensor:
+        return q_values(cfg, state, obs, greedy(cfg, state, obs, legal))
+
+    return lambda cfg: Answers(value, q_values)
 
 
 def clipped_double_loss(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from evopipe.algos import _actor_critic, _hyper
+from evopipe.algos import Answers, _actor_critic, _hyper
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
@@ -72,6 +72,10 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
     if cfg.spaces.continuous:
         return or_random(greedy(cfg, state, obs, legal), epsilon, draw)
     return epsilon_greedy(_actor_critic.output(cfg, state, obs), legal, epsilon, draw)
+
+
+def answers(cfg: Config) -> Answers:
+    return Answers(chances=None if cfg.spaces.continuous else _actor_critic.chances)
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> Tensor:

@@ -78,6 +78,14 @@ def init(cfg: Config, nets: Nets) -> State:
 explore, greedy, act = _actor_critic.explore, _actor_critic.greedy, _actor_critic.act
 
 
+def _q_values(cfg: Config, state: State, obs: Tensor, action: Tensor) -> Tensor:
+    with torch.no_grad():
+        return action_value(state.critic, forward(state.encoder, obs), action)
+
+
+answers = _actor_critic.of_own_action(greedy, _q_values)
+
+
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return each member's critic loss `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     with torch.no_grad():

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import torch
 
-from evopipe.algos import _actor_critic, _hyper
+from evopipe.algos import Answers, _actor_critic, _hyper
 from evopipe.algos._actor_critic import of_taken
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
@@ -98,6 +98,16 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
         mean = greedy(cfg, state, obs, legal)
         return or_random(mean + gaussian(draw, mean.shape[1:], cfg.noise_sd), epsilon, draw.part(1))
     return epsilon_greedy(_actor_critic.output(cfg, state, obs), legal, epsilon, draw)
+
+
+def _value(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Tensor:
+    with torch.no_grad():
+        return forward(state.value, obs).squeeze(-1)
+
+
+def answers(cfg: Config) -> Answers:
+    """Return what it knows; μ(s) has a deviation that only stands for a weight, so it has no chances."""
+    return Answers(_value, _actor_critic.q_values, None if cfg.spaces.continuous else _actor_critic.chances)
 
 
 def _log_policy(cfg: Config, state: State, batch: Batch) -> Tensor:

@@ -19,7 +19,7 @@ from typing import Literal
 
 import torch
 
-from evopipe.algos import _actor_critic, _hyper
+from evopipe.algos import Answers, _actor_critic, _hyper
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward, remember, unroll
@@ -144,6 +144,18 @@ def value(cfg: Config, state: State, obs: Tensor, memory: Tensor) -> Tensor:
         of_encoder, _, of_critic = _memories(state, memory)
         x, _ = remember(state.encoder, obs, of_encoder)
         return remember(state.critic, x, of_critic)[0][..., 0]
+
+
+def _chances(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Distribution:
+    with torch.no_grad():
+        of_encoder, of_actor, _ = _memories(state, memory)
+        x, _ = remember(state.encoder, obs, of_encoder)
+        outputs, _ = remember(state.actor, x, of_actor)
+        return _policy(cfg, torch.nan_to_num(outputs), state.log_std, legal)
+
+
+def answers(cfg: Config) -> Answers:
+    return Answers(lambda cfg, state, obs, legal, memory: value(cfg, state, obs, memory), chances=_chances)
 
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:

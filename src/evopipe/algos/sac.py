@@ -17,13 +17,20 @@ from typing import Annotated, Literal
 
 import torch
 
-from evopipe.algos import _actor_critic, _hyper
+from evopipe.algos import Answers, _actor_critic, _hyper
 from evopipe.algos._actor_critic import action_value, of_taken
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
-from evopipe.ops.distributions import LOG_STD_MAX, LOG_STD_MIN, masked_log_softmax, squashed_gaussian
+from evopipe.ops.distributions import (
+    LOG_STD_MAX,
+    LOG_STD_MIN,
+    Distribution,
+    distribution,
+    masked_log_softmax,
+    squashed_gaussian,
+)
 from evopipe.ops.policy import likeliest, or_random, random_legal
 from evopipe.ops.value import masked_argmax, twin_loss
 from evopipe.rng import Stream
@@ -119,6 +126,19 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
         gumbel = -torch.log(-torch.log(gumbel_u.view(log_pi.shape).clamp(1e-20, 1 - 1e-7)))
         chosen = masked_argmax(log_pi + gumbel, legal)
         return torch.where(pick_u < epsilon[:, None], random_legal(choose_u, legal), chosen)
+
+
+def _chances(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Distribution:
+    with torch.no_grad():
+        out = torch.nan_to_num(forward(state.actor, forward(state.encoder, obs)))
+    if not cfg.spaces.continuous:
+        return distribution(cfg.spaces, out, None, legal)
+    mean, log_std = out.chunk(2, dim=-1)
+    return distribution(cfg.spaces, mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX), squash=True)
+
+
+def answers(cfg: Config) -> Answers:
+    return Answers(q_values=_actor_critic.q_values, chances=_chances)
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:

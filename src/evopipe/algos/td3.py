@@ -79,6 +79,7 @@ def init(cfg: Config, nets: Nets) -> State:
 
 
 explore, greedy, act = _actor_critic.explore, _actor_critic.greedy, _actor_critic.act
+answers = _actor_critic.of_own_action(greedy)
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:

@@ -89,6 +89,9 @@ def act(cfg: Config, state: State, obs: Tensor, legal: Tensor, epsilon: Tensor, 
     return or_random(mean + gaussian(draw, mean.shape[1:], cfg.noise_sd), epsilon, draw.part(1))
 
 
+answers = _actor_critic.of_own_action(greedy)
+
+
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
     return _actor_critic.clipped_double_loss(cfg, state, batch, draw, batch.obs, batch.next_obs)
 

@@ -20,6 +20,7 @@ from evopipe.core.stem import Conv, Stem
 from evopipe.core.structure import Option, Widths
 from evopipe.errors import ParamsError
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, NetworkConfig
+from evopipe.schema.stored import StoredArch, in_a_sentence
 from evopipe.types import Image, Tensor
 
 _NO_STEM = Stem()
@@ -138,12 +139,15 @@ class Arch:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Arch:
-        """Build from what `to_json` returned."""
-        encoder, head = (tuple(Block(int(w), bool(b)) for w, b in data[part]) for part in ("encoder", "head"))
-        images = tuple(Image(*map(int, image)) for image in data.get("images", ()))
-        convs = tuple(Conv(*map(int, conv)) for conv in data.get("convs", ()))
-        activation, norm = str(data["activation"]), bool(data["layer_norm"])
-        return cls(encoder, int(data["latent"]), head, activation, norm, Stem(images, convs), data.get("kind", "mlp"))
+        """Build from what `to_json` returned; ValueError where it is something else."""
+        with in_a_sentence(StoredArch, data):
+            told = StoredArch.model_validate(data)
+        encoder, head = (tuple(Block(*block) for block in part) for part in (told.encoder, told.head))
+        stem = Stem(tuple(Image(*image) for image in told.images), tuple(Conv(*conv) for conv in told.convs))
+        misfit = stem.misfit() if stem.images else None
+        if misfit:
+            raise ValueError(misfit)
+        return cls(encoder, told.latent, head, told.activation, told.layer_norm, stem, told.kind)
 
     def size(self, widths: Widths) -> int:
         return self.layout(widths).size

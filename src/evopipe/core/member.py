@@ -19,8 +19,15 @@ ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Architecture]] = dict.fromke
 
 
 def read_architecture(data: dict[str, Any]) -> Architecture:
-    """Build what `Architecture.to_json` returned; raise KeyError, TypeError or ValueError if it is another thing."""
-    return ARCHITECTURES[data.get("kind", "mlp")](data)
+    """Build what `Architecture.to_json` returned.
+
+    Raises:
+        ValueError: it is another thing.
+    """
+    kind = data.get("kind", "mlp")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        raise ValueError(f"kind: there is no architecture {kind!r:.40}")
+    return ARCHITECTURES[kind](data)
 
 
 @dataclass(frozen=True)

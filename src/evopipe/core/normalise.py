@@ -21,12 +21,14 @@ from evopipe.types import Spaces, Tensor
 EPSILON = 1e-8
 _CHUNK = 1 << 16  # rows of a dataset that are entered at once
 _PARTS = ("count", "mean", "square")
-_CLIP, _COLUMNS = "normaliser.clip", "normaliser.columns"
+_CLIP, COLUMNS = "normaliser.clip", "normaliser.columns"
 _OBSERVATIONS, _RETURNS = ([start + part for part in _PARTS] for start in ("normaliser.", "normaliser.return_"))
-SHOWN = (_CLIP, _COLUMNS, *_OBSERVATIONS)
+SHOWN = (_CLIP, COLUMNS, *_OBSERVATIONS)
 """Names of a member's tensors that change what its policy is shown."""
 KINDS = dict.fromkeys((*SHOWN, *_RETURNS), ("row", ""))
 """How a member's tensors of a normaliser change with its architecture, see `core.member.tensor_kinds`: never."""
+GROUPS = {frozenset(names) for names in (SHOWN, (_CLIP, *_RETURNS), KINDS)}
+"""Which of them there may be, where there are any: of observations, of rewards, of both."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Normaliser:
     def stack(cls, members: Sequence[Mapping[str, Tensor]], device: torch.device) -> Normaliser | None:
         """Return the normaliser of members, given as their tensors; None where they have none."""
         rows = {name: [m[name] for m in members] for name in KINDS if name in members[0]}
-        held = {name: own[0] if name == _COLUMNS else torch.stack(own) for name, own in rows.items()}
+        held = {name: own[0] if name == COLUMNS else torch.stack(own) for name, own in rows.items()}
         return cls({name: tensor.to(device) for name, tensor in held.items()}) if held else None
 
     @property
@@ -81,7 +83,7 @@ class Normaliser:
     @property
     def columns(self) -> Tensor | None:
         """`[N]` int64, the columns of an observation that are normalised; None where none are."""
-        return self.held.get(_COLUMNS)
+        return self.held.get(COLUMNS)
 
     @cached_property
     def observations(self) -> Statistics | None:
@@ -99,11 +101,11 @@ class Normaliser:
     def rows(self) -> Iterator[tuple[str, Sequence[Tensor]]]:
         """Walk it: (name in a member's tensors, one tensor a member)."""
         for name, tensor in self.held.items():
-            yield name, [tensor] * len(self.clip) if name == _COLUMNS else tensor.unbind(0)
+            yield name, [tensor] * len(self.clip) if name == COLUMNS else tensor.unbind(0)
 
     def part(self, first: int, end: int) -> Normaliser:
         """Return that of some members, on the same memory."""
-        return Normaliser({name: x if name == _COLUMNS else x[first:end] for name, x in self.held.items()})
+        return Normaliser({name: x if name == COLUMNS else x[first:end] for name, x in self.held.items()})
 
     def see(self, obs: Tensor, healthy: Tensor) -> None:
         """Take in observations `[P, E, O]`, in place: finite ones, of members that are healthy `[P]`."""
@@ -143,7 +145,7 @@ def start(cfg: NormaliseConfig, spaces: Spaces) -> dict[str, Tensor]:
     columns = _plain_columns(spaces)
     found = {_CLIP: torch.tensor(cfg.clip)}
     if cfg.observations and len(columns):
-        found |= {_COLUMNS: columns, **_nothing(_OBSERVATIONS, len(columns))}
+        found |= {COLUMNS: columns, **_nothing(_OBSERVATIONS, len(columns))}
     if cfg.rewards:
         found |= _nothing(_RETURNS, 1)
     return found if len(found) > 1 else {}
@@ -174,7 +176,7 @@ def after(tensors: Mapping[str, Tensor], obs: Tensor) -> dict[str, Tensor]:
 
 def describe(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     """Return as JSON data how an observation changes before a network reads it, and by which tensors."""
-    if _COLUMNS not in tensors:
+    if COLUMNS not in tensors:
         return []
     what = f"columns: clip((x - mean) / sqrt(square / count + {EPSILON}), -clip, clip)"
     return [{"normalise": what, "tensors": list(SHOWN)}]

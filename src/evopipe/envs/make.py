@@ -27,7 +27,7 @@ _BAD_KWARGS = re.compile(r"unexpected keyword argument|missing \d+ required|mult
 def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
     """Construct one environment, which draws itself where `render_mode` is one of its `metadata["render_modes"]`.
 
-    `module:EnvId` imports `module` first (from the working folder or the installed packages), so that a project can
+    `module:EnvId` imports `module` first (from the installed packages or the working folder), so that a project can
     register its own environments.
 
     Raises:
@@ -148,7 +148,7 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig, cfg: EnvConfi
 def _imported(module: str, key: str) -> ModuleType:
     folder = os.getcwd()
     if folder not in sys.path:  # stays there: the environment's constructor may import from its project too
-        sys.path.insert(0, folder)
+        sys.path.append(folder)  # last: a file there takes the place of no package
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -185,6 +185,11 @@ class ObservationSpace:
         space = cls(tuple(Leaf(**leaf) for leaf in leaves))
         if space.size != data["observations"]:
             raise ValueError(f"observations of {data['observations']} numbers are described as {space.size}")
+        for leaf in space.leaves:
+            numbers = math.prod(leaf.shape) if leaf.counts else 0
+            is_image = leaf.channels is None or (len(leaf.shape) == 3 and leaf.low < leaf.high)
+            if not len(leaf.counts) == len(leaf.firsts) == numbers or not is_image:
+                raise ValueError(f"an {leaf.name} of the shape {leaf.shape} is described by what does not fit it")
         return space
 
 
@@ -322,11 +327,18 @@ class ActionSpace:
                 raise ValueError(f"action_kind is {data['action_kind']!r}")
             names = ("action_shape", "action_choices", "action_starts")
             shape, choices, starts = (tuple(map(int, data[name])) for name in names)
-            return cls(data["action_kind"], shape, choices, starts)
-        if "action_low" not in data:
+            space = cls(data["action_kind"], shape, choices, starts)
+            binary = space.kind == "multibinary" and set(choices) != {2}
+            fits = len(choices) == len(starts) == math.prod(shape) and not binary
+        elif "action_low" not in data:
             return cls("discrete", (), (int(data["actions"]),), (int(data.get("action_start", 0)),))
-        low, high = (np.array(data[name], np.float64) for name in ("action_low", "action_high"))
-        return cls("continuous", tuple(data["action_shape"]), bounds=(low, high))
+        else:
+            low, high = (np.array(data[name], np.float64) for name in ("action_low", "action_high"))
+            space = cls("continuous", tuple(data["action_shape"]), bounds=(low, high))
+            fits = low.shape == high.shape == (math.prod(space.shape),) and bool((low <= high).all())
+        if not fits or space.size != int(data["actions"]):
+            raise ValueError(f"{data['actions']} {space.kind} actions are described by what does not fit them")
+        return space
 
 
 def _leaves(space: object, path: _Path, whole: object) -> Iterator[Leaf]:

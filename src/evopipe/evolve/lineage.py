@@ -114,8 +114,8 @@ def descent(records: Iterable[Record], member: int) -> list[dict[str, Any]]:
         for child in record.children:  # an elite that survives appears again: its first record is its birth
             birth = {"id": child.id, "parent": child.parent, "mutation": child.mutation.to_json()}
             births.setdefault(child.id, {**birth, "generation": record.generation})
-    line, current = [], births.get(member)
+    line, current = [], births.pop(member, None)
     while current is not None:
         line.append(current)
-        current = births.get(current["parent"])
+        current = births.pop(current["parent"], None)  # each once: a file may say that one descends from itself
     return line

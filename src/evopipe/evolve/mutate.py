@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from evopipe.core.member import Member
 from evopipe.core.structure import Architecture, Widths
+from evopipe.errors import DataError
 from evopipe.schema.blocks import MutationConfig
 from evopipe.schema.declare import Evolve
 
@@ -56,6 +58,21 @@ class Mutation:
 
 
 NONE = Mutation("none")
+
+
+def read_births(data: Any, members: int) -> list[Mutation]:
+    """Return the mutations that a population was born with, one a member, from what `Mutation.to_json` gave.
+
+    Raises:
+        DataError: they are something else.
+    """
+    try:
+        births = TypeAdapter(list[Mutation]).validate_python(data)
+    except ValidationError:
+        births = []
+    if len(births) != members:
+        raise DataError("models/population: does not say how each member was mutated; run `evopipe population` again")
+    return births
 
 
 def mutate(

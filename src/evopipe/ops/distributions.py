@@ -58,6 +58,10 @@ class _Categorical:
     def log_prob(self, action: Tensor) -> Tensor:
         return pick(self.log_probs, action)
 
+    def probabilities(self) -> Tensor:
+        """Of every action, `[P, B, A]`."""
+        return self.log_probs.exp()
+
     def entropy(self) -> Tensor:
         return -(self.log_probs.exp() * self.log_probs).sum(dim=-1)  # the lowest number times 0 is 0, −∞ were NaN
 
@@ -88,6 +92,11 @@ class _MultiCategorical:
     def log_prob(self, action: Tensor) -> Tensor:
         return self.each.log_prob(action).sum(dim=-1)
 
+    def probabilities(self) -> Tensor:
+        """Of every value of each choice, one choice after another, `[P, B, A]`."""
+        parts = zip(self.each.probabilities().unbind(dim=-2), self.choices, strict=True)
+        return torch.cat([each[..., :n] for each, n in parts], dim=-1)
+
     def entropy(self) -> Tensor:
         return self.each.entropy().sum(dim=-1)
 
@@ -110,6 +119,10 @@ class _Bernoulli:
 
     def mode(self) -> Tensor:
         return (self.possible > 0).long()
+
+    def probabilities(self) -> Tensor:
+        """That each bit is 1, `[P, B, A]`."""
+        return self.possible.sigmoid()
 
     def log_prob(self, action: Tensor) -> Tensor:
         return torch.nn.functional.logsigmoid((2 * action - 1) * self.possible).sum(dim=-1)

@@ -16,6 +16,8 @@ from evopipe.algos import Algorithm, misfit
 from evopipe.core import normalise
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import Cohort, Pace, create, form
+from evopipe.core.fit import forms_of_networks, forms_of_rows
+from evopipe.core.fit import misfit as misfit_of
 from evopipe.core.graphs import Paths
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.core.structure import Widths, acting_networks
@@ -24,6 +26,7 @@ from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate
 from evopipe.rng import Purpose
 from evopipe.schema.blocks import EnvConfig, MutationConfig, TournamentConfig
 from evopipe.schema.declare import evolvable
+from evopipe.schema.stored import in_a_sentence
 from evopipe.types import Spaces
 
 if TYPE_CHECKING:
@@ -114,6 +117,26 @@ class Spec:
         begun = normalise.start(self.train.normalise, self.spaces)
         return replace(member, tensors={**begun, **member.tensors}) if begun else member
 
+    def check(self, members: Sequence[Member]) -> str | None:
+        """Say what of members that were read somewhere is not as this configuration has it; None where all is."""
+        init, able = partial(self.algo.init, self.algo_config), set(evolvable(self.algo.Config))
+        rows = forms_of_rows(self.algo.State, init, self.widths, self.spaces)
+        for i, member in enumerate(members):
+            try:
+                with in_a_sentence(self.algo.Config, {**dict(self.algo_config), **member.hyper}):
+                    self.algo.Config.model_validate({**dict(self.algo_config), **member.hyper})
+            except ValueError as error:
+                return f"member {i}: hyper.{error}"
+            if member.hyper.keys() != able:
+                return f"member {i} has the hyper-parameters {', '.join(member.hyper)}, expected {', '.join(able)}"
+            forms = forms_of_networks(self.algo.State, member.arch, self.widths) | rows
+            found = misfit_of(member.tensors, forms, member.arch, self.spaces, self.algo.RECURRENT)
+            if found is None and member.tensors.keys() != members[0].tensors.keys():
+                found = "its tensors have other names than the first one's"
+            if found is not None:
+                return f"member {i}: {found}"
+        return None
+
     def seeds(self, purpose: Purpose, n: int) -> np.ndarray:
         """Return the run's `[n]` fixed episode seeds for a purpose, the same for all members."""
         seeds: np.ndarray = rng.seeds(np.full(n, rng.run_key(self.seed)), purpose, np.arange(n))
@@ -155,6 +178,9 @@ def go_on(spec: Spec, trained: Sequence[Member], fresh: Sequence[Member]) -> tup
                 f"population.start: its members hold {', '.join(sorted(member.tensors))}; algos.{spec.train.algo} "
                 f"asks for {', '.join(sorted(fresh[0].tensors))}"
             )
+    wrong = spec.check(trained)
+    if wrong is not None:
+        raise DataError(f"population.start: {wrong}; name a copy of models/trained as it was written")
     taken = [trained[i % len(trained)] for i in range(len(fresh))]
     heirs = [old.clone(new.slot, new.id, new.key) for old, new in zip(taken, fresh, strict=True)]
     begun = [replace(heir, parent=None, fitness=()) for heir in heirs]

@@ -57,6 +57,11 @@ class Params(Schema):
         """The exported elite."""
 
         program: bool = Field(True, description="also write a `torch.export` program that runs with torch alone")
+        critic: bool = Field(
+            False,
+            description="also write the networks that know values, for `Policy.value` and `Policy.q_values` of "
+            "algorithms that do not act by them",
+        )
 
     seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
     env: EnvConfig = Field(default_factory=EnvConfig)
@@ -143,11 +148,15 @@ class Params(Schema):
             try:
                 parsed[name] = schema.model_validate(block, context=info.context if name == chosen else None)
                 found = list(_algo_problems(name, parsed[name]))
+                if name == chosen:
+                    found += _run_problems(name, parsed[name], info.data["train"])
             except ValidationError as error:
                 found = explain(error, schema, block)
             problems += [((name, *path), sentence) for path, sentence in found]
         if chosen is not None and chosen not in blocks:
             parsed[chosen] = registry.get(chosen).Config()
+            found = list(_run_problems(chosen, parsed[chosen], info.data["train"]))
+            problems += [((chosen, *path), sentence) for path, sentence in found]
             if info.context == COMPLETE:
                 sentence = f"missing block: put what `evopipe params block {chosen}` prints below `algos:`"
                 problems.append(((chosen,), sentence))
@@ -220,6 +229,10 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
         yield ("algo",), f"unknown algorithm {train.algo!r}{suggestion(train.algo, registry.names())}"
         return
     algo = registry.get(train.algo)
+    memory = train.mode == "online" and not registry.on_policy(algo)
+    if memory and train.replay.n_step > train.replay.capacity:
+        holds = f"a memory of {train.replay.capacity} transitions (train.replay.capacity) never holds one that long"
+        yield ("replay", "n_step"), f"{holds}; lower it, or raise train.replay.capacity; got {train.replay.n_step}"
     if train.mode == "online" and algo.OFFLINE_ONLY:
         yield ("mode",), f"{train.algo} only learns from a dataset: set it to offline"
     elif train.mode == "offline" and registry.on_policy(algo):
@@ -246,6 +259,17 @@ def _algo_problems(name: str, config: Any) -> Iterator[Problem]:
     if misfits[0] is not None and all(misfits):
         key, sentence = misfits[0]
         yield tuple(key.split(".")), sentence
+
+
+def _run_problems(name: str, config: Any, train: TrainConfig) -> Iterator[Problem]:
+    """What the chosen algorithm could not do in the run that `train` describes."""
+    if config.learn_step > train.max_steps:
+        run = f"it would never learn in a run of {train.max_steps} steps (train.max_steps)"
+        yield ("learn_step",), f"{run}; lower it to at most that, or raise train.max_steps; got {config.learn_step}"
+    memory = train.mode == "online" and not registry.on_policy(registry.get(name))
+    if memory and config.batch_size > train.replay.capacity:
+        holds = f"a memory of {train.replay.capacity} transitions (train.replay.capacity) cannot hold so many"
+        yield ("batch_size",), f"{holds}; lower it, or raise train.replay.capacity; got {config.batch_size}"
 
 
 def _out_of_bounds(config: Any, name: str) -> Iterator[Problem]:

@@ -9,13 +9,12 @@ import evopipe
 from evopipe import layout, policy
 from evopipe.card import card
 from evopipe.core import normalise
-from evopipe.envs.make import opened
-from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import DataError
 from evopipe.evolve.lineage import descent, read_lineage
 from evopipe.keys import content_key
 from evopipe.machine import configure, fingerprint, git_revision
 from evopipe.schema.params import Params
+from evopipe.stages.describe import describe
 from evopipe.stages.setup import make_spec, read_members
 from evopipe.stages.tell import tell
 from evopipe.storage.files import read_bytes, read_json
@@ -34,13 +33,10 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     (*_, elite), trained = read_members(folder, layout.TRAINED, spec)
     scores = _score(layout.need(folder, layout.EVALUATION))
     about = {
-        "algo": params.train.algo,
-        "config": params.algo_config.model_dump(mode="json"),
-        "env": params.env.model_dump(mode="json", include={"id", "kwargs", "wrappers"}),
-        **_spaces(params),
+        **describe(params),
         "preprocessing": normalise.describe(elite.tensors),
         "hyper": dict(elite.hyper),
-        "training": trained["elite"],
+        "training": trained.get("elite"),
         "evaluation": scores,
         "lineage": descent(read_lineage(read_bytes(folder / layout.LINEAGE), str(layout.LINEAGE)), elite.id),
         "provenance": {
@@ -52,7 +48,8 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         },
     }
     text = card(policy.Policy(spec.algo, params.algo_config, elite, about), params.evaluate.episodes)
-    policy.save(folder / layout.ELITE, params.train.algo, elite, about, params.export.program, text)
+    chosen = params.export
+    policy.save(folder / layout.ELITE, params.train.algo, elite, about, chosen.program, text, chosen.critic)
     tell(f"{layout.ELITE}: {elite.arch.describe()}, held-out mean {score(scores['mean'])}", quiet)
 
 
@@ -62,10 +59,3 @@ def _score(path: Path) -> dict[str, Any]:
     if not isinstance(scores, dict) or not scores.keys() >= {"mean", "interval", "std", "median", "iqm"}:
         raise DataError(f"{path}: has no scores of the elite; run `evopipe evaluate` or `dvc repro evaluate` again")
     return scores
-
-
-def _spaces(params: Params) -> dict[str, Any]:
-    with opened(params.env) as env:
-        shown = {"observation_space": str(env.observation_space), "action_space": str(env.action_space)}
-        action, observation = ActionSpace.of(env.action_space), ObservationSpace.of(env.observation_space)
-    return {**shown, **action.to_json(), **observation.to_json()}

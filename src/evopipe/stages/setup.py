@@ -71,4 +71,4 @@ def read_members(folder: Path, out: Path, spec: Spec) -> tuple[list[Member], dic
         DataError: they are damaged, or were written for another algorithm or environment.
     """
     stage, path = layout.WRITER[out], layout.need(folder, out)
-    return members.read(path, about_spec(spec), f"run `evopipe {stage}` or `dvc repro {stage}` again")
+    return members.read(path, about_spec(spec), f"run `evopipe {stage}` or `dvc repro {stage}` again", spec.check)

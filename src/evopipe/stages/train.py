@@ -9,7 +9,7 @@ from evopipe import layout
 from evopipe.envs.make import source_of
 from evopipe.envs.workers import Workers
 from evopipe.errors import translate_failures
-from evopipe.evolve.mutate import Mutation
+from evopipe.evolve.mutate import read_births
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import configure
 from evopipe.run.drive import begin, train
@@ -19,6 +19,7 @@ from evopipe.run.warm import read_warm
 from evopipe.schema.params import Params
 from evopipe.signals import StopSignal
 from evopipe.stages import tracking
+from evopipe.stages.describe import describe
 from evopipe.stages.setup import about_spec, make_spec, read_members
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.lock import RunLock
@@ -39,10 +40,10 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         DivergedError, EnvironmentFailed, Interrupted: see `run.drive.train`.
     """
     runtime = params.runtime
-    spec = make_spec(params, configure(runtime))
+    spec, described = make_spec(params, configure(runtime)), describe(params)
     learners = learner_count(runtime.learners, runtime.threads)
     members, about = read_members(folder, layout.POPULATION, spec)
-    births = [Mutation(**mutation) for mutation in about["mutations"]]
+    births = read_births(about.get("mutations"), len(members))
     warm = read_warm(spec, folder)
     state = state_folder("train", _key(params, folder, warm is not None), folder)
     outputs = state_folder("locks", content_key({"outputs": folder.absolute()}), folder)
@@ -63,7 +64,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
                 tracking.outbox(params, state, folder) as outbox,
             ):
                 champion = train(made, store, runtime.checkpoint_seconds, stop, tracker, outbox.problems)
-                write_results(made, champion, about_spec(spec), folder)
+                write_results(made, champion, {**about_spec(spec), "policy": described}, folder)
                 write_timing(log, made.curve, folder)
                 tracking.finish(params, state, folder)
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from evopipe.core.member import Member, read_architecture
 from evopipe.errors import DataError
+from evopipe.schema.stored import StoredMember, StoredMembers, in_a_sentence
 from evopipe.storage.files import dump_json, parse_json
 from evopipe.storage.folders import read_folder, write_folder
 from evopipe.storage.tensors import dump_tensors, load_tensors
@@ -49,19 +50,21 @@ def unpack(tensors: Mapping[str, torch.Tensor], described: Sequence[Mapping[str,
         start = f"{prefix}.{i}."
         own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
         try:
+            with in_a_sentence(StoredMember, data):
+                told = StoredMember.model_validate(data)
             member = Member(
-                slot=int(data["slot"]),
-                id=int(data["id"]),
-                parent=data["parent"],
-                key=int(data["key"]),
-                arch=read_architecture(data["arch"]),
-                hyper=dict(data["hyper"]),
+                slot=told.slot,
+                id=told.id,
+                parent=told.parent,
+                key=told.key,
+                arch=read_architecture(told.arch),
+                hyper=told.hyper,
                 tensors=own,
-                healthy=bool(data["healthy"]),
-                fitness=tuple(-math.inf if f is None else float(f) for f in data["fitness"]),
+                healthy=told.healthy,
+                fitness=tuple(-math.inf if f is None else float(f) for f in told.fitness),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"member {i} of {prefix!r} cannot be rebuilt from its description: {error!r}") from error
+        except ValueError as error:
+            raise DataError(f"member {i} of {prefix!r} cannot be rebuilt from its description: {error}") from error
         if not own:
             raise DataError(f"member {i} of {prefix!r} has no tensors")
         members.append(member)
@@ -78,8 +81,15 @@ def write(folder: Path, members: Sequence[Member], about: Mapping[str, Any]) -> 
     write_folder(folder, {_MEMBERS: data, _TENSORS: dump_tensors(tensors)})
 
 
-def read(folder: Path, wanted: Mapping[str, Any], remedy: str) -> tuple[list[Member], dict[str, Any]]:
+def read(
+    folder: Path,
+    wanted: Mapping[str, Any],
+    remedy: str,
+    check: Callable[[list[Member]], str | None] = lambda members: None,
+) -> tuple[list[Member], dict[str, Any]]:
     """Read what `write` wrote: the members, and what was said of them, `wanted` included.
+
+    `check` says what of the members cannot be used, or None.
 
     Raises:
         MissingInputError: the folder is not there.
@@ -87,9 +97,19 @@ def read(folder: Path, wanted: Mapping[str, Any], remedy: str) -> tuple[list[Mem
     """
     files = read_folder(folder, only=(_MEMBERS, _TENSORS))
     about = parse_json(files[_MEMBERS], str(folder / _MEMBERS))
+    try:
+        with in_a_sentence(StoredMembers, about):
+            described = StoredMembers.model_validate(about).members
+    except ValueError as error:
+        raise DataError(f"{folder / _MEMBERS}: is not what members are described by ({error}); {remedy}") from error
     for name, value in wanted.items():
         if about.get(name) != value:
             made = f"written for {name} {about.get(name)!r}, params.yaml says {value!r}"
             raise DataError(f"{folder}: {made}; {remedy}")
     tensors = load_tensors(files[_TENSORS], str(folder / _TENSORS))
-    return unpack(tensors, about["members"], "members"), about
+    members = unpack(tensors, described, "members")
+    slots = [member.slot for member in members[: len(members) - ("elite" in about)]]
+    wrong = check(members) if slots == [*range(len(slots))] else f"its members have the slots {slots[:8]}"
+    if wrong is not None:
+        raise DataError(f"{folder}: {wrong}; {remedy}")
+    return members, about

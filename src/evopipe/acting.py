@@ -1,0 +1,377 @@
+"""A trained member at work: what it does, and what it thinks of it, for one observation or many."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from evopipe.algos import Algorithm, Answers, on_policy
+from evopipe.core.cohort import Cohort, Pace, form
+from evopipe.core.member import Member, names_of, tensor_kinds
+from evopipe.core.normalise import SHOWN
+from evopipe.core.structure import Widths, acting_networks
+from evopipe.envs.spaces import ActionSpace, ObservationSpace
+from evopipe.errors import UsageError
+from evopipe.ops.policy import best_legal
+from evopipe.ops.value import pick
+from evopipe.rng import Purpose, Stream
+
+
+class Policy:
+    """One trained member, ready to act.
+
+    Args:
+        algo: its algorithm.
+        cfg: the algorithm's configuration.
+        member: its architecture and tensors: those of the acting network, what acting reads beside it, and the other
+            networks that it learned with, where they are there.
+        about: what `policy.json` says: spaces, scores, provenance.
+
+    Attributes:
+        action_space: the environment's, and the way to its own actions.
+        observation_space: the environment's, and the way from its own observations.
+        memory: how many numbers it keeps from step to step; 0 unless it is recurrent.
+    """
+
+    def __init__(self, algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) -> None:
+        self.about, self._algo = dict(about), algo
+        self.arch = member.arch
+        self.action_space, self.observation_space = ActionSpace.from_json(about), ObservationSpace.from_json(about)
+        spaces = self.action_space.spaces(self.observation_space)
+        self._cfg = cfg.at(spaces)
+        self.observations, self.actions = spaces.observations, spaces.actions
+        self.widths: Mapping[str, Widths] = algo.networks(cfg, spaces)
+        online = online_networks(algo, self.widths)
+        acting = acting_networks(algo.POLICY, self.widths)
+        self._blind = not all(online[name] in member.tensors for name in online if name not in acting)
+        bare = [_bare(algo, member, self.widths)]
+        (self._cohort,) = form(bare, algo.State, self.widths, torch.device("cpu"), lambda _: Pace())
+        self.memory = self._cohort.memory
+
+    def act(self, obs: Any, mask: Any = None, epsilon: float = 0.0, seed: int = 0) -> Any:
+        """Choose actions: deterministic unless `epsilon` is above 0.
+
+        Args:
+            obs: an observation as the environment gives it (a vector, an image, an index, a dict or tuple of such), or
+                a batch, whose every array has one dimension more; NumPy or torch.
+            mask: legal actions, `[A]` (the same for all observations) or `[B, A]`; None where all are. Of several
+                choices it may be a tuple of arrays too, one for each.
+            epsilon: above 0 it explores as in training: with the algorithm's own noise, where it has any, and with
+                this chance by a random legal action. One that learned on-policy draws from its policy.
+            seed: seed of the exploration.
+
+        Returns:
+            int64 `[]` or `[B]`, `[*shape]` or `[B, *shape]` where an action is several choices or bits, or the same in
+            float32, in the environment's own bounds, where its actions are continuous; of the kind that `obs` was (a
+            NumPy scalar or array for one observation, ready for `env.step`).
+
+        Raises:
+            UsageError: a shape does not fit, no action is legal, or a value is no number; or the policy keeps a memory.
+        """
+        if self.memory:
+            raise UsageError("this policy keeps a memory: call step(obs, memory), and hand on the memory it returns")
+        return self.step(obs, None, mask, epsilon, seed)[0]
+
+    def step(
+        self, obs: Any, memory: Any = None, mask: Any = None, epsilon: float = 0.0, seed: int = 0
+    ) -> tuple[Any, Any]:
+        """Choose actions as `act` does, of a policy that may keep a memory.
+
+        Args:
+            obs, mask, epsilon: as in `act`.
+            memory: what the last step of these episodes returned, `[B, memory]`; None where they begin. (Zeros in a
+                row begin that one anew.) NumPy or torch.
+            seed: as in `act`; give each step another.
+
+        Returns:
+            Actions as in `act`, and the memory after them, float32 `[B, memory]`, of the kind that `obs` was.
+
+        Raises:
+            UsageError: as in `act`, or the memory is of another shape.
+        """
+        batch, single, legal, memory = self._situation(obs, mask, memory)
+        state, draw = self._cohort.state, None
+        if epsilon > 0.0:
+            draw = Stream(torch.tensor([seed]), Purpose.ACT, torch.zeros(1, dtype=torch.int64))
+        if on_policy(self._algo):
+            actions, _, _, memory = self._algo.step(self._cfg, state, batch, legal, memory, draw)
+        elif draw is None:
+            actions = self._algo.greedy(self._cfg, state, batch, legal)
+        else:
+            actions = self._algo.act(self._cfg, state, batch, legal, torch.tensor([epsilon]), draw)
+        own = torch.from_numpy(self.action_space.own(actions[0].numpy()))
+        return self._like(obs, single, own), self._like(obs, False, memory[0])
+
+    def __repr__(self) -> str:
+        env, space = self.about.get("env"), self.action_space
+        place = f", {env['id']}" if isinstance(env, dict) and "id" in env else ""
+        shown = f"{self.observations} observations → {space.size} {space.kind} actions"
+        return f"<Policy {self._name}{place}: {shown}, network {self.arch.describe()}>"
+
+    @property
+    def _name(self) -> str:
+        return str(self.about.get("algo", self._algo.POLICY))
+
+    def value(self, obs: Any, mask: Any = None, memory: Any = None) -> Any:
+        """Return V(s), float32 `[]` or `[B]`, of the kind that `obs` was.
+
+        It is the algorithm's own: a value network's (PPO, IQL); max Q(s, a) over legal actions (DQN, Rainbow, CQN);
+        Q(s, μ(s)) of a deterministic actor (DDPG, TD3, TD3+BC). `mask` as in `act`, `memory` as in `step`.
+
+        Raises:
+            UsageError: the algorithm has none, the critic was not exported, or an argument does not fit.
+        """
+        found = self._answer("value", self._answers.value)
+        batch, single, legal, before = self._situation(obs, mask, memory)
+        return self._like(obs, single, found(self._cfg, self._cohort.state, batch, legal, before)[0])
+
+    def q_values(self, obs: Any, action: Any = None) -> Any:
+        """Return action values, of the kind that `obs` was: min(Q₁, Q₂) where the algorithm has twin critics.
+
+        Args:
+            obs: as in `act`.
+            action: the environment's own actions, one or a batch; None, for all: `[A]` or `[B, A]`, where actions are
+                discrete. Of given ones they are `[]` or `[B]`.
+
+        Raises:
+            UsageError: the algorithm has none, the critic was not exported, or an argument does not fit.
+        """
+        found = self._answer("q_values", self._answers.q_values)
+        batch, single, *_ = self._situation(obs)
+        if action is None and self.action_space.continuous:
+            raise UsageError("these actions are continuous, and cannot be listed: call q_values(obs, action)")
+        taken = None if action is None else self._taken(action, batch.shape[1])
+        return self._like(obs, single, found(self._cfg, self._cohort.state, batch, taken)[0])
+
+    def probabilities(self, obs: Any, mask: Any = None, memory: Any = None) -> Any:
+        """Return π(a|s) of all actions, float32 `[A]` or `[B, A]`, of the kind that `obs` was.
+
+        Of several choices they are those of each, one choice after another; of bits, that each is 1. `mask` as in
+        `act`, `memory` as in `step`.
+
+        Raises:
+            UsageError: the policy is deterministic or its actions are continuous, or an argument does not fit.
+        """
+        found = self._answer("probabilities", None if self.action_space.continuous else self._answers.chances)
+        batch, single, legal, before = self._situation(obs, mask, memory)
+        return self._like(obs, single, found(self._cfg, self._cohort.state, batch, legal, before).probabilities()[0])
+
+    def log_prob(self, obs: Any, action: Any, mask: Any = None, memory: Any = None) -> Any:
+        """Return log π(a|s), float32 `[]` or `[B]`, of the kind that `obs` was.
+
+        Of continuous actions it is the logarithm of their density where the environment's bounds are −1 and 1, as the
+        algorithm learned it. `action` are the environment's own, one or a batch; `mask` as in `act`, `memory` as in
+        `step`.
+
+        Raises:
+            UsageError: the policy is deterministic, or an argument does not fit.
+        """
+        found = self._answer("log_prob", self._answers.chances)
+        batch, single, legal, before = self._situation(obs, mask, memory)
+        taken = self._taken(action, batch.shape[1])
+        chances = found(self._cfg, self._cohort.state, batch, legal, before)
+        return self._like(obs, single, chances.log_prob(taken)[0])
+
+    @property
+    def _answers(self) -> Answers:
+        """What this policy can be asked."""
+        algo, values = self._algo, self._algo.values
+        if algo.answers is not None:
+            return algo.answers(self._cfg)
+        if values is None:
+            return Answers()
+
+        def q_values(cfg: Any, state: Any, obs: torch.Tensor, action: torch.Tensor | None) -> torch.Tensor:
+            q: torch.Tensor = values(cfg, state, obs)
+            return q if action is None else pick(q, action)
+
+        def value(cfg: Any, state: Any, obs: torch.Tensor, legal: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+            q = q_values(cfg, state, obs, None)
+            return pick(q, best_legal(q, legal))
+
+        return Answers(value, q_values)
+
+    def _answer(self, name: str, found: Callable[..., Any] | None) -> Callable[..., Any]:
+        """Return how a question is answered; UsageError where it is not."""
+        if found is None:
+            has, continuous = self._answers, self.action_space.continuous
+            able = {
+                "value(obs)": has.value,
+                "q_values(obs, action)" if continuous else "q_values(obs)": has.q_values,
+                "probabilities(obs)": not continuous and has.chances,
+                "log_prob(obs, action)": has.chances,
+            }
+            known = " and ".join(["act(obs)", *(call for call, given in able.items() if given)])
+            raise UsageError(
+                f"a policy of {self._name} with {self.action_space.kind} actions has no {name}: it has {known}"
+            )
+        if self._blind and name in ("value", "q_values"):
+            raise UsageError(
+                f"{name}: this policy was exported without its critic; set export.critic to true and export it again, "
+                'or load a trained member: evopipe.load("models/trained", member=0)'
+            )
+        return found
+
+    def _situation(
+        self, obs: Any, mask: Any = None, memory: Any = None
+    ) -> tuple[torch.Tensor, bool, torch.Tensor, torch.Tensor]:
+        """Return observations as networks read them `[1, B, O]`, whether it is one, legal actions, and the memory."""
+        batch, single = self._batch(obs)
+        count = batch.shape[1]
+        before = torch.zeros(count, self.memory) if memory is None else _tensor(memory, "memory").float()
+        if before.shape != (count, self.memory):
+            raise UsageError(f"memory has shape {tuple(before.shape)}; expected [{count}, {self.memory}]")
+        return self._cohort.shown(batch), single, self._legal(mask, count), before[None]
+
+    def _taken(self, action: Any, batch: int) -> torch.Tensor:
+        """Return the environment's own actions, one or a batch, in the algorithm's terms, see `Batch.action`."""
+        space, own = self.action_space, _tensor(action, "action")
+        if tuple(own.shape) not in (space.shape, (batch, *space.shape)):
+            one, many = list(space.shape), [batch, *space.shape]
+            raise UsageError(f"action has shape {tuple(own.shape)}; expected {one} or {many}")
+        relative = torch.from_numpy(space.relative(own.double().numpy().reshape(-1, *space.shape)))
+        again = space.own(relative.numpy()).reshape(own.shape)
+        inside = bool(own.isfinite().all()) if space.continuous else bool((own.double().numpy() == again).all())
+        choices = torch.tensor(space.choices) if not space.continuous else None
+        if not inside or (
+            choices is not None and not ((relative >= 0) & (relative < choices.view(relative[0].shape))).all()
+        ):
+            raise UsageError("action holds a value that is not in the environment's action space")
+        return relative.expand(1, batch, *relative.shape[1:])
+
+    def _batch(self, obs: Any) -> tuple[torch.Tensor, bool]:
+        """`[1, B, O]` float32, and whether it is one observation."""
+        if not self.observation_space.plain:
+            try:
+                rows, single = self.observation_space.read(obs)
+            except ValueError as error:
+                raise UsageError(f"obs holds {error}; pass what the environment gives, or a batch of it") from error
+            return torch.from_numpy(rows)[None], single
+        x = _tensor(obs, "obs").float()
+        if x.ndim not in (1, 2) or x.shape[-1] != self.observations:
+            found, expected = tuple(x.shape), f"[{self.observations}] or [B, {self.observations}]"
+            raise UsageError(f"obs has shape {found}; expected {expected}")
+        return x.reshape(1, -1, self.observations), x.ndim == 1
+
+    def _legal(self, mask: Any, batch: int) -> torch.Tensor:
+        if mask is None:
+            return torch.ones(1, batch, self.actions, dtype=torch.bool)
+        try:
+            legal = _tensor(self.action_space.flat_mask(mask), "mask").bool()
+        except ValueError as error:
+            raise UsageError(f"mask is {error}") from error
+        if legal.shape not in ((self.actions,), (batch, self.actions)):
+            found, expected = tuple(legal.shape), f"[{self.actions}] or [{batch}, {self.actions}]"
+            raise UsageError(f"mask has shape {found}; expected {expected}")
+        if not self.action_space.possible(legal.view(-1, self.actions).numpy()).all():
+            raise UsageError("mask leaves no legal action: allow at least one for every observation")
+        return legal.expand(1, batch, self.actions)
+
+    @staticmethod
+    def _like(obs: Any, single: bool, result: torch.Tensor) -> Any:
+        if isinstance(obs, torch.Tensor):
+            return (result[0] if single else result).to(obs.device)
+        array = result.numpy()
+        return array[0] if single else array
+
+    def on_rows(self) -> Policy:
+        """Return the same policy for observations that are rows already, as `EnvPool.obs` holds them."""
+        policy = copy(self)
+        policy.observation_space = ObservationSpace.vector(self.observations)
+        return policy
+
+    def module(self) -> torch.nn.Module:
+        """Return the greedy policy as a plain module: obs `[B, O]` → (actions `[B]`, values `[B, A]`).
+
+        Without action values, actions alone; of more than one number they are `[B, *shape]`.
+        A policy that keeps a memory takes it too: (obs `[B, O]`, memory `[B, M]`) → (actions, memory), zeros at first.
+        """
+        return _Greedy(self._algo, self._cfg, self._cohort, self.action_space)
+
+
+def _tensor(value: Any, name: str) -> torch.Tensor:
+    """Return numbers of any kind as a tensor on the CPU."""
+    try:
+        return torch.as_tensor(value).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{name} is not an array of numbers ({error}); pass NumPy or torch") from error
+
+
+class _Greedy(torch.nn.Module):
+    """The greedy policy without the population axis, for `torch.export`."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+    starts: torch.Tensor
+
+    def __init__(self, algo: Algorithm, cfg: Any, cohort: Cohort, space: ActionSpace) -> None:
+        super().__init__()
+        self._algo, self._cfg, self._state, self._space = algo, cfg, cohort.state, space
+        self._shown = cohort.shown
+        self.register_buffer("weights", getattr(cohort.state, algo.POLICY).values)
+        if space.bounds is not None:
+            for name, bound in zip(("low", "high"), space.bounds, strict=True):
+                self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32))
+        elif space.kind != "discrete":
+            self.register_buffer("starts", torch.tensor(space.starts))
+
+    def forward(self, obs: torch.Tensor, memory: torch.Tensor | None = None) -> Any:
+        """See `Policy.module`."""
+        shown = self._shown(obs[None])
+        if memory is not None:
+            actions, _, _, after = self._algo.step(self._cfg, self._state, shown, None, memory[None], None)
+            return self._own(actions[0]), after[0]
+        if self._algo.values is not None:
+            values = self._algo.values(self._cfg, self._state, shown)[0]
+            return values.argmax(dim=-1) + self._space.start, values
+        return self._own(self._algo.greedy(self._cfg, self._state, shown, None)[0])
+
+    def _own(self, actions: torch.Tensor) -> torch.Tensor:
+        """Return the environment's own actions, as `ActionSpace.own` does."""
+        if self._space.kind == "discrete":
+            return actions + self._space.start
+        if not self._space.continuous:
+            return (actions + self.starts).view(-1, *self._space.shape)
+        stretched = self.low + (actions + 1.0) / 2.0 * (self.high - self.low)
+        return stretched.clamp(self.low, self.high).view(-1, *self._space.shape)
+
+
+def online_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, str]:
+    """Return every network that learns, and what a member's tensors call it."""
+    return {
+        network: name
+        for f in dataclasses.fields(algo.State)
+        if f.metadata["kind"] == "parameters" and f.metadata["trainable"]
+        for network, name in zip(f.metadata["networks"], names_of(f), strict=True)
+        if network in widths
+    }
+
+
+def other_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, str]:
+    """Return those of them that do not act."""
+    acting = acting_networks(algo.POLICY, widths)
+    return {network: name for network, name in online_networks(algo, widths).items() if network not in acting}
+
+
+def beside(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what acting reads beside the network: the normaliser's rows, if any, and the rows the algorithm names."""
+    seen = SHOWN if set(SHOWN) <= set(tensors) else ()
+    return {name: tensors[name] for name in (*seen, *algo.ACTS_WITH)}
+
+
+def _bare(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Member:
+    """Return a member with what acting reads and the networks that are there; all else of its state is zero."""
+    online, tensors = {*online_networks(algo, widths).values()}, beside(algo, member.tensors)
+    for name, (kind, network) in tensor_kinds(algo.State, widths).items():
+        if kind == "parameters" and name in online and name in member.tensors:
+            tensors[name] = member.tensors[name]
+        elif kind == "row":
+            tensors.setdefault(name, torch.zeros(()))
+        else:
+            tensors[name] = torch.zeros(member.arch.size(widths[network]))
+    return replace(member, tensors=tensors)

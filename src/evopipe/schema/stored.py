@@ -1,0 +1,120 @@
+"""What is read back from JSON files that may come from anywhere: every value has its type and its bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from evopipe.schema.blocks import Activation, EncoderKind
+from evopipe.schema.declare import explain
+
+_LAYERS = 8  # of a part of a network, as in `NetworkConfig`
+_COLUMNS = 1 << 20  # of an observation or a mask, as in `envs.spaces`
+_LOW, _HIGH = -(2**63), 2**63 - 1
+
+
+def _sane(value: float) -> float:
+    if abs(value) > 1e30:
+        raise ValueError("must be at most 1e30 in size")
+    return value
+
+
+Whole: TypeAlias = Annotated[int, Field(ge=_LOW, le=_HIGH)]
+Count: TypeAlias = Annotated[int, Field(ge=0, le=_HIGH)]
+Number: TypeAlias = Annotated[int | float, AfterValidator(_sane)]
+_Width = Annotated[int, Field(ge=1, le=4096)]
+_Column = Annotated[int, Field(ge=0, le=_COLUMNS)]
+_Side = Annotated[int, Field(ge=1, le=_COLUMNS)]
+_Block = Annotated[tuple[_Width, bool], Field(strict=False)]
+_Blocks = Annotated[tuple[_Block, ...], Field(max_length=_LAYERS, strict=False)]
+_Image = Annotated[tuple[_Column, _Side, _Side, _Side], Field(strict=False)]
+_Kernel = Annotated[int, Field(ge=1, le=31)]
+_Channels = Annotated[int, Field(ge=1, le=1024)]
+_Conv = Annotated[tuple[_Channels, _Kernel, _Kernel, Annotated[int, Field(ge=-31, le=31)]], Field(strict=False)]
+_Shape = Annotated[tuple[_Column, ...], Field(max_length=32, strict=False)]
+_Wholes = Annotated[tuple[Whole, ...], Field(max_length=_COLUMNS, strict=False)]
+_Numbers = Annotated[tuple[Number, ...], Field(max_length=_COLUMNS, strict=False)]
+_Choices = Annotated[tuple[_Side, ...], Field(max_length=_COLUMNS, strict=False)]
+
+
+class Stored(BaseModel):
+    """Base of what is read back: immutable and strictly typed; what it does not know stays unread."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, strict=True, defer_build=True)
+
+
+class StoredArch(Stored):
+    """A perceptron, see `core.arch.Arch.to_json`."""
+
+    encoder: _Blocks
+    latent: _Width
+    head: _Blocks
+    activation: Activation
+    layer_norm: bool
+    images: Annotated[tuple[_Image, ...], Field(max_length=64, strict=False)] = ()
+    convs: Annotated[tuple[_Conv, ...], Field(max_length=_LAYERS, strict=False)] = ()
+    kind: EncoderKind = "mlp"
+
+
+class StoredMember(Stored):
+    """A member without its tensors, see `storage.members.describe`."""
+
+    slot: Count
+    id: Count
+    parent: Count | None
+    key: Whole
+    arch: dict[str, Any]
+    hyper: dict[str, Number]
+    healthy: bool
+    fitness: list[Number | None]
+
+
+class StoredMembers(Stored):
+    """The content of `members.json`."""
+
+    members: list[Any] = Field(min_length=1)
+
+
+class StoredLeaf(Stored):
+    """One array of an observation, see `envs.spaces.Leaf`."""
+
+    path: Annotated[tuple[str | int, ...], Field(max_length=32, strict=False)]
+    shape: _Shape
+    counts: _Choices
+    firsts: _Wholes
+    channels: Literal[0, 2] | None
+    low: Number
+    high: Number
+
+
+class StoredPolicy(Stored):
+    """The content of `policy.json` that a policy is made of."""
+
+    algo: str
+    arch: dict[str, Any]
+    config: dict[str, Any] = Field(default_factory=dict)
+    critic: Annotated[tuple[str, ...], Field(max_length=16, strict=False)] = ()
+    observations: _Side
+    observation: Annotated[tuple[StoredLeaf, ...], Field(min_length=1, max_length=4096, strict=False)] | None = None
+    actions: _Side
+    action_start: Whole = 0
+    action_kind: Literal["multidiscrete", "multibinary"] | None = None
+    action_shape: _Shape = ()
+    action_choices: _Choices = ()
+    action_starts: _Wholes = ()
+    action_low: _Numbers | None = None
+    action_high: _Numbers | None = None
+
+
+@contextmanager
+def in_a_sentence(model: type[BaseModel], data: Any) -> Iterator[None]:
+    """Turn pydantic's error into a ValueError of one sentence: the first thing that is wrong, and where."""
+    try:
+        yield
+    except ValidationError as error:
+        path, sentence = explain(error, model, data)[0]
+        place = ".".join(str(step) for step in path)[:80]
+        raise ValueError(f"{place}: {sentence}" if place else sentence) from None
