@@ -213,7 +213,8 @@ def test_a_recurrent_policy_begins_each_episode_without_a_memory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     network = {"encoder_kind": "lstm", "encoder": [8], "latent": 8}
-    config = algos.get("ppo").Config.model_validate({"network": network}).model_dump(mode="json")
+    block = {"network": network, "learn_step": 64, "batch_size": 32}
+    config = algos.get("ppo").Config.model_validate(block).model_dump(mode="json")
     params = small({
         "train.algo": "ppo", "train.warm_start": 0, "train.normalise.observations": False, "algos.ppo": config,
         "fetch.collect.policies": {"policy": 1.0}, "fetch.collect.policy_path": "elite", "fetch.collect.episodes": 4,

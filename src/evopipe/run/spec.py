@@ -131,7 +131,7 @@ class Spec:
                 return f"member {i} has the hyper-parameters {', '.join(member.hyper)}, expected {', '.join(able)}"
             forms = forms_of_networks(self.algo.State, member.arch, self.widths) | rows
             found = misfit_of(member.tensors, forms, member.arch, self.spaces, self.algo.RECURRENT)
-            if found is None and member.tensors.keys() != members[0].tensors.keys():
+            if found is None and self.equip(member).tensors.keys() != self.equip(members[0]).tensors.keys():
                 found = "its tensors have other names than the first one's"
             if found is not None:
                 return f"member {i}: {found}"
