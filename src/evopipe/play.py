@@ -159,9 +159,9 @@ def environment_of(
     named = [] if given else [*([] if env_id else [own.id]), *(wrapper.name for wrapper in own.wrappers)]
     if not trust and (foreign := next((name for name in named if ":" in name), None)):
         raise UsageError(
-            f"policy.json names {foreign!r}: to make its environment is to run the code of the module "
-            f"{foreign.partition(':')[0]!r}; if you know where this policy comes from say --trust (trust=True), or name "
-            "the environment yourself with --env"
+            f"policy.json names {foreign!r}: to make the environment is to run the code of the module "
+            f"{foreign.partition(':')[0]!r}; if you know where this policy comes from say --trust (trust=True), or "
+            "name another environment with --env"
         )
     if given:
         own = EnvConfig(id=str(env_id))

@@ -142,7 +142,7 @@ class Normaliser:
 
 def start(cfg: NormaliseConfig, spaces: Spaces) -> dict[str, Tensor]:
     """Return the tensors of a member that has seen nothing yet; none where nothing is normalised."""
-    columns = _plain_columns(spaces)
+    columns = plain_columns(spaces)
     found = {_CLIP: torch.tensor(cfg.clip)}
     if cfg.observations and len(columns):
         found |= {COLUMNS: columns, **_nothing(_OBSERVATIONS, len(columns))}
@@ -156,7 +156,7 @@ def _nothing(names: Sequence[str], columns: int) -> dict[str, Tensor]:
     return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in zip(names, shapes, strict=True)}
 
 
-def _plain_columns(spaces: Spaces) -> Tensor:
+def plain_columns(spaces: Spaces) -> Tensor:
     """Return the columns `[N]` of an observation that are neither of an image nor one-hot."""
     plain = torch.ones(spaces.observations, dtype=torch.bool)
     for first, end in [*((image.start, image.start + image.size) for image in spaces.images), *spaces.one_hot]:

@@ -42,7 +42,7 @@ class Movie:
         actor, frames = policy.load(elite), Frames(WIDTH, FRAMES)
         limit = min(max_steps or _LONGEST, _LONGEST)
         try:
-            cfg = play.environment_of(actor)
+            cfg = play.environment_of(actor, trust=True)  # `page` has seen that params.yaml names it
             (score,) = play.watch(actor, cfg, [frames.begin], seed=typical.seed, max_steps=limit)
         except EvopipeError as error:
             return f"There is no picture of the elite at play: {error}."
