@@ -11,7 +11,7 @@ import torch
 
 import populations
 from evopipe import algos
-from evopipe.core.net import action_value
+from evopipe.algos._actor_critic import action_value
 from populations import advance, finish, started
 
 valued = pytest.mark.parametrize("algo", [name for name in algos.names() if algos.get(name).values is not None])
