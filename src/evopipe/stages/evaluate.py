@@ -24,7 +24,6 @@ from evopipe.storage.files import write_csv, write_json
 from evopipe.track.formats import score
 
 _BROKEN_SHARE = 0.1  # of a member's episodes that may be broken
-_STOPPED = "stopped, nothing was written; the same command begins it again"
 _ROWS = 128  # environments that evaluation steps at a time, if there are that many episodes
 
 
@@ -51,9 +50,9 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         try:
             played = evaluate(spec, cohorts, pool, seeds, params.evaluate.steps, lambda: stop.signum is not None)
         except (Stopped, EnvironmentFailed):
-            if stop.signum is None:
+            if not stop.signum:
                 raise
-            raise Interrupted(stop.signum, _STOPPED) from None
+            raise Interrupted(stop.signum, "stopped, nothing was written; the same command begins it again") from None
     whole = _refuse_or_warn(np.isfinite(played.returns), params.env.id)
     scores, episodes = {}, []
     for m, (name, mine) in enumerate(zip(names, whole, strict=True)):
