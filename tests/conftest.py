@@ -24,7 +24,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     asked = config.getoption("-m")
     if config.getoption("--slow") or "slow" in asked:
         return
-    left_out = {item for item in items if item.get_closest_marker("slow")}
+    marks = ("slow",) if "thorough" in asked else ("slow", "thorough")
+    left_out = {item for item in items if any(item.get_closest_marker(mark) for mark in marks)}
     if "product" not in asked:
         products: dict[str, list[pytest.Function]] = {}
         for item in items:

@@ -35,6 +35,7 @@ ALIKE = {
     "bc", "bc:continuous", "ddpg", "iql", "iql:continuous", "ppo:continuous", "ppo:multibinary", "ppo:multidiscrete",
     "sac:continuous", "td3bc",
 }  # fmt: skip
+THOROUGH = {"cqn", "sac"}  # much of theirs is in dqn and td3
 ENVIRONMENTS = {  # a small one for each kind of actions
     "discrete": "CartPole-v1",
     "continuous": "Pendulum-v1",
@@ -64,7 +65,8 @@ def cases(quick: Sequence[str] | None = None, on_policy: bool | None = None) -> 
     shared = [f"{name}:{_kinds(name)[0]}:shared" for name in ("td3", "ppo") if name in chosen]
     names += shared
     slow = {*ALIKE, *shared} if quick is None else {*names} - {*quick}
-    return [pytest.param(name, id=name, marks=pytest.mark.slow if name in slow else ()) for name in names]
+    marks = {name: pytest.mark.thorough for name in THOROUGH if quick is None} | dict.fromkeys(slow, pytest.mark.slow)
+    return [pytest.param(name, id=name, marks=marks.get(name, ())) for name in names]
 
 
 def is_on_policy(algo: str) -> bool:

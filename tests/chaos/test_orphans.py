@@ -102,6 +102,7 @@ def test_the_stage_stops_when_dvc_is_killed(
     assert (folder / "seen").read_text() == str(int(signal.SIGTERM))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", COMMANDS, ids=["direct", "shell"])
 def test_the_stage_ends_by_itself_when_dvc_lives(
     repository: Callable[[str, float], Path], environment: dict[str, str], command: str

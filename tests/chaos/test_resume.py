@@ -97,7 +97,7 @@ def kill_again_and_again(
 
 
 def test_killed_now_and_then(start: Starter, tmp_path: Path, expected: dict[str, str]) -> None:
-    kill_again_and_again(start, prepared(tmp_path), kills=6, saves=2, expected=expected, seed=1)
+    kill_again_and_again(start, prepared(tmp_path), kills=4, saves=1, expected=expected, seed=1)
 
 
 @pytest.mark.slow
@@ -289,6 +289,7 @@ def interrupted(start: Starter, folder: Path, times: int = 1) -> Path:
     return checkpoints(folder)[-1]
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_of_other_params_is_never_taken(start: Starter, tmp_path: Path) -> None:
     folder, other = prepared(tmp_path / "a"), prepared(tmp_path / "b", {"train.learning_delay": 60})
     interrupted(start, folder)

@@ -171,6 +171,7 @@ def test_a_run_on_another_device_is_the_run_on_the_host(algo: str, capture: Capt
     run_here_and_there(small(algo, learning_delay=20, evo_steps=120, max_steps=240), capture, device)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algo", ["dqn", "ppo"])
 def test_a_run_that_normalises_on_another_device_is_the_run_on_the_host(algo: str, device: Device) -> None:
     train = {"learning_delay": 20, "evo_steps": 120, "max_steps": 240}

@@ -14,7 +14,14 @@ from evopipe import algos
 from evopipe.algos._actor_critic import action_value
 from populations import advance, finish, started
 
-valued = pytest.mark.parametrize("algo", [name for name in algos.names() if algos.get(name).values is not None])
+valued = pytest.mark.parametrize(
+    "algo",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if name in populations.THOROUGH else ())
+        for name in algos.names()
+        if algos.get(name).values is not None
+    ],
+)
 each_algorithm = pytest.mark.parametrize("algo", populations.cases())
 on_policy = pytest.mark.parametrize("algo", populations.cases(on_policy=True))
 
@@ -56,6 +63,7 @@ def test_a_chain_that_terminates(algo: str, double: bool, target: str) -> None:
     np.testing.assert_allclose(q[:, :3], [CHAIN] * 2, atol=0.1)
 
 
+@pytest.mark.thorough
 @valued
 def test_a_chain_by_mean_squared_error_with_layer_normalisation(algo: str) -> None:
     q = learned(algo, "Chain", loss="mse", network={**LEARNER["network"], "layer_norm": True})

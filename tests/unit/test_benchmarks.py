@@ -267,6 +267,7 @@ def test_time_to_solved_takes_its_settings_from_the_pipelines() -> None:
 # --- running and keeping ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_measurement_runs_is_kept_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import run
 

@@ -226,6 +226,7 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algo", [pytest.param(a, marks=() if a == "td3" else pytest.mark.slow) for a in sorted(OWN)])
 def test_two_marks_are_found_and_valued(algo: str) -> None:
     """Marks at 0.25 and 0.75 of actions in [0, 1]: a policy that read bounds wrongly could not reach the first."""

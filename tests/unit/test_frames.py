@@ -498,6 +498,7 @@ def test_a_run_goes_on_bit_for_bit(more: dict[str, Any], runs: list[Run]) -> Non
     assert equal_states(unbroken.state(), resumed.state()) == []
 
 
+@pytest.mark.thorough
 def test_no_bit_depends_on_how_many_processes_learn(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learners, "LEAST_WORK", 0.0)
     p = pictures(**memory_of())

@@ -78,6 +78,7 @@ def test_a_transition_holds_the_masks_of_both_its_ends(
     assert (batch.legal is None) == (algo in ("dqn", "rainbow"))
 
 
+@pytest.mark.thorough
 def test_discrete_sac_keeps_its_temperature_and_its_mass_on_legal_actions(opened: list[OffPolicy]) -> None:
     """Peer fault: untried actions, which seem to be worth more, took the policy's mass, and α climbed without end.
 

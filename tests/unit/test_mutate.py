@@ -411,6 +411,7 @@ print(json.dumps([digest.hexdigest(), [m.to_json() for m in mutations], [dict(m.
 """
 
 
+@pytest.mark.thorough
 def test_mutation_does_not_depend_on_pythons_hash_seed() -> None:
     def run(seed: str) -> str:
         script = SCRIPT.format(tests=str(tiny.ROOT / "tests"))

@@ -371,6 +371,7 @@ def test_what_priorities_cannot_be(key: str, value: float) -> None:
 # ----------------------------------------------------------------------------------------------- known values
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("env", "n_step", "expected"),
     [

@@ -595,6 +595,7 @@ def test_an_environment_that_cannot_be_drawn_gets_a_sentence(copy: Path) -> None
 # --- size and time ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_twenty_members_and_fifty_generations(tmp_path: Path) -> None:
     """At most 3 MB and 10 s, the film of a long episode included. Processor time: the machine may be busy."""
     params = write_run(tmp_path, members=20, generations=50)

@@ -389,6 +389,7 @@ def test_an_action_that_is_no_number_counts_as_the_middle_and_harms_no_neighbour
     assert step.obs.tobytes() == twin.step(np.array([[0.0], [1.0], [-1.0], [0.5]], np.float32)).obs.tobytes()
 
 
+@pytest.mark.thorough
 def test_training_takes_it_where_it_is_asked_for_and_only_there(tmp_path: Path) -> None:
     trained = []
     for name, more in (("torch", {}), ("workers", {"runtime.env_workers": 2}), ("sync", {"env.backend": "sync"})):
