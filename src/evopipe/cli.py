@@ -165,31 +165,29 @@ for _name, _what in _STAGES.items():
     app.command(_name, help=_what)(_stage(_name))
 
 
-def _wrappers(text: str) -> list[Any]:
-    """Read the wrappers of an environment."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"not JSON ({error}): write it like '[\"FlattenObservation\"]'") from None
-    if not isinstance(value, list):
-        raise typer.BadParameter("must be a JSON list: write it like '[\"FlattenObservation\"]'")
-    return value
+def _json(kind: type, called: str, example: str) -> Callable[[str], Any]:
+    """Return a reader of an option that is JSON of one kind."""
 
+    def read(text: str) -> Any:
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise typer.BadParameter(f"not JSON ({error}): write it like '{example}'") from None
+        if not isinstance(value, kind):
+            raise typer.BadParameter(f"must be a JSON {called}: write it like '{example}'")
+        return value
 
-def _arguments(text: str) -> dict[str, Any]:
-    """Read the keyword arguments of an environment."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"not JSON ({error}): write it like '{{\"continuous\": false}}'") from None
-    if not isinstance(value, dict):
-        raise typer.BadParameter("must be a JSON object: write it like '{\"continuous\": false}'")
-    return value
+    return read
 
 
 _Arguments = Annotated[
     dict[str, Any] | None,
-    typer.Option("--kwargs", metavar="JSON", parser=_arguments, help="Keyword arguments of the environment."),
+    typer.Option(
+        "--kwargs",
+        metavar="JSON",
+        parser=_json(dict, "object", '{"continuous": false}'),
+        help="Keyword arguments of the environment.",
+    ),
 ]
 
 
@@ -354,7 +352,12 @@ def env_check(
     env_id: Annotated[str, typer.Argument(metavar="ID", help="Gymnasium id, or module:EnvId.")],
     kwargs: _Arguments = None,
     wrappers: Annotated[
-        Any, typer.Option(metavar="JSON", parser=_wrappers, help="A list, as env.wrappers in params.yaml.")
+        Any,
+        typer.Option(
+            metavar="JSON",
+            parser=_json(list, "list", '["FlattenObservation"]'),
+            help="A list, as env.wrappers in params.yaml.",
+        ),
     ] = None,
 ) -> None:
     """Try an environment: spaces, resets, steps, dtypes, determinism."""
