@@ -1,7 +1,8 @@
 """The few types that every room shares. Shapes in docstrings and comments use these letters:
 
 `P` members · `E` environments per member · `T` time · `B` batch · `U` updates · `O` observation ·
-`A` actions · `H` hidden units · `N` parameters of one network · `R` rows of an environment pool (`P × E`)
+`A` actions · `H` hidden units · `N` parameters of one network · `R` rows of an environment pool (`P × E`) ·
+`K` agents of a team
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -32,6 +33,45 @@ class Image(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Team:
+    """`K` agents that act at once in one environment. What is common to them stands in `Spaces`, of the widest one."""
+
+    agents: tuple[str, ...]  # their names, in a fixed order
+    observations: tuple[int, ...]  # each agent's own O; the rest of its row is 0
+    actions: tuple[int, ...]  # each agent's own A; the rest is illegal, or without effect where actions are vectors
+
+    @property
+    def unlike(self) -> bool:
+        """Whether agents have unlike numbers of actions."""
+        return len(set(self.actions)) > 1
+
+    def groups(self, named: Mapping[str, Sequence[str]]) -> dict[str, tuple[int, ...]]:
+        """Return the places of each group's agents: as `named`, or by what stands in their names before the last `_`.
+
+        Raises:
+            ValueError: a group names no agent, or an agent stands in no group or in two; a sentence.
+        """
+        if not named:
+            prefixes = [name.rpartition("_")[0] or name for name in self.agents]
+            return {p: tuple(i for i, q in enumerate(prefixes) if q == p) for p in dict.fromkeys(prefixes)}
+        listed = [agent for agents in named.values() for agent in agents]
+        for group, agents in named.items():
+            if not agents:
+                raise ValueError(f"the group {group!r} names no agent; the agents are {', '.join(self.agents)}")
+        for agent in listed:
+            if agent not in self.agents:
+                raise ValueError(f"there is no agent {agent!r}; the agents are {', '.join(self.agents)}")
+        for agent in self.agents:
+            if listed.count(agent) != 1:
+                times = "in no group" if agent not in listed else "in more than one group"
+                raise ValueError(f"the agent {agent!r} stands {times}; name each agent once")
+        return {group: tuple(self.agents.index(agent) for agent in agents) for group, agents in named.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: list(getattr(self, name)) for name in ("agents", "observations", "actions")}
+
+
+@dataclass(frozen=True, slots=True)
 class Spaces:
     """What an algorithm knows of an environment's spaces.
 
@@ -46,6 +86,12 @@ class Spaces:
     kind: str = ""  # of an action; by default as `continuous` says, else `discrete`
     choices: tuple[int, ...] = ()  # of each index of an action; they must be given where multidiscrete
     one_hot: tuple[tuple[int, int], ...] = ()  # stretches (first, end) of columns that are one-hot
+    team: Team | None = None  # who acts, where several do; the rest is then what one of them sees and does
+
+    @property
+    def agents(self) -> int:
+        """`K`, agents of one environment."""
+        return len(self.team.agents) if self.team else 1
 
     def __post_init__(self) -> None:
         implied = {"discrete": (self.actions,), "multibinary": (2,) * self.actions}
@@ -68,12 +114,15 @@ class Spaces:
             found["images"] = [list(image) for image in self.images]
         if self.kind not in ("discrete", "continuous"):
             found |= {"kind": self.kind, "choices": list(self.choices)}
+        if self.team is not None:
+            found["team"] = self.team.to_json()
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Transitions of every member over one environment step or n."""
+    """Transitions of every member over one environment step or n. Of a team all but the weight have an axis `K` behind
+    `B`, and a reward counts until its agent is gone."""
 
     obs: Tensor  # [P, B, O] float32
     action: Tensor  # [P, B] int64, or [P, B, A] float32 in [-1, 1] where the space is continuous
@@ -83,6 +132,7 @@ class Batch:
     next_legal: Tensor | None  # [P, B, A] bool, legal actions there; None where all always are
     weight: Tensor  # [P, B] float32, how much a transition counts; sampled uniformly (j < b_p) / b_p, which sums to 1
     legal: Tensor | None = None  # [P, B, A] bool, legal actions in `obs`; None also where no loss reads it
+    alive: Tensor | None = None  # [P, B, K] float32 of a team, 1 where an agent acted in `obs`, 0 where it was gone
 
 
 class Chosen(NamedTuple):
@@ -96,7 +146,10 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Stretches of L steps that members took, a minibatch of them. Without recurrence L is 1."""
+    """Stretches of L steps that members took, a minibatch of them. Without recurrence L is 1.
+
+    The agents of a team lie next to each other in the axis B, at the same ticks of the same environment.
+    """
 
     obs: Tensor  # [P, B, L, O] float32
     action: Tensor  # [P, B, L] int64; [P, B, L, D] int64 or float32 of other spaces

@@ -88,6 +88,7 @@ class Adapters:
     rank: int
     memory: int = 0
     memory_widths: tuple[int, ...] = ()
+    copies: int = 1
 
     @property
     def size(self) -> int:

@@ -28,7 +28,7 @@ def share_encoder(networks: Mapping[str, Widths], observations: int, share: bool
     do not share, the networks as they are."""
     if not share:
         return dict(networks)
-    heads = {name: Widths(inputs - observations, outputs, "head") for name, (inputs, outputs, _) in networks.items()}
+    heads = {name: Widths(each.inputs - observations, each.outputs, "head") for name, each in networks.items()}
     return {"encoder": Widths(observations, 0, "encoder"), **heads}
 
 

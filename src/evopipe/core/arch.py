@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from evopipe.core import lstm
+from evopipe.core.copies import Copies
 from evopipe.core.layout import Block, Layer, Layout, Part
 from evopipe.core.morph import Change, options
 from evopipe.core.padded import WIDTH_MULTIPLE, Padded, widest
 from evopipe.core.stem import Conv, Stem
-from evopipe.core.structure import Option, Widths
+from evopipe.core.structure import Option, Structure, Widths
 from evopipe.errors import ParamsError
 from evopipe.schema.blocks import ArchitectureBounds, EncoderKind, NetworkConfig
 from evopipe.schema.stored import StoredArch, in_a_sentence
@@ -150,10 +151,14 @@ class Arch:
         return cls(encoder, told.latent, head, told.activation, told.layer_norm, stem, told.kind)
 
     def size(self, widths: Widths) -> int:
-        return self.layout(widths).size
+        return widths.copies * self.layout(widths).size
 
     def named(self, widths: Widths, row: Tensor) -> dict[str, Tensor]:
-        """See `Architecture`: `encoder.0.weight` `[in, out]`, `encoder.0.bias` `[out]` and so on."""
+        """See `Architecture`: `encoder.0.weight` `[in, out]`, `encoder.0.bias` `[out]` and so on; of several copies
+        `0.encoder.0.weight` and so on."""
+        if widths.copies > 1:
+            one, rows = widths._replace(copies=1), enumerate(row.chunk(widths.copies))
+            return {f"{i}.{name}": part for i, own in rows for name, part in self.named(one, own).items()}
         parts = [part for layer in self.layout(widths).every for part in layer.parts if part]
         return {p.name: p.of(row) if p.name.endswith("weight") else p.of(row).view(-1) for p in parts}
 
@@ -167,6 +172,9 @@ class Arch:
         LSTM layers are orthogonal with gain 1, their biases uniform in ±1/√units, and those of their forget gates 1
         (Jozefowicz et al., 2015).
         """
+        if widths.copies > 1:
+            one = widths._replace(copies=1)
+            return torch.cat([self.initialise(one, each) for each in rng.spawn(widths.copies)])
         own = self.layout(widths)
         row = torch.zeros(own.size)
         (of_biases,) = rng.spawn(1)  # so that no other draw depends on these
@@ -207,13 +215,19 @@ class Arch:
         return products + shared.stem.work()
 
     @staticmethod
-    def stack(archs: Sequence[Arch], widths: Widths, device: torch.device) -> Padded:
-        return Padded(archs, widths, device)
+    def stack(archs: Sequence[Arch], widths: Widths, device: torch.device) -> Structure:
+        if widths.copies == 1:
+            return Padded(archs, widths, device)
+        each = [arch for arch in archs for _ in range(widths.copies)]
+        return Copies(Padded(each, widths._replace(copies=1), device), widths.copies)
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
         return options(bounds, self, networks)
 
     def carry(self, new: Arch, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
+        if widths.copies > 1:
+            one, rows = widths._replace(copies=1), row.chunk(widths.copies)
+            return torch.cat([self.carry(new, one, kind, own, rng) for own in rows])
         change = Change(self, new, widths)
         if kind == "parameters":
             return change.parameters(row, rng)

@@ -64,11 +64,15 @@ class Net:
         return Net(self.structure.part(first, end, every), self.values[first:end:every], self.trainable)
 
     def _view(self, start: int, rows: int, columns: int) -> Tensor:
-        here = slice(start, start + rows * columns)
-        view = self.values[:, here].view(-1, rows, columns)
+        here, copies = slice(start, start + rows * columns), self.structure.copies
+
+        def cut(rows_of: Tensor) -> Tensor:
+            return rows_of.view(len(rows_of) * copies, -1)[:, here].view(-1, rows, columns)
+
+        view = cut(self.values)
         if self.trainable:
             view = view.detach().requires_grad_(True)
-            view.grad = self.grad[:, here].view(-1, rows, columns)
+            view.grad = cut(self.grad)
         return view
 
     def copy(self, trainable: bool = False) -> Net:
@@ -81,11 +85,11 @@ def forward(net: Net | None, x: Tensor, views: Any = None) -> Tensor:
 
     K networks a member all read its one batch: → `[P, K, B, outputs]`. Without a network, as where there is no shared
     encoder, x passes. One with a memory takes one step from an empty one. `views` stand in the place of the network's
-    own parameters, for example noisy ones.
+    own parameters, for example noisy ones. Copies of a member's network read a batch each, `[P · copies, B, …]`.
     """
     if net is None:
         return x
-    views, each = net.views if views is None else views, len(net.values) // len(x)
+    views, each = net.views if views is None else views, len(net.values) * net.structure.copies // len(x)
     if each == 1:
         return net.structure.forward(views, x)
     out: Tensor = net.structure.forward(views, x.repeat_interleave(each, dim=0)).unflatten(0, (len(x), each))

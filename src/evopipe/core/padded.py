@@ -70,7 +70,7 @@ class Padded:
     def __init__(self, archs: Sequence[Arch], widths: Widths, device: torch.device) -> None:
         if any(arch.stem != archs[0].stem for arch in archs):
             raise ValueError("members with unlike convolutions cannot share a structure")
-        self.archs, self.widths, self.device = tuple(archs), widths, device
+        self.archs, self.widths, self.device, self.copies = tuple(archs), widths, device, 1
         self.runs = _runs([arch.activation for arch in archs])
         shared = widest(archs)
         rooms, own = list(shared.layers.items()), shared.own(widths)

@@ -23,11 +23,14 @@ class Widths(NamedTuple):
 
     An `encoder` ends with the latent and has no output layer: its outputs are 0. A `head` begins behind the latent; it
     reads so many inputs of its own, actions for example, then the latent.
+
+    Of a team's network a member may have several `copies`, alike in architecture, each with parameters of its own.
     """
 
     inputs: int
     outputs: int
     role: Literal["whole", "encoder", "head"] = "whole"
+    copies: int = 1
 
     @property
     def joins(self) -> bool:
@@ -52,6 +55,7 @@ class Structure(Protocol):
     """One network of several members, in rows.
 
     Attributes:
+        copies: how many like networks a row holds, one behind the other; their forward pass reads `[P · copies, B, …]`.
         size: `N`, numbers in a row: whole cache lines, so that a kernel over many rows treats each as it would alone.
         memory_widths: numbers of each piece of what it carries from step to step; none if it has no memory.
         memory: `M`, their sum.
@@ -59,6 +63,8 @@ class Structure(Protocol):
 
     @property
     def widths(self) -> Widths: ...
+    @property
+    def copies(self) -> int: ...
     @property
     def size(self) -> int: ...
     @property
