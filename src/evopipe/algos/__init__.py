@@ -52,6 +52,7 @@ OPTIONAL: dict[str, Any] = {
     "RECURRENT": False,  # whether it serves networks with a memory
     "ACTS_WITH": (),  # rows of the state that an exported policy needs beside its network
     "MASKED_LOSS": False,  # whether its loss reads which actions are legal in `obs`, `Batch.legal`
+    "TEAM": False,  # whether it is for environments in which several agents act at once, and for no others
 }
 
 
@@ -103,6 +104,7 @@ class Algorithm(Protocol):
     RECURRENT: bool
     ACTS_WITH: tuple[str, ...]
     MASKED_LOSS: bool
+    TEAM: bool
 
 
 @cache
@@ -116,11 +118,15 @@ def on_policy(algo: Algorithm) -> bool:
     return algo.REGIME == "on_policy"
 
 
-def unserved(name: str, kind: str, env_id: str, space: object) -> str | None:
-    """Return what is wrong where an algorithm does not serve an environment's kind of actions; None where it does."""
+def unserved(name: str, kind: str, env_id: str, space: object, team: bool = False) -> str | None:
+    """Return what is wrong where an algorithm does not serve an environment's kind of actions, or its number of agents;
+    None where it does."""
+    able = ", ".join(other for other in names() if kind in get(other).ACTIONS and team == get(other).TEAM)
+    if team != get(name).TEAM:
+        one, other = ("one agent", "teams of agents") if team else ("teams of agents", "one agent")
+        return f"train.algo: {name} is for {one}, {env_id} has {other}; " + (f"take {able}" if able else "none can yet")
     if kind in get(name).ACTIONS:
         return None
-    able = ", ".join(other for other in names() if kind in get(other).ACTIONS)
     return (
         f"train.algo: {name} serves {' and '.join(get(name).ACTIONS)} actions, {env_id} has {kind} ones ({space}); "
         + (f"take {able}" if able else "none can yet")
@@ -139,6 +145,11 @@ def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
             "with share_encoder the critics read the action behind the encoder, and need a hidden layer there; give at "
             "least one width"
         )
+    if algo.TEAM and spaces.team is not None:
+        try:
+            spaces.team.groups(cfg.groups)
+        except ValueError as error:
+            return "groups", str(error)
     return None
 
 
