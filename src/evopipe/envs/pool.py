@@ -120,6 +120,11 @@ class EnvPool:
         return bool(self._cfg.wrappers)
 
     @property
+    def begins(self) -> Bools:
+        """`[R]`, whether an episode begins: nothing of it was taken yet."""
+        return np.asarray(self.episode_length == 0, np.bool_)
+
+    @property
     def row_space(self) -> gymnasium.Space[Any]:
         """The space of the pool's own observations, which are rows: the environment's where its are rows already."""
         if self.observations.plain:
