@@ -8,7 +8,6 @@ learned from it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal, NamedTuple
@@ -34,6 +33,8 @@ class _Places(NamedTuple):
 
     seats: Tensor | None  # [G · n] which agent sits there; None where all sit in order
     back: Tensor | None  # [K] where each agent sits
+    group: Tensor | None  # [K] its group; None where each agent is one, in order
+    together: Tensor  # [K, K] float32, 1 where two agents share a network
     ids: Tensor  # [K, n] which of its group an agent is, one-hot; [K, 0] where nobody shares
     own: Tensor | None  # [K, A] bool, the actions that an agent has; None where all have as many
     columns: Tensor | None  # of everyone's numbers side by side those that are no pads; None where none is
@@ -97,25 +98,32 @@ class Crew:
         return self._on[device]
 
     def _made(self, device: torch.device) -> _Places:
-        seats = [group[i] if i < len(group) else group[0] for group in self.groups for i in range(self.seats)]
-        place = {agent: g * self.seats + i for g, group in enumerate(self.groups) for i, agent in enumerate(group)}
+        n, actions = self.seats, torch.tensor(self.team.actions)
+        seats = [group[i] if i < len(group) else group[0] for group in self.groups for i in range(n)]
+        place = {agent: g * n + i for g, group in enumerate(self.groups) for i, agent in enumerate(group)}
         back = [place[agent] for agent in range(self.agents)]
+        group = torch.tensor(back) // n
         ids = torch.zeros(self.agents, self.ids)
         if self.ids:
-            ids[range(self.agents), [at % self.seats for at in back]] = 1.0
-        unlike = self.team.unlike
-        own = torch.arange(self.spaces.actions) < torch.tensor(self.team.actions)[:, None]
+            ids[range(self.agents), [at % n for at in back]] = 1.0
+        own = torch.arange(self.spaces.actions) < actions[:, None]
         padded = len(self.everyone) < self.agents * (len(self.alone) + self.spaces.actions)
-        in_order = seats == list(range(self.agents))
 
-        def given(values: Sequence[int], wanted: bool) -> Tensor | None:
-            return torch.tensor(values, device=device) if wanted else None
+        def given(values: Tensor, wanted: bool = True) -> Tensor | None:
+            return values.to(device) if wanted else None
 
+        in_order, each = (values == list(range(self.agents)) for values in (seats, group.tolist()))
         return _Places(
-            given(seats, not in_order), given(back, not in_order), ids.to(device), own.to(device) if unlike else None,
-            given(self.everyone, padded), torch.tensor(self.team.actions, dtype=torch.float32, device=device),
-            ~torch.eye(self.agents, dtype=torch.bool, device=device)[..., None],
-        )  # fmt: skip
+            seats=given(torch.tensor(seats), not in_order),
+            back=given(torch.tensor(back), not in_order),
+            group=given(group, not each),
+            together=(group == group[:, None]).float().to(device),
+            ids=ids.to(device),
+            own=given(own, self.team.unlike),
+            columns=given(torch.tensor(self.everyone), padded),
+            sizes=actions.float().to(device),
+            other=~torch.eye(self.agents, dtype=torch.bool, device=device)[..., None],
+        )
 
     def apart(self, x: Tensor) -> Tensor:
         """Give agents an axis: `[P, B · K, …]` → `[P, B, K, …]`."""
@@ -171,15 +179,26 @@ class Crew:
             numbers = numbers.index_select(-1, chosen)
         return self.named(torch.cat((*own, numbers), dim=-1) if own else numbers)
 
-    def own(self, actions: Tensor) -> Tensor:
-        """Set to exactly 0 what an agent does not have of its actions `[…, K, A]`."""
+    def own(self, actions: Tensor, else_: float = 0.0) -> Tensor:
+        """Set to exactly 0, or to another number, what an agent does not have of its actions `[…, K, A]`."""
         own = self.on(actions.device).own
-        return actions if own is None else actions.masked_fill(~own, 0.0)
+        return actions if own is None else actions.masked_fill(~own, else_)
 
     def legal(self, legal: Tensor | None, like: Tensor) -> Tensor | None:
         """Return the legal ones among an agent's own actions, `[P, B, K, A]`, None where all are."""
         own = self.on(like.device).own
         return own.expand_as(like) if legal is None and own is not None else legal
+
+    def of_group(self, x: Tensor) -> Tensor:
+        """Give every agent what is its group's: `[P, G, …]` → `[P, K, …]`."""
+        group = self.on(x.device).group
+        return x if group is None else x.index_select(1, group)
+
+    def over_group(self, x: Tensor) -> Tensor:
+        """Sum over the agents of each one's group: `[P, K]` → `[P, K]`."""
+        if len(self.groups) == self.agents:
+            return x
+        return (x[:, None] * self.on(x.device).together).sum(dim=2)
 
 
 def crew(cfg: Any, spaces: Spaces | None = None) -> Crew:
