@@ -349,7 +349,7 @@ class TensorRows:
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin an episode in `rows` `[n]`, each from its own seed. See `Rows.reset`."""
         self._pool.reset(rows, seeds)
-        return self._pool.obs.numpy()[rows], None
+        return Begun(self._pool.obs.numpy()[rows], None)
 
     def send(self, rows: Ints, actions: Actions) -> None:
         """Begin a step: here the work is done when its result is asked for."""
