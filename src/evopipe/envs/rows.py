@@ -51,6 +51,7 @@ class Step:
     # [n], reward or observation is not finite, or no action is legal in a running episode: not to be learned from.
     broken: Bools
     mask: Bools  # [n, A], legal next actions
+    alive: Bools | None = None  # [n, K], which agents of a team act next; None where there is no team
 
     @classmethod
     def of(
@@ -67,7 +68,8 @@ class Step:
     @property
     def over(self) -> Bools:
         """`[n]`, the episode ended, was cut or broke: the caller begins another one in this row."""
-        return self.terminated | self.truncated | self.broken
+        ended = self.terminated | self.truncated if self.alive is None else ~self.alive.any(axis=1)
+        return ended | self.broken
 
 
 class Rows:
