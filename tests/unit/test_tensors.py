@@ -329,7 +329,9 @@ def play(pool: EnvPool, ticks: int, rng: np.random.Generator, next_seed: int = 1
         over = index[step.over]
         pool.reset(over, next_seed + np.arange(len(over)))
         next_seed += len(over)
-        seen.append([*(getattr(step, name).tobytes() for name in Step.__dataclass_fields__), *shown(pool)])
+        given = [getattr(step, name) for name in Step.__dataclass_fields__]
+        assert given.pop() is None  # nobody is in a team
+        seen.append([*(part.tobytes() for part in given), *shown(pool)])
     return seen
 
 
@@ -411,7 +413,8 @@ def test_training_takes_it_where_it_is_asked_for_and_only_there(tmp_path: Path) 
         (
             config("LunarLander-v3"),
             "env.backend: torch has no 'LunarLander-v3'; it has Acrobot-v1, CartPole-v0, CartPole-v1, MountainCar-v0, "
-            "MountainCarContinuous-v0, Pendulum-v1; `sync` serves every Gymnasium environment",
+            "MountainCarContinuous-v0, Pendulum-v1, simple_adversary_v3, simple_speaker_listener_v4, simple_spread_v3, "
+            "simple_tag_v3; `sync` serves every Gymnasium environment",
         ),
         (config("envs_for_tests:Chain-v0"), "env.backend: torch has no 'envs_for_tests:Chain-v0'; it has Acrobot-v1, "),
         (

@@ -39,8 +39,13 @@ _Outcome: TypeAlias = tuple[Tensor, Tensor, Tensor]
 class Scenario(Protocol):
     """One environment. Actions are int64 `[R, K]`, or float32 `[R, K, A]` in [0, 1]."""
 
-    max_cycles: int
-    continuous_actions: bool
+    @property
+    def max_cycles(self) -> int:
+        """Steps of an episode."""
+
+    @property
+    def continuous_actions(self) -> bool:
+        """Whether actions are vectors."""
 
     @property
     def draws(self) -> int:
