@@ -270,8 +270,7 @@ class EnvPool:
         if shown.mask is None or not self.masked:
             self.mask[rows] = team.legal(alive)
         if shown.forced is not None:
-            forced = shown.forced.reshape(*alive.shape, -1)
-            self.is_forced[rows] = ~np.isnan(forced).all(axis=2)
+            self.is_forced[rows] = ~np.isnan(shown.forced).all(axis=2)
             self.forced[rows] = np.nan_to_num(shown.forced)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
@@ -294,7 +293,7 @@ class EnvPool:
         """
         seed, length = np.asarray(state["seed"], np.int64), np.asarray(state["length"], np.int64)
         self._check_state(seed, length, state)
-        log = self.actions.empty(self.rows, max(1, int(length.max(initial=0))))
+        log = self.actions.empty(self.rows, max(1, int(length.max(initial=0))), *self.alive.shape[1:])
         log[np.arange(log.shape[1])[None] < length[:, None]] = state["actions"]
         begun = np.flatnonzero(seed >= 0)
         self._seed[:], self.episode_length[:], self.episode_return[:] = -1, 0, 0.0
