@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import mpe2.simple_speaker_listener_v4
@@ -22,7 +23,12 @@ from evopipe.envs.rows import Step
 from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.envs.workers import Workers
 from evopipe.errors import EnvironmentFailed, ParamsError
+from evopipe.new import project
 from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.params import Params, parse_params
+from evopipe.stages import fetch
+from evopipe.stages.check import check as checked_params
+from tiny import params
 
 
 def config(env_id: str, wrappers: list[Any] | None = None, **kwargs: Any) -> EnvConfig:
@@ -740,3 +746,30 @@ def test_what_is_wrong_with_a_team_is_found(name: str, sentences: list[str]) -> 
     found = checked(name)
     assert len(found) == len(sentences)
     assert all(each.startswith(sentence) for each, sentence in zip(found, sentences, strict=True))
+
+
+# --- Where a team cannot stand ----------------------------------------------------------------------------------------
+
+
+def test_no_dataset_is_made_of_a_team(tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match=r"^env\.id: simple_spread_v3 is a team, whose steps no dataset holds; train"):
+        fetch.run(Params.model_validate(params({"env.id": "simple_spread_v3"})), quiet=True, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_team_learns_from_a_dataset() -> None:
+    env = {"id": "simple_spread_v3"}
+    with pytest.raises(
+        ParamsError, match=r"train\.mode: maddpg is for teams, and no dataset holds .*: set it to online"
+    ):
+        parse_params({"env": env, "train": {"algo": "maddpg", "mode": "offline"}})
+    with pytest.raises(ParamsError, match=r"^train\.warm_start: simple_spread_v3 is a team, .*: set it to 0$"):
+        checked_params(parse_params({"env": env, "train": {"algo": "maddpg", "warm_start": 5}}))
+    default = parse_params({"env": env, "train": {"algo": "maddpg"}})
+    assert default.train.warm_start == 0
+    checked_params(default)
+
+
+def test_a_new_project_begins_with_one_agent() -> None:
+    with pytest.raises(ParamsError, match=r"^new: simple_spread_v3 is a team of agents, and a new project begins with"):
+        project._check_env("simple_spread_v3")

@@ -12,6 +12,7 @@ from string import Template
 import evopipe
 from evopipe.envs.make import opened
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
+from evopipe.envs.team import TeamEnv
 from evopipe.errors import EvopipeError, ParamsError, UsageError, need_package
 from evopipe.schema.blocks import EnvConfig
 from evopipe.storage.files import make_folder, write_text
@@ -84,6 +85,11 @@ def _text(name: str) -> str:
 
 def _check_env(env_id: str) -> None:
     with opened(EnvConfig(id=env_id)) as env:
+        if isinstance(env, TeamEnv):
+            raise ParamsError(
+                f"new: {env_id} is a team of agents, and a new project begins with DQN, which serves one; make it "
+                "without --env and take the blocks `train` and `algos` of a pipeline that trains a team"
+            )
         ObservationSpace.of(env.observation_space)
         kind = ActionSpace.of(env.action_space).kind
     if kind != "discrete":

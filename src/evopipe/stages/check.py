@@ -37,6 +37,8 @@ def check(params: Params) -> None:
         spaces, _ = spaces_of(env)
         if sentence := algos.unserved(name, spaces, cfg.id, env.action_space):
             raise ParamsError(sentence)
+        if needs_dataset(params) and spaces.team is not None:
+            raise ParamsError(f"train.warm_start: {cfg.id} is a team, whose steps no dataset holds: set it to 0")
         if needs_dataset(params) and "action_mask" in _reset(env, cfg):
             raise ParamsError(algos.MASKED[params.train.mode])
 

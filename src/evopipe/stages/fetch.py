@@ -33,6 +33,11 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     env, source = params.env.id, params.fetch.source
     pool = EnvPool(params.env.on_gymnasium, 1, what="behaviour")
     try:
+        if pool.team is not None:
+            raise ParamsError(
+                f"env.id: {env} is a team, whose steps no dataset holds; train in it without the stages `fetch` and "
+                "`buffer`, with one of the algorithms that are for teams"
+            )
         if pool.actions.kind not in ("discrete", "continuous"):
             raise ParamsError(
                 f"env.id: {env} has {pool.actions.kind} actions, which no dataset holds; train in it without "
