@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
+import pettingzoo
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.wrappers import BaseParallelWrapper
@@ -526,3 +527,7 @@ def alone() -> gymnasium.Env[Any, Any]:
 def nothing() -> int:
     """No environment at all."""
     return 3
+
+
+if "tests/Crew-v0" not in pettingzoo.parallel_registry:
+    pettingzoo.register("parallel", "tests/Crew-v0", Crew)
