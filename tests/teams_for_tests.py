@@ -529,5 +529,10 @@ def nothing() -> int:
     return 3
 
 
+def incomplete() -> None:
+    """Needs what is not installed, and says so as PettingZoo does."""
+    raise ImportError("no luck") from ModuleNotFoundError("No module named 'bees'", name="bees")
+
+
 if "tests/Crew-v0" not in pettingzoo.parallel_registry:
     pettingzoo.register("parallel", "tests/Crew-v0", Crew)

@@ -482,6 +482,7 @@ def test_single_agents_load_nothing_of_pettingzoo() -> None:
             "env.id: 'teams_for_tests:nothing' gave no environment of PettingZoo but int; 'module:function' must name "
             "what makes one",
         ),
+        (team("incomplete"), "env.id: 'teams_for_tests:incomplete' needs the package 'bees'; install it"),
         (team("Nameless"), "env.id: the environment has no possible_agents, which must name all its agents"),
         (team("Twins"), "env.id: two of the environment's possible_agents [1, '1'] have one name"),
         (team("Spaceless"), "env.id: observation_space('ant_0') is no space but None"),

@@ -227,8 +227,9 @@ def _explain(error: BaseException, cfg: EnvConfig) -> NoReturn:
         found = re.search(r"pip install\s+[\"']?([\w.-]+(?:\[[\w,.-]+\])?)", text)
         install = f'`pip install "{found.group(1)}"`' if found else text
         raise ParamsError(f"env.id: {cfg.id!r} needs a package that is not installed: {install}") from error
-    if isinstance(error, ModuleNotFoundError):
-        raise ParamsError(f"env.id: {cfg.id!r} needs the package {error.name!r}; install it") from error
+    for missing in (error, error.__cause__):  # PettingZoo says what is missing in an error of its own
+        if isinstance(missing, ModuleNotFoundError):
+            raise ParamsError(f"env.id: {cfg.id!r} needs the package {missing.name!r}; install it") from error
     if isinstance(error, known.DeprecatedEnv):
         raise ParamsError(f"env.id: {cfg.id!r} is no longer offered: {text}") from error
     if isinstance(error, (known.UnregisteredEnv, known.RegistrationError)) or "alformed environment ID" in text:
