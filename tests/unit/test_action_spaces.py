@@ -19,7 +19,6 @@ from evopipe import play as playing
 from evopipe.core.net import forward
 from evopipe.envs.check import check
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.workers import Workers
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError, UsageError
@@ -73,7 +72,7 @@ def play(pool: EnvPool, ticks: int, seed: int = 3) -> list[list[bytes]]:
         step = pool.step(drawn(pool, generator))
         over = np.flatnonzero(step.over)
         pool.reset(over, 1000 * tick + over)
-        fields = [getattr(step, name).tobytes() for name in Step.__dataclass_fields__]
+        fields = [part.tobytes() for part in step.parts]
         seen.append([*fields, pool.obs.tobytes(), *(array.tobytes() for array in pool.state().values())])
     return seen
 

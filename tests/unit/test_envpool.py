@@ -13,7 +13,6 @@ import pytest
 from envs_for_tests import Chain
 from evopipe.envs.envpool import AHEAD
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
 from evopipe.envs.workers import Workers
 from evopipe.errors import ParamsError, UsageError
 from evopipe.schema.blocks import EnvConfig
@@ -59,7 +58,7 @@ class Player:
             step = self.pool.step(actions, rows)
             over = np.flatnonzero(step.over)
             self.reset(over if rows is None else rows[over])
-            seen.append([*(getattr(step, name).tobytes() for name in Step.__dataclass_fields__), *shown(self.pool)])
+            seen.append([*(part.tobytes() for part in step.parts), *shown(self.pool)])
         return seen
 
 

@@ -38,7 +38,7 @@ def started(cfg: EnvConfig, rows: int, **options: Any) -> EnvPool:
 
 
 def fields(step: Step) -> list[bytes]:
-    return [getattr(step, name).tobytes() for name in Step.__dataclass_fields__]
+    return [part.tobytes() for part in step.parts]
 
 
 def play(pool: EnvPool, ticks: int, seed: int = 3) -> list[list[bytes]]:

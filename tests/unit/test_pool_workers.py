@@ -77,7 +77,7 @@ def pids(pool: EnvPool) -> list[int]:
 
 
 def fields(step: Step) -> list[bytes]:
-    return [getattr(step, name).tobytes() for name in Step.__dataclass_fields__]
+    return [part.tobytes() for part in step.parts]
 
 
 def shown(pool: EnvPool) -> list[bytes]:

@@ -15,7 +15,6 @@ import torch
 from device import DEVICE, Device
 from evopipe.envs.make import make_env
 from evopipe.envs.pool import EnvPool
-from evopipe.envs.rows import Step
 from evopipe.envs.tensors import OFFERED, TensorPool, TensorStep
 from evopipe.envs.workers import Workers
 from evopipe.errors import ParamsError, UsageError
@@ -329,9 +328,7 @@ def play(pool: EnvPool, ticks: int, rng: np.random.Generator, next_seed: int = 1
         over = index[step.over]
         pool.reset(over, next_seed + np.arange(len(over)))
         next_seed += len(over)
-        given = [getattr(step, name) for name in Step.__dataclass_fields__]
-        assert given.pop() is None  # nobody is in a team
-        seen.append([*(part.tobytes() for part in given), *shown(pool)])
+        seen.append([*(part.tobytes() for part in step.parts), *shown(pool)])
     return seen
 
 

@@ -161,12 +161,12 @@ def _determinism(pool: EnvPool, first: list[Step]) -> Iterator[str]:
         yield f"warning: an episode depends on what its environment played before (step {t}), not on its seed: {why}"
 
 
-def _differs(a: list[Step], b: list[Step]) -> int | None:
+def _differs(first: list[Step], second: list[Step]) -> int | None:
     """Return the first step at which two rolls are not bit-identical."""
-    for t, (x, y) in enumerate(zip(a, b, strict=False), start=1):
-        if any(getattr(x, name).tobytes() != getattr(y, name).tobytes() for name in Step.__dataclass_fields__):
+    for t, (x, y) in enumerate(zip(first, second, strict=False), start=1):
+        if any(a.tobytes() != b.tobytes() for a, b in zip(x.parts, y.parts, strict=True)):
             return t
-    return None if len(a) == len(b) else min(len(a), len(b)) + 1
+    return None if len(first) == len(second) else min(len(first), len(second)) + 1
 
 
 def _first(flags: npt.NDArray[np.bool_]) -> int:

@@ -60,7 +60,7 @@ class EnvpoolRows:
         bad = ~np.isfinite(observations).all(axis=1)
         if bad.any():
             raise Fault(int(rows[bad.argmax()]), "reset() returned an observation that is not finite")
-        return observations, None
+        return Begun(observations, None)
 
     def send(self, rows: Ints, actions: Actions) -> None:
         """Begin a step; envpool's threads take it."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import os
+import pkgutil
 import re
 import sys
 import warnings
@@ -15,12 +17,15 @@ from typing import Any, NoReturn
 
 import gymnasium
 
+from evopipe.envs.team import TeamEnv
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean, said, text_of
 from evopipe.schema.blocks import EnvConfig, WrapperConfig
 from evopipe.watchdog import Hung, Watchdog
 
 _CLOSING = 10.0  # seconds that closing an environment may take
 _with_threads: set[str] = set()  # ids whose making started threads in this process
+_TEAM = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|[a-z]\w*_v\d+")
+_HOMES = ("mpe2", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl", "pettingzoo.atari")
 _BAD_KWARGS = re.compile(r"unexpected keyword argument|missing \d+ required|multiple values for (keyword )?argument")
 
 
@@ -28,7 +33,7 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
     """Construct one environment, which draws itself where `render_mode` is one of its `metadata["render_modes"]`.
 
     `module:EnvId` imports `module` first (from the installed packages or the working folder), so that a project can
-    register its own environments.
+    register its own environments. A team comes as `evopipe.envs.team.TeamEnv`.
 
     Raises:
         ParamsError: the id is unknown, its package is not installed, `env.kwargs` does not fit its constructor, or
@@ -44,7 +49,12 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
             _import_module(cfg.id)
             # Named only where it is wanted: a constructor need not know the argument.
             drawing: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
-            env = gymnasium.make(cfg.id, disable_env_checker=True, **drawing, **cfg.kwargs)
+            if (function := _find_team(cfg.id)) is not None:
+                from evopipe.envs.make_team import make_team
+
+                env: gymnasium.Env[Any, Any] = make_team(function, cfg.id, drawing | cfg.kwargs)
+            else:
+                env = gymnasium.make(cfg.id, disable_env_checker=True, **drawing, **cfg.kwargs)
     except EvopipeError:
         raise
     except (Exception, SystemExit) as error:
@@ -111,6 +121,40 @@ def source_of(cfg: EnvConfig) -> list[Path]:
     return list(dict.fromkeys(file.parent if hasattr(module, "__path__") else file for module, file in found))
 
 
+def is_team(cfg: EnvConfig) -> bool:
+    """Return whether an id names a team: a function of a module, `module:function`, or `name_v0` in PettingZoo's
+    spelling, and in both cases no environment that is registered with Gymnasium.
+
+    Raises:
+        ParamsError, EnvironmentFailed: see `make_env`, of the module's import.
+    """
+    if not _TEAM.fullmatch(cfg.id):  # most ids; nothing is imported
+        return False
+    try:
+        with guard(cfg), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            _import_module(cfg.id)
+            return _find_team(cfg.id) is not None
+    except Hung as hung:
+        raise EnvironmentFailed(f"environment {cfg.id!r}: its module {hung}") from None
+
+
+def _find_team(env_id: str) -> Callable[..., Any] | None:
+    """Return what makes the team of this name; its module must have been imported. None where it is no team."""
+    module, _, name = env_id.rpartition(":")
+    if not _TEAM.fullmatch(env_id) or name in gymnasium.registry:
+        return None
+    if module:
+        found: Any = getattr(sys.modules[module], name, None)
+        return found if callable(found) and not (isinstance(found, type) and issubclass(found, gymnasium.Env)) else None
+    for home in _HOMES:
+        if importlib.util.find_spec(home) is not None and importlib.util.find_spec(f"{home}.{name}") is not None:
+            source = _imported(f"{home}.{name}", "env.id")
+            function: Callable[..., Any] = getattr(source, "parallel_env", None) or source.env
+            return function
+    return None
+
+
 def _import_module(env_id: str) -> None:
     """Import the module of `module:EnvId`; gymnasium's own import knows nothing of the working folder."""
     if ":" not in env_id:
@@ -124,6 +168,12 @@ def _import_module(env_id: str) -> None:
 def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig, cfg: EnvConfig, key: str) -> gymnasium.Env[Any, Any]:
     """Put one wrapper around an environment, which is closed where it does not fit."""
     module, _, name = wrapper.name.rpartition(":")
+    if isinstance(env, TeamEnv) and not module:
+        close(env)
+        raise ParamsError(
+            f"{key}: {name} wraps environments of Gymnasium, and {cfg.id!r} is one of PettingZoo; name a wrapper of "
+            "such ones as 'module:Wrapper'"
+        )
     # YAML has no tuples, which Gymnasium's shapes must be.
     kwargs = {name: tuple(value) if isinstance(value, list) else value for name, value in wrapper.kwargs.items()}
     try:
@@ -131,7 +181,8 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig, cfg: EnvConfi
             source = _imported(module or "gymnasium.wrappers", key)
             if not hasattr(source, name):
                 raise ParamsError(f"{key}: the module {module!r} has no {name!r}{did_you_mean(name, vars(source))}")
-            made = getattr(source, name)(env, **kwargs)
+            kind = getattr(source, name)
+            made = env.wrapped(kind, kwargs) if isinstance(env, TeamEnv) else kind(env, **kwargs)
         if not isinstance(made, gymnasium.Env):
             raise TypeError(f"it gave no environment but {type(made).__name__}")
     except EvopipeError:
@@ -185,7 +236,14 @@ def _explain(error: BaseException, cfg: EnvConfig) -> NoReturn:
 
 def _suggest(env_id: str) -> str:
     module, colon, name = env_id.rpartition(":")
-    near = did_you_mean(name, gymnasium.registry)
+    known = [*gymnasium.registry]
+    if colon:
+        known += [key for key, value in vars(sys.modules[module]).items() if callable(value)]
+    elif _TEAM.fullmatch(env_id):
+        homes = [spec for home in _HOMES if (spec := importlib.util.find_spec(home)) is not None]
+        paths = [path for spec in homes for path in spec.submodule_search_locations or ()]
+        known += [found.name for found in pkgutil.iter_modules(paths) if _TEAM.fullmatch(found.name)]
+    near = did_you_mean(name, known)
     if near and colon:
         near = near.replace("mean '", f"mean '{module}:")
     return near or "; `gymnasium.pprint_registry()` lists the known ones, `module:EnvId` names one's own"

@@ -18,6 +18,8 @@ from evopipe.envs.envpool import EnvpoolRows
 from evopipe.envs.make import close, make_env
 from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Rows, Step, Upcoming
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
+from evopipe.envs.team import TeamEnv, TeamSpace
+from evopipe.envs.team_rows import TeamRows
 from evopipe.envs.tensors import TensorRows
 from evopipe.errors import DataError, EnvironmentFailed, ParamsError, UsageError
 from evopipe.schema.blocks import EnvConfig
@@ -60,6 +62,11 @@ class EnvPool:
         episode_length: `[R]`, steps of the running episode.
         actions, observations: the spaces, and the way to the environment's own actions and from its observations.
         spaces: what an algorithm knows of them.
+        team: what the agents see and do each, where several act; the four above are then common to them. All that has
+            an axis R has an axis K behind it, but for `episode_length`.
+        alive: `[R, K]` of a team, who acts; the observation of one who does not is 0, its mask the first action alone.
+        forced, is_forced: `[R, K, …]` and `[R, K]` of a team, next actions that the environment sets itself, whatever
+            is given; of indices a mask with one legal action says so alone, and they are never forced.
         reward_threshold: the return at which the environment counts as solved, where its spec names one.
         upcoming: `(rows [n], ahead) → seeds [n, ahead]`, which the next resets of these rows will be given, where the
             caller knows. Episodes are then begun ahead of time. No result depends on it.
@@ -81,29 +88,45 @@ class EnvPool:
         self._cfg, self._what, self.rows = cfg, what, rows
         first = make_env(cfg)
         self.observation_space, self.action_space = first.observation_space, first.action_space
+        self.team: TeamSpace | None = None
         try:
-            self.observations = ObservationSpace.of(self.observation_space)
-            self.actions = ActionSpace.of(self.action_space)
+            if isinstance(first, TeamEnv):
+                self.team = TeamSpace.of(first)
+                self.observations, self.actions, self.spaces = self.team.observation, self.team.action, self.team.spaces
+                if self.observations == self.team.observations[0]:  # of each agent
+                    self.observation_space = self.observation_space[first.ids[0]]  # type: ignore[index]
+                else:
+                    self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (self.observations.size,))
+                if cfg.backend == "envpool":
+                    raise ParamsError(f"env.backend: envpool has no teams, and {cfg.id!r} is one; set it to sync")
+            else:
+                self.observations = ObservationSpace.of(self.observation_space)
+                self.actions = ActionSpace.of(self.action_space)
+                self.spaces = self.actions.spaces(self.observations)
         except ParamsError:
             close(first)
             raise
         self.reward_threshold: float | None = first.spec.reward_threshold if first.spec else None
-        self.spaces = self.actions.spaces(self.observations)
         self.obs_size, self.num_actions = self.spaces.observations, self.spaces.actions
         self.upcoming: Upcoming = None
 
-        self.obs: Floats = np.zeros((rows, self.obs_size), np.float32)
-        self.mask: Bools = np.ones((rows, self.num_actions), np.bool_)
-        self.masked = False
-        self.episode_return = np.zeros(rows, np.float64)
+        lead = (rows,) if self.team is None else (rows, self.spaces.agents)
+        self.obs: Floats = np.zeros((*lead, self.obs_size), np.float32)
+        self.mask: Bools = np.ones((*lead, self.num_actions), np.bool_)
+        self.masked = self.team is not None and self.team.masked
+        self.alive: Bools = np.full(lead, self.team is None)
+        self.forced = self.actions.empty(*lead)
+        self.is_forced: Bools = np.zeros(lead, np.bool_)
+        self.episode_return = np.zeros(lead, np.float64)
         self.episode_length: Ints = np.zeros(rows, np.int64)
         self._all = np.arange(rows)
         self._seed: Ints = np.full(rows, -1, np.int64)  # -1: never reset
-        self._log = self.actions.empty(rows, _FIRST_LOG)  # actions of the running episodes
+        self._log = self.actions.empty(rows, _FIRST_LOG, *lead[1:])  # actions of the running episodes
         self._sent: tuple[Ints, Actions] | None = None  # rows and actions of the step that was begun
         self._longest = 0  # an upper bound of episode_length, cheaper to keep than its maximum
         self._example = first
         self._home: _Home | None = None
+        self._rows = Rows if self.team is None else TeamRows
         self._forked = workers.fork(cfg, rows, self.spaces, overlapped) if workers else None
         if cfg.backend == "torch":
             close(first)
@@ -112,7 +135,7 @@ class EnvPool:
             close(first)
             self._home = EnvpoolRows(cfg, rows, self.spaces, workers.count(rows, overlapped) if workers else 1)
         elif self._forked is None:
-            self._home = Rows(cfg, range(rows), [first])
+            self._home = self._rows(cfg, range(rows), [first])
 
     @property
     def wrapped(self) -> bool:
@@ -137,7 +160,7 @@ class EnvPool:
             if self._forked is not None and self._forked.open(self._example):
                 self._home = self._forked
             else:
-                self._home = Rows(self._cfg, range(self.rows), [self._example])
+                self._home = self._rows(self._cfg, range(self.rows), [self._example])
         return self._home
 
     def reset(self, rows: npt.ArrayLike, seeds: npt.ArrayLike) -> None:
@@ -151,20 +174,23 @@ class EnvPool:
         self._seed[index], self.episode_length[index], self.episode_return[index] = (seed_of, 0, 0.0)
         self._longest = int(self.episode_length.max())
         try:
-            obs, mask = home.reset(index, seed_of, self.upcoming)
+            begun = home.reset(index, seed_of, self.upcoming)
         except Fault as fault:
             self._fail(fault)
-        self.obs[index] = obs
-        if mask is not None:
+        self.obs[index] = begun.obs
+        if begun.mask is not None:
             self.masked = True
-            self.mask[index] = mask
+            self.mask[index] = begun.mask
+        if self.team is not None:
+            self._muster(self.team, index, begun)
 
     def step(self, actions: npt.ArrayLike, rows: npt.ArrayLike | None = None) -> Step:
         """Step `rows` `[n]` (all where None).
 
         Args:
             actions: indices `[n]`, or `[n, D]` where an action is several, counted from 0 whatever the space's start;
-                where the space is continuous vectors `[n, A]` in [-1, 1], which are stretched to its bounds.
+                where the space is continuous vectors `[n, A]` in [-1, 1], which are stretched to its bounds. Of a team
+                `[n, K, …]`.
             rows: which.
 
         Raises:
@@ -182,8 +208,17 @@ class EnvPool:
         if self._sent is not None:
             raise UsageError("the pool's last step was not received: call receive() between two send()")
         index, action = self._all if rows is None else np.array(rows, np.int64), np.array(actions, self._log.dtype)
+        if self.team is not None:
+            action = self.taken(action, index)
         self._settled().send(index, action)
         self._sent = index, action
+
+    def taken(self, actions: npt.NDArray[Any], rows: npt.ArrayLike | None = None) -> npt.NDArray[Any]:
+        """Return a team's actions `[n, K, …]` with those that the environment sets itself in their places, as a step
+        takes them."""
+        index = self._all if rows is None else np.asarray(rows, np.int64)
+        forced = self.is_forced[index].reshape(*self.is_forced[index].shape, *(1,) * (actions.ndim - 2))
+        return np.where(forced, self.forced[index], actions)
 
     def receive(self) -> Step:
         """End the step that `send` began and return what it gave.
@@ -210,7 +245,20 @@ class EnvPool:
         self.episode_return[rows] += step.reward
         if self.masked:
             self.mask[rows] = step.mask
+        if self.team is not None:
+            self._muster(self.team, rows, step)
         return step
+
+    def _muster(self, team: TeamSpace, rows: Ints, shown: Begun | Step) -> None:
+        """Keep who acts next in these rows, and which actions the environment sets itself."""
+        self.alive[rows] = alive = np.ones_like(self.alive[rows]) if shown.alive is None else shown.alive
+        self.obs[rows] = np.where(alive[:, :, None], shown.obs, 0.0)
+        if shown.mask is None or not self.masked:
+            self.mask[rows] = team.legal(alive)
+        if shown.forced is not None:
+            forced = shown.forced.reshape(*alive.shape, -1)
+            self.is_forced[rows] = ~np.isnan(forced).all(axis=2)
+            self.forced[rows] = np.nan_to_num(shown.forced)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return what rebuilds the pool: of the running episodes `seed` `[R]` (-1: never reset), `length` `[R]`,
@@ -237,6 +285,7 @@ class EnvPool:
         begun = np.flatnonzero(seed >= 0)
         self._seed[:], self.episode_length[:], self.episode_return[:] = -1, 0, 0.0
         self.obs[:], self.mask[:], self._longest = 0.0, True, 0
+        self.alive[:], self.is_forced[:] = self.team is None, False
         self.reset(begun, seed[begun])
         early: Bools = np.zeros(self.rows, np.bool_)
         for t in range(int(length.max(initial=0))):
@@ -245,8 +294,10 @@ class EnvPool:
                 break
             step = self.step(log[rows, t], rows)
             early[rows] = step.over & (length[rows] > t + 1)
-        seen = np.column_stack((self.obs, self.episode_return))
-        saved = np.column_stack((state["obs"], state["return"]))
+        seen, saved = (
+            np.column_stack((obs.reshape(self.rows, -1), returned.reshape(self.rows, -1)))
+            for obs, returned in ((self.obs, self.episode_return), (state["obs"], state["return"]))
+        )
         same = (seen == saved) | (np.isnan(seen) & np.isnan(saved))
         return np.asarray(early | ~same.all(axis=1), np.bool_)
 
@@ -266,7 +317,7 @@ class EnvPool:
             UsageError: the environments do not live in this process.
         """
         home = self._settled()
-        if not isinstance(home, Rows):
+        if not isinstance(home, Rows | TeamRows):
             raise UsageError("the pool's environments do not live in this process: give it no workers and backend sync")
         return home.envs[row]
 

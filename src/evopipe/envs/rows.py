@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -28,7 +28,6 @@ Bools: TypeAlias = "npt.NDArray[np.bool_]"
 Floats: TypeAlias = "npt.NDArray[np.float32]"
 Ints: TypeAlias = "npt.NDArray[np.int64]"
 Actions: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32]"  # [n] or [n, D] indices, or [n, A] in [-1, 1]
-Begun: TypeAlias = "tuple[Floats, Bools | None]"  # observations [n, O], masks [n, A] where there are any
 Upcoming: TypeAlias = "Callable[[Ints, int], Ints] | None"  # see `EnvPool.upcoming`
 
 
@@ -40,9 +39,22 @@ class Fault(Exception):
         self.row, self.text = row, text
 
 
+class Begun(NamedTuple):
+    """What the first moment of `n` episodes shows; of a team `[n, K, …]`."""
+
+    obs: Floats  # [n, O]
+    mask: Bools | None  # [n, A], None where the environment gives none
+    alive: Bools | None = None  # [n, K] of a team, who acts; None: all, and so of a single agent
+    forced: Floats | None = None  # see `Step`
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step of `n` rows gave. Nothing in it is overwritten by a later step."""
+    """What one step of `n` rows gave. Nothing in it is overwritten by a later step.
+
+    Of a team all but `broken` are `[n, K, …]`: an agent that did not act has no reward, and its ends are False; one
+    that neither acted nor acts next has the observation 0.
+    """
 
     obs: Floats  # [n, O], the true next observation, also where the episode ended
     reward: Floats  # [n]
@@ -50,8 +62,10 @@ class Step:
     truncated: Bools  # [n], the episode was cut: bootstrap from `obs`
     # [n], reward or observation is not finite, or no action is legal in a running episode: not to be learned from.
     broken: Bools
-    mask: Bools  # [n, A], legal next actions
-    alive: Bools | None = None  # [n, K], which agents of a team act next; None where there is no team
+    mask: Bools  # [n, A], legal next actions; of a team's agent that is gone its first action alone
+    alive: Bools | None = None  # [n, K] of a team, who acts next
+    # [n, K, …] of a team, next actions that the environment sets itself, NaN where it does not; None: it never does.
+    forced: Floats | None = None
 
     @classmethod
     def of(
@@ -66,10 +80,17 @@ class Step:
         return cls(obs, reward, terminated, truncated, broken, mask)
 
     @property
+    def parts(self) -> list[npt.NDArray[Any]]:
+        """All arrays of it."""
+        found = [getattr(self, part.name) for part in fields(self)]
+        return [part for part in found if part is not None]
+
+    @property
     def over(self) -> Bools:
         """`[n]`, the episode ended, was cut or broke: the caller begins another one in this row."""
-        ended = self.terminated | self.truncated if self.alive is None else ~self.alive.any(axis=1)
-        return ended | self.broken
+        if self.alive is not None:
+            return self.broken | ~self.alive.any(axis=1)
+        return self.terminated | self.truncated | self.broken
 
 
 class Rows:
@@ -95,18 +116,12 @@ class Rows:
         turn: Ints | None = None,
     ) -> None:
         self._turn: Ints = np.zeros(1, np.int64) if turn is None else turn
-        envs = [*made]
-        while len(envs) < len(numbers):
-            envs.append(make_env(cfg))
-            self._turn[0] = -len(envs)
-        self.envs = dict(zip(numbers, envs, strict=True))
+        self.envs = make_rows(cfg, numbers, made, self._turn)
         self._guard = guard(cfg, lambda: self._turn[0])
         self._masked: Bools = np.zeros(1, np.bool_) if masked is None else masked
-        self._space, self._actions = (
-            ObservationSpace.of(envs[0].observation_space),
-            ActionSpace.of(envs[0].action_space),
-        )
-        self._dtype = envs[0].observation_space.dtype if self._space.plain else np.dtype(np.float32)
+        first = self.envs[numbers[0]]
+        self._space, self._actions = ObservationSpace.of(first.observation_space), ActionSpace.of(first.action_space)
+        self._dtype = first.observation_space.dtype if self._space.plain else np.dtype(np.float32)
         self._steps = {number: env.step for number, env in self.envs.items()}
 
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
@@ -127,7 +142,7 @@ class Rows:
                     if not np.isfinite(observations[i]).all():
                         raise Fault(row, "reset() returned an observation that is not finite")
                     if not isinstance(info, Mapping):
-                        raise Fault(row, f"reset() returned an info that is no mapping but {_name(info)}")
+                        raise Fault(row, f"reset() returned an info that is no mapping but {picture(info)}")
                     if "action_mask" in info:
                         self._masked[0] = True
                     if self._masked[0]:
@@ -140,7 +155,7 @@ class Rows:
             raise Fault(row, f"reset() raised {said(error)}") from error
         except Hung as hung:
             raise Fault(row, f"reset() {hung}") from None
-        return observations, masks if self._masked[0] else None
+        return Begun(observations, masks if self._masked[0] else None)
 
     def step(self, rows: Ints, actions: Actions) -> Step:
         """Step `rows` `[n]` with actions in an algorithm's terms: indices `[n]` or `[n, D]`, or `[n, A]` in [-1, 1].
@@ -168,10 +183,10 @@ class Rows:
                         and terminated.__class__ in bools
                         and truncated.__class__ in bools
                     ):  # other types than the declared ones, perhaps of the same meaning
-                        obs, reward = self._observation(row, obs) if plain else obs, _reward(row, reward)
+                        obs, reward = self._observation(row, obs) if plain else obs, number(row, reward)
                         for name, flag in (("terminated", terminated), ("truncated", truncated)):
                             if flag.__class__ not in bools:
-                                raise Fault(row, f"step() returned {name} = {_name(flag)}, which is not a bool")
+                                raise Fault(row, f"step() returned {name} = {picture(flag)}, which is not a bool")
                     if masked or "action_mask" in info:
                         masks.append(self._legal(row, info))
                     observations.append(obs)
@@ -186,7 +201,7 @@ class Rows:
             raise Fault(row, f"step() {hung}") from None
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows float32 becomes infinite: a broken row
             obs_t = np.concatenate(observations, dtype=np.float32, casting="unsafe").reshape(-1, *shape)
-            reward_t = _floats(rewards).astype(np.float32)
+            reward_t = floats(rewards).astype(np.float32)
         flags = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
         return Step.of(self._actions, obs_t, reward_t, *flags, np.stack(masks) if masks else None)
 
@@ -225,7 +240,18 @@ class Rows:
         return np.asarray(mask != 0, np.bool_)
 
 
-def _floats(rewards: Sequence[Any]) -> npt.NDArray[np.float64]:
+def make_rows(
+    cfg: EnvConfig, numbers: range, made: Sequence[gymnasium.Env[Any, Any]], turn: Ints
+) -> dict[int, gymnasium.Env[Any, Any]]:
+    """Make the environments of these rows but for the first few, which were made already; `turn` as in `Rows`."""
+    envs = [*made]
+    while len(envs) < len(numbers):
+        envs.append(make_env(cfg))
+        turn[0] = -len(envs)
+    return dict(zip(numbers, envs, strict=True))
+
+
+def floats(rewards: Sequence[Any]) -> npt.NDArray[np.float64]:
     """Return rewards; a whole number that no float holds is infinite."""
     try:
         return np.array(rewards, np.float64)
@@ -233,7 +259,8 @@ def _floats(rewards: Sequence[Any]) -> npt.NDArray[np.float64]:
         return np.array([math.inf if abs(reward) > sys.float_info.max else reward for reward in rewards], np.float64)
 
 
-def _reward(row: int, reward: Any) -> float:
+def number(row: int, reward: Any, whose: str = "") -> float:
+    """Return a reward that is no plain number, but means one; Fault where it means none."""
     plain = reward.item() if isinstance(reward, np.ndarray) and reward.size == 1 else reward
     try:
         if isinstance(plain, str | bytes | bytearray | np.ndarray):
@@ -242,10 +269,10 @@ def _reward(row: int, reward: Any) -> float:
     except OverflowError:
         return math.inf
     except (TypeError, ValueError, RuntimeError) as error:
-        raise Fault(row, f"step() returned reward = {_name(reward)}, which is not a number") from error
+        raise Fault(row, f"step() returned reward{whose} = {picture(reward)}, which is not a number") from error
 
 
-def _name(value: object) -> str:
+def picture(value: object) -> str:
     """A short picture of a wrong value."""
     if isinstance(value, np.ndarray):
         return f"array{list(value.shape)} of {value.dtype}"

@@ -16,6 +16,7 @@ import numpy as np
 
 from evopipe.envs.make import close, guard, has_threads
 from evopipe.envs.rows import Actions, Begun, Fault, Ints, Rows, Step, Upcoming
+from evopipe.envs.team_rows import FORCED, TeamRows
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, UsageError, said
 from evopipe.parallel import Died, Helper, available_cpus, can_help, shared_memory
 from evopipe.schema.blocks import EnvConfig
@@ -126,16 +127,19 @@ class Workers:
 
 
 def _shared_arrays(rows: int, spaces: Spaces, shares: int) -> dict[str, npt.NDArray[Any]]:
-    """Return what the processes of one pool see, by row unless stated otherwise."""
-    masks, observations = (np.bool_, (rows, spaces.actions)), (np.float32, (rows, spaces.observations))
+    """Return what the processes of one pool see, by row unless stated otherwise; of a team by row and agent."""
+    lead = (rows,) if spaces.team is None else (rows, spaces.agents)
+    masks, observations = (np.bool_, (*lead, spaces.actions)), (np.float32, (*lead, spaces.observations))
+    actions = np.float32 if spaces.continuous else np.int64, (*lead, *spaces.action_shape)
     kinds: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
         "order": (np.int64, (3,)),  # what is to be done, of how many rows, among how many shares
         "named": (np.int64, (rows,)),  # these rows, in the caller's order
-        "action": (np.float32 if spaces.continuous else np.int64, (rows, *spaces.action_shape)),
+        "action": actions,
         "seed": (np.int64, (rows,)),  # of the episode to begin
-        "obs": observations,  # this and the next five: what the last step gave, or the last reset
-        "reward": (np.float32, (rows,)),
-        **dict.fromkeys(("terminated", "truncated", "broken"), (np.bool_, (rows,))),
+        "obs": observations,  # this and the next five, and a team's: what the last step gave, or the last reset
+        "reward": (np.float32, lead),
+        **dict.fromkeys(("terminated", "truncated"), (np.bool_, lead)),
+        "broken": (np.bool_, (rows,)),
         "mask": masks,
         "masked": (np.bool_, (1,)),  # whether the environments give masks
         "next_seed": (np.int64, (rows,)),  # of the episode that is begun where a step ends one, -1: not known
@@ -145,6 +149,10 @@ def _shared_arrays(rows: int, spaces: Spaces, shares: int) -> dict[str, npt.NDAr
         # Of each share: nanoseconds, steps, what changes from one environment to the next.
         **dict.fromkeys(("spent", "stepped", "turn"), (np.int64, (shares,))),
     }
+    if spaces.team is not None:
+        kinds |= dict.fromkeys(("alive", "next_alive"), (np.bool_, lead))
+        if spaces.kind in FORCED:
+            kinds |= dict.fromkeys(("forced", "next_forced"), (np.float32, actions[1]))
     pieces = shared_memory([math.prod(shape) * np.dtype(kind).itemsize for kind, shape in kinds.values()])
     found: dict[str, npt.NDArray[Any]] = {
         name: np.ndarray(shape, kind, piece) for (name, (kind, shape)), piece in zip(kinds.items(), pieces, strict=True)
@@ -158,14 +166,16 @@ class _Share:
 
     def __init__(self, cfg: EnvConfig, number: int, shared: dict[str, npt.NDArray[Any]]) -> None:
         self._cfg, self._number, self._shared = cfg, number, shared
-        self._rows: Rows | None = None
+        self._rows: Rows | TeamRows | None = None
+        self._given = [name for name in _STEP_FIELDS if name in shared]  # of a step
         self._failed: dict[int, tuple[int, Exception]] = {}  # episodes begun ahead that did not begin: seed, and why
 
     def open(self, shares: int, made: Sequence[gymnasium.Env[Any, Any]] = ()) -> None:
         """Make the environments, but for the first few, which were made already."""
         numbers = range(self._number, len(self._shared["obs"]), shares)
         turn = self._shared["turn"][self._number : self._number + 1]
-        self._rows = Rows(self._cfg, numbers, made, self._shared["masked"], turn)
+        kind = TeamRows if "alive" in self._shared else Rows
+        self._rows = kind(self._cfg, numbers, made, self._shared["masked"], turn)
 
     def serve(self) -> None:
         """Do what is asked."""
@@ -182,38 +192,44 @@ class _Share:
         if self._rows is not None:
             self._rows.close()
 
-    def _reset(self, envs: Rows, rows: Ints) -> None:
-        shared, seeds = self._shared, self._shared["seed"][rows]
+    def _reset(self, envs: Rows | TeamRows, rows: Ints) -> None:
+        seeds = self._shared["seed"][rows]
         for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
             expected, error = self._failed.pop(row, (None, None))
             if error is not None and expected == seed:
                 raise error
-        shared["obs"][rows], mask = envs.reset(rows, seeds)
-        if mask is not None:
-            shared["mask"][rows] = mask
+        self._begin(envs, rows, seeds, "")
 
-    def _step(self, envs: Rows, rows: Ints) -> None:
+    def _begin(self, envs: Rows | TeamRows, rows: Ints, seeds: Ints, ahead: str) -> None:
+        """Begin episodes and keep what they show."""
+        begun = envs.reset(rows, seeds)
+        if (
+            begun.mask is None and begun.alive is not None and isinstance(envs, TeamRows)
+        ):  # other rows may yet find that there are masks
+            begun = begun._replace(mask=envs.legal(begun.alive))
+        for name, value in begun._asdict().items():
+            if value is not None:
+                self._shared[ahead + name][rows] = value
+
+    def _step(self, envs: Rows | TeamRows, rows: Ints) -> None:
         shared = self._shared
         began = time.perf_counter_ns()
         step = envs.step(rows, shared["action"][rows])
         shared["spent"][self._number] += time.perf_counter_ns() - began
         shared["stepped"][self._number] += len(rows)
-        for name in _STEP_FIELDS:
+        for name in self._given:
             shared[name][rows] = getattr(step, name)
         for row in rows[step.over & (shared["next_seed"][rows] >= 0), None]:
             self._begin_ahead(envs, row, shared["next_seed"][row])
 
-    def _begin_ahead(self, envs: Rows, row: Ints, seed: Ints) -> None:
+    def _begin_ahead(self, envs: Rows | TeamRows, row: Ints, seed: Ints) -> None:
         """Begin the episode that is known to follow, `[1]`. A fault is kept until that episode is asked for."""
-        shared = self._shared
         try:
-            shared["next_obs"][row], mask = envs.reset(row, seed)
+            self._begin(envs, row, seed, "next_")
         except Exception as error:
             self._failed[int(row[0])] = int(seed[0]), error
             return
-        if mask is not None:
-            shared["next_mask"][row] = mask
-        shared["begun"][row] = seed
+        self._shared["begun"][row] = seed
 
 
 class WorkerRows:
@@ -223,6 +239,7 @@ class WorkerRows:
         self, workers: Workers, cfg: EnvConfig, rows: int, spaces: Spaces, overlapped: bool, count: int
     ) -> None:
         self.cfg, self.shared = cfg, _shared_arrays(rows, spaces, count + 1)
+        self._begun = [name for name in Begun._fields if name in self.shared]
         self._workers, self._overlapped = workers, overlapped
         forked = [_Share(cfg, number, self.shared) for number in range(count)]
         self.helpers = [Helper(share.serve, share.close) for share in forked]
@@ -269,13 +286,15 @@ class WorkerRows:
         ahead = shared["begun"][rows] == seeds
         shared["begun"][rows] = -1  # what was foretold binds nobody, and serves once
         taken, due = rows[ahead], rows[~ahead]
-        shared["obs"][taken], shared["mask"][taken] = shared["next_obs"][taken], shared["next_mask"][taken]
+        for name in self._begun:
+            shared[name][taken] = shared["next_" + name][taken]
         if len(due):
             shared["seed"][due] = seeds[~ahead]
             self._ask(_RESET, due)
             self._end(due)
         shared["next_seed"][rows] = -1 if upcoming is None else upcoming(rows, 1)[:, 0]
-        return shared["obs"][rows], shared["mask"][rows] if shared["masked"][0] else None
+        mask = shared["mask"][rows] if shared["masked"][0] else None
+        return Begun(shared["obs"][rows], mask, *(shared[name][rows] for name in self._begun[2:]))
 
     def send(self, rows: Ints, actions: Actions) -> None:
         """Begin a step."""
@@ -285,7 +304,7 @@ class WorkerRows:
     def receive(self, rows: Ints, actions: Actions) -> Step:
         """End it, see `Rows.step`."""
         self._end(rows)
-        return Step(*(self.shared[name][rows] for name in _STEP_FIELDS))
+        return Step(*(self.shared[name][rows] for name in _STEP_FIELDS if name in self.shared))
 
     def close(self) -> None:
         """Close the environments, in the middle of a step too, and end the processes."""

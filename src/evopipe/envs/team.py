@@ -1,0 +1,269 @@
+"""Teams: an environment in which K agents act at once, by PettingZoo's parallel API.
+
+A row holds the K agents in the order of `possible_agents`: `obs [K, O]`, `action [K, …]`, `reward [K]`. Where agents
+are unlike, O and A are the widest agent's: an observation's rest is 0, choices that an agent has not are never legal,
+and numbers of a Box action that it has not are ignored.
+
+PettingZoo is imported where a team is made (`evopipe.envs.make_team`), not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+
+from evopipe.envs.spaces import ActionSpace, ObservationSpace, brief
+from evopipe.errors import ParamsError
+from evopipe.types import Spaces, Team
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_MASK = "action_mask"
+
+
+class TeamEnv(gymnasium.Env[Any, Any]):
+    """A PettingZoo environment where Gymnasium's is expected: observations, actions, rewards, both ends and infos are
+    dictionaries by agent.
+
+    Args:
+        parallel: a ParallelEnv.
+        turns: an AECEnv of which one agent acts at a time, where `parallel` is made of such a one.
+
+    Attributes:
+        ids: the environment's own names of its agents, `possible_agents`, at first.
+
+    Raises:
+        ParamsError: it does not say who its agents are and what they see and do.
+    """
+
+    def __init__(self, parallel: Any, turns: Any = None) -> None:
+        self.parallel, self._turns = parallel, turns
+        self.metadata, self.render_mode = getattr(parallel, "metadata", {}), getattr(parallel, "render_mode", None)
+        self.ids: tuple[Any, ...] = self.possible
+        if not self.ids:
+            raise ParamsError("env.id: the environment has no possible_agents, which must name all its agents")
+        if len({str(agent) for agent in self.ids}) < len(self.ids):
+            raise ParamsError(f"env.id: two of the environment's possible_agents {[*self.ids]} have one name")
+        self.observation_space = self._spaces("observation_space")
+        self.action_space = self._spaces("action_space")
+
+    def _spaces(self, what: str) -> gymnasium.spaces.Dict:
+        found = [(agent, getattr(self.parallel, what)(agent)) for agent in self.ids]
+        for agent, space in found:
+            if not isinstance(space, gymnasium.Space):
+                raise ParamsError(f"env.id: {what}({agent!r}) is no space but {brief(space)}")
+        return gymnasium.spaces.Dict(found)
+
+    @property
+    def possible(self) -> tuple[Any, ...]:
+        """All agents that may appear."""
+        return tuple(getattr(self.parallel, "possible_agents", None) or ())
+
+    @property
+    def agents(self) -> Sequence[Any]:
+        """Who acts next."""
+        agents: Sequence[Any] = self.parallel.agents
+        return agents
+
+    @property
+    def turn(self) -> Any:
+        """Whose action counts next, where agents take turns; else None."""
+        return None if self._turns is None else self._turns.agent_selection
+
+    def wrapped(self, wrapper: Callable[..., Any], kwargs: Mapping[str, Any]) -> TeamEnv:
+        """Return it inside a wrapper of PettingZoo's environments; TypeError where that gives no ParallelEnv."""
+        from pettingzoo import ParallelEnv
+
+        made = wrapper(self.parallel, **kwargs)
+        if not isinstance(made, ParallelEnv):
+            raise TypeError(f"it gave no ParallelEnv but {type(made).__name__}")
+        return TeamEnv(made, self._turns)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Return observations and infos."""
+        return self.parallel.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        """Return observations, rewards, terminations, truncations and infos of the agents in `action`."""
+        return self.parallel.step(action)
+
+    def render(self) -> Any:
+        """Draw it."""
+        return self.parallel.render()
+
+    def close(self) -> None:
+        """Close it."""
+        self.parallel.close()
+
+
+@dataclass(frozen=True)
+class TeamSpace:
+    """What a team's agents see and do, and the way between their dictionaries and rows of K agents."""
+
+    ids: tuple[Any, ...]  # as the environment has them: text or whole numbers
+    observations: tuple[ObservationSpace, ...]
+    actions: tuple[ActionSpace, ...]
+    masks: tuple[bool, ...]  # whether an agent's observation is a dictionary that brings its action mask
+
+    @classmethod
+    def of(cls, env: TeamEnv) -> TeamSpace:
+        """Read a team's spaces; ParamsError where an agent's are not served, or agents are too unlike."""
+        observed, acted, masks = [], [], []
+        for agent in env.ids:
+            space = env.observation_space[agent]  # type: ignore[index]
+            masks.append(isinstance(space, gymnasium.spaces.Dict) and _MASK in space.spaces)
+            if masks[-1]:
+                space = gymnasium.spaces.Dict([part for part in space.spaces.items() if part[0] != _MASK])
+            try:
+                observed.append(ObservationSpace.of(space))
+                acted.append(ActionSpace.of(env.action_space[agent]))  # type: ignore[index]
+            except ParamsError as error:
+                text = str(error).removeprefix("env.id: ")
+                raise ParamsError(f"env.id: agent {agent!r}: {text}") from None
+        found = cls(env.ids, tuple(observed), tuple(acted), tuple(masks))
+        found._refuse_unlike()
+        return found
+
+    def _refuse_unlike(self) -> None:
+        kinds = [action.kind for action in self.actions]
+        if len({*kinds}) > 1:
+            listed = ", ".join(f"{kind} of {agent!r}" for agent, kind in zip(self.ids, kinds, strict=True))
+            raise ParamsError(
+                f"env.id: the agents' actions are of unlike kinds ({listed}), which is not served: wrap the "
+                "environment so that all are of one kind"
+            )
+        if kinds[0] in ("multidiscrete", "multibinary"):
+            for agent, action in zip(self.ids, self.actions, strict=True):
+                if action.choices != self.actions[0].choices:
+                    raise ParamsError(
+                        f"env.id: the agents' {kinds[0]} actions are unlike ({[*self.actions[0].choices]} choices of "
+                        f"{self.ids[0]!r}, {[*action.choices]} of {agent!r}), which is not served: only Discrete and "
+                        "Box actions may be unlike"
+                    )
+        for agent, space in zip(self.ids, self.observations, strict=True):
+            if (space.images or self.observations[0].images) and space != self.observations[0]:
+                raise ParamsError(
+                    f"env.id: the agents {self.ids[0]!r} and {agent!r} see images that are unlike, or one sees none, "
+                    "which is not served: only vectors may be unlike"
+                )
+
+    @cached_property
+    def agents(self) -> tuple[str, ...]:
+        """The agents' names."""
+        return tuple(map(str, self.ids))
+
+    @cached_property
+    def observation(self) -> ObservationSpace:
+        """How one agent's row is made up: the agents' common space, or plain numbers."""
+        if len({*self.observations}) == 1:
+            return self.observations[0]
+        return ObservationSpace.vector(max(space.size for space in self.observations))
+
+    @cached_property
+    def action(self) -> ActionSpace:
+        """One agent's actions in an algorithm's terms, the widest agent's."""
+        kind, size = self.actions[0].kind, max(action.size for action in self.actions)
+        if kind == "continuous":
+            return ActionSpace(kind, (size,), bounds=(np.full(size, -1.0), np.ones(size)))
+        choices = (size,) if kind == "discrete" else self.actions[0].choices
+        return ActionSpace(kind, () if kind == "discrete" else (len(choices),), choices, (0,) * len(choices))
+
+    @cached_property
+    def spaces(self) -> Spaces:
+        """Return what an algorithm needs to know."""
+        one, action = self.observation, self.action
+        sizes = [tuple(space.size for space in spaces) for spaces in (self.observations, self.actions)]
+        team = Team(self.agents, *sizes)
+        common = tuple(
+            part for part in self.observations[0].one_hot if all(part in each.one_hot for each in self.observations)
+        )
+        images, kind = one.images, action.kind
+        return Spaces(one.size, action.size, action.continuous, images, kind, action.choices, common, team=team)
+
+    @cached_property
+    def free(self) -> npt.NDArray[np.bool_]:
+        """`[K, A]`, which choices an agent has; all of a Box."""
+        free = np.ones((len(self.ids), self.action.size), np.bool_)
+        if self.action.kind == "discrete":
+            free[:] = np.arange(self.action.size) < np.array([action.size for action in self.actions])[:, None]
+        return free
+
+    @cached_property
+    def first(self) -> npt.NDArray[np.bool_]:
+        """`[A]`, the mask of an agent that is gone: the first action alone; all of a Box."""
+        first = np.ones(self.action.size, np.bool_)
+        if self.action.kind != "continuous":
+            first[:] = False
+        if self.action.kind in ("discrete", "multidiscrete"):
+            first[np.cumsum((0, *self.action.choices[:-1]))] = True
+        return first
+
+    @property
+    def masked(self) -> bool:
+        """Whether some choices are never or not always legal, as the spaces alone say."""
+        return any(self.masks) or not bool(self.free.all())
+
+    def legal(self, alive: npt.NDArray[np.bool_], given: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.bool_]:
+        """Return masks `[n, K, A]` of agents of whom some are alive `[n, K]`; without masks `given` all is legal."""
+        return np.where(alive[:, :, None], self.free if given is None else given, self.first)
+
+    def obs(self, observed: Mapping[Any, Any], alive: Sequence[bool] | npt.NDArray[np.bool_]) -> Any:
+        """Return the row of these observations: float32 `[K, O]`, zeros where an agent is not alive `[K]`.
+
+        ValueError where one is missing or does not fit, whose text goes on from "returned".
+        """
+        row = np.zeros((len(self.ids), self.observation.size), np.float32)
+        for place, (agent, space) in enumerate(zip(self.ids, self.observations, strict=True)):
+            if alive[place]:
+                if agent not in observed:
+                    raise ValueError(f"no observation of agent {agent!r}, which is alive")
+                try:
+                    row[place, : space.size] = space.row(observed[agent])
+                except ValueError as error:
+                    raise ValueError(f"of agent {agent!r} {error}") from error
+        return row
+
+    def own(self, actions: npt.NDArray[Any]) -> dict[Any, Any]:
+        """Return each agent's own action, by its id, of a team's action `[K, …]` in an algorithm's terms."""
+        return {agent: own[0] for agent, own in zip(self.ids, self.own_each(actions[None]), strict=True)}
+
+    def own_each(self, actions: npt.NDArray[Any]) -> list[Any]:
+        """Return each agent's own actions `[n, …]`, one after the other, of `[n, K, …]`; of Discrete ones a list."""
+        parts = [(space, actions[:, place]) for place, space in enumerate(self.actions)]
+        if self.action.kind == "discrete":
+            return [space.own(part).tolist() for space, part in parts]
+        return [space.own(part[:, : space.size] if self.action.continuous else part) for space, part in parts]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON data, part of an exported policy's description. Ids other than text and whole numbers
+        become text."""
+        parts = zip(self.ids, self.observations, self.actions, self.masks, strict=True)
+        return {
+            "team": [
+                {"id": agent if isinstance(agent, str | int) else str(agent), "masked": masked}
+                | seen.to_json()
+                | done.to_json()
+                for agent, seen, done, masked in parts
+            ]
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TeamSpace:
+        """Build from what `to_json` returned; KeyError, TypeError or ValueError where it is something else."""
+        team = data["team"]
+        observations, actions = [ObservationSpace.from_json(x) for x in team], [ActionSpace.from_json(x) for x in team]
+        ids, masks = tuple(x["id"] for x in team), tuple(bool(x["masked"]) for x in team)
+        found = cls(ids, tuple(observations), tuple(actions), masks)
+        if not ids or len({*found.agents}) < len(ids):
+            raise ValueError(f"a team of the agents {[*ids]}, which need a name each")
+        try:
+            found._refuse_unlike()
+        except ParamsError as error:
+            raise ValueError(str(error)) from error
+        return found

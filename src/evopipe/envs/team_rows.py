@@ -1,0 +1,324 @@
+"""The rows of a pool of teams that live in one process: what `evopipe.envs.rows` is for single agents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evopipe.envs.make import close, guard
+from evopipe.envs.rows import Actions, Begun, Bools, Fault, Floats, Ints, Step, Upcoming, floats, make_rows, number
+from evopipe.envs.rows import picture as name_of
+from evopipe.envs.team import TeamSpace
+from evopipe.errors import EvopipeError, said
+from evopipe.schema.blocks import EnvConfig
+from evopipe.watchdog import Hung
+
+if TYPE_CHECKING:
+    import gymnasium
+
+_BOOLS, _REALS = {bool, np.bool_}, {float, int, np.float64, np.float32}
+_STEP = ("observations", "rewards", "terminations", "truncations", "infos")
+_MASK, _FORCED = "action_mask", "env_defined_actions"
+FORCED = ("continuous", "multibinary")
+"""Kinds of actions of which no mask can say that the environment sets one itself."""
+
+
+def team_step(
+    space: TeamSpace,
+    obs: Floats,
+    reward: Floats,
+    terminated: Bools,
+    truncated: Bools,
+    alive: Bools,
+    mask: Bools | None = None,
+    forced: Floats | None = None,
+) -> Step:
+    """Return a team's step and find what is broken in it; without masks an agent's every choice is legal."""
+    broken: Bools = ~(np.isfinite(obs).all(axis=(1, 2)) & np.isfinite(reward).all(axis=1))
+    legal = space.legal(alive, mask)
+    if mask is not None:
+        possible = space.action.possible(legal.reshape(-1, legal.shape[2]))
+        broken |= ~possible.reshape(alive.shape).all(axis=1)
+    return Step(obs, reward, terminated, truncated, broken, legal, alive, forced)
+
+
+class TeamRows:
+    """Teams of one kind, addressed by their rows in the pool; arguments and errors as `Rows` has them.
+
+    Who acts is who stands in the environment's `agents` and has not just ended. An agent that acted and stands there no
+    more, though neither of its ends is set, is taken as truncated. One whose observation is missing where it was
+    terminated has the observation 0: nothing is learned from that.
+    """
+
+    def __init__(
+        self,
+        cfg: EnvConfig,
+        numbers: range,
+        made: Sequence[gymnasium.Env[Any, Any]],
+        masked: Bools | None = None,
+        turn: Ints | None = None,
+    ) -> None:
+        self._turn: Ints = np.zeros(1, np.int64) if turn is None else turn
+        self.envs: dict[int, Any] = dict(make_rows(cfg, numbers, made, self._turn))
+        self._guard = guard(cfg, lambda: self._turn[0])
+        self._space = space = TeamSpace.of(self.envs[numbers[0]])
+        self._place = {agent: place for place, agent in enumerate(space.ids)}
+        self._everyone = [*space.ids]
+        spaces = self.envs[numbers[0]].observation_space.spaces
+        # Shape and type of observations that are rows already.
+        self._plain = [
+            ((seen.size,), spaces[agent].dtype) if seen.plain else None
+            for agent, seen in zip(space.ids, space.observations, strict=True)
+        ]
+        self._forces = space.action.kind in FORCED
+        self._masked: Bools = np.zeros(1, np.bool_) if masked is None else masked
+        if space.masked:
+            self._masked[0] = True
+        self._acting: dict[int, list[int]] = {row: [] for row in numbers}  # places of those who act next
+        self._giving: dict[int, set[int]] = {row: set() for row in numbers}  # of those who give masks in this episode
+
+    def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
+        """Begin an episode in `rows` `[n]`, each from its own seed `[n]`. See `Rows.reset`."""
+        seen = _Seen(self._space, len(rows), self._forces)
+        row = -1
+        try:
+            with self._guard:
+                for i, (row, seed) in enumerate(zip(rows.tolist(), seeds.tolist(), strict=True)):
+                    self._turn[0] = row
+                    self._begin(row, i, self.envs[row].reset(seed=seed), seen)
+        except (EvopipeError, Fault):
+            raise
+        except (Exception, SystemExit) as error:
+            raise Fault(row, f"reset() raised {said(error)}") from error
+        except Hung as hung:
+            raise Fault(row, f"reset() {hung}") from None
+        alive = np.array(seen.alive, np.bool_).reshape(len(rows), -1)
+        mask = self._space.legal(alive, seen.mask) if self._masked[0] else None
+        if mask is not None:
+            possible = self._space.action.possible(mask.reshape(-1, mask.shape[2])).reshape(alive.shape)
+            if not possible.all():
+                i, place = np.argwhere(~possible)[0].tolist()
+                whose = self._whose(place)
+                raise Fault(int(rows[i]), f"reset() returned an action_mask{whose} in which no action is legal")
+        return Begun(seen.obs, mask, alive, seen.forced)
+
+    def step(self, rows: Ints, actions: Actions) -> Step:
+        """Step `rows` `[n]` with actions `[n, K, …]` in an algorithm's terms, those of the living count. See
+        `Rows.step`."""
+        seen, ids = _Seen(self._space, len(rows), self._forces), self._space.ids
+        own, row, turn = self._space.own_each(actions), -1, self._turn
+        try:
+            with self._guard:
+                for i, row in enumerate(rows.tolist()):
+                    turn[0] = row
+                    given = {ids[place]: own[place][i] for place in self._acting[row]}
+                    self._take(row, i, self.envs[row].step(given), seen)
+        except (EvopipeError, Fault):
+            raise
+        except (Exception, SystemExit) as error:
+            raise Fault(row, f"step() raised {said(error)}") from error
+        except Hung as hung:
+            raise Fault(row, f"step() {hung}") from None
+        shape, mask = (len(rows), len(ids)), seen.mask if self._masked[0] else None
+        flags = seen.terminated, seen.truncated, seen.alive
+        terminated, truncated, alive = (np.array(flag, np.bool_).reshape(shape) for flag in flags)
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows float32 becomes infinite: a broken row
+            reward = floats(seen.reward).astype(np.float32).reshape(shape)
+        return team_step(self._space, seen.obs, reward, terminated, truncated, alive, mask, seen.forced)
+
+    def send(self, rows: Ints, actions: Actions) -> None:
+        """Begin a step: here the work is done when its result is asked for."""
+
+    def receive(self, rows: Ints, actions: Actions) -> Step:
+        """End it, see `step`."""
+        return self.step(rows, actions)
+
+    def legal(self, alive: Bools) -> Bools:
+        """Return masks `[n, K, A]` where the environment gives none, of agents of whom some are alive `[n, K]`."""
+        return self._space.legal(alive)
+
+    def close(self) -> None:
+        """Close every environment."""
+        for env in self.envs.values():
+            close(env)
+
+    def _begin(self, row: int, i: int, result: Any, seen: _Seen) -> None:
+        """Read what a reset returned."""
+        env = self.envs[row]
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise Fault(row, f"reset() returned {name_of(result)}, expected observations and infos")
+        observed, infos = (
+            self._dictionary(row, "reset", *x) for x in zip(("observations", "infos"), result, strict=True)
+        )
+        if env.possible != self._space.ids:
+            raise Fault(
+                row,
+                f"reset() changed its possible_agents from {self._everyone} to {[*env.possible]}: they must stay the "
+                "same; who acts is said by agents",
+            )
+        self._acting[row], self._giving[row] = self._present(row, "reset"), set()
+        if not self._acting[row]:
+            raise Fault(row, "reset() left no agent alive: its agents are empty")
+        for place in self._acting[row]:
+            agent = self._space.ids[place]
+            if agent not in observed:
+                raise Fault(row, f"reset() returned no observation{self._whose(place)}, which is alive")
+            self._see(row, i, place, observed[agent], seen)
+            if not np.isfinite(seen.obs[i, place]).all():
+                raise Fault(row, f"reset() returned an observation{self._whose(place)} that is not finite")
+            seen.alive[seen.at(i, place)] = True
+            self._hint(row, i, place, observed[agent], infos.get(agent), seen, "reset")
+
+    def _take(self, row: int, i: int, result: Any, seen: _Seen) -> None:
+        """Read what a step returned."""
+        if result.__class__ is not tuple or len(result) != 5:
+            raise Fault(row, f"step() returned {name_of(result)}, expected {', '.join(_STEP)}")
+        for what, part in zip(_STEP, result, strict=True):
+            if part.__class__ is not dict:
+                self._dictionary(row, "step", what, part)
+        observed, rewards, terminations, truncations, infos = result
+        ids, acted, first = self._space.ids, self._acting[row], seen.at(i, 0)
+        acting, gone = [], set()
+        for place in acted:
+            agent = ids[place]
+            try:
+                reward, terminated, truncated = rewards[agent], terminations[agent], truncations[agent]
+            except KeyError:
+                parts = zip(_STEP[1:], result[1:], strict=True)
+                what = next((what for what, part in parts if agent not in part), "")
+                raise Fault(row, f"step() returned no {what[:-1]}{self._whose(place)}, which is alive") from None
+            if reward.__class__ not in _REALS:
+                reward = number(row, reward, self._whose(place))
+            for what, flag in (("terminated", terminated), ("truncated", truncated)):
+                if flag.__class__ not in _BOOLS:
+                    raise Fault(
+                        row, f"step() returned {what}{self._whose(place)} = {name_of(flag)}, which is not a bool"
+                    )
+            at = first + place
+            seen.reward[at], seen.terminated[at], seen.truncated[at] = reward, terminated, truncated
+            if terminated or truncated:
+                gone.add(place)
+            if agent in observed:
+                self._see(row, i, place, observed[agent], seen)
+            elif not terminated:
+                raise Fault(row, f"step() returned no observation{self._whose(place)}, which is alive")
+        for place in self._present(row, "step"):
+            agent = ids[place]
+            if place not in acted:
+                if terminations.get(agent) or truncations.get(agent):  # ended before, and was not removed
+                    continue
+                if agent not in observed:
+                    raise Fault(row, f"step() returned no observation{self._whose(place)}, which came to live")
+                self._see(row, i, place, observed[agent], seen)
+            elif place in gone:
+                continue
+            acting.append(place)
+            seen.alive[first + place] = True
+            info = infos.get(agent)
+            if info or self._masked[0]:
+                self._hint(row, i, place, observed[agent], info, seen, "step")
+        for place in acted:
+            if place not in acting and place not in gone:
+                seen.truncated[first + place] = True
+        self._acting[row] = acting
+
+    def _present(self, row: int, what: str) -> list[int]:
+        """The places of the environment's `agents`."""
+        agents = self.envs[row].agents
+        if agents == self._everyone:
+            return [*range(len(agents))]
+        try:
+            return [self._place[agent] for agent in agents]
+        except KeyError as error:
+            stranger = error.args[0]
+            raise Fault(row, f"{what}() left agent {stranger!r} in agents, which is none of possible_agents") from None
+
+    def _whose(self, place: int) -> str:
+        return f" of agent {self._space.ids[place]!r}"
+
+    def _dictionary(self, row: int, what: str, name: str, value: Any) -> Mapping[Any, Any]:
+        if not isinstance(value, Mapping):
+            raise Fault(row, f"{what}() returned {name} that are no dictionary by agent but {name_of(value)}")
+        return value
+
+    def _see(self, row: int, i: int, place: int, obs: Any, seen: _Seen) -> None:
+        """Keep one agent's observation."""
+        space, plain = self._space.observations[place], self._plain[place]
+        if plain is None or obs.__class__ is not np.ndarray or (obs.shape, obs.dtype) != plain:
+            try:
+                obs = space.row(obs)
+            except ValueError as error:
+                raise Fault(row, f"returned{self._whose(place)} {error}") from error
+        seen.obs[i, place, : space.size] = obs
+
+    def _hint(self, row: int, i: int, place: int, obs: Any, info: Any, seen: _Seen, what: str) -> None:
+        """Read an agent's mask and the action that the environment sets itself, where there are any."""
+        info = {} if info is None else self._dictionary(row, what, f"infos{self._whose(place)}", info)
+        mask = obs[_MASK] if self._space.masks[place] else info.get(_MASK)
+        limits = mask is not None or (_FORCED in info and not self._forces)
+        if limits and what == "reset":
+            self._masked[0] = True
+        elif limits and not self._masked[0]:
+            name = _MASK if mask is not None else _FORCED
+            raise Fault(row, f"step() returned {name}{self._whose(place)}, reset() did not: give it in both")
+        turn = self.envs[row].turn
+        if turn is not None and turn != self._space.ids[place]:
+            seen.mask[i, place] = self._space.first  # it waits: nothing depends on its action
+        elif mask is not None:
+            self._giving[row].add(place)
+            size = self._space.actions[place].size
+            seen.mask[i, place, :size] = self._legal(row, place, mask)
+        elif place in self._giving[row]:
+            raise Fault(
+                row, f"returned no action_mask{self._whose(place)}, earlier it did: give it at every reset and step"
+            )
+        if info.get(_FORCED) is not None:
+            self._force(row, i, place, info[_FORCED], seen)
+
+    def _legal(self, row: int, place: int, given: Any) -> Bools:
+        """One agent's mask, of its own choices."""
+        space = self._space.actions[place]
+        try:
+            mask = np.asarray(space.flat_mask(given))
+        except ValueError as error:
+            raise Fault(row, f"returned{self._whose(place)} {error}") from error
+        if mask.shape != (space.size,) or mask.dtype.kind not in "biu":
+            found = f"{mask.dtype}{[*mask.shape]}"
+            raise Fault(row, f"returned an action_mask {found}{self._whose(place)}, expected bool[{space.size}]")
+        return np.asarray(mask != 0, np.bool_)
+
+    def _force(self, row: int, i: int, place: int, given: Any, seen: _Seen) -> None:
+        """Keep the action that the environment sets itself."""
+        space = self._space.actions[place]
+        own = np.asarray(given)
+        fits = own.shape == space.shape and own.dtype.kind in ("biuf" if space.continuous else "biu")
+        if fits and not space.continuous:
+            index = own.reshape(-1) - np.array(space.starts)
+            fits = bool(((index >= 0) & (index < np.array(space.choices))).all())
+        if not fits:
+            raise Fault(row, f"returned {_FORCED} = {name_of(given)}{self._whose(place)}, which is none of its actions")
+        relative = space.relative(own[None])[0]
+        if seen.forced is not None:
+            seen.forced[i, place, : space.size] = relative
+            return
+        seen.mask[i, place] = False
+        seen.mask[i, place, np.cumsum((0, *space.choices[:-1])) + relative] = True
+
+
+class _Seen:
+    """What a step or reset of `n` rows showed so far; of those who are gone nothing."""
+
+    def __init__(self, space: TeamSpace, n: int, forces: bool) -> None:
+        self._agents = agents = len(space.ids)
+        self.obs: Floats = np.zeros((n, agents, space.observation.size), np.float32)
+        self.mask: Bools = np.repeat(space.free[None], n, axis=0)
+        self.reward = [0.0] * (n * agents)  # by row and place, as the next three
+        self.terminated, self.truncated, self.alive = ([False] * (n * agents) for _ in range(3))
+        shape = (n, agents, *space.spaces.action_shape)
+        self.forced: Floats | None = np.full(shape, np.nan, np.float32) if forces else None
+
+    def at(self, i: int, place: int) -> int:
+        """Where an agent of a row stands in the lists."""
+        return i * self._agents + place
