@@ -60,7 +60,7 @@ def cases(quick: Sequence[str] | None = None, on_policy: bool | None = None) -> 
     Those whose shape another one has too, or all but the `quick` ones, are slow: their turn comes with `--slow`.
     `on_policy` chooses those that are, or those that are not.
     """
-    chosen = [name for name in algos.names() if on_policy in (None, is_on_policy(name))]
+    chosen = [name for name in algos.names() if on_policy in (None, is_on_policy(name)) and not algos.get(name).TEAM]
     names = [name if i == 0 else f"{name}:{kind}" for name in chosen for i, kind in enumerate(_kinds(name))]
     shared = [f"{name}:{_kinds(name)[0]}:shared" for name in ("td3", "ppo") if name in chosen]
     names += shared

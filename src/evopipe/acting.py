@@ -49,8 +49,8 @@ class Policy:
         online = online_networks(algo, self.widths)
         acting = acting_networks(algo.POLICY, self.widths)
         self._blind = not all(online[name] in member.tensors for name in online if name not in acting)
-        bare = [_bare(algo, member, self.widths)]
-        (self._cohort,) = form(bare, algo.State, self.widths, torch.device("cpu"), lambda _: Pace())
+        members = [bare(algo, member, self.widths)]
+        (self._cohort,) = form(members, algo.State, self.widths, torch.device("cpu"), lambda _: Pace())
         self.memory = self._cohort.memory
 
     def act(self, obs: Any, mask: Any = None, epsilon: float = 0.0, seed: int = 0) -> Any:
@@ -364,7 +364,7 @@ def beside(algo: Algorithm, tensors: Mapping[str, torch.Tensor]) -> dict[str, to
     return {name: tensors[name] for name in (*seen, *algo.ACTS_WITH)}
 
 
-def _bare(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Member:
+def bare(algo: Algorithm, member: Member, widths: Mapping[str, Widths]) -> Member:
     """Return a member with what acting reads and the networks that are there; all else of its state is zero."""
     online, tensors = {*online_networks(algo, widths).values()}, beside(algo, member.tensors)
     for name, (kind, network) in tensor_kinds(algo.State, widths).items():

@@ -16,6 +16,7 @@ from evopipe.schema.params import Params, load_params, parse_params
 from evopipe.stages import buffer, evaluate, export, fetch, population, report, tracking, train
 from evopipe.stages.check import check, needs_dataset
 from evopipe.storage.files import read_bytes, read_json
+from evopipe.team_policy import TeamPolicy
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Result:
         lineage: one record a generation: the content of `reports/lineage.jsonl`.
     """
 
-    policy: Policy
-    policies: list[Policy]
+    policy: Policy | TeamPolicy
+    policies: list[Policy | TeamPolicy]
     evaluation: dict[str, Any]
     members: dict[str, Any]
     summary: dict[str, Any]

@@ -7,15 +7,17 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
 from evopipe.envs.make import close, guard, make_env
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
+from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, UsageError, text_of
 from evopipe.policy import Policy
 from evopipe.schema.blocks import EnvConfig
+from evopipe.team_policy import TeamPolicy
 from evopipe.watchdog import Hung
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from evopipe.film import Film
+
+AnyPolicy: TypeAlias = Policy | TeamPolicy
 
 FPS = 30  # frames a second where the environment's metadata names no `render_fps`
 LIMIT = 10_000  # steps of an episode where neither the environment nor the caller sets a limit
@@ -64,7 +68,7 @@ class Score:
     steps: int
 
 
-def play(policy: Policy, seed: int = 0, max_steps: int | None = None, trust: bool = False) -> Playback:
+def play(policy: AnyPolicy, seed: int = 0, max_steps: int | None = None, trust: bool = False) -> Playback:
     """Play one greedy episode in the policy's own environment and draw every state, without a display.
 
     Args:
@@ -88,7 +92,7 @@ def play(policy: Policy, seed: int = 0, max_steps: int | None = None, trust: boo
 
 
 def watch(
-    policy: Policy,
+    policy: AnyPolicy,
     cfg: EnvConfig,
     films: Sequence[Film] = (),
     episodes: int = 1,
@@ -135,7 +139,7 @@ def watch(
 
 
 def environment_of(
-    policy: Policy, env_id: str | None = None, kwargs: Mapping[str, Any] | None = None, trust: bool = False
+    policy: AnyPolicy, env_id: str | None = None, kwargs: Mapping[str, Any] | None = None, trust: bool = False
 ) -> EnvConfig:
     """Return the environment that a policy was trained in, or another one, or with other arguments.
 
@@ -179,12 +183,15 @@ def has_display() -> bool:
 
 
 def _episode(
-    env: gymnasium.Env[Any, Any], cfg: EnvConfig, policy: Policy, seed: int, max_steps: int | None
+    env: gymnasium.Env[Any, Any], cfg: EnvConfig, policy: AnyPolicy, seed: int, max_steps: int | None
 ) -> Iterator[tuple[float, bool]]:
     """Play one episode: after the reset and after each step, the reward and whether an end state is reached."""
     with _explained(cfg):
         obs, info = env.reset(seed=seed)
     yield 0.0, False
+    if isinstance(policy, TeamPolicy):
+        yield from _team_episode(env, cfg, policy, (obs, info), max_steps)
+        return
     memory = None
     for _ in range(max_steps or LIMIT):
         action, memory = policy.step(obs, memory, info.get("action_mask"))
@@ -194,6 +201,23 @@ def _episode(
             moment = float(reward), bool(terminated)
         yield moment
         if terminated or truncated:
+            return
+
+
+def _team_episode(
+    env: gymnasium.Env[Any, Any], cfg: EnvConfig, policy: TeamPolicy, begun: tuple[Any, Any], max_steps: int | None
+) -> Iterator[tuple[float, bool]]:
+    """Go on with a team's episode: after each step the sum of its agents' rewards, and whether all reached an end."""
+    (obs, info), memory, here = begun, None, cast("TeamEnv", env)
+    for _ in range(max_steps or LIMIT):
+        alive = list(here.agents)
+        masks = {agent: info[agent]["action_mask"] for agent in alive if "action_mask" in info.get(agent, {})}
+        actions, memory = policy.step({agent: obs[agent] for agent in alive}, memory, masks)
+        with _explained(cfg):
+            obs, rewards, terminated, _, info = here.step(actions)
+            moment = float(sum(rewards.values())), all(terminated.values())
+        yield moment
+        if not here.agents:
             return
 
 
@@ -216,13 +240,14 @@ def _explained(cfg: EnvConfig) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened(cfg: EnvConfig, policy: Policy, mode: str) -> Iterator[gymnasium.Env[Any, Any]]:
+def _opened(cfg: EnvConfig, policy: AnyPolicy, mode: str) -> Iterator[gymnasium.Env[Any, Any]]:
     """The environment in a render mode, closed at the end."""
     env = _make(cfg, mode)
     try:
-        found, own = ActionSpace.of(env.action_space), policy.action_space
-        has = f"{ObservationSpace.of(env.observation_space).size} observations and {found.size} {found.kind} actions"
-        wanted = f"{policy.observations} observations and {policy.actions} {own.kind} actions"
+        if isinstance(policy, TeamPolicy) != isinstance(env, TeamEnv):
+            who = "a team" if isinstance(env, TeamEnv) else "one agent"
+            raise DataError(f"environment {cfg.id!r} is for {who}, the policy is not; play it where it was trained")
+        has, wanted = _described(env, policy)
         if has != wanted:
             raise DataError(
                 f"environment {cfg.id!r} has {has}, the policy {wanted}; play it in the environment that it was "
@@ -231,6 +256,20 @@ def _opened(cfg: EnvConfig, policy: Policy, mode: str) -> Iterator[gymnasium.Env
         yield env
     finally:
         close(env)
+
+
+def _described(env: gymnasium.Env[Any, Any], policy: AnyPolicy) -> tuple[str, str]:
+    """Return in words what an environment has, and what a policy was trained for."""
+
+    def of_team(team: TeamSpace) -> str:
+        agents = zip(team.agents, team.observations, team.actions, strict=True)
+        return ", ".join(f"{name} ({o.size} observations, {a.size} {a.kind} actions)" for name, o, a in agents)
+
+    if isinstance(policy, TeamPolicy):
+        return f"the agents {of_team(TeamSpace.of(cast('TeamEnv', env)))}", f"the agents {of_team(policy.team)}"
+    found, own = ActionSpace.of(env.action_space), policy.action_space
+    has = f"{ObservationSpace.of(env.observation_space).size} observations and {found.size} {found.kind} actions"
+    return has, f"{policy.observations} observations and {policy.actions} {own.kind} actions"
 
 
 def _make(cfg: EnvConfig, mode: str) -> gymnasium.Env[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,15 +19,17 @@ from evopipe.core.fit import forms_of_networks, forms_of_rows, misfit
 from evopipe.core.member import Member, read_architecture
 from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
+from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, ParamsError, UsageError
-from evopipe.schema.stored import StoredPolicy, in_a_sentence
+from evopipe.schema.stored import StoredPolicy, StoredSpaces, StoredTeam, in_a_sentence
 from evopipe.storage.files import dump_json, parse_json
 from evopipe.storage.folders import read_folder, write_folder
 from evopipe.storage.members import read as read_members
 from evopipe.storage.tensors import dump_tensors, load_tensors
+from evopipe.team_policy import TeamPolicy
 from evopipe.types import Spaces
 
-__all__ = ["CARD", "POLICY", "PROGRAM", "TENSORS", "Policy", "load", "save", "trained"]
+__all__ = ["CARD", "POLICY", "PROGRAM", "TENSORS", "Policy", "TeamPolicy", "load", "save", "trained"]
 
 POLICY, TENSORS, PROGRAM, CARD = "policy.json", "policy.safetensors", "policy.pt2", "README.md"
 FORMAT = 1
@@ -59,7 +62,7 @@ def save(
     others = other_networks(algo, widths) if critic else {}
     networks = {name: name for name in acting_networks(algo.POLICY, widths)} | others
     rows, tensors = {name: member.tensors[name] for name in networks.values()}, beside(algo, member.tensors)
-    policy = Policy(algo, cfg, replace(member, tensors=rows | tensors), about)
+    policy = _kind(about)(algo, cfg, replace(member, tensors=rows | tensors), about)
     for network, name in networks.items():  # parts of one architecture share no name
         prefix = f"{network}." if network in others else ""
         named = member.arch.named(widths[network], rows[name])
@@ -77,19 +80,39 @@ def save(
         TENSORS: dump_tensors(tensors),
         CARD: card.encode(),
     }
-    write_folder(folder, files | ({PROGRAM: _export(policy)} if program else {}))
+    write_folder(folder, files | (_programs(policy) if program else {}))
+
+
+def _kind(about: Mapping[str, Any]) -> type[Policy] | type[TeamPolicy]:
+    return TeamPolicy if "team" in about else Policy
 
 
 def _spaces(about: Mapping[str, Any]) -> Spaces:
     """Return what an algorithm knows of the spaces that a description names."""
+    if "team" in about:
+        return TeamSpace.from_json(about).spaces
     return ActionSpace.from_json(about).spaces(ObservationSpace.from_json(about))
 
 
-def _export(policy: Policy) -> bytes:
-    """Return the bytes of a `torch.export` program."""
-    inputs = [torch.zeros(2, policy.observations), *([torch.zeros(2, policy.memory)] if policy.memory else [])]
+def _programs(policy: Policy | TeamPolicy) -> dict[str, bytes]:
+    """Return the bytes of `torch.export` programs by file name: one, or of a team one an agent, `policy.NAME.pt2`."""
+    if isinstance(policy, Policy):
+        return {PROGRAM: _export(policy.module(), policy.observations, policy.memory)}
+    sizes = [space.size for space in policy.team.observations]
+    names = [re.sub(r"[^A-Za-z0-9_-]", "_", name) for name in policy.team.agents]
+    if len({*names}) < len(names):
+        names = [str(place) for place in range(len(names))]
+    named = zip(names, sizes, strict=True)
+    return {
+        f"policy.{name}.pt2": _export(policy.module(place), size, policy.memory)
+        for place, (name, size) in enumerate(named)
+    }
+
+
+def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
+    inputs = [torch.zeros(2, observations), *([torch.zeros(2, memory)] if memory else [])]
     batch = {0: torch.export.Dim("batch")}
-    program = torch.export.export(policy.module(), tuple(inputs), dynamic_shapes=(*[batch] * len(inputs),))
+    program = torch.export.export(module, tuple(inputs), dynamic_shapes=(*[batch] * len(inputs),))
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)  # names source files by absolute path: another folder, other bytes
@@ -98,8 +121,10 @@ def _export(policy: Policy) -> bytes:
     return stream.getvalue()
 
 
-def load(path: str | Path, member: int | None = None) -> Policy:
+def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy:
     """Load a policy folder, for example `models/elite`, or one of the trained members in `models/trained`.
+
+    It is a `Policy`, or where several agents act at once a `TeamPolicy`.
 
     No module is imported that a folder names, and nothing in it is run.
 
@@ -134,7 +159,7 @@ def load(path: str | Path, member: int | None = None) -> Policy:
         return _built(algo, cfg, loaded, about)
 
 
-def trained(path: str | Path, member: int | None = None) -> list[Policy]:
+def trained(path: str | Path, member: int | None = None) -> list[Policy | TeamPolicy]:
     """Load every trained member of `models/trained` as a policy, or one; the elite, which stands behind, is none.
 
     Raises:
@@ -172,8 +197,10 @@ def _fitting(folder: Path) -> Iterator[None]:
 
 def _read(about: Mapping[str, Any]) -> tuple[StoredPolicy, Algorithm, Any, Spaces]:
     """Return what a description says: its algorithm, its configuration, and the spaces of its environment."""
-    with in_a_sentence(StoredPolicy, about):
-        told = StoredPolicy.model_validate(about)
+    for model in (StoredPolicy, StoredTeam if "team" in about else StoredSpaces):
+        with in_a_sentence(model, about):
+            model.model_validate(about)
+    told = StoredPolicy.model_validate(about)
     algo = get(told.algo)
     with in_a_sentence(algo.Config, told.config):
         cfg = algo.Config.model_validate(told.config)
@@ -183,7 +210,7 @@ def _read(about: Mapping[str, Any]) -> tuple[StoredPolicy, Algorithm, Any, Space
     return told, algo, cfg, spaces
 
 
-def _built(algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) -> Policy:
+def _built(algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) -> Policy | TeamPolicy:
     """Return the policy of a member, whose tensors are checked before anything is allocated for them."""
     spaces = _spaces(about)
     at = cfg.at(spaces)
@@ -196,7 +223,7 @@ def _built(algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) 
     wrong = misfit(member.tensors, there, member.arch, spaces, algo.RECURRENT)
     if wrong is not None:
         raise ValueError(wrong)
-    return Policy(algo, cfg, member, about)
+    return _kind(about)(algo, cfg, member, about)
 
 
 def _flat(arch: Architecture, widths: Widths, tensors: Mapping[str, torch.Tensor], prefix: str = "") -> torch.Tensor:

@@ -65,7 +65,8 @@ def learned(p: Spec, members: list[Member], borders: tuple[int, ...]) -> list[Me
                 learn_from_rollout(p, own, whole.part(*cut), TICKS, i)
             continue
         batch = batch_for(p, cohort, i)
-        some = {f.name: getattr(batch, f.name) for f in fields(batch) if f.name != "next_legal" and f.name != "legal"}
+        given = {f.name: getattr(batch, f.name) for f in fields(batch)}
+        some = {name: value for name, value in given.items() if value is not None and name != "next_legal"}
         for own, (first, end) in zip(parts, cuts, strict=True):
             update(p, own, replace(batch, **{name: value[first:end] for name, value in some.items()}), i)
     return sorted((member for own in parts for member in dissolve([own])), key=lambda m: m.slot)

@@ -190,8 +190,6 @@ def test_it_says_of_itself_what_mpe2_says(name: str, kwargs: dict[str, Any]) -> 
     assert batched.spaces == expected.spaces
     assert batched.actions.to_json() == expected.action.to_json()
     assert batched.masked == expected.masked == (name == TALK and not kwargs["continuous_actions"])
-    if batched.masked:
-        assert batched.legal.tolist() == expected.free.tolist() == [[True] * 3 + [False] * 2, [True] * 5]
 
 
 def test_an_episode_that_is_won_in_its_last_step_is_cut() -> None:
@@ -386,7 +384,7 @@ def test_a_pool_of_them_begins_anew_and_is_restored_bit_for_bit(name: str, kwarg
     np.testing.assert_array_equal(pool.obs, batched.obs)
     assert pool.alive.all()
     assert pool.masked == batched.masked
-    np.testing.assert_array_equal(pool.mask[1], True if batched.legal is None else batched.legal)
+    np.testing.assert_array_equal(pool.mask[1], batched.team.free)
     played(pool, 6, 0)
     assert not again.restore({name: part.copy() for name, part in pool.state().items()}).any()
     assert played(again, 6, 1) == played(pool, 6, 1)

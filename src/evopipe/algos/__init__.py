@@ -50,6 +50,7 @@ OPTIONAL: dict[str, Any] = {
     "period": lambda cfg: getattr(cfg, "policy_delay", 1),  # of unlike updates; `turn` of `update` counts within it
     "OFFLINE_ONLY": False,  # whether it only makes sense on a dataset (`train.mode: offline`)
     "RECURRENT": False,  # whether it serves networks with a memory
+    "TEAM": False,  # whether it is for teams of agents, see `Spaces.team`
     "ACTS_WITH": (),  # rows of the state that an exported policy needs beside its network
     "MASKED_LOSS": False,  # whether its loss reads which actions are legal in `obs`, `Batch.legal`
 }
@@ -101,6 +102,7 @@ class Algorithm(Protocol):
     period: Callable[[Any], int]
     OFFLINE_ONLY: bool
     RECURRENT: bool
+    TEAM: bool
     ACTS_WITH: tuple[str, ...]
     MASKED_LOSS: bool
 
@@ -116,15 +118,18 @@ def on_policy(algo: Algorithm) -> bool:
     return algo.REGIME == "on_policy"
 
 
-def unserved(name: str, kind: str, env_id: str, space: object) -> str | None:
-    """Return what is wrong where an algorithm does not serve an environment's kind of actions; None where it does."""
-    if kind in get(name).ACTIONS:
+def unserved(name: str, spaces: Spaces, env_id: str, space: object) -> str | None:
+    """Return what is wrong where an algorithm does not serve an environment's actions or agents; None where it does."""
+    team, kind = spaces.team is not None, spaces.kind
+    able = [other for other in names() if team == get(other).TEAM and kind in get(other).ACTIONS]
+    if name in able:
         return None
-    able = ", ".join(other for other in names() if kind in get(other).ACTIONS)
-    return (
-        f"train.algo: {name} serves {' and '.join(get(name).ACTIONS)} actions, {env_id} has {kind} ones ({space}); "
-        + (f"take {able}" if able else "none can yet")
-    )
+    remedy = f"take {', '.join(able)}" if able else "none can yet"
+    if team != get(name).TEAM:
+        has, serves = ("a team of agents", "one agent") if team else ("one agent", "teams of agents")
+        return f"train.algo: {name} serves {serves}, {env_id} has {has}; {remedy}"
+    serves = " and ".join(get(name).ACTIONS)
+    return f"train.algo: {name} serves {serves} actions, {env_id} has {kind} ones ({space}); {remedy}"
 
 
 def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
@@ -139,6 +144,11 @@ def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
             "with share_encoder the critics read the action behind the encoder, and need a hidden layer there; give at "
             "least one width"
         )
+    if algo.TEAM and spaces.team is not None:
+        try:
+            spaces.team.groups(cfg.groups)
+        except ValueError as error:
+            return "groups", str(error)
     return None
 
 

@@ -51,7 +51,11 @@ def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
 
 def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Return μ(s) and `noise`, clipped; with chance epsilon `[P]` a uniform action."""
-    mean = greedy(cfg, state, obs, legal)
+    return noisy(cfg, greedy(cfg, state, obs, legal), epsilon, draw)
+
+
+def noisy(cfg: Any, mean: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
+    """Add `noise` to actions `[P, E, A]` and clip them; with chance epsilon `[P]` draw a uniform one instead."""
     if cfg.noise == "gaussian":
         noise = gaussian(draw, mean.shape[1:], cfg.noise_sd)
     else:

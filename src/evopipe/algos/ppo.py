@@ -15,11 +15,10 @@ memory that was there when it was played.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-from evopipe.algos import Answers, _actor_critic, _hyper
+from evopipe.algos import Answers, _actor_critic, _hyper, _ppo
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward, remember, unroll
@@ -41,41 +40,28 @@ class Config(AlgoConfig):
     """Hyper-parameters of PPO."""
 
     lr: _hyper.Rate = 1e-3
-    batch_size: int = hyper(128, doc="steps of a minibatch, at most the rollout's", raising="fewer, steadier updates",
-        evolvable=True, ge=1, le=1 << 20)  # fmt: skip
-    learn_step: int = hyper(2048,
-        doc="steps of the member in a rollout, over all its environments; rounded up to whole ticks",
-        unit="environment steps", raising="steadier, less often", evolvable=True, ge=1, le=1 << 24)  # fmt: skip
-    epochs: int = hyper(4, doc="times that a rollout is gone through",
-        raising="learns more from each, goes further from it", evolvable=True, ge=1, le=100)  # fmt: skip
+    batch_size: _ppo.BatchSize = 128
+    learn_step: _ppo.LearnStep = 2048
+    epochs: _ppo.Epochs = 4
     gamma: _hyper.Discount = 0.99
-    gae_lambda: float = hyper(0.95, doc="λ of the advantage estimates", raising="less bias, more variance",
-        evolvable=True, ge=0, le=1)  # fmt: skip
-    clip: float = hyper(0.2, doc="ε, how far the probability ratio may go", raising="larger steps of the policy",
-        evolvable=True, gt=0)  # fmt: skip
-    clip_value: bool = hyper(False, doc="whether the value, too, stays within ε of what it was")
-    vf_coef: float = hyper(0.5, doc="weight of the value loss", raising="values first", evolvable=True, ge=0)
-    ent_coef: float = hyper(0.01, doc="weight of the entropy", raising="explores longer", evolvable=True, ge=0)
-    grad_clip: float = hyper(0.5, doc="largest gradient norm, of all networks together",
-        raising="larger steps let through", evolvable=True, gt=0)  # fmt: skip
-    target_kl: float = hyper(0.0, doc="distance from the old policy at which a member stops its epochs; 0: never",
-        unit="nats", raising="stops later", evolvable=True, ge=0)  # fmt: skip
+    gae_lambda: _ppo.Lambda = 0.95
+    clip: _ppo.Clip = 0.2
+    clip_value: _ppo.ClipValue = False
+    vf_coef: _ppo.ValueWeight = 0.5
+    ent_coef: _ppo.EntropyWeight = 0.01
+    grad_clip: _ppo.GradientClip = 0.5
+    target_kl: _ppo.TargetDistance = 0.0
     normalise_advantage: bool = hyper(True, doc="whether advantages are normalised over each minibatch")
-    decay_steps: int = hyper(0, unit="environment steps", raising="decays more slowly", ge=0, le=10**12,
-        doc="steps of the member until learning rate and clip reach their ends; 0: they stay as they are")  # fmt: skip
-    lr_end: float = hyper(0.0, doc="share of the learning rate at the end", raising="learns more late", ge=0, le=1)
-    clip_end: float = hyper(1.0, doc="share of the clip at the end", raising="larger steps late", ge=0, le=1)
-    std: float = hyper(0.6, doc="standard deviation of continuous actions at the start", raising="explores more", gt=0)
-    squash: bool = hyper(False, doc="tanh-squashed Gaussian actions, in place of ones that the environment clips")
+    decay_steps: _ppo.DecaySteps = 0
+    lr_end: _ppo.RateEnd = 0.0
+    clip_end: _ppo.ClipEnd = 1.0
+    std: _ppo.Deviation = 0.6
+    squash: _ppo.Squash = False
     share_encoder: bool = hyper(False, doc="one encoder for policy and value, which have a head each")
-    max_seq_len: int = hyper(16, doc="longest sequence of a recurrent network's minibatch", unit="ticks",
-        raising="gradients reach further back", ge=1, le=1 << 16)  # fmt: skip
-    sequences: Literal["chunked", "overlapping", "whole"] = hyper("chunked",
-        doc="recurrent: a rollout is cut every `max_seq_len` ticks, every half of it, or nowhere")  # fmt: skip
+    max_seq_len: _ppo.Longest = 16
+    sequences: _ppo.Cut = "chunked"
     network: _hyper.Network = _hyper.NETWORK
-    evolve: _hyper.Evolving = _hyper.ranges(
-        lr=(1e-4, 1e-2), batch_size=(32, 1024), learn_step=(256, 8192), ent_coef=(1e-3, 0.1), epochs=(1, 10)
-    )
+    evolve: _hyper.Evolving = _ppo.RANGES
 
 
 @dataclass(frozen=True)
@@ -107,10 +93,7 @@ def init(cfg: Config, nets: Nets) -> State:
     return State(encoder, actor, critic, encoder_adam, *adams, *rows)
 
 
-def schedule(cfg: Config, step: int) -> dict[str, float]:
-    """Return what hyper-parameters are multiplied by after `step` environment steps of a member."""
-    done = min(1.0, step / cfg.decay_steps) if cfg.decay_steps else 0.0
-    return {"lr": 1.0 + done * (cfg.lr_end - 1.0), "clip": 1.0 + done * (cfg.clip_end - 1.0)}
+schedule = _ppo.schedule
 
 
 def _policy(cfg: Config, outputs: Tensor, log_std: Tensor, legal: Tensor | None) -> Distribution:
@@ -120,8 +103,7 @@ def _policy(cfg: Config, outputs: Tensor, log_std: Tensor, legal: Tensor | None)
 
 def _memories(state: State, memory: Tensor) -> tuple[Tensor, ...]:
     """Divide a memory `[…, M]` into a shared encoder's, the actor's and the critic's; those without have width 0."""
-    sizes = [0 if net is None else net.structure.memory for net in (state.encoder, state.actor, state.critic)]
-    return tuple(memory.split(sizes, dim=-1))
+    return _ppo.memories(memory, state.encoder, state.actor, state.critic)
 
 
 def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None) -> Chosen:
@@ -177,51 +159,19 @@ def _evaluate(cfg: Config, state: State, batch: Sequences, log_std: Tensor) -> t
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Sequences, log_std: Tensor) -> tuple[Tensor, Tensor]:
     """Return each member's loss, and how far its policy has gone from the old one, both `[P]`; hp values are `[P]`."""
-    weight, old_value, target = (x.flatten(1, 2) for x in (batch.weight, batch.value, batch.target))  # [P, B·L]
-    advantage, clip = batch.advantage.flatten(1, 2), hp["clip"][:, None]
+    flat = (x.flatten(1, 2) for x in (batch.weight, batch.advantage, batch.value, batch.target, batch.log_prob))
+    weight, advantage, old_value, target, log_prob = flat  # [P, B·L]
     if cfg.normalise_advantage:
         mean = (weight * advantage).sum(dim=1, keepdim=True)
         deviation = (weight * (advantage - mean).square()).sum(dim=1, keepdim=True).sqrt()
         advantage = (advantage - mean) / (deviation + 1e-8)
     chances, value = _evaluate(cfg, state, batch, log_std)
-    log_ratio = chances.log_prob(batch.action.flatten(1, 2)) - batch.log_prob.flatten(1, 2)
-    ratio = log_ratio.exp()
-    gain = torch.minimum(ratio * advantage, torch.clamp(ratio, 1.0 - clip, 1.0 + clip) * advantage)
-    error = (value - target).square()
-    if cfg.clip_value:
-        error = torch.maximum(error, (old_value + torch.clamp(value - old_value, -clip, clip) - target).square())
-    each = -gain + 0.5 * hp["vf_coef"][:, None] * error - hp["ent_coef"][:, None] * chances.entropy()
-    return (weight * each).sum(dim=1), (weight * (ratio - 1.0 - log_ratio)).sum(dim=1).detach()
-
-
-def _clip_together(grads: list[Tensor], limit: Tensor) -> Tensor:
-    """Scale gradients `[P, n]`, as if they were one, to at most `limit` `[P]`; return their norm `[P]` before."""
-    each = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
-    norms: Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)  # along 0, bits would depend on P
-    scale = (limit / (norms + 1e-6)).clamp(max=1.0)[:, None]
-    for grad in grads:
-        grad.mul_(scale)
-    return norms
+    done = batch.action.flatten(1, 2), log_prob
+    each, distance = _ppo.objective(cfg, hp, chances, *done, advantage, value, old_value, target)
+    return (weight * each).sum(dim=1), (weight * distance).sum(dim=1).detach()
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     """Learn from one minibatch, the rollout's first where `turn` is 0, else 1; hp values and healthy are `[P]`."""
-    log_std = state.log_std.detach().requires_grad_(True)
-    log_std.grad = torch.zeros_like(log_std)
     pairs = (state.encoder, state.encoder_adam), (state.actor, state.actor_adam), (state.critic, state.critic_adam)
-    learners = [(net, adam) for net, adam in pairs if net is not None and adam is not None]
-    losses, distance = loss(cfg, state, hp, batch, log_std)
-    optim.backward(losses, *(net for net, _ in learners))
-    norms = _clip_together([*(net.grad for net, _ in learners), log_std.grad], hp["grad_clip"])
-    given = batch.weight.flatten(1, 2).sum(dim=1) > 0
-    far = given & (hp["target_kl"] > 0) & (distance > hp["target_kl"])
-    state.resting.copy_(far if turn == 0 else torch.maximum(state.resting, far.float()))
-    learning = given & (state.resting == 0)
-    healthy = torch.where(learning, healthy & ((losses + norms).abs() < torch.inf), healthy)
-    learning = learning & healthy
-    for net, adam in learners:
-        optim.step(net, adam, hp["lr"], learning)
-    if cfg.spaces.continuous:
-        optim.ScalarAdam.step(state.log_std, state.log_std_adam, log_std.grad, hp["lr"][:, None], learning[:, None])
-    state.updates.add_(learning)
-    return Learned(losses.detach(), healthy)
+    return _ppo.update(loss, pairs, cfg, state, hp, batch, healthy, turn)

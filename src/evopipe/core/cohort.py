@@ -87,8 +87,10 @@ class Cohort:
         return dict(zip(widths, memory.split([*widths.values()], dim=-1), strict=True)) if widths else {}
 
     def shown(self, obs: Tensor) -> Tensor:
-        """Return observations `[P, B, O]` as the members' networks read them."""
-        return obs if self.normaliser is None else self.normaliser.shown(obs)
+        """Return observations `[P, …, O]` as the members' networks read them."""
+        if self.normaliser is None:
+            return obs
+        return self.normaliser.shown(obs.flatten(1, -2)).view_as(obs)
 
     def part(self, first: int, end: int) -> Cohort:
         """Return some rows as a cohort on the same memory. They compute what they did before, to the bit."""

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from evopipe.core.copies import Copies
 from evopipe.core.structure import Structure
 from evopipe.types import Tensor
 
@@ -53,6 +54,14 @@ class Net:
         """Of two networks a member, all first ones and all second ones, as constants."""
         first, second = (self.frozen.part(i, None, 2) for i in range(2))
         return first, second
+
+    @cached_property
+    def firsts(self) -> Net:
+        """Of copies in pairs, twin behind twin, all first ones, as constants: one a row, `[P · copies / 2, N]`."""
+        shape = self.structure
+        assert isinstance(shape, Copies)
+        rows = self.values.view(len(self.values) * shape.copies, -1)
+        return Net(shape.inner.part(0, None, 2), rows[::2])
 
     @property
     def finite(self) -> Tensor:

@@ -36,7 +36,7 @@ def team_step(
     forced: Floats | None = None,
 ) -> Step:
     """Return a team's step and find what is broken in it; without masks an agent's every choice is legal."""
-    broken: Bools = ~(np.isfinite(obs).all(axis=(1, 2)) & np.isfinite(reward).all(axis=1))
+    broken = np.asarray(~(np.isfinite(obs).all(axis=(1, 2)) & np.isfinite(reward).all(axis=1)), np.bool_)
     legal = space.legal(alive, mask)
     if mask is not None:
         possible = space.action.possible(legal.reshape(-1, legal.shape[2]))

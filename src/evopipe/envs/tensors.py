@@ -255,7 +255,6 @@ class TensorPool:
     Attributes:
         physics: `[R, S]` float64, the physical state, always the same memory; zeros before the first reset.
         length: `[R]` int64, steps of the running episodes, always the same memory.
-        legal: `[K, A]` bool, which actions each agent of a team has; None where all have all.
         actions, spaces, team, masked, max_steps, reward_threshold: see `EnvPool`.
 
     Raises:
@@ -266,10 +265,9 @@ class TensorPool:
         self.rows, self.device = rows, device
         self.reward_threshold: float | None = None
         self.team: TeamSpace | None = None
-        self.legal: torch.Tensor | None = None
         self._dynamics: _Dynamics
         own = self._serve_team(cfg) if cfg.id in TEAMS else self._serve_single(cfg)
-        self.masked = self.legal is not None
+        self.masked = self.team is not None and self.team.masked
         self._first = torch.zeros(1, dtype=torch.int64, device=device)
         self._bounds = tuple(torch.from_numpy(bound).to(device) for bound in own.bounds or ())
         self.length = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -283,7 +281,7 @@ class TensorPool:
             names = [*OFFERED, *(name for name in TEAMS if ":" not in name)]
             raise ParamsError(
                 f"env.backend: torch has no {cfg.id!r}{did_you_mean(cfg.id, names)}; it has {', '.join(names)}; "
-                "`sync` serves every Gymnasium environment"
+                "`sync` serves all of Gymnasium's and PettingZoo's"
             )
         env = make_env(cfg)
         close(env)
@@ -302,8 +300,6 @@ class TensorPool:
         self._dynamics = scenario = _made(TEAMS[cfg.id], cfg, cfg.kwargs)
         self.max_steps, self.team = scenario.max_cycles, scenario.space
         self.actions, self.spaces = self.team.action, self.team.spaces
-        if self.team.masked:
-            self.legal = torch.from_numpy(self.team.free).to(self.device)
         return max(self.team.actions, key=lambda action: action.size)
 
     @property

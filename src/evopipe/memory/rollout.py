@@ -2,6 +2,8 @@
 
 One float32 row a step: observation, action, its log-probability, the value, whether an episode begins, advantage, value
 target, whether the step may be learned from, and the legal actions where the environment masks any.
+
+The `K` agents of a team are rows next to each other: where a team plays, `E` in the shapes here is `E · K`.
 """
 
 from __future__ import annotations
@@ -110,8 +112,12 @@ class Rollout:
 
     def sequences(self, ticks: Tensor, env: Tensor, weight: Tensor) -> Sequences:
         """Gather a minibatch: ticks `[P, B, L]` int64, environments `[P, B]` int64, weight `[P, B, L]`, 0 on pads, else
-        1."""
+        1. Of a team's environments all agents come, `[P, B · K, L]`."""
         members, capacity, envs = self.rows.shape[:3]
+        agents = self.layout.spaces.agents
+        if agents > 1:
+            ticks, weight = (x.repeat_interleave(agents, dim=1) for x in (ticks, weight))
+            env = (agents * env[..., None] + torch.arange(agents, device=env.device)).flatten(1)
         member = torch.arange(members, device=ticks.device)[:, None, None]
         index = (member * capacity + ticks) * envs + env[..., None]
         before = ((member * (capacity + 1) + ticks) * envs + env[..., None])[..., 0]

@@ -217,6 +217,20 @@ def _log_slope(u: Tensor) -> Tensor:
     return 2.0 * (math.log(2.0) - u + torch.nn.functional.logsigmoid(2.0 * u))
 
 
+def relaxed(logits: Tensor, legal: Tensor | None, temperature: float, draw: Stream) -> Tensor:
+    """Draw actions as one-hot vectors `[P, …, A]` with the gradient of the Gumbel-softmax of that temperature, straight
+    through (Jang, Gu & Poole, 2017; Maddison, Mnih & Teh, 2017).
+
+    Logits are `[P, …, A]`; legal is bool of that shape, or None where all are.
+    """
+    log_probs, u = masked_log_softmax(logits, legal), draw.uniform(logits[0].numel()).view(logits.shape)
+    noise = torch.log(-torch.log1p(-u)).clamp(min=-40.0).to(logits.dtype)  # −∞ only where u is 0
+    scores = log_probs - noise
+    soft = (scores / temperature).softmax(dim=-1)
+    hard = torch.nn.functional.one_hot(masked_argmax(scores, legal), logits.shape[-1]).to(soft.dtype)
+    return hard + (soft - soft.detach())
+
+
 def masked_log_softmax(logits: Tensor, legal: Tensor | None) -> Tensor:
     """Return log-probabilities `[…, A]`, the lowest number there is where `legal` (bool, or None) says no."""
     if legal is not None:

@@ -29,8 +29,13 @@ def likeliest(out: Tensor, legal: Tensor | None, continuous: bool) -> Tensor:
 def epsilon_greedy(q: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Act greedily, with probability ε `[P]` uniformly among legal actions: q, legal `[P, E, A]` → `[P, E]` int64
     (Sutton & Barto, 2018, § 2.2)."""
-    u_explore, u_action = draw.uniform(2 * q.shape[1]).view(-1, 2, q.shape[1]).unbind(dim=1)
-    return torch.where(u_explore < epsilon[:, None], random_legal(u_action, legal), best_legal(q, legal))
+    return or_random_legal(best_legal(q, legal), legal, epsilon, draw)
+
+
+def or_random_legal(action: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
+    """With chance epsilon `[P]` choose uniformly among legal actions `[P, E, A]` instead of `[P, E]` int64."""
+    u_explore, u_action = draw.uniform(2 * action.shape[1]).view(-1, 2, action.shape[1]).unbind(dim=1)
+    return torch.where(u_explore < epsilon[:, None], random_legal(u_action, legal), action)
 
 
 def or_random(action: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:

@@ -24,16 +24,24 @@ def act(
     """Choose every member's actions: `[P · E]` int64, or `[P · E, A]` float32 where actions are continuous.
 
     Rows are by slot: obs `[P · E, O]` float32, legal `[P · E, A]` bool. The tick, with the members' keys, fixes the
-    draws. A frozen member's values mean nothing: its environments go on with random legal actions.
+    draws. A frozen member's values mean nothing: its environments go on with random legal actions. Of teams all, given
+    and returned, have an axis `K` behind the first.
     """
     obs, legal = _by_member(cohorts, obs), _by_member(cohorts, legal)
     chosen = [choose(spec, cohort, obs[cohort.slots], legal[cohort.slots], (epsilon, tick)) for cohort in cohorts]
-    return gather(chosen, [cohort.slots for cohort in cohorts]).reshape(-1, *chosen[0].shape[2:])
+    return by_row(spec, gather(chosen, [cohort.slots for cohort in cohorts]))
+
+
+def by_row(spec: Spec, actions: np.ndarray) -> np.ndarray:
+    """Return members' actions `[P, E, …]` as a pool takes them, `[P · E, …]`; of teams `[P, E · K, …]` as
+    `[P · E, K, …]`."""
+    team = (spec.spaces.agents,) if spec.spaces.team else ()
+    return actions.reshape(-1, *team, *actions.shape[2:])
 
 
 def take_note(cohorts: Sequence[Cohort], obs: np.ndarray) -> None:
     """Let every member take note of what it is about to act on, `[P · E, O]`, rows by slot: once a tick, before they
-    act; never where they are evaluated."""
+    act; never where they are evaluated. Teams' are `[P · E, K, O]`."""
     for cohort in cohorts:
         if cohort.normaliser is not None:
             own = torch.from_numpy(_by_member(cohorts, obs)[cohort.slots])

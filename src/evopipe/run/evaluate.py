@@ -13,7 +13,7 @@ from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.workers import Workers
-from evopipe.run.act import choose, gather, step
+from evopipe.run.act import by_row, choose, gather, step
 from evopipe.run.spec import Spec
 
 
@@ -24,11 +24,12 @@ class Stopped(Exception):
 @dataclass(frozen=True, slots=True)
 class Episodes:
     """What members reached: undiscounted `returns`, not finite where the environment broke, `lengths`, and `steps` in
-    all."""
+    all; of teams each agent's own return too."""
 
-    returns: np.ndarray
-    lengths: np.ndarray
+    returns: np.ndarray  # [P, n]
+    lengths: np.ndarray  # [P, n]
     steps: int
+    agents: np.ndarray | None = None  # [P, n, K]
 
 
 def evaluate(
@@ -58,18 +59,19 @@ def evaluate(
     rows = [np.array([place[slot] for slot in cohort.slots]) for cohort in cohorts]
     members, n = len(slots), len(seeds)
     width = min(pool.rows // members, n)
-    returns, lengths = np.full((members, n), np.nan), np.zeros((members, n), np.int64)
+    agents = spec.spaces.agents
+    returns, lengths = np.full((members, n, agents), np.nan), np.zeros((members, n), np.int64)
     episode = np.tile(np.arange(width), members)  # which episode each row plays
     waiting = np.full(members, width)  # next episode of each member
     running = np.arange(members * width)
-    memories = [torch.zeros(len(c.members), width, c.memory, device=spec.device) for c in cohorts]
+    memories = [torch.zeros(len(c.members), width * agents, c.memory, device=spec.device) for c in cohorts]
     pool.reset(running, seeds[episode])
     steps = 0
     while len(running):
         if stopped():
             raise Stopped
-        shown = pool.obs, pool.mask, pool.episode_length == 0
-        obs, legal, begins = (x[: members * width].reshape(members, width, *x.shape[1:]) for x in shown)
+        obs, legal = (x[: members * width].reshape(members, width * agents, -1) for x in (pool.obs, pool.mask))
+        begins = pool.begins[: members * width].reshape(members, width * agents)
         chosen = []
         for i, (cohort, own) in enumerate(zip(cohorts, rows, strict=True)):
             if on_policy(spec.algo):
@@ -79,8 +81,7 @@ def evaluate(
                 chosen.append(took.action)
             else:
                 chosen.append(choose(spec, cohort, obs[own], legal[own], None))
-        actions = gather(chosen, rows)
-        gave = pool.step(actions.reshape(-1, *actions.shape[2:])[running], running)
+        gave = pool.step(by_row(spec, gather(chosen, rows))[running], running)
         steps += len(running)
         over = gave.over
         if cap is not None:
@@ -95,7 +96,9 @@ def evaluate(
         if len(again):
             pool.reset(again, seeds[episode[again]])
         running = running[episode[running] < n]
-    return Episodes(returns, lengths, steps)
+    if spec.spaces.team is None:
+        return Episodes(returns[..., 0], lengths, steps)
+    return Episodes(spec.score(returns), lengths, steps, returns)
 
 
 class Evaluator:

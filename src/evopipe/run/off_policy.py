@@ -74,7 +74,8 @@ class OffPolicy:
         if world.pending is None:
             epsilon = spec.algo.explore(spec.algo_config, clock.step)
             take_note(self.cohorts, pool.obs)
-            world.pending = act(spec, self.cohorts, pool.obs, pool.mask, epsilon, clock.tick)
+            chosen = act(spec, self.cohorts, pool.obs, pool.mask, epsilon, clock.tick)
+            world.pending = pool.taken(chosen) if spec.spaces.team else chosen
             pool.send(world.pending)
             self.whole = False
             # Any row will do: if it took a batch full, a neighbour's broken rows would delay all.
@@ -86,21 +87,25 @@ class OffPolicy:
             pool.send(world.pending)
         obs = pool.obs.copy()
         legal = pool.mask.copy() if self.replay.layout.legal else None
+        alive = pool.alive.copy() if spec.spaces.team else None
         step = pool.receive()
         self.whole = False
-        self._store(obs, legal, world.pending, step)
+        self._store(obs, legal, world.pending, step, alive)
         world.end(step)
         self.whole = True
         world.refuse_broken()
 
-    def _store(self, obs: np.ndarray, legal: np.ndarray | None, actions: np.ndarray, step: Step) -> None:
+    def _store(
+        self, obs: np.ndarray, legal: np.ndarray | None, actions: np.ndarray, step: Step, alive: np.ndarray | None
+    ) -> None:
         layout, memories = self.replay.layout, self.replay.memories
+        taken = obs, actions, step.reward, step.terminated
         if self.nstep is None:
-            rows = layout.pack(obs, actions, step.reward, step.terminated, step.obs, step.mask, legal=legal)
-            keep = ~step.broken & np.isfinite(obs).all(axis=1)
+            rows = layout.pack(*taken, step.obs, step.mask, legal=legal, alive=alive)
+            keep = ~step.broken & np.isfinite(obs.reshape(len(obs), -1)).all(axis=1)
         else:
-            ends = step.terminated, step.truncated
-            rows, keep = self.nstep.add(obs, actions, step.reward, *ends, step.obs, step.mask, step.broken, legal)
+            of_team = (alive, step.over) if layout.agents else ()
+            rows, keep = self.nstep.add(*taken, step.truncated, step.obs, step.mask, step.broken, legal, *of_team)
         self.replay.add(rows.reshape(memories, -1, layout.size), keep.reshape(memories, -1))
 
     def state(self) -> dict[str, Tensor]:
@@ -130,6 +135,8 @@ def byte_images(pool: EnvPool, data: Transitions | None = None) -> list[Image]:
     The environment's are, if it keeps to its space; transitions that come from elsewhere are looked at.
     """
     found, start = [], 0
+    if pool.spaces.team is not None:  # their images are kept as numbers
+        return []
     for leaf in pool.observations.leaves:
         space: Any = pool.observation_space
         for key in leaf.path:

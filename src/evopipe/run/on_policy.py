@@ -102,10 +102,15 @@ class OnPolicy:
             self.world = World(spec, self.keys, self.clock, pool)
         self.evaluate = Evaluator(spec, len(self.keys), setup.workers)
         self.threshold = self.pool.reward_threshold
-        shape = (len(self.keys), self.clock.envs)
+        shape = (len(self.keys), self._rows)
         self.returns = torch.zeros(shape, dtype=torch.float64, device=spec.device)  # discounted, of running episodes
         self._layout = StepLayout(spec.spaces, self.world.masked)
         self.learners = Learners(spec, setup.learners, self._learning)
+
+    @property
+    def _rows(self) -> int:
+        """Who acts for a member at a tick: `E`, or `E · K` agents of teams."""
+        return self.clock.envs * self.spec.spaces.agents
 
     @property
     def pool(self) -> Any:
@@ -142,8 +147,8 @@ class OnPolicy:
         longest = max(end - first for first, end in itertools.pairwise([0, *ends]))
         members, size = len(cohort.members), cohort.memory
         rows = slice(None) if cohort.slots == list(range(len(self.keys))) else cohort.slots
-        rollout = Rollout(self._layout, members, longest, envs, size, device)
-        return _Playing(cohort, rows, ends, rollout, torch.zeros(members, envs, size, device=device))
+        rollout = Rollout(self._layout, members, longest, self._rows, size, device)
+        return _Playing(cohort, rows, ends, rollout, torch.zeros(members, self._rows, size, device=device))
 
     def _learning(self, share: Share, cohort: Cohort, tick: int, due: Sequence[int]) -> Callable[[], Any]:
         rollout = self.playing[share.cohort].rollout
@@ -254,12 +259,13 @@ class OnPolicy:
     def _read(self, taken: Step) -> Step:
         kinds: dict[str, type] = dict.fromkeys(_NUMBERS, np.float32) | dict.fromkeys(_FLAGS, np.bool_)
         step = replace(taken, **{name: self._array(name, getattr(taken, name), kinds[name]) for name in kinds})
-        finite = np.isfinite(step.obs).all(axis=1) & np.isfinite(step.reward)
-        return replace(step, broken=step.broken | ~finite)
+        finite = np.isfinite(step.obs).all(axis=-1) & np.isfinite(step.reward)
+        return replace(step, broken=step.broken | ~(finite.all(axis=1) if self.spec.spaces.team else finite))
 
     def _array(self, name: str, value: Any, kind: type) -> np.ndarray:
-        rows, observations = self.pool.rows, self.spec.observations
-        shape = (rows, observations) if name == "obs" else (rows,)
+        rows, spaces = self.pool.rows, self.spec.spaces
+        each = (spaces.agents,) if spaces.team and name != "broken" else ()
+        shape = (rows, *each, *([spaces.observations] if name == "obs" else []))
         try:
             array = np.asarray(value)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -294,7 +300,8 @@ class OnPolicy:
 
     def _forget(self, rows: np.ndarray) -> None:
         """Cut the episodes that led there, and choose again: what was chosen was for where they were."""
-        member, env = np.divmod(rows, self.clock.envs)
+        agents = self.spec.spaces.agents
+        member, env = np.divmod((rows[:, None] * agents + np.arange(agents)).reshape(-1), self._rows)
         self.returns[member, env] = 0.0
         for each in self.playing:
             slots, place = each.cohort.slots, each.place(self.clock.here)

@@ -39,7 +39,7 @@ class _Plan:
 
     @classmethod
     def of(cls, spec: Spec, cohort: Cohort, rollout: Rollout, ticks: int) -> _Plan:
-        cfg, envs = spec.algo_config, rollout.rows.shape[2]
+        cfg, envs = spec.algo_config, rollout.rows.shape[2] // spec.spaces.agents
         recurrent = rollout.memory.shape[-1] > 0
         stretches = _windows(ticks, cfg.max_seq_len if recurrent else 1, cfg.sequences if recurrent else "chunked")
         longest, count = max(end - first for first, end in stretches), len(stretches) * envs

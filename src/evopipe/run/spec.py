@@ -137,6 +137,17 @@ class Spec:
                 return f"member {i}: {found}"
         return None
 
+    @property
+    def groups(self) -> dict[str, tuple[int, ...]]:
+        """The places of each group's agents; none where one agent acts."""
+        team = self.spaces.team
+        return {} if team is None else team.groups(self.algo_config.groups)
+
+    def score(self, returns: np.ndarray) -> np.ndarray:
+        """Return what a team's episodes count, `[…]`, from its agents' returns `[…, K]`."""
+        scores: np.ndarray = returns.sum(axis=-1) if self.algo_config.score == "sum" else returns.mean(axis=-1)
+        return scores
+
     def seeds(self, purpose: Purpose, n: int) -> np.ndarray:
         """Return the run's `[n]` fixed episode seeds for a purpose, the same for all members."""
         seeds: np.ndarray = rng.seeds(np.full(n, rng.run_key(self.seed)), purpose, np.arange(n))

@@ -17,7 +17,7 @@ from evopipe.envs.rows import Step
 from evopipe.envs.tensors import TensorPool, TensorStep
 from evopipe.errors import EnvironmentFailed
 from evopipe.rng import Purpose
-from evopipe.run.act import gather
+from evopipe.run.act import by_row, gather
 from evopipe.run.clock import Clock
 from evopipe.run.spec import Spec
 
@@ -25,7 +25,8 @@ _BROKEN_SHARE, _BROKEN_TICKS = 0.1, 10  # of a generation's transitions that may
 
 
 class World:
-    """Environments on the host: a pool of `P · E` rows, for members with these keys `[P]`.
+    """Environments on the host: a pool of `P · E` rows, for members with these keys `[P]`. Members see a team's agents
+    as rows next to each other, `[P, E · K]` in place of `[P, E]`.
 
     Attributes:
         begun: `[R]`, episodes that each row began.
@@ -34,6 +35,8 @@ class World:
 
     def __init__(self, spec: Spec, keys: np.ndarray, clock: Clock, pool: EnvPool) -> None:
         self._spec, self._clock, self.pool = spec, clock, pool
+        self._team = spec.spaces.team
+        self._idle: np.ndarray | None = None  # who of a team has nothing to learn from the step under way
         self._slots: list[list[int]] = []
         self.begun = np.zeros(pool.rows, np.int64)
         self.pending: np.ndarray | None = None
@@ -51,20 +54,23 @@ class World:
 
     def seen(self) -> list[Tensor]:
         """Return what members act by: observation `[P, E, O]`, legal actions `[P, E, A]`, whether an episode begins."""
-        return [self._by_member(x) for x in (self.pool.obs, self.pool.mask, self.pool.episode_length == 0)]
+        return [self._by_member(x) for x in (self.pool.obs, self.pool.mask, self.pool.begins)]
 
     def actions(self, chosen: Sequence[Tensor]) -> np.ndarray:
         """Return the cohorts' choices `[P, E, …]` as the pool takes them, `[P · E, …]`."""
-        actions = gather(chosen, self._slots)
-        return actions.reshape(-1, *actions.shape[2:])
+        actions = by_row(self._spec, gather(chosen, self._slots))
+        return actions if self._team is None else self.pool.taken(actions)
 
     def take(self, actions: np.ndarray) -> Step:
+        self._idle = None if self._team is None else self.pool.idle.copy()
         self.pool.send(actions)
         return self.pool.receive()
 
     def gave(self, step: Step) -> list[Tensor]:
-        """Return next observation, reward, terminated, truncated and broken, `[P, E, …]`."""
-        return [self._by_member(x) for x in (step.obs, step.reward, step.terminated, step.truncated, step.broken)]
+        """Return next observation, reward, terminated, truncated and broken, `[P, E, …]`. An agent that was gone, or
+        whose action the environment set, has nothing to learn from: it counts as broken."""
+        broken = step.broken if self._idle is None else step.broken[:, None] | self._idle
+        return [self._by_member(x) for x in (step.obs, step.reward, step.terminated, step.truncated, broken)]
 
     def end(self, step: Step) -> None:
         """Begin new episodes where some ended; count the tick."""
@@ -85,7 +91,8 @@ class World:
             )
 
     def _by_member(self, x: np.ndarray) -> Tensor:
-        return torch.from_numpy(x).view(-1, self._clock.envs, *x.shape[1:])
+        shape = x.shape[1:] if self._team is None else x.shape[2:]
+        return torch.from_numpy(x).view(self._clock.members, -1, *shape)
 
     def state(self) -> dict[str, Tensor]:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}
@@ -117,14 +124,18 @@ class TensorWorld:
 
     def __init__(self, spec: Spec, keys: np.ndarray, clock: Clock) -> None:
         envs, device = spec.env.num_envs, spec.device
-        self._clock = clock
+        self._clock, self._team, agents = clock, spec.spaces.team, spec.spaces.agents
         self.pending: Tensor | None = None
         self.pool = TensorPool(spec.env, len(keys) * envs, device)
         self._keys = torch.from_numpy(np.repeat(keys, envs)).to(device)
         self._envs = torch.arange(self.pool.rows, device=device) % envs
         self._begun = torch.zeros(self.pool.rows, dtype=torch.int64, device=device)
-        self._legal = torch.ones(len(keys), envs, spec.actions, dtype=torch.bool, device=device)
-        self._broken = torch.zeros(len(keys), envs, dtype=torch.bool, device=device)
+        self._legal = torch.ones(len(keys), envs * agents, spec.actions, dtype=torch.bool, device=device)
+        if self._team is not None and self._team.unlike and not spec.spaces.continuous:
+            self.masked = True
+            own = torch.tensor(self._team.actions, device=device)[:, None]
+            self._legal &= (torch.arange(spec.actions, device=device) < own).repeat(envs, 1)
+        self._broken = torch.zeros(len(keys), envs * agents, dtype=torch.bool, device=device)
         self._order: Tensor | None = None  # of the slots among all cohorts' rows; None: as they are
         self._begin(torch.ones(self.pool.rows, dtype=torch.bool, device=device))
 
@@ -143,11 +154,15 @@ class TensorWorld:
         self._order = upload(slots.argsort(), self.pool.device) if len(cohorts) > 1 else None
 
     def seen(self) -> list[Tensor]:
-        return [self._by_member(self.pool.obs), self._legal, self._by_member(self.pool.begins)]
+        begins = self.pool.begins
+        if self._team is not None:
+            begins = begins[:, None].expand(-1, len(self._team.agents)).contiguous()
+        return [self._by_member(self.pool.obs), self._legal, self._by_member(begins)]
 
     def actions(self, chosen: Sequence[Tensor]) -> Tensor:
         actions = chosen[0] if self._order is None else torch.cat(list(chosen))[self._order]
-        return actions.flatten(0, 1)
+        actions = actions.flatten(0, 1)
+        return actions if self._team is None else actions.unflatten(0, (-1, len(self._team.agents)))
 
     def take(self, actions: Tensor) -> TensorStep:
         return self.pool.step(actions)
@@ -157,14 +172,15 @@ class TensorWorld:
 
     def end(self, step: TensorStep) -> None:
         self.pending = None
-        self._begin(step.terminated | step.truncated)
+        over = step.terminated | step.truncated
+        self._begin(over if self._team is None else over.all(dim=1))  # their agents end together
         self._clock.count()
 
     def refuse_broken(self) -> None:
         pass
 
     def _by_member(self, x: Tensor) -> Tensor:
-        return x.view(-1, self._clock.envs, *x.shape[1:])
+        return x.view(self._clock.members, -1, *(x.shape[1:] if self._team is None else x.shape[2:]))
 
     def state(self) -> dict[str, Tensor]:
         kept = {f"pool.{name}": torch.from_numpy(value) for name, value in self.pool.state().items()}

@@ -90,13 +90,9 @@ class StoredLeaf(Stored):
     high: Number
 
 
-class StoredPolicy(Stored):
-    """The content of `policy.json` that a policy is made of."""
+class StoredSpaces(Stored):
+    """What one agent sees and does."""
 
-    algo: str
-    arch: dict[str, Any]
-    config: dict[str, Any] = Field(default_factory=dict)
-    critic: Annotated[tuple[str, ...], Field(max_length=16, strict=False)] = ()
     observations: _Side
     observation: Annotated[tuple[StoredLeaf, ...], Field(min_length=1, max_length=4096, strict=False)] | None = None
     actions: _Side
@@ -107,6 +103,28 @@ class StoredPolicy(Stored):
     action_starts: _Wholes = ()
     action_low: _Numbers | None = None
     action_high: _Numbers | None = None
+
+
+class StoredPolicy(Stored):
+    """The content of `policy.json` that a policy is made of, beside the spaces."""
+
+    algo: str
+    arch: dict[str, Any]
+    config: dict[str, Any] = Field(default_factory=dict)
+    critic: Annotated[tuple[str, ...], Field(max_length=16, strict=False)] = ()
+
+
+class StoredAgent(StoredSpaces):
+    """One agent of a team."""
+
+    id: str | int
+    masked: bool
+
+
+class StoredTeam(Stored):
+    """The spaces of a team."""
+
+    team: Annotated[tuple[StoredAgent, ...], Field(min_length=1, max_length=1024, strict=False)]
 
 
 @contextmanager

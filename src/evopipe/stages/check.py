@@ -31,11 +31,11 @@ def check(params: Params) -> None:
     if plain and KNOWN.get(cfg.id) in algos.get(name).ACTIONS:
         return
     from evopipe.envs.make import opened
-    from evopipe.envs.spaces import ActionSpace, ObservationSpace
+    from evopipe.stages.describe import spaces_of
 
     with opened(cfg) as env:
-        spaces = ActionSpace.of(env.action_space).spaces(ObservationSpace.of(env.observation_space))
-        if sentence := algos.unserved(name, spaces.kind, cfg.id, env.action_space):
+        spaces, _ = spaces_of(env)
+        if sentence := algos.unserved(name, spaces, cfg.id, env.action_space):
             raise ParamsError(sentence)
         if needs_dataset(params) and "action_mask" in _reset(env, cfg):
             raise ParamsError(algos.MASKED[params.train.mode])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from evopipe.machine import configure
 from evopipe.ops.statistics import summary
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import Stopped, evaluate
+from evopipe.run.spec import Spec
 from evopipe.schema.params import Params
 from evopipe.signals import StopSignal
 from evopipe.stages.setup import make_spec, read_members
@@ -59,6 +61,8 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         returns, lengths = played.returns[m][mine], played.lengths[m][mine]
         chance = rng.host(rng.run_key(params.seed), Purpose.BOOTSTRAP, m)
         scores[name] = summary(returns, lengths, params.evaluate.bootstrap, chance)
+        if played.agents is not None:
+            scores[name] |= _of_agents(spec, played.agents[m][mine])
         episodes += [[name, *row] for row in zip(seeds[mine].tolist(), returns.tolist(), lengths.tolist(), strict=True)]
     elite, about = scores.pop("elite"), {"episodes": n, "steps": played.steps, "env": params.env.id}
     write_json(folder / layout.EVALUATION, {"elite": elite, **about})
@@ -68,6 +72,15 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     tell(f"elite: mean {score(elite['mean'])} over {n} held-out episodes, 95 % interval {interval}", quiet)
     if elite["interval"][1] < fitness:
         warn(f"held-out interval {interval} lies below the elite's fitness {score(fitness)}: raise train.eval_episodes")
+
+
+def _of_agents(spec: Spec, returns: np.ndarray) -> dict[str, Any]:
+    """Return the mean return of each agent of a team, and of each group the mean of its agents' sum, of `[n, K]`."""
+    team = spec.spaces.team
+    assert team is not None
+    means = returns.mean(axis=0)
+    groups = {name: float(means[list(places)].sum()) for name, places in spec.groups.items()}
+    return {"agents": dict(zip(team.agents, means.tolist(), strict=True)), "groups": groups}
 
 
 def _refuse_or_warn(whole: np.ndarray, env_id: str) -> np.ndarray:

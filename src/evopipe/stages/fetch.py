@@ -62,10 +62,13 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
 def _collect(params: Params, pool: EnvPool) -> tuple[list[Episode], dict[str, Any]]:
     cfg, exported = params.fetch.collect, None
     if cfg.policies.get("policy") and cfg.policy_path is not None:
-        from evopipe.policy import load
+        from evopipe.policy import Policy, load
 
         configure(params.runtime)  # the number of threads decides a policy's last bits
-        exported = load(cfg.policy_path).on_rows()
+        found = load(cfg.policy_path)
+        if not isinstance(found, Policy):
+            raise ParamsError("fetch.collect.policy_path: is a team, and datasets are of one agent")
+        exported = found.on_rows()
     return collect(cfg, pool, params.env.id, params.seed, exported)
 
 

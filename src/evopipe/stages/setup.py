@@ -13,11 +13,11 @@ from evopipe.algos import get, unserved
 from evopipe.core.graphs import Paths
 from evopipe.core.member import Member
 from evopipe.envs.make import opened
-from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import ParamsError
 from evopipe.run.spec import Spec
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.params import Params
+from evopipe.stages import describe
 from evopipe.storage import members
 from evopipe.types import Spaces
 
@@ -51,8 +51,8 @@ def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
         ParamsError: the environment is unknown, its spaces are not served, or not by this algorithm.
     """
     with opened(env_config) as env:
-        spaces = ActionSpace.of(env.action_space).spaces(ObservationSpace.of(env.observation_space))
-    if sentence := unserved(algo, spaces.kind, env_config.id, env.action_space):
+        spaces, _ = describe.spaces_of(env)
+    if sentence := unserved(algo, spaces, env_config.id, env.action_space):
         raise ParamsError(sentence)
     return spaces
 

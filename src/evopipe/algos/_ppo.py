@@ -1,0 +1,120 @@
+"""What PPO and its forms for teams have in common: hyper-parameters, what a step adds to the loss, and the update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+import torch
+
+from evopipe.algos import _hyper
+from evopipe.core import optim
+from evopipe.core.net import Net
+from evopipe.ops.distributions import Distribution
+from evopipe.schema.declare import hyper
+from evopipe.types import Hyper, Learned, Sequences, Tensor
+
+BatchSize = Annotated[int, hyper(doc="steps of a minibatch, at most the rollout's", raising="fewer, steadier updates",
+    evolvable=True, ge=1, le=1 << 20)]  # fmt: skip
+LearnStep = Annotated[int, hyper(
+    doc="steps of the member in a rollout, over all its environments; rounded up to whole ticks",
+    unit="environment steps", raising="steadier, less often", evolvable=True, ge=1, le=1 << 24)]  # fmt: skip
+Epochs = Annotated[int, hyper(doc="times that a rollout is gone through",
+    raising="learns more from each, goes further from it", evolvable=True, ge=1, le=100)]  # fmt: skip
+Lambda = Annotated[float, hyper(doc="λ of the advantage estimates", raising="less bias, more variance", evolvable=True,
+    ge=0, le=1)]  # fmt: skip
+Clip = Annotated[float, hyper(doc="ε, how far the probability ratio may go", raising="larger steps of the policy",
+    evolvable=True, gt=0)]  # fmt: skip
+ClipValue = Annotated[bool, hyper(doc="whether the value, too, stays within ε of what it was")]
+ValueWeight = Annotated[float, hyper(doc="weight of the value loss", raising="values first", evolvable=True, ge=0)]
+EntropyWeight = Annotated[float, hyper(doc="weight of the entropy", raising="explores longer", evolvable=True, ge=0)]
+GradientClip = Annotated[float, hyper(doc="largest gradient norm, of all networks together",
+    raising="larger steps let through", evolvable=True, gt=0)]  # fmt: skip
+TargetDistance = Annotated[float, hyper(
+    doc="distance from the old policy at which a member stops its epochs; 0: never", unit="nats",
+    raising="stops later", evolvable=True, ge=0)]  # fmt: skip
+DecaySteps = Annotated[int, hyper(unit="environment steps", raising="decays more slowly", ge=0, le=10**12,
+    doc="steps of the member until learning rate and clip reach their ends; 0: they stay as they are")]  # fmt: skip
+RateEnd = Annotated[float, hyper(doc="share of the learning rate at the end", raising="learns more late", ge=0, le=1)]
+ClipEnd = Annotated[float, hyper(doc="share of the clip at the end", raising="larger steps late", ge=0, le=1)]
+Deviation = Annotated[float, hyper(doc="standard deviation of continuous actions at the start",
+    raising="explores more", gt=0)]  # fmt: skip
+Squash = Annotated[bool, hyper(
+    doc="tanh-squashed Gaussian actions, in place of ones that the environment clips")]  # fmt: skip
+Longest = Annotated[int, hyper(doc="longest sequence of a recurrent network's minibatch", unit="ticks",
+    raising="gradients reach further back", ge=1, le=1 << 16)]  # fmt: skip
+Cut = Annotated[Literal["chunked", "overlapping", "whole"], hyper(
+    doc="recurrent: a rollout is cut every `max_seq_len` ticks, every half of it, or nowhere")]  # fmt: skip
+RANGES = _hyper.ranges(
+    lr=(1e-4, 1e-2), batch_size=(32, 1024), learn_step=(256, 8192), ent_coef=(1e-3, 0.1), epochs=(1, 10)
+)
+
+
+def schedule(cfg: Any, step: int) -> dict[str, float]:
+    """Return what hyper-parameters are multiplied by after `step` environment steps of a member."""
+    done = min(1.0, step / cfg.decay_steps) if cfg.decay_steps else 0.0
+    return {"lr": 1.0 + done * (cfg.lr_end - 1.0), "clip": 1.0 + done * (cfg.clip_end - 1.0)}
+
+
+def memories(memory: Tensor, *nets: Net | None) -> tuple[Tensor, ...]:
+    """Divide a memory `[…, M]` into the networks' own; those without have width 0."""
+    return tuple(memory.split([0 if net is None else net.structure.memory for net in nets], dim=-1))
+
+
+def objective(
+    cfg: Any, hp: Hyper, chances: Distribution, action: Tensor, log_prob: Tensor, advantage: Tensor, value: Tensor,
+    old_value: Tensor, target: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return what every step of a minibatch adds to the loss, and its distance ρ − 1 − log ρ from the old policy.
+
+    Both are `[P, …]`, as is all that is given: what policy and critic say now, what was done, its log-probability then,
+    advantages, values then and what they should be; actions may have one dimension more; hp values are `[P]`.
+    """
+    clip, vf_coef, ent_coef = (hp[name].view(-1, *[1] * (value.ndim - 1)) for name in ("clip", "vf_coef", "ent_coef"))
+    log_ratio = chances.log_prob(action) - log_prob
+    ratio = log_ratio.exp()
+    gain = torch.minimum(ratio * advantage, torch.clamp(ratio, 1.0 - clip, 1.0 + clip) * advantage)
+    error = (value - target).square()
+    if cfg.clip_value:
+        error = torch.maximum(error, (old_value + torch.clamp(value - old_value, -clip, clip) - target).square())
+    each = -gain + 0.5 * vf_coef * error - ent_coef * chances.entropy()
+    return each, ratio - 1.0 - log_ratio
+
+
+def _clip_together(grads: list[Tensor], limit: Tensor) -> Tensor:
+    """Scale gradients `[P, n]`, as if they were one, to at most `limit` `[P]`; return their norm `[P]` before."""
+    each = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
+    norms: Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)  # along 0, bits would depend on P
+    scale = (limit / (norms + 1e-6)).clamp(max=1.0)[:, None]
+    for grad in grads:
+        grad.mul_(scale)
+    return norms
+
+
+def update(
+    loss: Callable[..., tuple[Tensor, Tensor]], pairs: Sequence[tuple[Net | None, optim.Adam | None]], cfg: Any,
+    state: Any, hp: Hyper, batch: Sequences, healthy: Tensor, turn: int,
+) -> Learned:  # fmt: skip
+    """Learn from one minibatch, the rollout's first where `turn` is 0, else 1; hp values and healthy are `[P]`.
+
+    Pairs are the networks and their moments; of the state the deviations of continuous actions, `log_std` `[P, n]` and
+    `log_std_adam`, learn too, where there are any. The loss is given the former as a leaf.
+    """
+    log_std = state.log_std.detach().requires_grad_(True)
+    log_std.grad = torch.zeros_like(log_std)
+    learners = [(net, adam) for net, adam in pairs if net is not None and adam is not None]
+    losses, distance = loss(cfg, state, hp, batch, log_std)
+    optim.backward(losses, *(net for net, _ in learners))
+    norms = _clip_together([*(net.grad for net, _ in learners), log_std.grad], hp["grad_clip"])
+    given = batch.weight.flatten(1, 2).sum(dim=1) > 0
+    far = given & (hp["target_kl"] > 0) & (distance > hp["target_kl"])
+    state.resting.copy_(far if turn == 0 else torch.maximum(state.resting, far.float()))
+    learning = given & (state.resting == 0)
+    healthy = torch.where(learning, healthy & ((losses + norms).abs() < torch.inf), healthy)
+    learning = learning & healthy
+    for net, adam in learners:
+        optim.step(net, adam, hp["lr"], learning)
+    if cfg.spaces.continuous:
+        optim.ScalarAdam.step(state.log_std, state.log_std_adam, log_std.grad, hp["lr"][:, None], learning[:, None])
+    state.updates.add_(learning)
+    return Learned(losses.detach(), healthy)

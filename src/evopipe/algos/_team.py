@@ -1,0 +1,219 @@
+"""What algorithms for teams have in common: who shares a network, and what centralised critics read.
+
+The `K` agents of an environment lie next to each other. A member has `G` like networks, one for every group of agents
+that share one: agents that do are told apart by a one-hot number at the end of what they read. Groups of unlike size
+are filled up to `n` seats with agents that sit there already: nobody reads what comes out there, so that nothing is
+learned from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+
+from evopipe.core.net import Net, forward
+from evopipe.schema.declare import hyper
+from evopipe.types import Spaces, Team, Tensor
+
+Share = Annotated[Literal["none", "group", "all"], hyper(
+    doc="agents that share a network: `none`, those of a `group`, or `all`")]  # fmt: skip
+Groups = Annotated[dict[str, Annotated[tuple[str, ...], Field(strict=False)]], hyper(
+    doc="groups and their agents, each in one; {}: by what stands in agents' names before the last `_`")]  # fmt: skip
+BY_NAME: dict[str, tuple[str, ...]] = {}
+Score = Annotated[Literal["sum", "mean"], hyper(
+    doc="what a member is judged by: its agents' returns summed up, or their mean")]  # fmt: skip
+
+
+class _Places(NamedTuple):
+    """Constants of a crew on one device."""
+
+    seats: Tensor | None  # [G · n] which agent sits there; None where all sit in order
+    back: Tensor | None  # [K] where each agent sits
+    group: Tensor | None  # [K] its group; None where each agent is one, in order
+    together: Tensor  # [K, K] float32, 1 where two agents share a network
+    ids: Tensor  # [K, n] which of its group an agent is, one-hot; [K, 0] where nobody shares
+    own: Tensor | None  # [K, A] bool, the actions that an agent has; None where all have as many
+    columns: Tensor | None  # of everyone's numbers side by side those that are no pads; None where none is
+    sizes: Tensor  # [K] float32, how many actions each agent has
+    other: Tensor  # [K, K, 1] bool, whether the second agent is another one
+
+
+@dataclass(frozen=True, eq=False)
+class Crew:
+    """A team's agents and its groups, see the module's text."""
+
+    spaces: Spaces
+    team: Team
+    groups: tuple[tuple[int, ...], ...]  # places of each one's agents
+    _on: dict[torch.device, _Places] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def agents(self) -> int:
+        """`K`."""
+        return len(self.team.agents)
+
+    @cached_property
+    def seats(self) -> int:
+        """`n`, of the largest group."""
+        return max(map(len, self.groups))
+
+    @cached_property
+    def ids(self) -> int:
+        """How many numbers tell agents apart: none where nobody shares."""
+        return self.seats if self.seats > 1 else 0
+
+    @cached_property
+    def alone(self) -> tuple[int, ...]:
+        """Columns of an observation of which a centralised critic reads everyone's: all that lie in no image."""
+        within = {c for image in self.spaces.images for c in range(image.start, image.start + image.size)}
+        return tuple(c for c in range(self.spaces.observations) if c not in within)
+
+    @cached_property
+    def everyone(self) -> list[int]:
+        """Which of everyone's `alone` columns, side by side, then everyone's actions, are no pads."""
+        seen, done = len(self.alone), self.spaces.actions
+        numbers = [
+            i * seen + j for i, o in enumerate(self.team.observations) for j, c in enumerate(self.alone) if c < o
+        ]
+        return numbers + [self.agents * seen + i * done + j for i, a in enumerate(self.team.actions) for j in range(a)]
+
+    @property
+    def observed(self) -> int:
+        """Width of what a network reads that sees an agent's own observation."""
+        return self.spaces.observations + self.ids
+
+    def joint(self, actions: bool = True) -> int:
+        """Width of what a centralised critic reads, of everyone's actions too or not."""
+        own = self.spaces.observations if self.spaces.images else 0
+        numbers = len(self.everyone) - (0 if actions else sum(self.team.actions))
+        return own + numbers + self.ids
+
+    def on(self, device: torch.device) -> _Places:
+        if device not in self._on:
+            self._on[device] = self._made(device)
+        return self._on[device]
+
+    def _made(self, device: torch.device) -> _Places:
+        n, actions = self.seats, torch.tensor(self.team.actions)
+        seats = [group[i] if i < len(group) else group[0] for group in self.groups for i in range(n)]
+        place = {agent: g * n + i for g, group in enumerate(self.groups) for i, agent in enumerate(group)}
+        back = [place[agent] for agent in range(self.agents)]
+        group = torch.tensor(back) // n
+        ids = torch.zeros(self.agents, self.ids)
+        if self.ids:
+            ids[range(self.agents), [at % n for at in back]] = 1.0
+        own = torch.arange(self.spaces.actions) < actions[:, None]
+        padded = len(self.everyone) < self.agents * (len(self.alone) + self.spaces.actions)
+
+        def given(values: Tensor, wanted: bool = True) -> Tensor | None:
+            return values.to(device) if wanted else None
+
+        in_order, each = (values == list(range(self.agents)) for values in (seats, group.tolist()))
+        return _Places(
+            seats=given(torch.tensor(seats), not in_order),
+            back=given(torch.tensor(back), not in_order),
+            group=given(group, not each),
+            together=(group == group[:, None]).float().to(device),
+            ids=ids.to(device),
+            own=given(own, self.team.unlike),
+            columns=given(torch.tensor(self.everyone), padded),
+            sizes=actions.float().to(device),
+            other=~torch.eye(self.agents, dtype=torch.bool, device=device)[..., None],
+        )
+
+    def apart(self, x: Tensor) -> Tensor:
+        """Give agents an axis: `[P, B · K, …]` → `[P, B, K, …]`."""
+        out: Tensor = x.unflatten(1, (-1, self.agents))
+        return out
+
+    def seated(self, x: Tensor) -> Tensor:
+        """Give every network its agents: `[P, B, K, …]` → `[P · G, B · n, …]`."""
+        seats = self.on(x.device).seats
+        x = x if seats is None else x.index_select(2, seats)
+        out: Tensor = x.unflatten(2, (len(self.groups), -1)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+        return out
+
+    def back(self, x: Tensor) -> Tensor:
+        """Undo it: `[P · G, B · n, …]` → `[P, B, K, …]`."""
+        back = self.on(x.device).back
+        apart = x.unflatten(1, (-1, self.seats)).unflatten(0, (-1, len(self.groups)))  # [P, G, B, n, …]
+        out: Tensor = apart.transpose(1, 2).flatten(2, 3)
+        return out if back is None else out.index_select(2, back)
+
+    def run(self, net: Net, x: Tensor) -> Tensor:
+        """Run every agent's network: `[P, B, K, inputs]` → `[P, B, K, outputs]`; of twins `[2, P, B, K, outputs]`."""
+        out = forward(net, self.seated(x))
+        if out.ndim == 3:
+            return self.back(out)
+        return torch.stack([self.back(each) for each in out.unbind(dim=1)])
+
+    def named(self, x: Tensor) -> Tensor:
+        """Append who is who, where agents share a network: `[P, B, K, …, F]` → `[P, B, K, …, F + ids]`."""
+        if not self.ids:
+            return x
+        ids = self.on(x.device).ids.to(x.dtype)
+        ids = ids.view(self.agents, *[1] * (x.ndim - 4), self.ids)
+        return torch.cat((x, ids.expand(*x.shape[:-1], -1)), dim=-1)
+
+    def together(self, obs: Tensor, actions: Tensor | None = None) -> Tensor:
+        """Return what every agent's centralised critic reads, `[P, B, K, joint]`.
+
+        Observations are `[P, B, K, O]`, actions `[P, B, K, A]`, or as each critic is to see them, `[P, B, K, K, A]`.
+        Images are each agent's own alone: one network has convolutions for those of one observation.
+        """
+        own = [obs] if self.spaces.images else []
+        seen = obs[..., list(self.alone)] if self.spaces.images else obs
+        parts = [seen.flatten(2)]
+        if actions is not None and actions.ndim == 4:
+            parts.append(actions.flatten(2))
+        numbers = torch.cat(parts, dim=-1)[:, :, None].expand(-1, -1, self.agents, -1)
+        if actions is not None and actions.ndim == 5:
+            numbers = torch.cat((numbers, actions.flatten(3)), dim=-1)
+        columns = self.on(obs.device).columns
+        if columns is not None:
+            chosen = columns if actions is not None else columns[: len(columns) - sum(self.team.actions)]
+            numbers = numbers.index_select(-1, chosen)
+        return self.named(torch.cat((*own, numbers), dim=-1) if own else numbers)
+
+    def own(self, actions: Tensor, else_: float = 0.0) -> Tensor:
+        """Set to exactly 0, or to another number, what an agent does not have of its actions `[…, K, A]`."""
+        own = self.on(actions.device).own
+        return actions if own is None else actions.masked_fill(~own, else_)
+
+    def legal(self, legal: Tensor | None, like: Tensor) -> Tensor | None:
+        """Return the legal ones among an agent's own actions, `[P, B, K, A]`, None where all are."""
+        own = self.on(like.device).own
+        return own.expand_as(like) if legal is None and own is not None else legal
+
+    def of_group(self, x: Tensor) -> Tensor:
+        """Give every agent what is its group's: `[P, G, …]` → `[P, K, …]`."""
+        group = self.on(x.device).group
+        return x if group is None else x.index_select(1, group)
+
+    def over_group(self, x: Tensor) -> Tensor:
+        """Sum over the agents of each one's group: `[P, K]` → `[P, K]`."""
+        if len(self.groups) == self.agents:
+            return x
+        return (x[:, None] * self.on(x.device).together).sum(dim=2)
+
+
+def crew(cfg: Any, spaces: Spaces | None = None) -> Crew:
+    """Return the agents of a configuration's environment, and who shares; one agent alone is a team, too.
+
+    Raises:
+        ValueError: a group names no agent, or an agent stands in none, see `Team.groups`.
+    """
+    spaces = spaces or cfg.spaces
+    return _crew(spaces, cfg.share, tuple((name, tuple(agents)) for name, agents in cfg.groups.items()))
+
+
+@cache
+def _crew(spaces: Spaces, share: str, named: tuple[tuple[str, tuple[str, ...]], ...]) -> Crew:
+    team = spaces.team or Team(("agent",), (spaces.observations,), (spaces.actions,))
+    every = tuple(range(len(team.agents)))
+    groups = {"none": tuple((i,) for i in every), "all": (every,)}
+    return Crew(spaces, team, groups[share] if share in groups else tuple(team.groups(dict(named)).values()))

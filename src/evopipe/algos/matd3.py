@@ -1,0 +1,116 @@
+"""Multi-agent twin delayed deep deterministic policy gradient.
+
+Ackermann, Gabler, Osa & Sugiyama, "Reducing overestimation bias in multi-agent domains using double centralized
+critics", 2019.
+
+Every agent k has an actor, which reads the agent's own observation oₖ, and two critics, which read all observations o
+and all actions a. Both regress on
+
+    yₖ = rₖ + γ (1 − terminatedₖ) min(Qₖ₁⁻, Qₖ₂⁻)(o′, a′),   a′ⱼ = μ⁻ⱼ(o′ⱼ) + clipped noise;
+
+once in `policy_delay` updates actor k climbs Qₖ₁(o, a₁, …, μₖ(oₖ), …, a_K), the others' actions as they were taken, and
+the targets follow. Continuous actions are tanh(·) in [−1, 1], which the environment stretches to its bounds. Discrete
+ones are drawn from a softmax, while learning and, in the place of noise, in targets, and get their gradient through a
+Gumbel-softmax, straight through. An agent that is gone leaves its loss; in critics its action counts as 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from evopipe.algos import _actor_critic, _central, _hyper, _team
+from evopipe.core import optim
+from evopipe.core.member import moments, parameters, row
+from evopipe.core.net import Net, Nets
+from evopipe.core.structure import Widths
+from evopipe.rng import Stream
+from evopipe.schema.declare import AlgoConfig
+from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
+
+PAPER = "https://arxiv.org/abs/1910.01465"
+REGIME = "off_policy"
+POLICY = "actor"
+ACTIONS = ("discrete", "continuous")
+MASKED_LOSS = True
+TEAM = True
+
+
+class Config(AlgoConfig):
+    """Hyper-parameters of MATD3."""
+
+    lr_actor: _hyper.ActorRate = 1e-3
+    lr_critic: _hyper.CriticRate = 1e-3
+    batch_size: _hyper.BatchSize = 512
+    learn_step: _hyper.LearnStep = 16
+    gamma: _hyper.Discount = 0.95
+    tau: _hyper.TargetShare = 1e-2
+    grad_clip: _hyper.GradientClip = 0.5
+    policy_delay: _hyper.PolicyDelay = 2
+    target_noise: _hyper.TargetNoise = 0.2
+    target_clip: _hyper.TargetNoiseLimit = 0.5
+    temperature: _central.Temperature = 1.0
+    output_penalty: _central.OutputPenalty = 1e-3
+    noise: _hyper.Noise = "gaussian"
+    noise_sd: _hyper.NoiseDeviation = 0.1
+    ou_theta: _hyper.NoiseReturn = 0.15
+    random_steps: _hyper.RandomSteps = 1_000
+    share: _team.Share = "none"
+    groups: _team.Groups = _team.BY_NAME
+    score: _team.Score = "sum"
+    network: _hyper.Network = _hyper.NETWORK
+    evolve: _hyper.Evolving = _central.RANGES
+
+
+@dataclass(frozen=True)
+class State:
+    actor: Net = parameters("actor", trainable=True)
+    actor_target: Net = parameters("actor")
+    critics: Net = parameters("critics", trainable=True)
+    critics_target: Net = parameters("critics")
+    actor_adam: optim.Adam = moments("actor")
+    critics_adam: optim.Adam = moments("critics")
+    updates: Tensor = row()  # [P] float32
+
+
+def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
+    return _central.networks(cfg, spaces, critics=2)
+
+
+def init(cfg: Config, nets: Nets) -> State:
+    actor, critics = nets["actor"], nets["critics"]
+    return State(actor, actor.copy(), critics, critics.copy(), *optim.start(actor, critics))
+
+
+explore, greedy, act = _actor_critic.explore, _central.greedy, _central.act
+answers = _central.answers("critics")
+
+
+def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
+    """Return the loss of each member's critics `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
+    before, after = _central.present(batch)
+    with torch.no_grad():
+        action_t = _central.next_actions(cfg, state.actor_target, batch, draw)
+        if cfg.spaces.continuous:
+            noise = cfg.target_noise * draw.normal(action_t[0].numel()).view(action_t.shape)
+            action_t = (action_t + noise.clamp(-cfg.target_clip, cfg.target_clip)).clamp(-1.0, 1.0)
+        action_t = after[..., None] * _team.crew(cfg).own(action_t)
+        q_t = _central.value(cfg, state.critics_target, batch.next_obs, action_t).amin(dim=0)
+        y = torch.addcmul(batch.reward, batch.discount, q_t)  # [P, B, K]
+    action = before[..., None] * _central.as_numbers(cfg, batch.action)
+    return _central.regression(_central.value(cfg, state.critics, batch.obs, action) - y, batch)
+
+
+def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
+    # The actors' own loss may come later, and what discrete actions are drawn from cannot be seen in them.
+    healthy = healthy & state.actor.finite & state.actor_target.finite
+    losses, errors = loss(cfg, state, hp, batch, draw)
+    healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.critics, state.critics_adam, hp["lr_critic"]))
+    if turn == cfg.policy_delay - 1:
+        climbed = _central.actor_loss(cfg, state.actor, state.critics.firsts, batch, draw.part(1))
+        healthy = optim.descend(climbed, healthy, hp["grad_clip"], (state.actor, state.actor_adam, hp["lr_actor"]))
+        optim.polyak(state.critics_target, state.critics, hp["tau"] * healthy)
+        optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)
+    state.updates.add_(healthy)
+    return Learned(losses.detach(), healthy, errors)

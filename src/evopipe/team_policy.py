@@ -1,0 +1,267 @@
+"""A trained team at work: every agent's action, for one observation of each agent or many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from evopipe.acting import bare, online_networks
+from evopipe.algos import Algorithm, on_policy
+from evopipe.core.cohort import Pace, form
+from evopipe.core.member import Member
+from evopipe.core.structure import Widths, acting_networks
+from evopipe.envs.team import TeamSpace
+from evopipe.errors import UsageError, did_you_mean
+from evopipe.rng import Purpose, Stream
+
+
+class TeamPolicy:
+    """One trained member of a population of teams, ready to act.
+
+    Args:
+        algo: its algorithm.
+        cfg: the algorithm's configuration.
+        member: its architecture and tensors, see `evopipe.acting.Policy`.
+        about: what `policy.json` says: spaces, scores, provenance.
+
+    Attributes:
+        team: the agents, what they see and what they do.
+        agents: their ids, as the environment has them.
+        memory: how many numbers each agent keeps from step to step; 0 unless it is recurrent.
+    """
+
+    def __init__(self, algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) -> None:
+        self.about, self._algo, self.arch = dict(about), algo, member.arch
+        self.team = TeamSpace.from_json(about)
+        self.agents, self.spaces = self.team.ids, self.team.spaces
+        self._cfg = cfg.at(self.spaces)
+        self.widths: Mapping[str, Widths] = algo.networks(self._cfg, self.spaces)
+        online, acting = online_networks(algo, self.widths), acting_networks(algo.POLICY, self.widths)
+        self._blind = not all(online[name] in member.tensors for name in online if name not in acting)
+        members = [bare(algo, member, self.widths)]
+        (self._cohort,) = form(members, algo.State, self.widths, torch.device("cpu"), lambda _: Pace())
+        self.memory = self._cohort.memory
+
+    def act(self, obs: Mapping[Any, Any], mask: Mapping[Any, Any] | None = None, epsilon: float = 0.0,
+            seed: int = 0) -> dict[Any, Any]:  # fmt: skip
+        """Choose every agent's action: deterministic unless `epsilon` is above 0.
+
+        Args:
+            obs: by agent, an observation as the environment gives it, or a batch, whose every array has one dimension
+                more, of all agents as long. An agent that is not in it is gone, and gets no action.
+            mask: by agent, legal actions `[A]` or `[B, A]`; one that is not in it may take all. Masks that stand in
+                the observations themselves need not be named again.
+            epsilon: above 0 it explores as in training, and with this chance by a random legal action.
+            seed: seed of the exploration.
+
+        Returns:
+            By agent, in the environment's own terms and bounds: a whole number or an array, ready for `env.step`; of
+            a batch an array `[B, …]`.
+
+        Raises:
+            UsageError: there is no such agent, a shape does not fit, or the policy keeps a memory.
+        """
+        if self.memory:
+            raise UsageError("this team keeps a memory: call step(obs, memory), and hand on the memory it returns")
+        return self.step(obs, None, mask, epsilon, seed)[0]
+
+    def step(self, obs: Mapping[Any, Any], memory: Any = None, mask: Mapping[Any, Any] | None = None,
+             epsilon: float = 0.0, seed: int = 0) -> tuple[dict[Any, Any], Any]:  # fmt: skip
+        """Choose as `act` does, for a team that may keep a memory.
+
+        Args:
+            obs, mask, epsilon, seed: as in `act`.
+            memory: what the last step of these episodes returned, float32 `[B, K, memory]`; None where they begin.
+
+        Returns:
+            Actions as in `act`, and the memory after them.
+
+        Raises:
+            UsageError: as in `act`, or the memory is of another shape.
+        """
+        rows, single, legal, before = self._situation(obs, mask, memory)
+        state, draw = self._cohort.state, None
+        if epsilon > 0.0:
+            draw = Stream(torch.tensor([seed]), Purpose.ACT, torch.zeros(1, dtype=torch.int64))
+        if on_policy(self._algo):
+            actions, _, _, before = self._algo.step(self._cfg, state, rows, legal, before, draw)
+        elif draw is None:
+            actions = self._algo.greedy(self._cfg, state, rows, legal)
+        else:
+            actions = self._algo.act(self._cfg, state, rows, legal, torch.tensor([epsilon]), draw)
+        own = self.team.own_each(actions[0].unflatten(0, (-1, len(self.agents))).numpy())
+        named = dict(zip(self.agents, own, strict=True))
+        chosen = {key: named[self._agent(key)] for key in obs}
+        after = before[0].unflatten(0, (-1, len(self.agents))).numpy()
+        return {key: value[0] if single else np.asarray(value) for key, value in chosen.items()}, after
+
+    def value(self, obs: Mapping[Any, Any], memory: Any = None) -> dict[Any, Any]:
+        """Return every agent's V(s), float32 `[]` or `[B]`, as its algorithm has it.
+
+        Raises:
+            UsageError: the algorithm has none, the critic was not exported, or an argument does not fit.
+        """
+        answers = self._algo.answers(self._cfg) if self._algo.answers is not None else None
+        if answers is None or answers.value is None:
+            raise UsageError(f"a team of {self.about.get('algo')} has no value(obs): it has act(obs)")
+        if self._blind:
+            raise UsageError(
+                "value: this team was exported without its critic; set export.critic to true and export it again, or "
+                'load a trained member: evopipe.load("models/trained", member=0)'
+            )
+        rows, single, legal, before = self._situation(obs, None, memory)
+        found = answers.value(self._cfg, self._cohort.state, rows, legal, before)[0].unflatten(
+            0, (-1, len(self.agents))
+        )
+        values = {key: found[:, self.agents.index(self._agent(key))].numpy() for key in obs}
+        return {key: value[0] if single else value for key, value in values.items()}
+
+    def probabilities(self, obs: Mapping[Any, Any], mask: Mapping[Any, Any] | None = None,
+                      memory: Any = None) -> dict[Any, Any]:  # fmt: skip
+        """Return every agent's π(a|s), float32 `[A]` or `[B, A]`, of its own actions.
+
+        Raises:
+            UsageError: the team is deterministic or its actions are continuous, or an argument does not fit.
+        """
+        answers = self._algo.answers(self._cfg) if self._algo.answers is not None else None
+        if answers is None or answers.chances is None or self.spaces.continuous:
+            raise UsageError(f"a team of {self.about.get('algo')} with {self.spaces.kind} actions has no probabilities")
+        rows, single, legal, before = self._situation(obs, mask, memory)
+        chances = answers.chances(self._cfg, self._cohort.state, rows, legal, before)
+        found = chances.probabilities()[0].unflatten(0, (-1, len(self.agents))).numpy()
+        sizes = [space.size for space in self.team.actions]
+        own = {key: found[:, (k := self.agents.index(self._agent(key))), : sizes[k]] for key in obs}
+        return {key: each[0] if single else each for key, each in own.items()}
+
+    def __repr__(self) -> str:
+        env = self.about.get("env")
+        place = f", {env['id']}" if isinstance(env, dict) and "id" in env else ""
+        who = f"{len(self.agents)} agents with {self.spaces.kind} actions"
+        return f"<TeamPolicy {self.about.get('algo', '')}{place}: {who}, network {self.arch.describe()}>"
+
+    def _agent(self, key: Any) -> Any:
+        """Return the environment's id of an agent, named by it or by its text."""
+        for agent in self.agents:
+            if key == agent or str(key) == str(agent):
+                return agent
+        names = [str(agent) for agent in self.agents]
+        raise UsageError(f"there is no agent {key!r}{did_you_mean(str(key), names)} (there are {', '.join(names)})")
+
+    def _situation(
+        self, obs: Mapping[Any, Any], mask: Mapping[Any, Any] | None, memory: Any
+    ) -> tuple[torch.Tensor, bool, torch.Tensor, torch.Tensor]:
+        """Return observations `[1, B · K, O]`, whether each is one, legal actions, and the memory before."""
+        if not isinstance(obs, Mapping) or not obs:
+            raise UsageError("obs is no dictionary of observations by agent: pass what the environment gives")
+        given = {self._agent(key): value for key, value in obs.items()}
+        read: dict[Any, tuple[Any, bool]] = {}
+        for place, agent in enumerate(self.agents):
+            if agent in given:
+                try:
+                    read[agent] = self.team.observations[place].read(self._bare_observation(place, given[agent]))
+                except ValueError as error:
+                    raise UsageError(f"obs[{agent!r}] holds {error}; pass what the environment gives") from error
+        sizes, single = {len(rows) for rows, _ in read.values()}, all(one for _, one in read.values())
+        if len(sizes) != 1:
+            raise UsageError(f"obs holds batches of unlike lengths ({', '.join(map(str, sorted(sizes)))})")
+        (count,), k = sizes, len(self.agents)
+        rows, alive = np.zeros((count, k, self.spaces.observations), np.float32), np.zeros((count, k), np.bool_)
+        legal = np.broadcast_to(self.team.free, (count, k, self.spaces.actions)).copy()
+        masks = {self._agent(key): value for key, value in (mask or {}).items()}
+        for place, agent in enumerate(self.agents):
+            if agent in read:
+                seen = read[agent][0]
+                rows[:, place, : seen.shape[1]], alive[:, place] = seen, True
+                if (own := masks.get(agent, self._mask_within(place, given[agent]))) is not None:
+                    self._put_mask(legal, place, own)
+        shown = torch.from_numpy(self.team.legal(alive, legal)).flatten(0, 1)[None]
+        before = torch.zeros(count, k, self.memory) if memory is None else torch.as_tensor(memory).float()
+        if before.shape != (count, k, self.memory):
+            raise UsageError(f"memory has shape {tuple(before.shape)}; expected [{count}, {k}, {self.memory}]")
+        return self._cohort.shown(torch.from_numpy(rows).flatten(0, 1)[None]), single, shown, before.flatten(0, 1)[None]
+
+    def _bare_observation(self, place: int, obs: Any) -> Any:
+        """Return an agent's observation without the mask that stands in it."""
+        if not self.team.masks[place] or not isinstance(obs, Mapping):
+            return obs
+        return {name: part for name, part in obs.items() if name != "action_mask"}
+
+    def _mask_within(self, place: int, obs: Any) -> Any:
+        return obs.get("action_mask") if self.team.masks[place] and isinstance(obs, Mapping) else None
+
+    def _put_mask(self, legal: np.ndarray, place: int, mask: Any) -> None:
+        own = np.asarray(self.team.actions[place].flat_mask(mask)).astype(np.bool_)
+        size = self.team.actions[place].size
+        if own.shape not in ((size,), (len(legal), size)):
+            agent = self.agents[place]
+            raise UsageError(
+                f"the mask of {agent!r} has shape {own.shape}; expected [{size}] or [{len(legal)}, {size}]"
+            )
+        if not self.team.actions[place].possible(own.reshape(-1, size)).all():
+            raise UsageError(f"the mask of {self.agents[place]!r} leaves no legal action: allow at least one")
+        legal[:, place, :size] = own
+
+    def module(self, place: int) -> torch.nn.Module:
+        """Return one agent's greedy policy as a plain module: its obs `[B, O]` → its own actions; with a memory too:
+        (obs, memory `[B, memory]`) → (actions, memory)."""
+        return _Agent(self, place)
+
+
+class _Agent(torch.nn.Module):
+    """One agent of a greedy team without the population axis, for `torch.export`."""
+
+    legal: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+    starts: torch.Tensor
+
+    def __init__(self, policy: TeamPolicy, place: int) -> None:
+        super().__init__()
+        self._algo, self._cfg, self._cohort = policy._algo, policy._cfg, policy._cohort
+        self._place, self._agents = place, len(policy.agents)
+        self._pad = policy.spaces.observations - policy.team.observations[place].size
+        self._space = policy.team.actions[place]
+        legal = np.zeros((self._agents, policy.spaces.actions), np.bool_)
+        legal[:] = policy.team.free
+        self.register_buffer("legal", torch.from_numpy(legal))
+        self.register_buffer("weights", getattr(policy._cohort.state, policy._algo.POLICY).values)
+        if self._space.bounds is not None:
+            for name, bound in zip(("low", "high"), self._space.bounds, strict=True):
+                self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32))
+        else:
+            self.register_buffer("starts", torch.tensor(self._space.starts))
+
+    def forward(self, obs: torch.Tensor, memory: torch.Tensor | None = None) -> Any:
+        """See `TeamPolicy.module`."""
+        own = torch.nn.functional.pad(obs, (0, self._pad))
+        everyone = self._among(own)
+        legal = self.legal.repeat(obs.shape[0], 1)[None]
+        state = self._cohort.state
+        shown = self._cohort.shown(everyone)
+        if memory is not None:
+            before = self._among(memory)
+            actions, _, _, after = self._algo.step(self._cfg, state, shown, legal, before, None)
+            return self._own(self._mine(actions)), self._mine(after)
+        return self._own(self._mine(self._algo.greedy(self._cfg, state, shown, legal)))
+
+    def _among(self, own: torch.Tensor) -> torch.Tensor:
+        """This agent's rows `[B, n]` among zeros of the others: `[1, B · K, n]`."""
+        before, after = self._place, self._agents - 1 - self._place
+        zeros = torch.zeros_like(own)
+        return torch.stack([zeros] * before + [own] + [zeros] * after, dim=1).flatten(0, 1)[None]
+
+    def _mine(self, everyone: torch.Tensor) -> torch.Tensor:
+        mine: torch.Tensor = everyone[0].unflatten(0, (-1, self._agents))[:, self._place]
+        return mine
+
+    def _own(self, actions: torch.Tensor) -> torch.Tensor:
+        space = self._space
+        if space.continuous:
+            share = (actions[:, : space.size].clamp(-1.0, 1.0) + 1.0) / 2.0
+            return (self.low + share * (self.high - self.low)).clamp(self.low, self.high).view(-1, *space.shape)
+        if space.kind == "discrete":
+            return actions + space.start
+        return (actions + self.starts).view(-1, *space.shape)
