@@ -270,8 +270,7 @@ class EnvPool:
         if shown.mask is None or not self.masked:
             self.mask[rows] = team.legal(alive)
         if shown.forced is not None:
-            forced = shown.forced.reshape(*alive.shape, -1)
-            self.is_forced[rows] = ~np.isnan(forced).all(axis=2)
+            self.is_forced[rows] = ~np.isnan(shown.forced).all(axis=2)
             self.forced[rows] = np.nan_to_num(shown.forced)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
