@@ -15,7 +15,6 @@ from evopipe.core.member import Member
 from evopipe.core.structure import Widths, acting_networks
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import UsageError, did_you_mean
-from evopipe.ops.distributions import Distribution
 from evopipe.rng import Purpose, Stream
 
 
@@ -131,7 +130,7 @@ class TeamPolicy:
         if answers is None or answers.chances is None or self.spaces.continuous:
             raise UsageError(f"a team of {self.about.get('algo')} with {self.spaces.kind} actions has no probabilities")
         rows, single, legal, before = self._situation(obs, mask, memory)
-        chances: Distribution = answers.chances(self._cfg, self._cohort.state, rows, legal, before)
+        chances = answers.chances(self._cfg, self._cohort.state, rows, legal, before)
         found = chances.probabilities()[0].unflatten(0, (-1, len(self.agents))).numpy()
         sizes = [space.size for space in self.team.actions]
         own = {key: found[:, (k := self.agents.index(self._agent(key))), : sizes[k]] for key in obs}
@@ -214,8 +213,10 @@ class TeamPolicy:
 class _Agent(torch.nn.Module):
     """One agent of a greedy team without the population axis, for `torch.export`."""
 
+    legal: torch.Tensor
     low: torch.Tensor
     high: torch.Tensor
+    starts: torch.Tensor
 
     def __init__(self, policy: TeamPolicy, place: int) -> None:
         super().__init__()

@@ -119,7 +119,7 @@ def on_policy(algo: Algorithm) -> bool:
 
 
 def unserved(name: str, spaces: Spaces, env_id: str, space: object) -> str | None:
-    """Return what is wrong where an algorithm does not serve an environment's actions, or a team; None where it does."""
+    """Return what is wrong where an algorithm does not serve an environment's actions or agents; None where it does."""
     team, kind = spaces.team is not None, spaces.kind
     able = [other for other in names() if team == get(other).TEAM and kind in get(other).ACTIONS]
     if name in able:

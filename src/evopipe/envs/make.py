@@ -61,8 +61,9 @@ def make_env(cfg: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[An
         _explain(error, cfg)
     except Hung as hung:
         raise EnvironmentFailed(f"environment {cfg.id!r}: its module or its constructor {hung}") from None
-    exact = env.spec.id if env.spec else cfg.id
-    if exact != cfg.id.rpartition(":")[2]:  # Gymnasium took the newest version, which another install may not have
+    name = cfg.id.rpartition(":")[2]
+    exact = env.spec.id if env.spec else name
+    if exact != name:  # Gymnasium took the newest version, which another install may not have
         close(env)
         raise ParamsError(f"env.id: {cfg.id!r} names no version; write {exact!r}")
     for number, wrapper in enumerate(cfg.wrappers):

@@ -117,6 +117,7 @@ class EnvPool:
         self.alive: Bools = np.full(lead, self.team is None)
         self.forced = self.actions.empty(*lead)
         self.is_forced: Bools = np.zeros(lead, np.bool_)
+        self._joined: Bools = np.zeros(lead, np.bool_)  # acts next and did not before
         self.episode_return = np.zeros(lead, np.float64)
         self.episode_length: Ints = np.zeros(rows, np.int64)
         self._all = np.arange(rows)
@@ -144,8 +145,14 @@ class EnvPool:
 
     @property
     def begins(self) -> Bools:
-        """`[R]`, whether an episode begins: nothing of it was taken yet."""
-        return np.asarray(self.episode_length == 0, np.bool_)
+        """`[R]`, whether an episode begins: nothing of it was taken yet. Of a team `[R, K]`, whether an agent joins."""
+        return np.asarray(self.episode_length == 0, np.bool_) if self.team is None else self._joined
+
+    @property
+    def idle(self) -> Bools:
+        """`[R, K]` of a team, whose action is not its own: an agent that is gone, or whom the environment moves."""
+        idle: Bools = ~self.alive | self.is_forced
+        return idle
 
     @property
     def row_space(self) -> gymnasium.Space[Any]:
@@ -256,13 +263,14 @@ class EnvPool:
 
     def _muster(self, team: TeamSpace, rows: Ints, shown: Begun | Step) -> None:
         """Keep who acts next in these rows, and which actions the environment sets itself."""
-        self.alive[rows] = alive = np.ones_like(self.alive[rows]) if shown.alive is None else shown.alive
+        alive = np.ones_like(self.alive[rows]) if shown.alive is None else shown.alive
+        self._joined[rows] = alive & ~(self.alive[rows] & (self.episode_length[rows] > 0)[:, None])
+        self.alive[rows] = alive
         self.obs[rows] = np.where(alive[:, :, None], shown.obs, 0.0)
         if shown.mask is None or not self.masked:
             self.mask[rows] = team.legal(alive)
         if shown.forced is not None:
-            forced = shown.forced.reshape(*alive.shape, -1)
-            self.is_forced[rows] = ~np.isnan(forced).all(axis=2)
+            self.is_forced[rows] = ~np.isnan(shown.forced).all(axis=2)
             self.forced[rows] = np.nan_to_num(shown.forced)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
@@ -285,7 +293,7 @@ class EnvPool:
         """
         seed, length = np.asarray(state["seed"], np.int64), np.asarray(state["length"], np.int64)
         self._check_state(seed, length, state)
-        log = self.actions.empty(self.rows, max(1, int(length.max(initial=0))))
+        log = self.actions.empty(self.rows, max(1, int(length.max(initial=0))), *self.alive.shape[1:])
         log[np.arange(log.shape[1])[None] < length[:, None]] = state["actions"]
         begun = np.flatnonzero(seed >= 0)
         self._seed[:], self.episode_length[:], self.episode_return[:] = -1, 0, 0.0

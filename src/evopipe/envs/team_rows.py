@@ -36,7 +36,7 @@ def team_step(
     forced: Floats | None = None,
 ) -> Step:
     """Return a team's step and find what is broken in it; without masks an agent's every choice is legal."""
-    broken: Bools = ~(np.isfinite(obs).all(axis=(1, 2)) & np.isfinite(reward).all(axis=1))
+    broken: Bools = np.asarray(~(np.isfinite(obs).all(axis=(1, 2)) & np.isfinite(reward).all(axis=1)), np.bool_)
     legal = space.legal(alive, mask)
     if mask is not None:
         possible = space.action.possible(legal.reshape(-1, legal.shape[2]))
@@ -94,7 +94,7 @@ class TeamRows:
             raise Fault(row, f"reset() raised {said(error)}") from error
         except Hung as hung:
             raise Fault(row, f"reset() {hung}") from None
-        alive = np.array(seen.alive, np.bool_).reshape(len(rows), -1)
+        alive = np.array(seen.alive, np.bool_).reshape(len(rows), len(self._everyone))
         mask = self._space.legal(alive, seen.mask) if self._masked[0] else None
         if mask is not None:
             possible = self._space.action.possible(mask.reshape(-1, mask.shape[2])).reshape(alive.shape)
@@ -148,7 +148,7 @@ class TeamRows:
         """Read what a reset returned."""
         env = self.envs[row]
         if not isinstance(result, tuple) or len(result) != 2:
-            raise Fault(row, f"reset() returned {name_of(result)}, expected observations and infos")
+            raise Fault(row, f"reset() returned {_count(result)}, expected observations and infos")
         observed, infos = (
             self._dictionary(row, "reset", *x) for x in zip(("observations", "infos"), result, strict=True)
         )
@@ -174,7 +174,7 @@ class TeamRows:
     def _take(self, row: int, i: int, result: Any, seen: _Seen) -> None:
         """Read what a step returned."""
         if result.__class__ is not tuple or len(result) != 5:
-            raise Fault(row, f"step() returned {name_of(result)}, expected {', '.join(_STEP)}")
+            raise Fault(row, f"step() returned {_count(result)}, expected {', '.join(_STEP)}")
         for what, part in zip(_STEP, result, strict=True):
             if part.__class__ is not dict:
                 self._dictionary(row, "step", what, part)
@@ -255,7 +255,10 @@ class TeamRows:
 
     def _hint(self, row: int, i: int, place: int, obs: Any, info: Any, seen: _Seen, what: str) -> None:
         """Read an agent's mask and the action that the environment sets itself, where there are any."""
-        info = {} if info is None else self._dictionary(row, what, f"infos{self._whose(place)}", info)
+        if info is None:
+            info = {}
+        elif not isinstance(info, Mapping):
+            raise Fault(row, f"{what}() returned an info{self._whose(place)} that is no mapping but {name_of(info)}")
         mask = obs[_MASK] if self._space.masks[place] else info.get(_MASK)
         limits = mask is not None or (_FORCED in info and not self._forces)
         if limits and what == "reset":
@@ -305,6 +308,10 @@ class TeamRows:
             return
         seen.mask[i, place] = False
         seen.mask[i, place, np.cumsum((0, *space.choices[:-1])) + relative] = True
+
+
+def _count(result: Any) -> str:
+    return f"a tuple of {len(result)}" if isinstance(result, tuple) else name_of(result)
 
 
 class _Seen:

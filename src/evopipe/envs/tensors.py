@@ -1,4 +1,5 @@
-"""Environments as tensors: Gymnasium's classic control, all rows stepped in a few operators, on any device.
+"""Environments as tensors: Gymnasium's classic control, all rows stepped in a few operators, on any device; teams of
+`mpe2` too, whose dynamics are in `mpe`.
 
 The state of `R` rows is one tensor and a step is arithmetic on it, so a loop that learns on a device never leaves it.
 Nothing in `reset_where`, `step` and `obs` makes the host wait, and what they change they change in place, so a CUDA
@@ -17,15 +18,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from pydantic import ValidationError
 
-from evopipe.envs.make import close, make_env
-from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming
+from evopipe.envs.make import close, make_env, refuse
+from evopipe.envs.mpe import OFFERED as TEAMS
+from evopipe.envs.rows import Actions, Begun, Bools, Ints, Step, Upcoming
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.errors import ParamsError, did_you_mean
 from evopipe.rng import Purpose, uniform
@@ -34,14 +37,17 @@ from evopipe.schema.declare import Schema
 
 _OF_MAKE = "max_episode_steps"  # the one argument that `gymnasium.make` keeps for itself
 
+_Made = TypeVar("_Made")
 _Advance: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """The next columns `[S, R]` float64, rewards `[R]` of any precision, and terminations `[R]`."""
 
 
 class _Dynamics(Protocol):
-    """One environment."""
+    """One environment. Of a team everything but the columns has an axis `K` behind `R`."""
 
-    draws: ClassVar[int]  # how many uniform numbers an initial state is made of
+    @property
+    def draws(self) -> int:
+        """How many uniform numbers an initial state is made of."""
 
     def start(self, u: torch.Tensor) -> torch.Tensor:
         """Return initial columns `[S, R]` from draws `[draws, R]` in [0, 1)."""
@@ -226,7 +232,8 @@ OFFERED: dict[str, Callable[..., _Dynamics]] = {
 
 
 class TensorStep(NamedTuple):
-    """What one step of `n` rows gave, see `Step`. Nothing in it is overwritten by a later step."""
+    """What one step of `n` rows gave, see `Step`; of a team everything `[n, K, …]`, and all agents end at once. Nothing
+    in it is overwritten by a later step."""
 
     obs: torch.Tensor  # [n, O] float32, the true next observation, also where the episode ended
     reward: torch.Tensor  # [n] float32
@@ -247,42 +254,65 @@ class TensorPool:
     Attributes:
         physics: `[R, S]` float64, the physical state, always the same memory; zeros before the first reset.
         length: `[R]` int64, steps of the running episodes, always the same memory.
-        actions, spaces, masked, max_steps, reward_threshold: see `EnvPool`.
+        legal: `[K, A]` bool, which actions each agent of a team has; None where all have all.
+        actions, spaces, masked, max_steps, reward_threshold: see `EnvPool`; of a team `actions` are the widest agent's.
 
     Raises:
         ParamsError: the environment is not offered as tensors, or `env.kwargs` holds what it does not take.
     """
 
     def __init__(self, cfg: EnvConfig, rows: int, device: torch.device) -> None:
-        if cfg.id not in OFFERED:
-            raise ParamsError(
-                f"env.backend: torch has no {cfg.id!r}{did_you_mean(cfg.id, OFFERED)}; it has {', '.join(OFFERED)}; "
-                "`sync` serves every Gymnasium environment"
-            )
-        env = make_env(cfg)
-        close(env)
-        if env.spec is None or env.spec.max_episode_steps is None:
-            raise ParamsError(f"env.kwargs: torch's {cfg.id!r} needs a time limit; set {_OF_MAKE} to 1 or more")
-        self.rows, self.device, self.masked = rows, device, False
-        self.max_steps, self.reward_threshold = env.spec.max_episode_steps, env.spec.reward_threshold
-        self.actions = ActionSpace.of(env.action_space)
-        self.spaces = self.actions.spaces(ObservationSpace.of(env.observation_space))
-        arguments = {name: value for name, value in cfg.kwargs.items() if name != _OF_MAKE}
-        try:
-            self._dynamics = OFFERED[cfg.id](**arguments)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            name = ".".join(map(str, problem["loc"]))
-            raise ParamsError(
-                f"env.kwargs: torch's {cfg.id!r} does not take {name}: {problem['msg']}; change it, or set "
-                "env.backend to sync"
-            ) from error
+        self.rows, self.device = rows, device
+        self.reward_threshold: float | None = None
+        self.legal: torch.Tensor | None = None
+        self._dynamics: _Dynamics
+        if cfg.id in TEAMS:
+            self._serve_team(cfg)
+        else:
+            self._serve_single(cfg)
+        self.masked = self.legal is not None
         self._first = torch.zeros(1, dtype=torch.int64, device=device)
         self._bounds = tuple(torch.from_numpy(bound).to(device) for bound in self.actions.bounds or ())
         self.length = torch.zeros(rows, dtype=torch.int64, device=device)
         # [S, R]: arithmetic wants each quantity in one piece of memory.
         self._columns = torch.zeros_like(self._start(self.length))
         self.physics = self._columns.T
+
+    def _serve_single(self, cfg: EnvConfig) -> None:
+        """An environment of Gymnasium, which says itself what its spaces are."""
+        if cfg.id not in OFFERED:
+            names = [*OFFERED, *(name for name in TEAMS if ":" not in name)]
+            raise ParamsError(
+                f"env.backend: torch has no {cfg.id!r}{did_you_mean(cfg.id, names)}; it has {', '.join(names)}; "
+                "`sync` serves every Gymnasium environment"
+            )
+        env = make_env(cfg)
+        close(env)
+        if env.spec is None or env.spec.max_episode_steps is None:
+            raise ParamsError(f"env.kwargs: torch's {cfg.id!r} needs a time limit; set {_OF_MAKE} to 1 or more")
+        self.max_steps, self.reward_threshold = env.spec.max_episode_steps, env.spec.reward_threshold
+        self.actions = ActionSpace.of(env.action_space)
+        self.spaces = self.actions.spaces(ObservationSpace.of(env.observation_space))
+        arguments = {name: value for name, value in cfg.kwargs.items() if name != _OF_MAKE}
+        self._dynamics = _made(OFFERED[cfg.id], cfg, arguments)
+
+    def _serve_team(self, cfg: EnvConfig) -> None:
+        """An environment of `mpe2`, which need not be installed."""
+        refuse(cfg, ("render_mode",))
+        self._dynamics = scenario = _made(TEAMS[cfg.id], cfg, cfg.kwargs)
+        self.max_steps, team = scenario.max_cycles, scenario.team
+        width = max(team.actions)
+        bounds = np.zeros(width), np.ones(width)
+        self.actions = (
+            ActionSpace("continuous", (width,), bounds=bounds)
+            if scenario.continuous_actions
+            else ActionSpace("discrete", (), (width,), (0,))
+        )
+        self.spaces = replace(self.actions.spaces(ObservationSpace.vector(max(team.observations))), team=team)
+        if team.unlike and not scenario.continuous_actions:
+            self.legal = (
+                torch.arange(width, device=self.device) < torch.tensor(team.actions, device=self.device)[:, None]
+            )
 
     @property
     def obs(self) -> torch.Tensor:
@@ -306,12 +336,17 @@ class TensorPool:
         self.length.masked_fill_(over, 0)
 
     def step(self, actions: torch.Tensor, rows: torch.Tensor | None = None) -> TensorStep:
-        """Step `rows` `[n]`, all where None, with indices int64 `[n]`, or float32 `[n, A]` in [-1, 1]."""
+        """Step `rows` `[n]`, all where None, with indices int64 `[n]`, or float32 `[n, A]` in [-1, 1]; `[n, K, …]` of a
+        team."""
         where = slice(None) if rows is None else rows
         columns, reward, terminated = self._dynamics.advance(self._columns[:, where], self._own(actions))
         length = self.length[where] + 1
         self._columns[:, where], self.length[where] = columns, length
-        return TensorStep(self._dynamics.observe(columns), reward.float(), terminated, length >= self.max_steps)
+        cut = length >= self.max_steps
+        if self.spaces.team is not None:  # where the time is up mpe2 does not ask whether the goal is reached
+            cut = cut[:, None].expand_as(terminated).contiguous()
+            terminated = terminated & ~cut
+        return TensorStep(self._dynamics.observe(columns), reward.float(), terminated, cut)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return what rebuilds the pool: `state` `[R, S]` float64, `length` `[R]`."""
@@ -340,6 +375,19 @@ class TensorPool:
         return torch.clamp(low + share * (high - low), low, high).float()
 
 
+def _made(kind: Callable[..., _Made], cfg: EnvConfig, arguments: Mapping[str, Any]) -> _Made:
+    """Make an environment's dynamics; ParamsError where it does not take these arguments."""
+    try:
+        return kind(**arguments)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = ".".join(map(str, problem["loc"]))
+        raise ParamsError(
+            f"env.kwargs: torch's {cfg.id!r} does not take {name}: {problem['msg']}; change it, or set "
+            "env.backend to sync"
+        ) from error
+
+
 class TensorRows:
     """The rows of an `EnvPool` as tensors on the CPU: NumPy in and out, any rows at a time; see `TensorPool`."""
 
@@ -349,7 +397,7 @@ class TensorRows:
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin an episode in `rows` `[n]`, each from its own seed. See `Rows.reset`."""
         self._pool.reset(rows, seeds)
-        return Begun(self._pool.obs.numpy()[rows], None)
+        return Begun(self._pool.obs.numpy()[rows], self._legal(len(rows)) if self._pool.masked else None)
 
     def send(self, rows: Ints, actions: Actions) -> None:
         """Begin a step: here the work is done when its result is asked for."""
@@ -358,7 +406,19 @@ class TensorRows:
         """End it, see `Rows.step`."""
         step = self._pool.step(torch.tensor(actions), torch.tensor(rows))
         obs, reward, terminated, truncated = (part.numpy() for part in step)
-        return Step.of(self._pool.actions, obs, reward, terminated, truncated, None)
+        if self._pool.spaces.team is None:
+            return Step.of(self._pool.actions, obs, reward, terminated, truncated, None)
+        broken = ~(np.isfinite(obs).all((1, 2)) & np.isfinite(reward).all(1))
+        alive, mask = ~(terminated | truncated), self._legal(len(rows))
+        if not self._pool.spaces.continuous:
+            mask[~alive] = np.arange(self._pool.spaces.actions) == 0
+        return Step(obs, reward, terminated, truncated, broken, mask, alive)
+
+    def _legal(self, rows: int) -> Bools:
+        """The legal actions of a team `[n, K, A]`."""
+        legal, spaces = self._pool.legal, self._pool.spaces
+        every = np.ones((spaces.agents, spaces.actions), np.bool_) if legal is None else legal.numpy()
+        return every[None].repeat(rows, axis=0)
 
     def close(self) -> None:
         """Nothing is held but memory."""

@@ -74,7 +74,8 @@ class OffPolicy:
         if world.pending is None:
             epsilon = spec.algo.explore(spec.algo_config, clock.step)
             take_note(self.cohorts, pool.obs)
-            world.pending = act(spec, self.cohorts, pool.obs, pool.mask, epsilon, clock.tick)
+            chosen = act(spec, self.cohorts, pool.obs, pool.mask, epsilon, clock.tick)
+            world.pending = pool.taken(chosen) if spec.spaces.team else chosen
             pool.send(world.pending)
             self.whole = False
             # Any row will do: if it took a batch full, a neighbour's broken rows would delay all.

@@ -35,7 +35,8 @@ class World:
 
     def __init__(self, spec: Spec, keys: np.ndarray, clock: Clock, pool: EnvPool) -> None:
         self._spec, self._clock, self.pool = spec, clock, pool
-        self._team, self._idle = spec.spaces.team, None
+        self._team = spec.spaces.team
+        self._idle: np.ndarray | None = None  # who of a team has nothing to learn from the step under way
         self._slots: list[list[int]] = []
         self.begun = np.zeros(pool.rows, np.int64)
         self.pending: np.ndarray | None = None
@@ -57,7 +58,8 @@ class World:
 
     def actions(self, chosen: Sequence[Tensor]) -> np.ndarray:
         """Return the cohorts' choices `[P, E, …]` as the pool takes them, `[P · E, …]`."""
-        return by_row(self._spec, gather(chosen, self._slots))
+        actions = by_row(self._spec, gather(chosen, self._slots))
+        return actions if self._team is None else self.pool.taken(actions)
 
     def take(self, actions: np.ndarray) -> Step:
         self._idle = None if self._team is None else self.pool.idle.copy()
