@@ -4,7 +4,7 @@ torch, agent by agent."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -45,7 +45,8 @@ def own(agent: int, width: tuple[int, ...], room: int = 0) -> torch.Tensor:
 class Crewed:
     """Three members of an algorithm in one cohort: unlike in architecture and in hyper-parameters, or `alike`."""
 
-    def __init__(self, name: str, spaces: Spaces, alike: bool = False, kind: str = "mlp", **config: Any) -> None:
+    def __init__(self, name: str, spaces: Spaces, alike: bool = False, kind: str = "mlp", arch: Arch | None = None,
+                 **config: Any) -> None:  # fmt: skip
         self.algo, self.spaces = algos.get(name), spaces
         self.cfg = self.algo.Config(**config).at(spaces)
         self.widths = dict(self.algo.networks(self.cfg, spaces))
@@ -53,7 +54,7 @@ class Crewed:
         given = {name: getattr(self.cfg, name) for name in names}
         bare = [
             Member(
-                i, i, None, keys[i], replace(ARCHS[0 if alike else i], kind=kind),  # type: ignore[arg-type]
+                i, i, None, keys[i], arch or replace(ARCHS[0 if alike else i], kind=kind),  # type: ignore[arg-type]
                 given if alike else given | {n: UNLIKE_HYPER[n][i] for n in names if n in UNLIKE_HYPER}, {},
             )
             for i in range(P)
@@ -123,6 +124,13 @@ def transitions(spaces: Spaces, at: int = 0, masked: bool = False, members: int 
         next_legal=next_legal if masked else None, weight=weight / weight.sum(dim=1, keepdim=True),
         legal=legal if masked else None, alive=alive,
     )  # fmt: skip
+
+
+def part(batch: Any, i: int, keep: bool = False) -> Any:
+    """One member's share of a batch, with or without the axis of members."""
+    found = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    at = slice(i, i + 1) if keep else i
+    return replace(batch, **{name: None if x is None else x[at] for name, x in found.items()})
 
 
 class Plain:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from crews import GROUPS, OBS, SPACES, TEAM, A, B, Crewed, K, P, Plain, masks, own, transitions
+from crews import GROUPS, OBS, SPACES, TEAM, A, B, Crewed, K, P, Plain, masks, own, part, transitions
 from evopipe import algos
 from evopipe.algos import _central, _team
 from evopipe.core.cohort import dissolve
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.rng import Purpose, Stream
-from evopipe.types import Batch, Spaces, Team
+from evopipe.types import Spaces, Team
 from populations import same
 
 pytestmark = pytest.mark.numerical
@@ -100,11 +100,6 @@ def plain_update(agent: Plain, name: str, batch: Any, draw: Stream, turn: int) -
     return loss.detach()
 
 
-def row(batch: Batch, i: int) -> Batch:
-    found = {f.name: getattr(batch, f.name) for f in fields(batch)}
-    return replace(batch, **{name: None if x is None else x[i] for name, x in found.items()})
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "share", "masked"),
     [
@@ -123,16 +118,12 @@ def test_updates_are_those_of_plain_agents(name: str, kind: str, share: Any, mas
         assert learned.healthy.all()
         for i, (agent, member) in enumerate(zip(agents, dissolve([cohort]), strict=True)):
             draw = Stream(cohort.keys[i : i + 1], Purpose.UPDATE, torch.tensor([at]))
-            loss = plain_update(agent, name, row(batch, i), draw, turn)
+            loss = plain_update(agent, name, part(batch, i), draw, turn)
             torch.testing.assert_close(learned.losses[i], loss, rtol=1e-6, atol=1e-8)
             assert agent.differs(member.tensors) == [], (i, at)
 
 
 # ----------------------------------------------------------------------------------------------------------- mechanisms
-
-
-def only(batch: Batch, **changes: torch.Tensor) -> Batch:
-    return replace(batch, **changes)
 
 
 @each_algorithm
@@ -362,16 +353,11 @@ def test_no_bit_of_a_member_depends_on_its_neighbours(name: str, kind: str, shar
         given.update(together, batch, at % 2, at)
     whole = dissolve([together])
     for i in range(P):
-        alone, part = given.cohort(i), given.cohort().part(i, i + 1)
-        for cohort in (alone, part):
+        alone, cut = given.cohort(i), given.cohort().part(i, i + 1)
+        for cohort in (alone, cut):
             for at, batch in enumerate(batches):
-                given.update(cohort, row_of(batch, i), at % 2, at)
+                given.update(cohort, part(batch, i, keep=True), at % 2, at)
             assert same(dissolve([cohort])[0], whole[i])
-
-
-def row_of(batch: Batch, i: int) -> Batch:
-    found = {f.name: getattr(batch, f.name) for f in fields(batch)}
-    return replace(batch, **{name: None if x is None else x[i : i + 1] for name, x in found.items()})
 
 
 @each_algorithm

@@ -136,7 +136,7 @@ def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
     """Return what an algorithm cannot do with the network of its configuration: key and sentence; None if it can."""
     algo = get(name)
     if cfg.network.encoder_kind == "lstm" and not algo.RECURRENT:
-        able = [f"train.algo: {other}" for other in names() if get(other).RECURRENT]
+        able = [f"train.algo: {other}" for other in names() if get(other).RECURRENT and get(other).TEAM == algo.TEAM]
         remedy = "take mlp, simba or resnet" + (f", or {' or '.join(able)}" if able else "")
         return "network.encoder_kind", f"{name} keeps no memory between steps; {remedy}"
     if not cfg.network.head and any(widths.joins for widths in algo.networks(cfg, spaces).values()):

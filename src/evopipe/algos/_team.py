@@ -67,17 +67,17 @@ class Crew:
         return self.seats if self.seats > 1 else 0
 
     @cached_property
-    def alone(self) -> tuple[int, ...]:
-        """Columns of an observation of which a centralised critic reads everyone's: all that lie in no image."""
+    def plain(self) -> tuple[int, ...]:
+        """Columns of an observation that lie in no image: a centralised critic reads everyone's."""
         within = {c for image in self.spaces.images for c in range(image.start, image.start + image.size)}
         return tuple(c for c in range(self.spaces.observations) if c not in within)
 
     @cached_property
     def everyone(self) -> list[int]:
-        """Which of everyone's `alone` columns, side by side, then everyone's actions, are no pads."""
-        seen, done = len(self.alone), self.spaces.actions
+        """Which of everyone's `plain` columns, side by side, then everyone's actions, are no pads."""
+        seen, done = len(self.plain), self.spaces.actions
         numbers = [
-            i * seen + j for i, o in enumerate(self.team.observations) for j, c in enumerate(self.alone) if c < o
+            i * seen + j for i, o in enumerate(self.team.observations) for j, c in enumerate(self.plain) if c < o
         ]
         return numbers + [self.agents * seen + i * done + j for i, a in enumerate(self.team.actions) for j in range(a)]
 
@@ -107,7 +107,7 @@ class Crew:
         if self.ids:
             ids[range(self.agents), [at % n for at in back]] = 1.0
         own = torch.arange(self.spaces.actions) < actions[:, None]
-        padded = len(self.everyone) < self.agents * (len(self.alone) + self.spaces.actions)
+        padded = len(self.everyone) < self.agents * (len(self.plain) + self.spaces.actions)
 
         def given(values: Tensor, wanted: bool = True) -> Tensor | None:
             return values.to(device) if wanted else None
@@ -166,7 +166,7 @@ class Crew:
         Images are each agent's own alone: one network has convolutions for those of one observation.
         """
         own = [obs] if self.spaces.images else []
-        seen = obs[..., list(self.alone)] if self.spaces.images else obs
+        seen = obs[..., list(self.plain)] if self.spaces.images else obs
         parts = [seen.flatten(2)]
         if actions is not None and actions.ndim == 4:
             parts.append(actions.flatten(2))
