@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, ClassVar
 
 import gymnasium
@@ -209,7 +210,7 @@ class Sees(Masks):
 
 
 class Sets(Crew):
-    """The environment sets the second agent's next action after odd steps, and would take no other one."""
+    """The environment sets the second agent's next action after odd steps, or even ones, and would take no other."""
 
     SET: ClassVar[dict[str, Any]] = {
         "discrete": 2,
@@ -218,12 +219,19 @@ class Sets(Crew):
         "multibinary": np.array([1, 0], np.int8),
     }
 
+    def __init__(self, even: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.even = even
+
+    @property
+    def sets(self) -> bool:
+        return (self.t % 2 == 0) == self.even
+
     def info(self, agent: Any) -> Any:
-        sets = self.number(agent) == 1 and self.t % 2 == 1
-        return {"env_defined_actions": self.SET[self.kind] if sets else None}
+        return {"env_defined_actions": self.SET[self.kind] if self.sets and self.number(agent) == 1 else None}
 
     def step(self, actions: dict[Any, Any]) -> Any:
-        if self.t % 2 == 1 and not np.array_equal(actions["ant_1"], self.SET[self.kind]):
+        if self.sets and not np.array_equal(actions["ant_1"], self.SET[self.kind]):
             raise ValueError(f"action {actions['ant_1']} is not what was set")
         return super().step(actions)
 
@@ -420,6 +428,14 @@ class Raises(Crew):
         if self.now:
             raise RuntimeError("the motor broke")
         return super().pays(agent)
+
+
+class Hangs(Crew):
+    """Does not return."""
+
+    def pays(self, agent: Any) -> Any:
+        while True:
+            time.sleep(0.01)
 
 
 class Endless(Crew):

@@ -294,13 +294,14 @@ def test_an_action_that_the_environment_sets_is_the_only_legal_one(kind: str) ->
 
 @pytest.mark.parametrize(("kind", "forced"), [("continuous", [1.0, 0.0]), ("multibinary", [1, 0])])
 def test_a_vector_that_the_environment_sets_is_taken_whatever_is_given(kind: str, forced: list[float]) -> None:
-    pool, action = started(team("Sets", kind=kind)), np.zeros((1, 2, 2))
-    for t in (0, 1, 2, 3):
-        assert pool.is_forced[0].tolist() == [False, t % 2 == 1]
-        taken = pool.taken(action)
-        assert taken[0].tolist() == ([[0, 0], forced] if t % 2 else [[0, 0], [0, 0]])
-        pool.step(action)
-    assert pool.state()["actions"][3, 1].tolist() == forced, "as taken"
+    for even in (False, True):
+        pool, action = started(team("Sets", kind=kind, even=even)), np.zeros((1, 2, 2))
+        for t in (0, 1, 2, 3):
+            sets = (t % 2 == 0) == even
+            assert pool.is_forced[0].tolist() == [False, sets]
+            assert pool.taken(action)[0].tolist() == ([[0, 0], forced] if sets else [[0, 0], [0, 0]])
+            pool.step(action)
+        assert pool.state()["actions"][2 + (not even), 1].tolist() == forced, "as taken"
 
 
 # --- PettingZoo's other kind: one agent at a time --------------------------------------------------------------------
@@ -381,6 +382,7 @@ ALL = [
     *((team(name), i % 2 == 0) for i, name in enumerate(["Dies", "Late", "Returns", "Numbers", "Bees", "NanReward"])),
     *((team(name), i % 2 == 1) for i, name in enumerate(["MasksDies", "MasksOne", "Sees", "MaskedOut", "Turns"])),
     *((team("Sets", kind=kind), kind == "continuous") for kind in ("discrete", "continuous", "multibinary")),
+    *((team("Sets", kind=kind, even=True), kind == "continuous") for kind in ("discrete", "continuous")),
     (team("Crew", kind="multidiscrete"), False),
 ]
 NAMES = [f"{cfg.id.rpartition(':')[2]}-{foretell}" for cfg, foretell in ALL]
@@ -597,6 +599,13 @@ def test_a_wrong_step_is_said_in_one_sentence(cfg: EnvConfig, sentence: str) -> 
     before = f"training environment {cfg.id!r} (row 0, episode seed 5, step {at}): "
     assert str(raised.value).startswith(before + sentence)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.thorough
+def test_a_team_that_hangs_is_ended() -> None:
+    cfg = team("Hangs").model_copy(update={"step_seconds": 1.0})
+    with pytest.raises(EnvironmentFailed, match=r"\(row 0, episode seed 5, step 1\): step\(\) did not return within 1 seconds"):
+        played(started(cfg), 1)
 
 
 @pytest.mark.parametrize(
