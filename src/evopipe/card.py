@@ -8,10 +8,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from evopipe.algos import get
 from evopipe.envs.spaces import Leaf
-from evopipe.policy import Policy
+from evopipe.policy import Policy, TeamPolicy
 
 
-def card(policy: Policy, episodes: int) -> str:
+def card(policy: Policy | TeamPolicy, episodes: int) -> str:
     """Return the card, as Markdown, of a policy that was scored in so many held-out episodes."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -27,7 +27,8 @@ def card(policy: Policy, episodes: int) -> str:
         arch=policy.arch,
         episodes=episodes,
         memory=policy.memory,
-        space=policy.observation_space,
+        space=None if isinstance(policy, TeamPolicy) else policy.observation_space,
+        team=policy.team if isinstance(policy, TeamPolicy) else None,
         values=get(policy.about["algo"]).values is not None,
     )
 

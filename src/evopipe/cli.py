@@ -349,7 +349,9 @@ def params_block(algo: Annotated[str, typer.Argument(metavar="ALGO", help="An al
 @_env.command("check")
 def env_check(
     context: typer.Context,
-    env_id: Annotated[str, typer.Argument(metavar="ID", help="Gymnasium id, or module:EnvId.")],
+    env_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Gymnasium's or PettingZoo's id, module:EnvId or module:function.")
+    ],
     kwargs: _Arguments = None,
     wrappers: Annotated[
         Any,

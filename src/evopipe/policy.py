@@ -62,7 +62,7 @@ def save(
     others = other_networks(algo, widths) if critic else {}
     networks = {name: name for name in acting_networks(algo.POLICY, widths)} | others
     rows, tensors = {name: member.tensors[name] for name in networks.values()}, beside(algo, member.tensors)
-    policy = _kind(about)(algo, cfg, replace(member, tensors=rows | tensors), about)
+    policy = kind_of(about)(algo, cfg, replace(member, tensors=rows | tensors), about)
     for network, name in networks.items():  # parts of one architecture share no name
         prefix = f"{network}." if network in others else ""
         named = member.arch.named(widths[network], rows[name])
@@ -83,7 +83,8 @@ def save(
     write_folder(folder, files | (_programs(policy) if program else {}))
 
 
-def _kind(about: Mapping[str, Any]) -> type[Policy] | type[TeamPolicy]:
+def kind_of(about: Mapping[str, Any]) -> type[Policy] | type[TeamPolicy]:
+    """Return what a description is of: one agent's policy, or a team's."""
     return TeamPolicy if "team" in about else Policy
 
 
@@ -112,6 +113,7 @@ def _programs(policy: Policy | TeamPolicy) -> dict[str, bytes]:
 def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
     inputs = [torch.zeros(2, observations), *([torch.zeros(2, memory)] if memory else [])]
     batch = {0: torch.export.Dim("batch")}
+    module(*inputs)  # constants that are made once are to be made here, of numbers, and not while it is traced
     program = torch.export.export(module, tuple(inputs), dynamic_shapes=(*[batch] * len(inputs),))
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
@@ -223,7 +225,7 @@ def _built(algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) 
     wrong = misfit(member.tensors, there, member.arch, spaces, algo.RECURRENT)
     if wrong is not None:
         raise ValueError(wrong)
-    return _kind(about)(algo, cfg, member, about)
+    return kind_of(about)(algo, cfg, member, about)
 
 
 def _flat(arch: Architecture, widths: Widths, tensors: Mapping[str, torch.Tensor], prefix: str = "") -> torch.Tensor:

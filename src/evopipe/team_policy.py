@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -220,14 +221,15 @@ class _Agent(torch.nn.Module):
 
     def __init__(self, policy: TeamPolicy, place: int) -> None:
         super().__init__()
-        self._algo, self._cfg, self._cohort = policy._algo, policy._cfg, policy._cohort
+        self._algo, self._cfg, self._shown = policy._algo, policy._cfg, policy._cohort.shown
+        state, acting = policy._cohort.state, acting_networks(policy._algo.POLICY, policy.widths)
+        self._state = replace(state, **{name: getattr(state, name).apart() for name in acting})
         self._place, self._agents = place, len(policy.agents)
         self._pad = policy.spaces.observations - policy.team.observations[place].size
         self._space = policy.team.actions[place]
         legal = np.zeros((self._agents, policy.spaces.actions), np.bool_)
         legal[:] = policy.team.free
         self.register_buffer("legal", torch.from_numpy(legal))
-        self.register_buffer("weights", getattr(policy._cohort.state, policy._algo.POLICY).values)
         if self._space.bounds is not None:
             for name, bound in zip(("low", "high"), self._space.bounds, strict=True):
                 self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32))
@@ -239,8 +241,7 @@ class _Agent(torch.nn.Module):
         own = torch.nn.functional.pad(obs, (0, self._pad))
         everyone = self._among(own)
         legal = self.legal.repeat(obs.shape[0], 1)[None]
-        state = self._cohort.state
-        shown = self._cohort.shown(everyone)
+        shown, state = self._shown(everyone), self._state
         if memory is not None:
             before = self._among(memory)
             actions, _, _, after = self._algo.step(self._cfg, state, shown, legal, before, None)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import teams_for_tests
+from evopipe.envs.check import check
 from evopipe.envs.make import is_team, make_env
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
@@ -76,21 +77,21 @@ def test_a_row_is_the_environment_stepped_by_hand(env_id: str, source: Any, kwar
         for k, agent in enumerate(agents):
             space = hand.action_space(agent)
             if pool.spaces.continuous:
-                own[agent] = (actions[1, k, : space.shape[0]] + 1.0) / 2.0
+                share = (actions[1, k, : space.shape[0]].astype(np.float64) + 1.0) / 2.0
+                own[agent] = share.astype(np.float32)
             else:
                 own[agent] = int(actions[1, k])
         step = pool.step(actions)
         observed, rewards, terminated, truncated, _ = hand.step(own)
         total += [rewards[agent] for agent in agents]
-        np.testing.assert_allclose(step.reward[1], [rewards[agent] for agent in agents], rtol=1e-5)
+        assert step.reward[1].tolist() == [np.float32(rewards[agent]) for agent in agents]
         assert not any(terminated.values())
         assert not step.terminated.any()
         assert (step.truncated == (t == 4)).all()
         assert all(truncated[agent] == (t == 4) for agent in agents)
-        seen = [step.obs[1, k, : len(observed[agent])] for k, agent in enumerate(agents)]
-        for found, agent in zip(seen, agents, strict=True):
-            np.testing.assert_allclose(found, observed[agent], rtol=1e-5, atol=1e-6)
-        observed = dict(zip(agents, seen, strict=True))
+        assert all(
+            np.array_equal(step.obs[1, k, : len(observed[agent])], observed[agent]) for k, agent in enumerate(agents)
+        )
     assert step.over.tolist() == [True, True]
     np.testing.assert_allclose(pool.episode_return[1], total, rtol=1e-5)
     assert not pool.obs.any(), "nobody is left"
@@ -660,3 +661,82 @@ def test_the_fixture_pays_what_it_says() -> None:
 
 
 # --- `evopipe env check` ----------------------------------------------------------------------------------------------
+
+
+def checked(name: str, **kwargs: Any) -> list[str]:
+    return check(f"teams_for_tests:{name}", kwargs)
+
+
+@pytest.mark.parametrize("env_id", ["simple_speaker_listener_v4", "tictactoe_v3"])
+def test_pettingzoos_teams_have_no_findings(env_id: str) -> None:
+    assert check(env_id, {}) == []
+
+
+@pytest.mark.parametrize("name", ["Dies", "Late", "Numbers", "Bees", "Masks", "MasksDies", "Sees", "Sets", "Pixels"])
+def test_good_teams_have_no_findings(name: str) -> None:
+    assert checked(name) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "sentences"),
+    [
+        (
+            "Mixed",
+            [
+                "error: the agents' actions are of unlike kinds (discrete of 'ant_0', continuous of 'ant_1'), which is "
+                "not served: wrap the environment so that all are of one kind"
+            ],
+        ),
+        ("NanReward", ["error: step 2 gave agent 'ant_1' the reward nan"]),
+        ("NanObs", ["error: step 2 gave agent 'ant_1' an observation that is not finite"]),
+        ("MaskedOut", ["error: action_mask left agent 'ant_1' no legal action in a running episode"]),
+        (
+            "Forgets",
+            [
+                "warning: PettingZoo's test says: Live agent was not given observation",
+                "warning: PettingZoo's test stopped: 'ant_1'",
+                "error: checked environment 'teams_for_tests:Forgets' (row 0, episode seed 20011, step 2): step() "
+                "returned no observation of agent 'ant_1', which is alive",
+            ],
+        ),
+        (
+            "Absent",
+            [
+                "warning: PettingZoo's test says: No agents present but not all possible_agents are terminated or "
+                "truncated",
+                "warning: agent 'ant_0' never acted within 16 random steps",
+            ],
+        ),
+        ("Leaves", ["warning: PettingZoo's test stopped: ['ant_1'] != {"]),
+        (
+            "Draws",
+            [
+                "warning: two environments with one seed and the same actions differ at step 1: a killed run will not "
+                "continue bit for bit"
+            ],
+        ),
+        (
+            "OwnLimit",
+            [
+                "warning: each of 4 random episodes was terminated at step 4; if this is a time limit, return "
+                "truncations instead of terminations"
+            ],
+        ),
+        (
+            "Endless",
+            [
+                *(
+                    f"warning: element 1 of an observation of agent 'ant_{i}' was 101, outside its declared bounds "
+                    "[-100, 100]"
+                    for i in (0, 1)
+                ),
+                "warning: no episode ended within 500 random steps; let the environment truncate all agents after some "
+                "number of steps, which PettingZoo's call max_cycles",
+            ],
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_team_is_found(name: str, sentences: list[str]) -> None:
+    found = checked(name)
+    assert len(found) == len(sentences)
+    assert all(each.startswith(sentence) for each, sentence in zip(found, sentences, strict=True))

@@ -411,7 +411,7 @@ def test_training_takes_it_where_it_is_asked_for_and_only_there(tmp_path: Path) 
             config("LunarLander-v3"),
             "env.backend: torch has no 'LunarLander-v3'; it has Acrobot-v1, CartPole-v0, CartPole-v1, MountainCar-v0, "
             "MountainCarContinuous-v0, Pendulum-v1, simple_adversary_v3, simple_speaker_listener_v4, simple_spread_v3, "
-            "simple_tag_v3; `sync` serves every Gymnasium environment",
+            "simple_tag_v3; `sync` serves all of Gymnasium's and PettingZoo's",
         ),
         (config("envs_for_tests:Chain-v0"), "env.backend: torch has no 'envs_for_tests:Chain-v0'; it has Acrobot-v1, "),
         (

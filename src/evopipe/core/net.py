@@ -63,6 +63,13 @@ class Net:
         rows = self.values.view(len(self.values) * shape.copies, -1)
         return Net(shape.inner.part(0, None, 2), rows[::2])
 
+    def apart(self) -> Net:
+        """Return a constant network whose views are tensors of their own: a program that is saved wants them so."""
+        apart = replace(self, trainable=False)
+        views = apart.structure.views(lambda *at: apart._view(*at).clone(memory_format=torch.contiguous_format))
+        apart.__dict__["views"] = views  # where `cached_property` keeps them
+        return apart
+
     @property
     def finite(self) -> Tensor:
         """Which rows `[P]` have only finite parameters. A sum is NaN or infinite where one number is."""

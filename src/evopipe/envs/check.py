@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
+from evopipe.envs import check_team
 from evopipe.envs.make import close, guard, make_env
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
+from evopipe.envs.team import TeamEnv
 from evopipe.errors import EnvironmentFailed, ParamsError, text_of
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.declare import explain
@@ -23,7 +25,15 @@ from evopipe.watchdog import Hung
 _STEPS = 500
 _EPISODES = 4
 _SEED = 20_011
-_IRRELEVANT = ("value is infinity", "value is -infinity", "is different from the unwrapped version", "is out of date")
+_KEPT = 1 << 26  # numbers of observations at most that are kept, where 50 steps are not more
+_IRRELEVANT = (
+    "value is infinity",
+    "value is -infinity",
+    "is different from the unwrapped version",
+    "is out of date",
+    "old environment creation API",  # PettingZoo's, of the modules that it offers itself
+    "without specifying any render mode",
+)
 
 
 def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = ()) -> list[str]:
@@ -41,7 +51,7 @@ def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = ()) -> 
         raise ParamsError("\n".join(f"env.{'.'.join(map(str, keys))}: {said}" for keys, said in found)) from None
     env = make_env(cfg)
     try:
-        findings = [*_spaces(env), *_gymnasium(env, cfg)]
+        findings = [*(check_team.spaces(env) if isinstance(env, TeamEnv) else _spaces(env)), *_library(env, cfg)]
     finally:
         close(env)
     if not any("is not served" in finding for finding in findings):
@@ -57,25 +67,29 @@ def _spaces(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
             yield "error: " + str(error).removeprefix("env.id: ")
 
 
-def _gymnasium(env: gymnasium.Env[Any, Any], cfg: EnvConfig) -> Iterator[str]:
-    """Gymnasium's own checker; its warnings and assertions become sentences. Rendering is optional here."""
+def _library(env: gymnasium.Env[Any, Any], cfg: EnvConfig) -> Iterator[str]:
+    """Gymnasium's own checker, or PettingZoo's; its warnings and assertions become sentences. Rendering is optional
+    here."""
     from gymnasium.utils.env_checker import check_env
 
-    failure = ""
+    failure, who = "", "PettingZoo's test" if isinstance(env, TeamEnv) else "Gymnasium's checker"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             with guard(cfg):
-                check_env(env.unwrapped, skip_render_check=True)
+                if isinstance(env, TeamEnv):
+                    check_team.pettingzoos(env, _SEED)
+                else:
+                    check_env(env.unwrapped, skip_render_check=True)
         except (Exception, SystemExit) as error:
             failure = _plain(text_of(error)) or type(error).__name__
         except Hung as hung:
             failure = f"the environment {hung}"
     for text in (_plain(warning.message) for warning in caught):
         if not any(part in text for part in _IRRELEVANT):
-            yield f"warning: Gymnasium's checker says: {text}"
+            yield f"warning: {who} says: {text}"
     if failure:
-        yield f"warning: Gymnasium's checker stopped: {failure}"
+        yield f"warning: {who} stopped: {failure}"
 
 
 def _plain(message: object) -> str:
@@ -90,8 +104,12 @@ def _episodes(cfg: EnvConfig) -> Iterator[str]:
     pool = EnvPool(cfg, 2, what="checked")
     try:
         first, lengths = _roll(pool, 0)
-        yield from _values(pool, first)
-        yield from _ends(pool, first, lengths)
+        if pool.team is not None:
+            yield from check_team.values(pool, pool.team, first)
+            yield from check_team.ends(first, lengths, _EPISODES)
+        else:
+            yield from _values(pool, first)
+            yield from _ends(pool, first, lengths)
         yield from _determinism(pool, first)
     except EnvironmentFailed as error:
         yield f"error: {error}"
@@ -105,8 +123,12 @@ def _roll(pool: EnvPool, row: int) -> tuple[list[Step], list[int]]:
     steps: list[Step] = []
     lengths: list[int] = []
     pool.reset(rows, np.array([_SEED]))
-    while len(steps) < _STEPS and len(lengths) < _EPISODES:
-        action = pool.actions.sample(pool.mask[row], rng)
+    most = min(_STEPS, max(50, _KEPT // pool.obs[row].size))
+    while len(steps) < most and len(lengths) < _EPISODES:
+        if pool.team is None:
+            action = pool.actions.sample(pool.mask[row], rng)
+        else:
+            action = np.array([pool.actions.sample(mask, rng) for mask in pool.mask[row]])
         steps.append(pool.step(np.array([action]), rows))
         if steps[-1].over[0]:
             lengths.append(int(pool.episode_length[row]))
@@ -141,7 +163,7 @@ def _ends(pool: EnvPool, steps: list[Step], lengths: list[int]) -> Iterator[str]
     spec = pool.env(0).spec
     if not lengths and (spec is None or spec.max_episode_steps is None):
         yield (
-            f"warning: no episode ended within {_STEPS} random steps and there is no time limit; "
+            f"warning: no episode ended within {len(steps)} random steps and there is no time limit; "
             "register it with max_episode_steps"
         )
     terminated = sum(int(step.terminated.sum()) for step in steps)

@@ -20,12 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from evopipe.envs.spaces import ActionSpace, ObservationSpace
+from evopipe.envs.team import TeamSpace
 from evopipe.schema.declare import Schema
-from evopipe.types import Team
 
 _PUSHES = 5  # actions of an agent that moves: none, left, right, down, up
 _SECONDS, _KEPT = 0.1, 0.75  # of a step; share of a velocity that is left after it
@@ -52,8 +54,8 @@ class Scenario(Protocol):
         """How many uniform numbers an initial state is made of."""
 
     @property
-    def team(self) -> Team:
-        """Who acts, with the names that mpe2 gives."""
+    def space(self) -> TeamSpace:
+        """Who acts, by mpe2's names, and what each sees and does."""
 
     def start(self, u: Tensor) -> Tensor:
         """Return initial columns `[S, R]` from draws `[draws, R]` in [0, 1)."""
@@ -72,6 +74,18 @@ class _Arguments(Schema):
     continuous_actions: bool = False
     dynamic_rescaling: bool = True
     benchmark_data: bool = False
+
+    def _space(self, names: list[str], observations: list[int], actions: list[int] | None = None) -> TeamSpace:
+        """Return the space of agents that see and do so many numbers, or choose among so many actions."""
+        sizes = actions or [_PUSHES] * len(names)
+        each = [
+            ActionSpace("continuous", (n,), bounds=(np.zeros(n), np.ones(n)))
+            if self.continuous_actions
+            else ActionSpace("discrete", (), (n,), (0,))
+            for n in sizes
+        ]
+        seen = tuple(map(ObservationSpace.vector, observations))
+        return TeamSpace(tuple(names), seen, tuple(each), (False,) * len(names))
 
 
 class _Partial(_Arguments):
@@ -101,9 +115,9 @@ class _Spread(_Partial):
         return 4 * self.N
 
     @property
-    def team(self) -> Team:
+    def space(self) -> TeamSpace:
         others, landmarks = self._slots(self.N - 1, self.N)
-        return _team([f"agent_{i}" for i in range(self.N)], [4 + 2 * landmarks + 4 * others] * self.N)
+        return self._space([f"agent_{i}" for i in range(self.N)], [4 + 2 * landmarks + 4 * others] * self.N)
 
     def start(self, u: Tensor) -> Tensor:
         place = u * 2.0 - 1.0
@@ -142,8 +156,8 @@ class _SpeakerListener(_Arguments):
     words: ClassVar[int] = 3  # as many as landmarks
 
     @property
-    def team(self) -> Team:
-        return Team(("speaker_0", "listener_0"), (self.words, 11), (self.words, _PUSHES))
+    def space(self) -> TeamSpace:
+        return self._space(["speaker_0", "listener_0"], [self.words, 11], [self.words, _PUSHES])
 
     def start(self, u: Tensor) -> Tensor:
         place, silence = u[:-1] * 2.0 - 1.0, torch.zeros_like(u[: self.words])
@@ -190,12 +204,12 @@ class _Tag(_Partial):
         return 2 * (self._agents + self.num_obstacles)
 
     @property
-    def team(self) -> Team:
+    def space(self) -> TeamSpace:
         others, landmarks = self._slots(self._agents - 1, self.num_obstacles)
         predators, prey = self.num_adversaries, self.num_good
         width = 4 + 2 * (landmarks + others + (self.num_agent_neighbors or prey))
         shown = width if self.num_agent_neighbors else width - 2  # a prey's own velocity is none of the others'
-        return _team(_names(predators, prey), [width] * predators + [shown] * prey)
+        return self._space(_names(predators, prey), [width] * predators + [shown] * prey)
 
     @property
     def _agents(self) -> int:
@@ -258,9 +272,9 @@ class _Adversary(_Partial):
         return 2 * (2 * self.N + 1) + 1
 
     @property
-    def team(self) -> Team:
+    def space(self) -> TeamSpace:
         width = 2 * sum(self._slots(self.N, self.N))
-        return _team(_names(1, self.N), [width] + [width + 2] * self.N)
+        return self._space(_names(1, self.N), [width] + [width + 2] * self.N)
 
     def start(self, u: Tensor) -> Tensor:
         place = u[:-1] * 2.0 - 1.0
@@ -417,10 +431,6 @@ def _ends(reward: Tensor, success: Tensor | None) -> tuple[Tensor, Tensor]:
     if success is None:
         return rewards, torch.zeros_like(rewards, dtype=torch.bool)
     return rewards, success[:, None].repeat(1, rewards.shape[1])
-
-
-def _team(names: list[str], observations: list[int]) -> Team:
-    return Team(tuple(names), tuple(observations), (_PUSHES,) * len(names))
 
 
 def _names(adversaries: int, good: int) -> list[str]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -28,8 +27,10 @@ from pydantic import ValidationError
 
 from evopipe.envs.make import close, make_env, refuse
 from evopipe.envs.mpe import OFFERED as TEAMS
-from evopipe.envs.rows import Actions, Begun, Bools, Ints, Step, Upcoming
+from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
+from evopipe.envs.team import TeamSpace
+from evopipe.envs.team_rows import team_step
 from evopipe.errors import ParamsError, did_you_mean
 from evopipe.rng import Purpose, uniform
 from evopipe.schema.blocks import EnvConfig
@@ -254,8 +255,7 @@ class TensorPool:
     Attributes:
         physics: `[R, S]` float64, the physical state, always the same memory; zeros before the first reset.
         length: `[R]` int64, steps of the running episodes, always the same memory.
-        legal: `[K, A]` bool, which actions each agent of a team has; None where all have all.
-        actions, spaces, masked, max_steps, reward_threshold: see `EnvPool`; of a team `actions` are the widest agent's.
+        actions, spaces, team, masked, max_steps, reward_threshold: see `EnvPool`.
 
     Raises:
         ParamsError: the environment is not offered as tensors, or `env.kwargs` holds what it does not take.
@@ -264,27 +264,24 @@ class TensorPool:
     def __init__(self, cfg: EnvConfig, rows: int, device: torch.device) -> None:
         self.rows, self.device = rows, device
         self.reward_threshold: float | None = None
-        self.legal: torch.Tensor | None = None
+        self.team: TeamSpace | None = None
         self._dynamics: _Dynamics
-        if cfg.id in TEAMS:
-            self._serve_team(cfg)
-        else:
-            self._serve_single(cfg)
-        self.masked = self.legal is not None
+        own = self._serve_team(cfg) if cfg.id in TEAMS else self._serve_single(cfg)
+        self.masked = self.team is not None and self.team.masked
         self._first = torch.zeros(1, dtype=torch.int64, device=device)
-        self._bounds = tuple(torch.from_numpy(bound).to(device) for bound in self.actions.bounds or ())
+        self._bounds = tuple(torch.from_numpy(bound).to(device) for bound in own.bounds or ())
         self.length = torch.zeros(rows, dtype=torch.int64, device=device)
         # [S, R]: arithmetic wants each quantity in one piece of memory.
         self._columns = torch.zeros_like(self._start(self.length))
         self.physics = self._columns.T
 
-    def _serve_single(self, cfg: EnvConfig) -> None:
-        """An environment of Gymnasium, which says itself what its spaces are."""
+    def _serve_single(self, cfg: EnvConfig) -> ActionSpace:
+        """An environment of Gymnasium, which says itself what its spaces are. Return that of its own actions."""
         if cfg.id not in OFFERED:
             names = [*OFFERED, *(name for name in TEAMS if ":" not in name)]
             raise ParamsError(
                 f"env.backend: torch has no {cfg.id!r}{did_you_mean(cfg.id, names)}; it has {', '.join(names)}; "
-                "`sync` serves every Gymnasium environment"
+                "`sync` serves all of Gymnasium's and PettingZoo's"
             )
         env = make_env(cfg)
         close(env)
@@ -295,24 +292,15 @@ class TensorPool:
         self.spaces = self.actions.spaces(ObservationSpace.of(env.observation_space))
         arguments = {name: value for name, value in cfg.kwargs.items() if name != _OF_MAKE}
         self._dynamics = _made(OFFERED[cfg.id], cfg, arguments)
+        return self.actions
 
-    def _serve_team(self, cfg: EnvConfig) -> None:
-        """An environment of `mpe2`, which need not be installed."""
+    def _serve_team(self, cfg: EnvConfig) -> ActionSpace:
+        """An environment of `mpe2`. Return the space of the widest agent's own actions; all have the same bounds."""
         refuse(cfg, ("render_mode",))
         self._dynamics = scenario = _made(TEAMS[cfg.id], cfg, cfg.kwargs)
-        self.max_steps, team = scenario.max_cycles, scenario.team
-        width = max(team.actions)
-        bounds = np.zeros(width), np.ones(width)
-        self.actions = (
-            ActionSpace("continuous", (width,), bounds=bounds)
-            if scenario.continuous_actions
-            else ActionSpace("discrete", (), (width,), (0,))
-        )
-        self.spaces = replace(self.actions.spaces(ObservationSpace.vector(max(team.observations))), team=team)
-        if team.unlike and not scenario.continuous_actions:
-            self.legal = (
-                torch.arange(width, device=self.device) < torch.tensor(team.actions, device=self.device)[:, None]
-            )
+        self.max_steps, self.team = scenario.max_cycles, scenario.space
+        self.actions, self.spaces = self.team.action, self.team.spaces
+        return max(self.team.actions, key=lambda action: action.size)
 
     @property
     def obs(self) -> torch.Tensor:
@@ -343,7 +331,7 @@ class TensorPool:
         length = self.length[where] + 1
         self._columns[:, where], self.length[where] = columns, length
         cut = length >= self.max_steps
-        if self.spaces.team is not None:  # where the time is up mpe2 does not ask whether the goal is reached
+        if self.team is not None:  # where the time is up mpe2 does not ask whether the goal is reached
             cut = cut[:, None].expand_as(terminated).contiguous()
             terminated = terminated & ~cut
         return TensorStep(self._dynamics.observe(columns), reward.float(), terminated, cut)
@@ -397,7 +385,7 @@ class TensorRows:
     def reset(self, rows: Ints, seeds: Ints, upcoming: Upcoming = None) -> Begun:
         """Begin an episode in `rows` `[n]`, each from its own seed. See `Rows.reset`."""
         self._pool.reset(rows, seeds)
-        return Begun(self._pool.obs.numpy()[rows], self._legal(len(rows)) if self._pool.masked else None)
+        return Begun(self._pool.obs.numpy()[rows], None)
 
     def send(self, rows: Ints, actions: Actions) -> None:
         """Begin a step: here the work is done when its result is asked for."""
@@ -406,19 +394,9 @@ class TensorRows:
         """End it, see `Rows.step`."""
         step = self._pool.step(torch.tensor(actions), torch.tensor(rows))
         obs, reward, terminated, truncated = (part.numpy() for part in step)
-        if self._pool.spaces.team is None:
+        if self._pool.team is None:
             return Step.of(self._pool.actions, obs, reward, terminated, truncated, None)
-        broken = ~(np.isfinite(obs).all((1, 2)) & np.isfinite(reward).all(1))
-        alive, mask = ~(terminated | truncated), self._legal(len(rows))
-        if not self._pool.spaces.continuous:
-            mask[~alive] = np.arange(self._pool.spaces.actions) == 0
-        return Step(obs, reward, terminated, truncated, broken, mask, alive)
-
-    def _legal(self, rows: int) -> Bools:
-        """The legal actions of a team `[n, K, A]`."""
-        legal, spaces = self._pool.legal, self._pool.spaces
-        every = np.ones((spaces.agents, spaces.actions), np.bool_) if legal is None else legal.numpy()
-        return every[None].repeat(rows, axis=0)
+        return team_step(self._pool.team, obs, reward, terminated, truncated, ~(terminated | truncated))
 
     def close(self) -> None:
         """Nothing is held but memory."""

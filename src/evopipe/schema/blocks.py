@@ -102,8 +102,8 @@ class EnvConfig(Schema):
     backend: Literal["sync", "envpool", "torch"] = Field(
         "sync",
         description="which implementation training steps: `sync`, Gymnasium's; `envpool`, envpool's own build of the "
-        "same environments (an extra), faster and not equal in every bit; `torch`, evopipe's own classic control as "
-        "tensors, fastest, which has the same physics and draws other initial states",
+        "same environments (an extra), faster and not equal in every bit; `torch`, evopipe's own classic control and "
+        "four of mpe2's teams as tensors, fastest, which have the same physics and draw other initial states",
     )
     step_seconds: float = Field(
         600.0,

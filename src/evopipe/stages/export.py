@@ -47,7 +47,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
             "fingerprint": fingerprint(),
         },
     }
-    text = card(policy.Policy(spec.algo, params.algo_config, elite, about), params.evaluate.episodes)
+    text = card(policy.kind_of(about)(spec.algo, params.algo_config, elite, about), params.evaluate.episodes)
     chosen = params.export
     policy.save(folder / layout.ELITE, params.train.algo, elite, about, chosen.program, text, chosen.critic)
     tell(f"{layout.ELITE}: {elite.arch.describe()}, held-out mean {score(scores['mean'])}", quiet)
