@@ -604,7 +604,9 @@ def test_a_wrong_step_is_said_in_one_sentence(cfg: EnvConfig, sentence: str) -> 
 @pytest.mark.thorough
 def test_a_team_that_hangs_is_ended() -> None:
     cfg = team("Hangs").model_copy(update={"step_seconds": 1.0})
-    with pytest.raises(EnvironmentFailed, match=r"\(row 0, episode seed 5, step 1\): step\(\) did not return within 1 seconds"):
+    with pytest.raises(
+        EnvironmentFailed, match=r"\(row 0, episode seed 5, step 1\): step\(\) did not return within 1 seconds"
+    ):
         played(started(cfg), 1)
 
 
