@@ -32,8 +32,9 @@ from evopipe.types import Batch, Learned
 
 CPU = torch.device("cpu")
 ALIKE = {
-    "bc", "bc:continuous", "ddpg", "iql", "iql:continuous", "ppo:continuous", "ppo:multibinary", "ppo:multidiscrete",
-    "sac:continuous", "td3bc",
+    "bc", "bc:continuous", "ddpg", "ippo", "ippo:continuous", "ippo:multibinary", "ippo:multidiscrete", "iql",
+    "iql:continuous", "maddpg:continuous", "mappo:continuous", "mappo:multibinary", "mappo:multidiscrete", "matd3",
+    "matd3:continuous", "ppo:continuous", "ppo:multibinary", "ppo:multidiscrete", "sac:continuous", "td3bc",
 }  # fmt: skip
 THOROUGH = {"cqn", "sac"}  # much of theirs is in dqn and td3
 ENVIRONMENTS = {  # a small one for each kind of actions
@@ -42,6 +43,7 @@ ENVIRONMENTS = {  # a small one for each kind of actions
     "multidiscrete": "action_envs:Locks-v0",
     "multibinary": "action_envs:Switches-v0",
 }
+TEAM = "teams_for_tests:Swarm"  # unlike agents, of which one dies, with actions of any kind
 UNLIKE = {
     "before_training": True,
     "architecture": {"min_nodes": 8, "max_nodes": 64, "min_latent": 8, "node_steps": (1, 8, 16), "latent_steps": (8,)},
@@ -53,14 +55,15 @@ TICKS = 16  # of a random rollout
 ON_POLICY = {"batch_size": 32, "learn_step": 64, "epochs": 2}
 
 
-def cases(quick: Sequence[str] | None = None, on_policy: bool | None = None) -> list[Any]:
+def cases(quick: Sequence[str] | None = None, on_policy: bool | None = None, teams: bool = False) -> list[Any]:
     """Every algorithm by name; one that serves several kinds of actions by `name:kind` for the others as well, and one
     of each regime with a shared encoder, by `name:kind:shared`.
 
     Those whose shape another one has too, or all but the `quick` ones, are slow: their turn comes with `--slow`.
-    `on_policy` chooses those that are, or those that are not.
+    `on_policy` chooses those that are, or those that are not; those for `teams` are among them only if asked for.
     """
-    chosen = [name for name in algos.names() if on_policy in (None, is_on_policy(name)) and not algos.get(name).TEAM]
+    chosen = [name for name in algos.names() if on_policy in (None, is_on_policy(name))]
+    chosen = [name for name in chosen if teams or not algos.get(name).TEAM]
     names = [name if i == 0 else f"{name}:{kind}" for name in chosen for i, kind in enumerate(_kinds(name))]
     shared = [f"{name}:{_kinds(name)[0]}:shared" for name in ("td3", "ppo") if name in chosen]
     names += shared
@@ -82,7 +85,7 @@ def _kinds(algo: str) -> list[str]:
 
 def env_for(algo: str) -> str:
     """A small environment with actions that an algorithm serves."""
-    return ENVIRONMENTS[_kinds(algo)[0]]
+    return TEAM if algos.get(algo.partition(":")[0]).TEAM else ENVIRONMENTS[_kinds(algo)[0]]
 
 
 def rates(algo: str) -> list[str]:
@@ -104,9 +107,9 @@ def problem(
 ) -> Spec:
     """A small problem: exact cohorts, a replay memory a member, nets of 16 units; any block can be changed."""
     name, own = algo.partition(":")[0], dict(kwargs or {})
-    if env and env.startswith("envs_for_tests:") and _kinds(algo)[0] != "discrete":
-        own["kind"] = _kinds(algo)[0]
     found = algos.get(name)
+    if (env or env_for(algo)).startswith(("envs_for_tests:", "teams_for_tests:")) and _kinds(algo)[0] != "discrete":
+        own["kind"] = _kinds(algo)[0]
     env_config = EnvConfig.model_validate({"id": env or env_for(algo), "num_envs": num_envs, "kwargs": own})
     sizes = {"batch_size": 32, "learn_step": 2}
     if is_on_policy(name):
@@ -217,19 +220,21 @@ def unlike(algo: str, norm: bool = False, cohorts: Literal["merged", "exact"] = 
 
 
 def batch_for(p: Spec, cohort: Cohort, seed: int = 0) -> Batch:
-    """Random transitions of the right shapes for a cohort."""
+    """Random transitions of the right shapes for a cohort; of a team, of which some are gone."""
     g = torch.Generator().manual_seed(seed)
-    shape = (len(cohort.members), cohort.batch)
+    team = (p.spaces.agents,) if p.spaces.team else ()
+    shape = (len(cohort.members), cohort.batch, *team)
     return Batch(
         obs=torch.randn(*shape, p.observations, generator=g),
         action=torch.rand(*shape, p.actions, generator=g) * 2 - 1
         if p.spaces.continuous
-        else torch.randint(p.actions, shape, generator=g),
+        else torch.randint(min(p.spaces.team.actions) if p.spaces.team else p.actions, shape, generator=g),
         reward=torch.randn(*shape, generator=g),
         discount=(torch.rand(*shape, generator=g) > 0.2).float(),
         next_obs=torch.randn(*shape, p.observations, generator=g),
         next_legal=None,
         weight=cohort.weight,
+        alive=(torch.rand(*shape, generator=g) > 0.2).float() if team else None,
     )
 
 
@@ -249,6 +254,7 @@ def rollout_for(
 ) -> Rollout:  # fmt: skip
     """What a cohort did on random observations, with random rewards, ends and broken steps."""
     g, members = torch.Generator().manual_seed(seed), len(cohort.members)
+    envs *= p.spaces.agents
     shape, device = (members, ticks, envs), cohort.keys.device
     size = cohort.memory
     rollout = Rollout(StepLayout(p.spaces, masked), members, ticks, envs, size, device)
@@ -280,7 +286,8 @@ def updated(p: Spec, cohort: Cohort, times: int = 5) -> list[Member]:
         return dissolve([cohort])
     for i in range(times):
         batch = batch_for(p, cohort, i)
-        batch = replace(batch, discount=batch.discount * discount_rate(cohort)[:, None])
+        gamma = discount_rate(cohort).view(-1, *[1] * (batch.discount.ndim - 1))
+        batch = replace(batch, discount=batch.discount * gamma)
         update(p, cohort, batch, i)
     return dissolve([cohort])
 
@@ -297,7 +304,9 @@ def plant_weight(run: Any, slot: int) -> None:
     """Spoil one weight of the network that acts."""
     cohort, row = of_slot(run.cohorts, slot)
     acts = getattr(cohort.state, run.spec.algo.POLICY)
-    acts.values[row, acts.structure.index[row][0]] = math.nan
+    shape, copies = acts.structure, acts.structure.copies
+    index = shape.index[row] if copies == 1 else shape.inner.index[row * copies]
+    acts.values[row, index[0]] = math.nan
 
 
 def mutated(

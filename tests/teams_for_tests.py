@@ -178,6 +178,13 @@ class Bees(Crew):
         return super().seen(agent)[: SIZE - self.number(agent)]
 
 
+class Swarm(Dies, Bees):
+    """Unlike agents, of which the first one dies; of choices that are several, or of bits, they have alike ones."""
+
+    def does(self, i: int) -> spaces.Space[Any]:
+        return (Crew if self.kind.startswith("multi") else Bees).does(self, i)
+
+
 class Masks(Crew):
     """`info` says what is legal: of the first agent all but the first action at odd steps, of the second all."""
 

@@ -41,7 +41,7 @@ from populations import (
     updated,
 )  # fmt: skip
 
-pytestmark = pytest.mark.parametrize("algo", populations.cases())
+pytestmark = pytest.mark.parametrize("algo", populations.cases(teams=True))
 
 
 # ------------------------------------------------------------------------------------------------- determinism
@@ -100,7 +100,7 @@ def reward_column(loop: Any) -> int:
     spaces = loop.spec.spaces
     if getattr(loop.spec.algo, "OFFLINE_ONLY", False):
         return 0
-    return 2 * spaces.observations + (spaces.actions if spaces.continuous else 1)
+    return spaces.agents * (2 * spaces.observations + (spaces.actions if spaces.continuous else 1))
 
 
 def plant_reward(loop: Any, slot: int, value: float = math.nan) -> None:

@@ -21,7 +21,7 @@ from evopipe.run.off_policy import OffPolicy
 from evopipe.run.spec import Spec, first_members
 from populations import advance, close_generation, equal, equal_states, finish, same, started
 
-pytestmark = pytest.mark.parametrize("algo", populations.cases(quick=("rainbow",), on_policy=False))
+pytestmark = pytest.mark.parametrize("algo", populations.cases(quick=("rainbow",), on_policy=False, teams=True))
 
 UNLIKE = {
     "before_training": True,

@@ -6,6 +6,7 @@ Of a configuration and a state each function reads what it says, by the names th
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Annotated, Any
 
 import torch
@@ -39,7 +40,7 @@ def networks(cfg: Any, spaces: Spaces, critics: int = 1) -> dict[str, Widths]:
 
 
 def output(cfg: Any, actor: Net, obs: Tensor) -> Tensor:
-    """Return what actors say, logits or actions before tanh: `[P, B, K, O]` → `[P, B, K, A]`."""
+    """Return what actors say, logits or actions before tanh: `[P, K, B, O]` → `[P, K, B, A]`."""
     of = crew(cfg)
     return of.run(actor, of.named(obs))
 
@@ -51,16 +52,15 @@ def _finite_output(cfg: Any, state: Any, obs: Tensor) -> Tensor:
 
 
 def _chances(cfg: Any, out: Tensor, legal: Tensor | None) -> Distribution:
-    """Return the softmax over the legal actions: outputs `[P, B, K, A]`."""
+    """Return the softmax over the legal actions: outputs and legal `[P, K, B, A]`."""
     return distribution(cfg.spaces, out, None, crew(cfg).legal(legal, out))
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return tanh of what actors say, or the likeliest legal actions: obs `[P, E · K, O]`."""
     of, out = crew(cfg), _finite_output(cfg, state, obs)
-    may = None if legal is None else of.apart(legal)
-    best = likeliest(out, of.legal(may, out), cfg.spaces.continuous)
-    return (of.own(best) if cfg.spaces.continuous else best).flatten(1, 2)
+    best = likeliest(out, of.legal(None if legal is None else of.apart(legal), out), cfg.spaces.continuous)
+    return of.side_by_side(of.own(best) if cfg.spaces.continuous else best)
 
 
 def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
@@ -69,64 +69,79 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
     of = crew(cfg)
     if cfg.spaces.continuous:
         found = _actor_critic.noisy(cfg, greedy(cfg, state, obs, legal), epsilon, draw)
-        return of.own(of.apart(found)).flatten(1, 2)
+        return of.side_by_side(of.own(of.apart(found)))
     drawn = _chances(cfg, _finite_output(cfg, state, obs), of.apart(legal)).sample(draw.part(1))
-    return or_random_legal(drawn.flatten(1), legal, epsilon, draw)
+    return or_random_legal(of.side_by_side(drawn), legal, epsilon, draw)
 
 
 def as_numbers(cfg: Any, action: Tensor) -> Tensor:
-    """Return actions as critics read them, `[P, B, K, A]`: int64 `[P, B, K]` as one-hot."""
+    """Return actions as critics read them, `[P, K, B, A]`: int64 `[P, K, B]` as one-hot."""
     if cfg.spaces.continuous:
         return crew(cfg).own(action)
     return torch.nn.functional.one_hot(action, cfg.spaces.actions).to(torch.get_default_dtype())
 
 
 def value(cfg: Any, critic: Net, obs: Tensor, actions: Tensor) -> Tensor:
-    """Return every agent's Q of everyone's observations and actions, `[P, B, K]`, of twins `[2, P, B, K]`; see
+    """Return every agent's Q of everyone's observations and actions, `[P, K, B]`, of twins `[2, P, K, B]`; see
     `Crew.together`."""
     of = crew(cfg)
     return of.run(critic, of.together(obs, actions)).squeeze(-1)
 
 
+def agents_first(cfg: Any, batch: Batch) -> Batch:
+    """Return a batch with agents before transitions, `[P, K, B, …]`, and `alive` if it was not given.
+
+    The weight `[P, K, B]` is 0 where an agent is gone.
+    """
+    of = crew(cfg)
+    alive = torch.ones_like(batch.reward) if batch.alive is None else batch.alive
+    found = {f.name: getattr(batch, f.name) for f in fields(batch)} | {"alive": alive}
+    found = {name: x if x is None or name == "weight" else of.first(x) for name, x in found.items()}
+    return Batch(**found | {"weight": batch.weight[:, None] * found["alive"]})
+
+
 def next_actions(cfg: Any, actor: Net, batch: Batch, draw: Stream) -> Tensor:
-    """Return what actors do in `next_obs`, as numbers: tanh of what they say, or one-hot draws of their softmax."""
+    """Return what actors do in `next_obs`, as numbers: tanh of what they say, or one-hot draws of their softmax. The
+    batch has agents first."""
     out = output(cfg, actor, batch.next_obs)
     if cfg.spaces.continuous:
-        return crew(cfg).own(torch.tanh(out))
+        return torch.tanh(out)
     return as_numbers(cfg, _chances(cfg, out, batch.next_legal).sample(draw))
 
 
-def present(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return which agents act before and after the step, `[P, B, K]`, 1 and 0: one that is gone counts in critics as if
-    its action were 0. (One that comes later counts from the step after on.)"""
-    alive = batch.alive if batch.alive is not None else torch.ones_like(batch.reward)
-    return alive, alive * (batch.discount > 0)
+def critics_loss(cfg: Any, critic: Net, target: Net, batch: Batch, next_action: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of the weighted squared errors of each member's critics `[P]`, and each transition's mean error
+    `[P, B]`, without gradient, over the agents that act.
 
-
-def regression(errors: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the sum of the critics' weighted squared errors `[P]`, and each transition's mean error `[P, B]`, without
-    gradient, over the agents that act; errors are `[P, B, K]` or `[2, P, B, K]`."""
-    alive, _ = present(batch)
-    squares, sizes = (errors.square(), errors.detach().abs())
+    They regress on r + γ Q⁻ of the next actions `[P, K, B, A]`, of twins the lesser. In critics the action of an agent
+    that is gone counts as 0; one that comes later counts from the step after on. The batch has agents first.
+    """
+    assert batch.alive is not None
+    with torch.no_grad():
+        stays = batch.alive * (batch.discount > 0)
+        q_t = value(cfg, target, batch.next_obs, stays[..., None] * crew(cfg).own(next_action))
+        y = torch.addcmul(batch.reward, batch.discount, q_t if q_t.ndim == 3 else q_t.amin(dim=0))
+    errors = value(cfg, critic, batch.obs, batch.alive[..., None] * as_numbers(cfg, batch.action)) - y
+    squares, sizes = errors.square(), errors.detach().abs()
     if errors.ndim == 4:
         squares, sizes = squares.sum(dim=0), sizes.mean(dim=0)
-    losses = (batch.weight[..., None] * alive * squares).sum(dim=(1, 2))
-    return losses, (alive * sizes).sum(dim=2) / alive.sum(dim=2).clamp(min=1.0)
+    mean = (batch.alive * sizes).sum(dim=1) / batch.alive.sum(dim=1).clamp(min=1.0)
+    return (batch.weight * squares).sum(dim=(1, 2)), mean
 
 
 def actor_loss(cfg: Any, actor: Net, critic: Net, batch: Batch, draw: Stream) -> Tensor:
     """Return −Q of each agent's own policy and the others' actions in the batch, weighted, of each member `[P]`; and
-    `output_penalty` times the outputs' mean square."""
-    of, (alive, _) = crew(cfg), present(batch)
-    out = output(cfg, actor, batch.obs)
+    `output_penalty` times the outputs' mean square. The batch has agents first."""
+    assert batch.alive is not None
+    of, out = crew(cfg), output(cfg, actor, batch.obs)
     if cfg.spaces.continuous:
         mine = of.own(torch.tanh(out))
     else:
         mine = relaxed(out, of.legal(batch.legal, out), cfg.temperature, draw)
-    taken = alive[..., None] * as_numbers(cfg, batch.action)
-    seen = torch.where(of.on(out.device).other, taken[:, :, None], mine[:, :, None])  # [P, B, critic, agent, A]
-    penalty = cfg.output_penalty * of.own(out).square().sum(dim=-1) / of.on(out.device).sizes
-    each: Tensor = batch.weight[..., None] * alive * (penalty - value(cfg, critic, batch.obs, seen))
+    taken = of.first(batch.alive[..., None] * as_numbers(cfg, batch.action))  # [P, B, K, A]
+    seen = torch.where(of.on(out.device).other, taken[:, None], mine[:, :, :, None])  # [P, critic, B, agent, A]
+    penalty = cfg.output_penalty * of.own(out).square().sum(dim=-1) / of.on(out.device).sizes[:, None]
+    each: Tensor = batch.weight * (penalty - value(cfg, critic, batch.obs, seen))
     return each.sum(dim=(1, 2))
 
 
@@ -134,26 +149,26 @@ def answers(critic: str) -> Callable[[Any], Answers]:
     """Return the `answers` of an algorithm with such actors and critics, of twins the least."""
 
     def q_of(cfg: Any, state: Any, obs: Tensor, actions: Tensor) -> Tensor:
+        of = crew(cfg)
         with torch.no_grad():
-            found = value(cfg, getattr(state, critic), crew(cfg).apart(obs), actions)
-        return (found.amin(dim=0) if found.ndim == 4 else found).flatten(1)
+            found = value(cfg, getattr(state, critic), of.apart(obs), actions)
+        return of.side_by_side(found.amin(dim=0) if found.ndim == 4 else found)
 
     def q_values(cfg: Any, state: Any, obs: Tensor, action: Tensor | None) -> Tensor:
         """Where no action is given, Q of all of an agent's own, while the others do their best: `[P, B · K, A]`."""
         of = crew(cfg)
         if action is not None:
             return q_of(cfg, state, obs, as_numbers(cfg, of.apart(action)))
-        best = as_numbers(cfg, of.apart(greedy(cfg, state, obs, None)))[:, :, None]
-        each = torch.eye(cfg.spaces.actions, device=obs.device)
-        other = of.on(obs.device).other
+        best = of.first(as_numbers(cfg, of.apart(greedy(cfg, state, obs, None))))[:, None]  # [P, 1, B, K, A]
+        other, each = of.on(obs.device).other, torch.eye(cfg.spaces.actions, device=obs.device)
         return torch.stack([q_of(cfg, state, obs, torch.where(other, best, own)) for own in each], dim=-1)
 
     def value_of(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Tensor:
         return q_values(cfg, state, obs, greedy(cfg, state, obs, legal))
 
     def chances(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Distribution:
-        out = _finite_output(cfg, state, obs)
-        may = crew(cfg).legal(None if legal is None else crew(cfg).apart(legal), out)
-        return distribution(cfg.spaces, out.flatten(1, 2), None, None if may is None else may.flatten(1, 2))
+        of, out = crew(cfg), _finite_output(cfg, state, obs)
+        may = of.legal(None if legal is None else of.apart(legal), out)
+        return distribution(cfg.spaces, of.side_by_side(out), None, None if may is None else of.side_by_side(may))
 
     return lambda cfg: Answers(value_of, q_values, None if cfg.spaces.continuous else chances)

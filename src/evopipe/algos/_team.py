@@ -39,7 +39,7 @@ class _Places(NamedTuple):
     own: Tensor | None  # [K, A] bool, the actions that an agent has; None where all have as many
     columns: Tensor | None  # of everyone's numbers side by side those that are no pads; None where none is
     sizes: Tensor  # [K] float32, how many actions each agent has
-    other: Tensor  # [K, K, 1] bool, whether the second agent is another one
+    other: Tensor  # [K, 1, K, 1] bool, whether the second agent is another one
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,72 +122,77 @@ class Crew:
             own=given(own, self.team.unlike),
             columns=given(torch.tensor(self.everyone), padded),
             sizes=actions.float().to(device),
-            other=~torch.eye(self.agents, dtype=torch.bool, device=device)[..., None],
+            other=~torch.eye(self.agents, dtype=torch.bool, device=device)[:, None, :, None],
         )
 
+    def first(self, x: Tensor) -> Tensor:
+        """Put agents first: `[P, B, K, …]` → `[P, K, B, …]`. So nothing need be put elsewhere on the way back either: a
+        gradient that lies in memory otherwise than its tensor has other last bits for one member than for several."""
+        return x.transpose(1, 2).contiguous()
+
     def apart(self, x: Tensor) -> Tensor:
-        """Give agents an axis: `[P, B · K, …]` → `[P, B, K, …]`."""
-        out: Tensor = x.unflatten(1, (-1, self.agents))
-        return out
+        """Give agents an axis, and put them first: `[P, B · K, …]` → `[P, K, B, …]`."""
+        return self.first(x.unflatten(1, (-1, self.agents)))
+
+    def side_by_side(self, x: Tensor) -> Tensor:
+        """Undo it: `[P, K, B, …]` → `[P, B · K, …]`."""
+        return x.transpose(1, 2).flatten(1, 2)
 
     def seated(self, x: Tensor) -> Tensor:
-        """Give every network its agents: `[P, B, K, …]` → `[P · G, B · n, …]`."""
+        """Give every network its agents: `[P, K, B, …]` → `[P · G, n · B, …]`."""
         seats = self.on(x.device).seats
-        x = x if seats is None else x.index_select(2, seats)
-        out: Tensor = x.unflatten(2, (len(self.groups), -1)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+        x = x if seats is None else x.index_select(1, seats)
+        out: Tensor = x.unflatten(1, (len(self.groups), -1)).flatten(2, 3).flatten(0, 1)
         return out
 
     def back(self, x: Tensor) -> Tensor:
-        """Undo it: `[P · G, B · n, …]` → `[P, B, K, …]`."""
+        """Undo it: `[P · G, n · B, …]` → `[P, K, B, …]`."""
         back = self.on(x.device).back
-        apart = x.unflatten(1, (-1, self.seats)).unflatten(0, (-1, len(self.groups)))  # [P, G, B, n, …]
-        out: Tensor = apart.transpose(1, 2).flatten(2, 3)
-        return out if back is None else out.index_select(2, back)
+        out: Tensor = x.unflatten(1, (self.seats, -1)).unflatten(0, (-1, len(self.groups))).flatten(1, 2)
+        return out if back is None else out.index_select(1, back)
 
     def run(self, net: Net, x: Tensor) -> Tensor:
-        """Run every agent's network: `[P, B, K, inputs]` → `[P, B, K, outputs]`; of twins `[2, P, B, K, outputs]`."""
+        """Run every agent's network: `[P, K, B, inputs]` → `[P, K, B, outputs]`; of twins `[2, P, K, B, outputs]`."""
         out = forward(net, self.seated(x))
         if out.ndim == 3:
             return self.back(out)
         return torch.stack([self.back(each) for each in out.unbind(dim=1)])
 
     def named(self, x: Tensor) -> Tensor:
-        """Append who is who, where agents share a network: `[P, B, K, …, F]` → `[P, B, K, …, F + ids]`."""
+        """Append who is who, where agents share a network: `[P, K, B, F]` → `[P, K, B, F + ids]`."""
         if not self.ids:
             return x
-        ids = self.on(x.device).ids.to(x.dtype)
-        ids = ids.view(self.agents, *[1] * (x.ndim - 4), self.ids)
+        ids = self.on(x.device).ids.to(x.dtype)[:, None]
         return torch.cat((x, ids.expand(*x.shape[:-1], -1)), dim=-1)
 
     def together(self, obs: Tensor, actions: Tensor | None = None) -> Tensor:
-        """Return what every agent's centralised critic reads, `[P, B, K, joint]`.
+        """Return what every agent's centralised critic reads, `[P, K, B, joint]`.
 
-        Observations are `[P, B, K, O]`, actions `[P, B, K, A]`, or as each critic is to see them, `[P, B, K, K, A]`.
-        Images are each agent's own alone: one network has convolutions for those of one observation.
+        Observations are `[P, K, B, O]`, actions `[P, K, B, A]`, or as each agent's critic is to see all agents',
+        `[P, K, B, K, A]`. Images are each agent's own alone: one network has convolutions for those of one observation.
         """
         own = [obs] if self.spaces.images else []
         seen = obs[..., list(self.plain)] if self.spaces.images else obs
-        parts = [seen.flatten(2)]
-        if actions is not None and actions.ndim == 4:
-            parts.append(actions.flatten(2))
-        numbers = torch.cat(parts, dim=-1)[:, :, None].expand(-1, -1, self.agents, -1)
+        everyones = [seen] if actions is None or actions.ndim == 5 else [seen, actions]
+        parts = [torch.cat([x.transpose(1, 2).flatten(2) for x in everyones], dim=-1)[:, None]]
+        parts = [parts[0].expand(-1, self.agents, -1, -1)]
         if actions is not None and actions.ndim == 5:
-            numbers = torch.cat((numbers, actions.flatten(3)), dim=-1)
-        columns = self.on(obs.device).columns
+            parts.append(actions.flatten(3))
+        numbers, columns = torch.cat(parts, dim=-1), self.on(obs.device).columns
         if columns is not None:
             chosen = columns if actions is not None else columns[: len(columns) - sum(self.team.actions)]
             numbers = numbers.index_select(-1, chosen)
         return self.named(torch.cat((*own, numbers), dim=-1) if own else numbers)
 
     def own(self, actions: Tensor, else_: float = 0.0) -> Tensor:
-        """Set to exactly 0, or to another number, what an agent does not have of its actions `[…, K, A]`."""
+        """Set to exactly 0, or to another number, what an agent does not have of its actions `[P, K, B, A]`."""
         own = self.on(actions.device).own
-        return actions if own is None else actions.masked_fill(~own, else_)
+        return actions if own is None else actions.masked_fill(~own[:, None], else_)
 
     def legal(self, legal: Tensor | None, like: Tensor) -> Tensor | None:
-        """Return the legal ones among an agent's own actions, `[P, B, K, A]`, None where all are."""
+        """Return the legal ones among an agent's own actions, `[P, K, B, A]`, None where all are."""
         own = self.on(like.device).own
-        return own.expand_as(like) if legal is None and own is not None else legal
+        return own[:, None].expand_as(like) if legal is None and own is not None else legal
 
     def of_group(self, x: Tensor) -> Tensor:
         """Give every agent what is its group's: `[P, G, …]` → `[P, K, …]`."""

@@ -86,19 +86,20 @@ answers = _central.answers("critic")
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
     """Return the loss of each member's critics `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
-    before, after = _central.present(batch)
+    return _loss(cfg, state, _central.agents_first(cfg, batch), draw)
+
+
+def _loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
-        action_t = after[..., None] * _central.next_actions(cfg, state.actor_target, batch, draw)
-        q_t = _central.value(cfg, state.critic_target, batch.next_obs, action_t)
-        y = torch.addcmul(batch.reward, batch.discount, q_t)  # [P, B, K]
-    action = before[..., None] * _central.as_numbers(cfg, batch.action)
-    return _central.regression(_central.value(cfg, state.critic, batch.obs, action) - y, batch)
+        action_t = _central.next_actions(cfg, state.actor_target, batch, draw)
+    return _central.critics_loss(cfg, state.critic, state.critic_target, batch, action_t)
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     # The actors' own loss may come later, and what discrete actions are drawn from cannot be seen in them.
     healthy = healthy & state.actor.finite & state.actor_target.finite
-    losses, errors = loss(cfg, state, hp, batch, draw)
+    batch = _central.agents_first(cfg, batch)
+    losses, errors = _loss(cfg, state, batch, draw)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.critic, state.critic_adam, hp["lr_critic"]))
     if turn == cfg.policy_delay - 1:
         climbed = _central.actor_loss(cfg, state.actor, state.critic.frozen, batch, draw.part(1))

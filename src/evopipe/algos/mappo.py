@@ -73,7 +73,7 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
 
 
 def _seen(of: Crew, obs: Tensor) -> Tensor:
-    """Return what critics read, everyone's observations: `[P, B, K, O]` → `[P, B, K, inputs]`."""
+    """Return what critics read, everyone's observations: `[P, K, B, O]` → `[P, K, B, inputs]`."""
     return of.together(obs)
 
 
