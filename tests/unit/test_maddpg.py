@@ -132,12 +132,12 @@ def critic_of(given: Crewed, state: Any) -> Any:
 
 def q(given: Crewed, critic: Any, obs: torch.Tensor, acts: torch.Tensor) -> torch.Tensor:
     """Every agent's Q `[P, B, K]`, of twins `[2, P, B, K]`."""
-    return _central.value(given.cfg, critic, obs.transpose(1, 2), acts.transpose(1, 2)).transpose(-1, -2)
+    return _central.value(given.cfg, critic, obs, acts).transpose(-1, -2)
 
 
 def numbers(given: Crewed, action: torch.Tensor) -> torch.Tensor:
     """Actions as critics read them, `[P, B, K, A]`."""
-    return _central.as_numbers(given.cfg, action.transpose(1, 2)).transpose(1, 2).clone()
+    return _central.as_numbers(given.cfg, action).clone()
 
 
 def said(given: Crewed, state: Any, obs: torch.Tensor) -> torch.Tensor:
