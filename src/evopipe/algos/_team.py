@@ -38,6 +38,7 @@ class _Places(NamedTuple):
     ids: Tensor  # [K, n] which of its group an agent is, one-hot; [K, 0] where nobody shares
     missing: Tensor | None  # [K, 1, A] bool, the actions that an agent does not have; None where all have as many
     share: Tensor  # [K, 1, A] float32, one part of each agent's own actions, which sum to 1
+    plain: Tensor | None  # `Crew.plain`, None where that is all
     seen: Tensor | None  # `Crew.seen` and `Crew.done`, None where there are no pads
     done: Tensor | None
     other: Tensor  # [K, 1, K, 1] bool, whether the second agent is another one
@@ -122,7 +123,8 @@ class Crew:
             ids=ids.to(device),
             missing=given(~own[:, None], self.team.unlike),
             share=(own / actions[:, None])[:, None].to(device),
-            seen=given(torch.tensor(self.seen), len(self.seen) < self.agents * len(self.plain)),
+            plain=given(torch.tensor(self.plain, dtype=torch.int64), bool(self.spaces.images)),
+            seen=given(torch.tensor(self.seen, dtype=torch.int64), len(self.seen) < self.agents * len(self.plain)),
             done=given(torch.tensor(self.done), len(self.done) < self.agents * self.spaces.actions),
             other=~torch.eye(self.agents, dtype=torch.bool, device=device)[:, None, :, None],
         )
@@ -174,7 +176,7 @@ class Crew:
         `[P, K, B, K, A]`. Images are each agent's own alone: one network has convolutions for those of one observation.
         """
         places = self.on(obs.device)
-        numbers = _side_by_side(obs[..., list(self.plain)] if self.spaces.images else obs, places.seen)
+        numbers = _side_by_side(obs if places.plain is None else obs.index_select(-1, places.plain), places.seen)
         if actions is not None and actions.ndim == 4:
             numbers = torch.cat((numbers, _side_by_side(actions, places.done)), dim=-1)
         parts = [numbers[:, None].expand(-1, self.agents, -1, -1)]

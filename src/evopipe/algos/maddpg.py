@@ -40,8 +40,8 @@ class Config(AlgoConfig):
     """Hyper-parameters of MADDPG."""
 
     lr_actor: _hyper.ActorRate = 1e-3
-    lr_critic: _hyper.CriticRate = 1e-3
-    batch_size: _hyper.BatchSize = 512
+    lr_critic: _hyper.CriticRate = 3e-3
+    batch_size: _hyper.BatchSize = 256
     learn_step: _hyper.LearnStep = 16
     gamma: _hyper.Discount = 0.95
     tau: _hyper.TargetShare = 1e-2

@@ -28,7 +28,7 @@ def check(params: Params) -> None:
     """
     name, cfg = params.train.algo, params.env
     plain = not any(cfg.model_dump(exclude={"id", *_NO_SPACES}).values())
-    if plain and KNOWN.get(cfg.id) in algos.get(name).ACTIONS:
+    if plain and not algos.get(name).TEAM and KNOWN.get(cfg.id) in algos.get(name).ACTIONS:
         return
     from evopipe.envs.make import opened
     from evopipe.stages.describe import spaces_of
