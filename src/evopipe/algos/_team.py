@@ -135,12 +135,13 @@ class Crew:
         seats = self.on(x.device).seats
         x = x if seats is None else x.index_select(2, seats)
         out: Tensor = x.unflatten(2, (len(self.groups), -1)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
-        return out
+        return out.contiguous()  # of one member it is a view: a product of that may have other last bits
 
     def back(self, x: Tensor) -> Tensor:
         """Undo it: `[P · G, B · n, …]` → `[P, B, K, …]`."""
         back = self.on(x.device).back
-        apart = x.unflatten(1, (-1, self.seats)).unflatten(0, (-1, len(self.groups)))  # [P, G, B, n, …]
+        whole = x.narrow(1, 0, x.shape[1])  # whose gradient is always contiguous, of one member too
+        apart = whole.unflatten(1, (-1, self.seats)).unflatten(0, (-1, len(self.groups)))  # [P, G, B, n, …]
         out: Tensor = apart.transpose(1, 2).flatten(2, 3)
         return out if back is None else out.index_select(2, back)
 
