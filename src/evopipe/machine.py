@@ -67,8 +67,7 @@ def fingerprint(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def git_revision(folder: Path) -> str | None:
-    """Return the commit that is checked out in a folder's repository; None without a commit, a repository or git.
-    Uncommitted changes are not told; hash the code beside it (`content_key`) to notice them."""
+    """Return the commit that is checked out in a folder's repository; None without a commit, a repository or git."""
     # git refuses a repository of another user, which is the usual case in a container, unless it is told not to.
     command = ["git", "-c", "safe.directory=*", "rev-parse", "--quiet", "--verify", "HEAD"]
     try:

@@ -53,12 +53,7 @@ def make(folder: Path, env_id: str | None = None) -> str:
 
 
 def contents(name: str, env_id: str | None = None) -> dict[str, str]:
-    """Return the files of a project: its texts by path.
-
-    Args:
-        name: the project's name.
-        env_id: as `make`.
-    """
+    """Return the files of a project called `name`: its texts by path; see `make`."""
     stub = env_id is None
     row = f"| `{_MODULE}` | the environment: replace it by yours; `evopipe env check {_STUB}` tries it |\n"
     readme = Template(_text("README.md")).substitute(name=name, env=env_id or _STUB, environment=row if stub else "")

@@ -40,13 +40,13 @@ _Numbers = Annotated[tuple[Number, ...], Field(max_length=_COLUMNS, strict=False
 _Choices = Annotated[tuple[_Side, ...], Field(max_length=_COLUMNS, strict=False)]
 
 
-class Stored(BaseModel):
+class _Stored(BaseModel):
     """Base of what is read back: immutable and strictly typed; what it does not know stays unread."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, strict=True, defer_build=True)
 
 
-class StoredArch(Stored):
+class StoredArch(_Stored):
     """A perceptron, see `core.arch.Arch.to_json`."""
 
     encoder: _Blocks
@@ -59,7 +59,7 @@ class StoredArch(Stored):
     kind: EncoderKind = "mlp"
 
 
-class StoredMember(Stored):
+class StoredMember(_Stored):
     """A member without its tensors, see `storage.members.describe`."""
 
     slot: Count
@@ -72,13 +72,13 @@ class StoredMember(Stored):
     fitness: list[Number | None]
 
 
-class StoredMembers(Stored):
+class StoredMembers(_Stored):
     """The content of `members.json`."""
 
     members: list[Any] = Field(min_length=1)
 
 
-class StoredLeaf(Stored):
+class _StoredLeaf(_Stored):
     """One array of an observation, see `envs.spaces.Leaf`."""
 
     path: Annotated[tuple[str | int, ...], Field(max_length=32, strict=False)]
@@ -90,7 +90,7 @@ class StoredLeaf(Stored):
     high: Number
 
 
-class StoredPolicy(Stored):
+class StoredPolicy(_Stored):
     """The content of `policy.json` that a policy is made of."""
 
     algo: str
@@ -98,7 +98,7 @@ class StoredPolicy(Stored):
     config: dict[str, Any] = Field(default_factory=dict)
     critic: Annotated[tuple[str, ...], Field(max_length=16, strict=False)] = ()
     observations: _Side
-    observation: Annotated[tuple[StoredLeaf, ...], Field(min_length=1, max_length=4096, strict=False)] | None = None
+    observation: Annotated[tuple[_StoredLeaf, ...], Field(min_length=1, max_length=4096, strict=False)] | None = None
     actions: _Side
     action_start: Whole = 0
     action_kind: Literal["multidiscrete", "multibinary"] | None = None

@@ -40,11 +40,7 @@ def describe(member: Member) -> dict[str, Any]:
 
 
 def unpack(tensors: Mapping[str, torch.Tensor], described: Sequence[Mapping[str, Any]], prefix: str) -> list[Member]:
-    """Build members from what `pack` returned.
-
-    Raises:
-        DataError: the description lacks something, or has no tensors.
-    """
+    """Build members from what `pack` returned; `DataError` if a description lacks something, or has no tensors."""
     members = []
     for i, data in enumerate(described):
         start = f"{prefix}.{i}."
@@ -72,10 +68,7 @@ def unpack(tensors: Mapping[str, torch.Tensor], described: Sequence[Mapping[str,
 
 
 def write(folder: Path, members: Sequence[Member], about: Mapping[str, Any]) -> None:
-    """Write members as a folder of safetensors and JSON, byte-deterministic, with checksums.
-
-    `about` is JSON data: what they were made for, and whatever else a reader should know.
-    """
+    """Write members as a folder of safetensors and JSON, and what they were made for and else a reader should know."""
     tensors, described = pack(members, "members")
     data = dump_json({**about, "members": described}, str(folder / _MEMBERS), indent=2)
     write_folder(folder, {_MEMBERS: data, _TENSORS: dump_tensors(tensors)})

@@ -178,7 +178,6 @@ class RunView:
         self._messages: deque[Message] = deque(maxlen=3)
 
     def apply(self, event: Event) -> None:
-        """Take in one event."""
         match event:
             case Start():
                 self._start = event

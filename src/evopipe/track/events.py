@@ -110,15 +110,12 @@ class Generation:
         steps: tuple[int, int],
         losses: Sequence[float] = (),
     ) -> Generation:
-        """Describe a generation of the lineage.
+        """Describe a generation of the lineage; `births` and `losses`, if these are known, go by slot.
 
         Args:
-            record: the generation.
-            births: how its members were made, by slot.
             evolve: the hyper-parameters to tell.
             seconds: wall-clock time that it took.
             steps: training and evaluation steps of the whole population so far.
-            losses: every member's last loss, by slot, if they are known.
         """
         rows = []
         for m in record.members:
@@ -173,13 +170,11 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
 
 
 class _Sink(Protocol):
-    """Where events go."""
+    """Where events go. `emit` may raise: the sink is then dropped. `close` is called once, at the end."""
 
-    def emit(self, event: Event) -> None:
-        """Take one event. May raise: the sink is then dropped."""
+    def emit(self, event: Event) -> None: ...
 
-    def close(self) -> None:
-        """Let go. Called once; no event follows."""
+    def close(self) -> None: ...
 
 
 class Tracker:
@@ -239,7 +234,6 @@ class JsonlSink:
         self._next_progress = -math.inf
 
     def emit(self, event: Event) -> None:
-        """Append one event."""
         if isinstance(event, Progress):
             if time.monotonic() < self._next_progress:
                 return
@@ -253,7 +247,6 @@ class JsonlSink:
             self._torn = self._file.write(line) < len(line)
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 
