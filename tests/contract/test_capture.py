@@ -164,7 +164,7 @@ def test_networks_and_moments_are_updated_where_they_are(algo: str, device: Devi
 
 
 @pytest.mark.product
-@pytest.mark.parametrize("algo", populations.cases(["dqn", "td3", "ppo"]))
+@pytest.mark.parametrize("algo", populations.cases(["dqn", "ppo"]))
 @pytest.mark.parametrize("capture", [pytest.param("none", marks=pytest.mark.slow), "buffers"])
 def test_a_run_on_another_device_is_the_run_on_the_host(algo: str, capture: Capture, device: Device) -> None:
     """Act, store, learn, evaluate, evolve, save and restore, to the bit; the host waits for actions, once a tick."""
