@@ -104,12 +104,8 @@ def table(rows: Sequence[_Row]) -> str:
 
 
 def draw(rows: Sequence[_Row], path: Path) -> None:
-    """Write a picture: for each configuration its runs, their mean with its interval, and their interquartile mean.
-
-    Raises:
-        UsageError: it is to have a format that matplotlib does not write.
-        OSError: it cannot be written.
-    """
+    """Write a picture: for each configuration its runs, their mean with its interval, and their interquartile mean;
+    `UsageError` if matplotlib does not write its format."""
     import matplotlib
 
     from evopipe.report.draw import Plot, style

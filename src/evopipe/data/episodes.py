@@ -45,11 +45,8 @@ class Dataset:
 
 
 def check_fits(dataset: Dataset, obs_size: int, action_space: gymnasium.Space[Any]) -> None:
-    """Compare what a dataset records and holds with an environment: rows of `O` numbers, and its action space.
-
-    Raises:
-        DataError: they differ, the message says which and how; or there is no step at all.
-    """
+    """Compare what a dataset records and holds with an environment: rows of `O` numbers, and its action space; a
+    `DataError` says how they differ, or that there is no step at all."""
     if not any(len(episode) for episode in dataset.episodes):
         raise DataError(f"{dataset.where}: holds no step; give a dataset with at least one episode")
     actions, recorded = ActionSpace.of(action_space), dataset.action_space

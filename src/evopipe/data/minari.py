@@ -59,13 +59,10 @@ def write_minari(
     algorithm: str,
     description: str,
 ) -> None:
-    """Write a Minari dataset (`MinariDataset(folder / "data")` opens it) and a manifest of checksums beside it.
+    """Write the Minari dataset `evopipe/<name>-v0` (`MinariDataset(folder / "data")` opens it) and a manifest of
+    checksums beside it; `DiskError` if that fails.
 
-    Equal content gives equal bytes. A folder in its place is replaced as a whole. The dataset's id is
-    `evopipe/<name>-v0`.
-
-    Raises:
-        DiskError: it cannot be written.
+    Equal content gives equal bytes. A folder in its place is replaced as a whole.
     """
     from minari import __version__ as minari_version
     from minari.data_collector.episode_buffer import EpisodeBuffer

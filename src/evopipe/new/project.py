@@ -23,9 +23,7 @@ _REQUIREMENTS = "requirements.txt"
 def make(folder: Path, env_id: str | None = None) -> str:
     """Write a project, dvc.yaml, params.yaml, an environment, README, and a git and DVC repository; say what was made.
 
-    Args:
-        folder: where; it must not exist, or be empty.
-        env_id: an environment that is installed; None: an example of one's own, `my_env.py`.
+    Without the id of an installed environment it has an example of one's own, `my_env.py`.
 
     Raises:
         UsageError: the folder is not empty, or is a file.

@@ -60,7 +60,7 @@ class StoredArch(_Stored):
 
 
 class StoredMember(_Stored):
-    """A member without its tensors, see `storage.members.describe`."""
+    """A member without its tensors, see `storage.members`."""
 
     slot: Count
     id: Count

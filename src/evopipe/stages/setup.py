@@ -57,11 +57,7 @@ def about_spec(spec: Spec) -> dict[str, Any]:
 
 
 def read_members(folder: Path, out: Path, spec: Spec) -> tuple[list[Member], dict[str, Any]]:
-    """Read the members that an earlier stage wrote, and what it said of them.
-
-    Raises:
-        MissingInputError: they are not there.
-        DataError: they are damaged, or were written for another algorithm or environment.
-    """
+    """Read the members that an earlier stage wrote, and what it said of them; `MissingInputError` if they are not
+    there, `DataError` if they are damaged or were written for another algorithm or environment."""
     stage, path = layout.WRITER[out], layout.need(folder, out)
     return members.read(path, about_spec(spec), f"run `evopipe {stage}` or `dvc repro {stage}` again", spec.check)

@@ -44,10 +44,8 @@ class CheckpointStore:
         """Save durably, then remove all but the last two, those of a later step (they belong to a future that this run
         left behind) and those that `load` found damaged.
 
-        Args:
-            step: a count that grows from save to save; an equal one replaces.
-            tensors: on any device; contiguous ones on the CPU are written without a copy.
-            meta: plain JSON values (no NaN or infinity: keep such numbers in a tensor).
+        The step grows from save to save; an equal one replaces. Tensors may be on any device; contiguous ones on the
+        CPU are written without a copy. Meta is plain JSON (no NaN or infinity: keep such numbers in a tensor).
 
         Raises:
             DataError: a tensor or a value cannot be saved.

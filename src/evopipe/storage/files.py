@@ -156,13 +156,8 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 def dump_json(obj: Any, where: str, *, indent: int | None = None) -> bytes:
     """Return deterministic JSON bytes (sorted keys, newline at the end) that `parse_json` gives back exactly.
 
-    Args:
-        obj: dicts with text keys, lists, tuples (read back as lists), text, numbers, booleans and None.
-        where: the name that error messages begin with.
-        indent: spaces of indentation; None writes one line and is several times faster.
-
-    Raises:
-        DataError: a value has no exact JSON form; the place is named.
+    Without `indent` they are one line, which is several times faster. Tuples are read back as lists. A value that has
+    no exact JSON form is a `DataError`, which begins with `where` and names the place.
     """
     separators = (",", ":") if indent is None else None
     try:

@@ -22,10 +22,10 @@ _MEMBERS, _TENSORS = "members.json", "members.safetensors"
 def pack(members: Sequence[Member], prefix: str) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     """Return tensors named `<prefix>.<index>.<name>` and one JSON object a member."""
     tensors = {f"{prefix}.{i}.{name}": t for i, member in enumerate(members) for name, t in member.tensors.items()}
-    return tensors, [describe(member) for member in members]
+    return tensors, [_describe(member) for member in members]
 
 
-def describe(member: Member) -> dict[str, Any]:
+def _describe(member: Member) -> dict[str, Any]:
     """Return everything but the tensors. JSON has no −∞: such a fitness is null."""
     return {
         "slot": member.slot,
@@ -80,13 +80,12 @@ def read(
     remedy: str,
     check: Callable[[list[Member]], str | None] = lambda members: None,
 ) -> tuple[list[Member], dict[str, Any]]:
-    """Read what `write` wrote: the members, and what was said of them, `wanted` included.
-
-    `check` says what of the members cannot be used, or None.
+    """Read what `write` wrote: the members, and what was said of them.
 
     Raises:
         MissingInputError: the folder is not there.
-        DataError: it is damaged, or something else was said; the message ends with `remedy`.
+        DataError: it is damaged, says something else than `wanted`, or `check` says what of the members cannot be used;
+            the message ends with `remedy`.
     """
     files = read_folder(folder, only=(_MEMBERS, _TENSORS))
     about = parse_json(files[_MEMBERS], str(folder / _MEMBERS))

@@ -219,12 +219,8 @@ def _warn(sink: _Sink, what: str, error: Exception) -> None:
 class JsonlSink:
     """Appends events to a file, one JSON object a line: `event`, `time` (seconds since 1970), and the event's fields.
 
-    Numbers that are not finite become null. A disk that is full costs the lines that do not fit, not the run; writing
-    goes on when there is space again.
-
-    Args:
-        path: the file; it and its folder are made at the first event.
-        progress_seconds: least time between two `Progress` events; those between are left out.
+    Numbers that are not finite become null, and a `Progress` that follows another one within `progress_seconds` is left
+    out. A disk that is full costs the lines that do not fit, not the run; writing goes on when there is space again.
     """
 
     def __init__(self, path: Path, progress_seconds: float = 1.0) -> None:

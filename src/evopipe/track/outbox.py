@@ -35,12 +35,9 @@ _started: list[subprocess.Popen[bytes]] = []  # to be reaped at the next start, 
 
 
 class Outbox:
-    """Has a record delivered: while a `with` block writes it, or as it stands. `with` never raises, nor waits.
+    """Has the record in `folder`, if any, delivered: while a `with` block writes it, or as it stands.
 
-    Args:
-        folder: the record's; None: nothing is to be delivered.
-        root: the DVC root.
-        config: the `tracking` block.
+    `with` never raises, nor waits.
     """
 
     def __init__(self, folder: Path | None, root: Path, config: TrackingConfig) -> None:
@@ -113,17 +110,13 @@ class Outbox:
 
 
 class _Trackers:
-    """All trackers of the `tracking` block, each opened when it is first needed, and anew after a failure.
-
-    Attributes:
-        problems: what is wrong, one sentence a tracker that failed when it was last asked.
-    """
+    """All trackers of the `tracking` block, each opened when it is first needed, and anew after a failure."""
 
     def __init__(self, config: TrackingConfig, root: Path) -> None:
         self._config, self._root = config, root
         self._open: dict[str, backends.Backend] = {}
         self._brought: dict[str, object] = {}  # how far the run was that was brought last
-        self.problems: dict[str, str] = {}
+        self.problems: dict[str, str] = {}  # a sentence for each tracker that failed when it was last asked
 
     def deliver(self, run: Run, again: bool = True) -> dict[str, New]:
         """Bring a run to the trackers, to those that failed before only `again`; return how much was new to each."""

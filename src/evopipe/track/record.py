@@ -195,11 +195,8 @@ class TrainingRecord:
     def run(self, writing: bool = False) -> Run:
         """Return the run as it stands; a later call reads what was added.
 
-        Args:
-            writing: whether its process lives; a run that has not ended and is not written any more was killed.
-
-        Raises:
-            MissingInputError, DataError: its description is not there, or is damaged.
+        One that has not ended, and whose process is not `writing` any more, was killed. Its description may be missing
+        or damaged: `MissingInputError`, `DataError`.
         """
         about = self._about()
         run = self._run = self._run or Run(**{name: about[name] for name in _TOLD})

@@ -31,11 +31,7 @@ class Backend(Protocol):
 
 
 def connect(name: str, config: TrackingConfig, root: Path) -> Backend:
-    """Open a tracker.
-
-    Raises:
-        TrackerError: its package is not installed, or the DVC root is gone.
-    """
+    """Open a tracker; `TrackerError` if its package is not installed, or the DVC root is gone."""
     if not root.is_dir():  # a temporary copy; do not make a part of it anew
         raise TrackerError(f"{root}: this folder is gone, and with it what was to be delivered")
     if (missing := missing_package(name)) is not None:
