@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -97,29 +96,6 @@ def _without_torch() -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     for name in ("torch", "numpy"):
         sys.modules.setdefault(name, _Later(name))
-
-
-def globals_first(arguments: list[str]) -> list[str]:
-    """Move the options that every command takes to the front, so that they may stand after the command too.
-
-    Raises:
-        UsageError: `--params` is the last word.
-    """
-    front: list[str] = []
-    rest: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        if word == "--":
-            rest += [word, *words]
-        elif word in ("--quiet", "-q", "--debug") or word.startswith("--params="):
-            front.append(word)
-        elif word == "--params":
-            front += [word, *islice(words, 1)]
-            if front[-1] == word:
-                raise UsageError("--params needs the name of a file: --params FILE")
-        else:
-            rest.append(word)
-    return front + rest
 
 
 def _print_version(wanted: bool) -> None:

@@ -174,6 +174,7 @@ def test_values_of_continuous_actions_where_only_zeros_are_seen(algo: str) -> No
             np.testing.assert_allclose(found, np.ones_like(found), atol=0.25)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("algo", ["ppo", "ppo:continuous"])
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])
 def test_values_of_states_where_only_zeros_are_seen(algo: str, kind: str) -> None:

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 import evopipe
-from evopipe.__main__ import main, report
-from evopipe.cli import globals_first
+from evopipe.__main__ import _globals_first, _report, main
 from evopipe.errors import BusyError, Interrupted, ParamsError
 from evopipe.schema.params import Params
 from evopipe.schema.read import parse_yaml
@@ -225,7 +224,7 @@ def test_a_stage_without_params_file_exits_66(
 def test_every_failure_becomes_a_sentence_and_an_exit_code(
     error: Exception, code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert report(error) == code
+    assert _report(error) == code
     assert capsys.readouterr().err.startswith(message)
 
 
@@ -269,15 +268,15 @@ def test_debug_adds_the_traceback(odd_stage: Path) -> None:
 
 
 def test_common_options_may_stand_after_the_command() -> None:
-    assert globals_first(["train", "--quiet", "--params", "x", "--debug"]) == [
+    assert _globals_first(["train", "--quiet", "--params", "x", "--debug"]) == [
         "--quiet",
         "--params",
         "x",
         "--debug",
         "train",
     ]
-    assert globals_first(["params", "show", "--params=x", "a"]) == ["--params=x", "params", "show", "a"]
-    assert globals_first(["params", "show", "--", "--quiet"]) == ["params", "show", "--", "--quiet"]
+    assert _globals_first(["params", "show", "--params=x", "a"]) == ["--params=x", "params", "show", "a"]
+    assert _globals_first(["params", "show", "--", "--quiet"]) == ["params", "show", "--", "--quiet"]
 
 
 # --- speed ------------------------------------------------------------------------------------------------------------

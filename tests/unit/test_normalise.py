@@ -367,7 +367,7 @@ def test_recorded_work_reads_statistics_where_they_are(algo: str, run: Callable[
     assert made < 40, "recorded once a generation, not once a tick"
 
 
-@BOTH
+@pytest.mark.parametrize("algo", [pytest.param("dqn", marks=pytest.mark.thorough), "ppo"])
 def test_another_device_need_not_be_waited_for(
     algo: str, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

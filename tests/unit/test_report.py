@@ -550,7 +550,7 @@ def test_a_long_film_is_shown_faster_not_cut() -> None:
 
 
 def test_a_film_keeps_its_budget_and_its_shape() -> None:
-    movie = shot(160, size=(960, 640), noise=True)
+    movie = shot(90, size=(960, 640), noise=True)
     assert len(movie.animation) <= BUDGET
     assert (movie.width, movie.height) == (480, 320)
 
