@@ -39,19 +39,13 @@ class CannotRender(EnvironmentFailed):
 
 
 @dataclass(frozen=True)
-class Playback:
-    """One episode, drawn.
+class _Playback:
+    """One episode, drawn."""
 
-    Attributes:
-        frames: `[H, W, 3]` uint8 each: the first state, then one a step; `rewards`: one a step.
-        fps: frames a second at the environment's own speed.
-        terminated: whether the episode reached an end state; False where a time limit or `max_steps` cut it.
-    """
-
-    frames: list[npt.NDArray[np.uint8]]
-    rewards: list[float]
-    fps: int
-    terminated: bool
+    frames: list[npt.NDArray[np.uint8]]  # `[H, W, 3]` each: the first state, then one a step
+    rewards: list[float]  # one a step
+    fps: int  # frames a second at the environment's own speed
+    terminated: bool  # whether it reached an end state; False if a time limit or `max_steps` cut it
 
     @property
     def total(self) -> float:
@@ -68,12 +62,10 @@ class Score:
     steps: int
 
 
-def play(policy: AnyPolicy, seed: int = 0, max_steps: int | None = None, trust: bool = False) -> Playback:
+def play(policy: AnyPolicy, seed: int = 0, max_steps: int | None = None, trust: bool = False) -> _Playback:
     """Play one greedy episode in the policy's own environment and draw every state, without a display.
 
     Args:
-        policy: an exported policy.
-        seed: of the episode.
         max_steps: step cap; None: the environment's own, or `LIMIT`.
         trust: see `environment_of`.
 
@@ -88,7 +80,7 @@ def play(policy: AnyPolicy, seed: int = 0, max_steps: int | None = None, trust: 
     with _without_display(), _opened(cfg, policy, "rgb_array") as env:
         played = [(_draw(env, cfg), *moment) for moment in _episode(env, cfg, policy, seed, max_steps)]
         frames, rewards, ended = map(list, zip(*played, strict=True))
-        return Playback(frames, rewards[1:], _fps(env), ended[-1])
+        return _Playback(frames, rewards[1:], _fps(env), ended[-1])
 
 
 def watch(
@@ -103,11 +95,8 @@ def watch(
     """Play greedy episodes in a window or onto films; return one score an episode, fewer where the window was closed.
 
     Args:
-        policy: who plays.
-        cfg: where.
         films: what receives the frames, see `evopipe.film`; none: a window, at the environment's own speed.
         episodes: how many; their seeds are `seed`, `seed + 1`, …
-        seed: of the first.
         max_steps: step cap of an episode; None: the environment's own, or `LIMIT`.
         tell: called with each score as soon as it is known.
 
@@ -143,11 +132,7 @@ def environment_of(
 ) -> EnvConfig:
     """Return the environment that a policy was trained in, or another one, or with other arguments.
 
-    Args:
-        policy: the policy.
-        env_id: the other environment.
-        kwargs: the other arguments.
-        trust: whether `module:EnvId` that only the policy's folder names may be taken: making it runs the module.
+    Without `trust` no `module:EnvId` is taken that only the policy's folder names: making it runs the module.
 
     Raises:
         DataError: the policy does not name its environment.
@@ -223,7 +208,6 @@ def _team_episode(
 
 @contextlib.contextmanager
 def _explained(cfg: EnvConfig) -> Iterator[None]:
-    """Turn what an environment raises into a sentence."""
     try:
         with guard(cfg):
             yield
@@ -241,7 +225,6 @@ def _explained(cfg: EnvConfig) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(cfg: EnvConfig, policy: AnyPolicy, mode: str) -> Iterator[gymnasium.Env[Any, Any]]:
-    """The environment in a render mode, closed at the end."""
     env = _make(cfg, mode)
     try:
         if isinstance(policy, TeamPolicy) != isinstance(env, TeamEnv):

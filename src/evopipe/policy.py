@@ -47,9 +47,6 @@ def save(
     """Write a policy folder; it is replaced as a whole.
 
     Args:
-        folder: where.
-        algo_name: the algorithm.
-        member: the member.
         about: the spaces as `ObservationSpace.to_json` and `ActionSpace.to_json` have them, the algorithm's `config`
             where it is not the default one, and whatever else the reader should know.
         program: whether to write a `torch.export` program too.
@@ -75,11 +72,8 @@ def save(
         "network": algo.POLICY,
         "arch": member.arch.to_json(),
     }
-    files: dict[str, bytes] = {
-        POLICY: dump_json(content, str(folder / POLICY), indent=2),
-        TENSORS: dump_tensors(tensors),
-        CARD: card.encode(),
-    }
+    data = dump_json(content, str(folder / POLICY), indent=2)
+    files = {POLICY: data, TENSORS: dump_tensors(tensors), CARD: card.encode()}
     write_folder(folder, files | (_programs(policy) if program else {}))
 
 
@@ -163,10 +157,7 @@ def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy:
 
 def trained(path: str | Path, member: int | None = None) -> list[Policy | TeamPolicy]:
     """Load every trained member of `models/trained` as a policy, or one; the elite, which stands behind, is none.
-
-    Raises:
-        EvopipeError: as `load`.
-    """
+    Errors are those of `load`."""
     folder = Path(path)
     members, about = read_members(folder, {}, "train it again")
     members = members[: len(members) - ("elite" in about)]
@@ -190,7 +181,6 @@ def trained(path: str | Path, member: int | None = None) -> list[Policy | TeamPo
 
 @contextmanager
 def _fitting(folder: Path) -> Iterator[None]:
-    """Say what in a folder does not fit."""
     try:
         yield
     except (KeyError, ValueError, ParamsError) as error:
@@ -218,9 +208,8 @@ def _built(algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) 
     at = cfg.at(spaces)
     widths = algo.networks(cfg, spaces)
     needed = {*acting_networks(algo.POLICY, widths), *algo.ACTS_WITH}
-    forms = forms_of_networks(algo.State, member.arch, widths) | forms_of_rows(
-        algo.State, partial(algo.init, at), widths, spaces
-    )
+    forms = forms_of_networks(algo.State, member.arch, widths)
+    forms |= forms_of_rows(algo.State, partial(algo.init, at), widths, spaces)
     there = {name: form for name, form in forms.items() if name in needed or name in member.tensors}
     wrong = misfit(member.tensors, there, member.arch, spaces, algo.RECURRENT)
     if wrong is not None:

@@ -228,7 +228,10 @@ def test_a_teams_run_that_is_killed_twenty_times_comes_to_the_same_end(
 # --- asked to stop ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+SIGNALS = [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.thorough)]
+
+
+@pytest.mark.parametrize(("signum", "code"), SIGNALS)
 def test_asked_to_stop(
     start: Starter, tmp_path: Path, expected: dict[str, str], signum: signal.Signals, code: int
 ) -> None:
@@ -251,6 +254,7 @@ def test_asked_to_stop(
     assert digests(folder) == expected
 
 
+@pytest.mark.thorough
 def test_asked_to_stop_in_the_middle_of_an_evaluation(start: Starter, tmp_path: Path) -> None:
     long = {"train.max_steps": 400, "train.eval_episodes": 1500}
     folder, other = prepared(tmp_path / "a", long), prepared(tmp_path / "b", long)
@@ -272,7 +276,7 @@ def test_asked_to_stop_in_the_middle_of_an_evaluation(start: Starter, tmp_path: 
     assert digests(folder) == digests(other)
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("signum", "code"), SIGNALS)
 def test_stage_evaluate_asked_to_stop(start: Starter, tmp_path: Path, signum: signal.Signals, code: int) -> None:
     folder = prepared(tmp_path, {"train.max_steps": 400, "evaluate.episodes": 20_000})
     assert start.start(folder, "train").wait() == 0

@@ -83,11 +83,7 @@ class Params(Schema):
         return self.algos[self.train.algo]
 
     def at(self, path: str) -> Any:
-        """Return what stands at a dotted key, as JSON data.
-
-        Raises:
-            UsageError: nothing does.
-        """
+        """Return what stands at a dotted key, as JSON data; `UsageError` if nothing does."""
         value: Any = self.model_dump(mode="json")
         for step in path.split("."):
             if isinstance(value, list):
@@ -184,11 +180,8 @@ def load_params(path: str | os.PathLike[str] = "params.yaml") -> Params:
 
 
 def parse_params(data: Mapping[str, Any]) -> Params:
-    """Check a mapping in the layout of `params.yaml`; keys that are not given take their defaults.
-
-    Raises:
-        ParamsError: the mapping cannot be used; the message has one line for each problem.
-    """
+    """Check a mapping in the layout of `params.yaml`; keys that are not given take their defaults, and one that cannot
+    be used is a `ParamsError` with a line for each problem."""
     try:
         return Params.model_validate(data)
     except ValidationError as error:
