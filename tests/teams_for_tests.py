@@ -589,6 +589,44 @@ def nothing() -> int:
     return 3
 
 
+class Drawn(Relay):
+    """Draws itself: the picture's first number counts the steps."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "drawn", "render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, kind: str = "discrete", render_mode: str | None = None) -> None:
+        super().__init__(kind)
+        self.render_mode = render_mode
+
+    def render(self) -> Any:
+        return np.full((8, 9, 3), self.t, np.uint8)
+
+
+class DrawnSets(Sets):
+    """The same, where the environment sets actions."""
+
+    metadata = Drawn.metadata
+
+    def __init__(self, kind: str = "discrete", render_mode: str | None = None) -> None:
+        super().__init__(kind)
+        self.render_mode = render_mode
+
+    render = Drawn.render
+
+
+class DrawnTurns(Turns):
+    """The same, where agents take turns; who has one and none are legal raises."""
+
+    metadata: ClassVar[dict[str, Any]] = {**Drawn.metadata, "is_parallelizable": False}
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__()
+        self.render_mode = render_mode
+
+    def render(self) -> Any:
+        return np.full((8, 9, 3), self.count, np.uint8)
+
+
 def incomplete() -> None:
     """Needs what is not installed, and says so as PettingZoo does."""
     raise ImportError("no luck") from ModuleNotFoundError("No module named 'bees'", name="bees")

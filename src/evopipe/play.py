@@ -192,18 +192,34 @@ def _episode(
 def _team_episode(
     env: gymnasium.Env[Any, Any], cfg: EnvConfig, policy: TeamPolicy, begun: tuple[Any, Any], max_steps: int | None
 ) -> Iterator[tuple[float, bool]]:
-    """Go on with a team's episode: after each step the sum of its agents' rewards, and whether all reached an end."""
+    """Go on with a team's episode: after each step what its agents' rewards count together, and whether all who took
+    it reached an end."""
     (obs, info), memory, here = begun, None, cast("TeamEnv", env)
+    alive = list(here.agents)
     for _ in range(max_steps or LIMIT):
-        alive = list(here.agents)
-        masks = {agent: info[agent]["action_mask"] for agent in alive if "action_mask" in info.get(agent, {})}
-        actions, memory = policy.step({agent: obs[agent] for agent in alive}, memory, masks)
         with _explained(cfg):
-            obs, rewards, terminated, _, info = here.step(actions)
-            moment = float(sum(rewards.values())), all(terminated.values())
+            shown = {agent: obs[agent] for agent in alive}
+            masks, taken = _limits(policy, here, {agent: info.get(agent) or {} for agent in alive})
+        actions, memory = policy.step(shown, memory, masks)
+        with _explained(cfg):
+            obs, rewards, terminated, truncated, info = here.step(actions | taken)
+            moment = policy.score([float(rewards[agent]) for agent in alive]), all(terminated[a] for a in alive)
+            alive = [a for a in here.agents if not (terminated.get(a) or truncated.get(a))]
         yield moment
-        if not here.agents:
+        if not alive:
             return
+
+
+def _limits(policy: TeamPolicy, env: TeamEnv, info: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Return masks of the agents that `info` is of, where they have any, and the actions that the environment sets
+    itself. Who waits for its turn has no choice."""
+    masks = {agent: own["action_mask"] for agent, own in info.items() if own.get("action_mask") is not None}
+    taken = {agent: own["env_defined_actions"] for agent, own in info.items()
+             if own.get("env_defined_actions") is not None}  # fmt: skip
+    if env.turn is not None:
+        sizes = {agent: space.size for agent, space in zip(env.ids, policy.team.actions, strict=True)}
+        masks |= {agent: policy.team.first[: sizes[agent]] for agent in info if agent != env.turn}
+    return masks, taken
 
 
 @contextlib.contextmanager

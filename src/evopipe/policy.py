@@ -107,7 +107,6 @@ def _programs(policy: Policy | TeamPolicy) -> dict[str, bytes]:
 def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
     inputs = [torch.zeros(2, observations), *([torch.zeros(2, memory)] if memory else [])]
     batch = {0: torch.export.Dim("batch")}
-    module(*inputs)  # constants that are made once are to be made here, of numbers, and not while it is traced
     program = torch.export.export(module, tuple(inputs), dynamic_shapes=(*[batch] * len(inputs),))
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
@@ -197,6 +196,9 @@ def _read(about: Mapping[str, Any]) -> tuple[StoredPolicy, Algorithm, Any, Space
     with in_a_sentence(algo.Config, told.config):
         cfg = algo.Config.model_validate(told.config)
     spaces = _spaces(about)
+    if (spaces.team is not None) != algo.TEAM:
+        serves, these = ("teams", "one agent") if algo.TEAM else ("one agent", "a team")
+        raise ValueError(f"{told.algo} serves {serves}, this is {these}")
     if spaces.kind not in algo.ACTIONS:
         raise ValueError(f"{told.algo} serves {' and '.join(algo.ACTIONS)} actions, these are {spaces.kind}")
     return told, algo, cfg, spaces
