@@ -66,7 +66,7 @@ def test_no_bit_depends_on_how_many_processes_learn(
         assert equal_states(runs[0].state(), runs[1].state()) == []
 
 
-@pytest.mark.parametrize("algo", cases())
+@pytest.mark.parametrize("algo", cases(teams=True))
 def test_every_algorithm_learns_alike_in_two_processes(algo: str, runs: list[Run]) -> None:
     runs += [online(1, algo=algo), online(2, algo=algo)]
     for run in runs:
