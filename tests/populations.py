@@ -36,7 +36,7 @@ ALIKE = {
     "bc", "bc:continuous", "ddpg", "iql", "iql:continuous", "ppo:continuous", "ppo:multibinary", "ppo:multidiscrete",
     "sac:continuous", "td3bc",
 }  # fmt: skip
-THOROUGH = {"cqn", "sac"}  # much of theirs is in dqn and td3
+THOROUGH = {"cqn", "maddpg", "mappo", "sac"}  # much of theirs is in dqn, td3 and ppo
 ENVIRONMENTS = {  # a small one for each kind of actions
     "discrete": "CartPole-v1",
     "continuous": "Pendulum-v1",
