@@ -22,8 +22,6 @@ from evopipe.language.layers import Layer
 from evopipe.schema.blocks import ArchitectureBounds
 from evopipe.types import Scored, Tensor, Text
 
-MOST = 512  # rank that mutation may reach
-
 
 class Adapted(Widths):
     """Width of a network that adapts a base, which it knows; `Widths` of any other."""
@@ -99,9 +97,10 @@ class LoRA:
         return Adapters(tuple(archs), widths, max(arch.rank for arch in archs), device)
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
-        """A rank may grow: A's new columns are drawn, B's new rows are 0, so that the member stays what it is."""
+        """A rank may grow, to `bounds.max_nodes`. A's new columns are drawn and B's new rows 0: the member stays what it
+        is."""
         for more in (1, 2, 4):
-            if self.rank + more <= MOST:
+            if self.rank + more <= bounds.max_nodes:
                 yield "add_rank", "rank", self.rank, self.rank + more, replace(self, rank=self.rank + more)
 
     def carry(self, new: LoRA, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from evopipe.schema.declare import Schema, located
 
+_Weight = Annotated[float, Field(ge=0.0)]
 _OWN = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 Form = Literal["reasoning", "preference", "supervised"]
 
@@ -135,4 +136,45 @@ class TextExport(Schema):
     )
 
 
-Size = Annotated[int, Field(ge=1, le=4096)]
+class TextMutation(Schema):
+    """Mutation of children after selection. What would change the base's own form is not for adapters."""
+
+    class Probabilities(Schema):
+        """Relative weights of the mutation kinds; they are normalised."""
+
+        none: _Weight = Field(0.4, description="child equals parent")
+        rank: _Weight = Field(0.0, description="the adapter's rank grows; the member stays what it is")
+        rl_hp: _Weight = Field(0.6, description="one RL hyper-parameter grows or shrinks")
+
+        @model_validator(mode="before")
+        @classmethod
+        def _of_a_base(cls, data: Any) -> Any:
+            named = [name for name in ("architecture", "parameters", "activation") if name in data]
+            if isinstance(data, dict) and named:
+                sentence = "members adapt a base whose form they share: delete this; `rank` lets their adapters grow"
+                raise located([((name,), sentence) for name in named])
+            return data
+
+        @model_validator(mode="after")
+        def _some_mass(self) -> Self:
+            if not any(dict(self).values()):
+                raise ValueError("all mutation probabilities are 0: give at least one kind a positive weight")
+            return self
+
+    probabilities: Probabilities = Field(default_factory=Probabilities)
+    max_rank: int = Field(32, ge=1, le=512, description="largest rank that mutation may reach")
+    mutate_elite: bool = Field(False, description="whether the elite's own copy in slot 0 mutates too")
+    before_training: bool = Field(False, description="mutate every initial member once (kind `none` excluded)")
+
+
+class TextRuntime(Schema):
+    """Where and how a run computes."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: CUDA where present, else CPU")
+    threads: int = Field(1, ge=1, le=256, description="torch threads; tracked, for it changes results in the last bits")
+    cohorts: Literal["merged", "exact"] = Field(
+        "merged",
+        description="`merged`: members of unlike ranks share a batch, and finished completions leave it; `exact`: no "
+        "bit of a member depends on its neighbours",
+    )
+    checkpoint_seconds: float = Field(30.0, gt=0.0, description="least time between two checkpoints")
