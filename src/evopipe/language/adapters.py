@@ -97,7 +97,7 @@ class LoRA:
         return Adapters(tuple(archs), widths, max(arch.rank for arch in archs), device)
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
-        """A rank may grow, to `bounds.max_nodes`. A's new columns are drawn and B's new rows 0: the member stays what it
+        """A rank may grow, to `bounds.max_nodes`: A has new columns, B new rows of 0, so that the member stays what it
         is."""
         for more in (1, 2, 4):
             if self.rank + more <= bounds.max_nodes:
