@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from evopipe.core.structure import Structure
-from evopipe.types import Tensor
+from evopipe.types import Scored, Tensor, Text
 
 Nets: TypeAlias = "Mapping[str, Net]"
 
@@ -113,3 +113,12 @@ def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor
         return net.structure.unroll(net.views, x, memory, begins)
     out: Tensor = forward(net, x.flatten(1, 2)).unflatten(1, x.shape[1:3])
     return out
+
+
+def score(policy: Net, text: Text, value: Net | None = None) -> Scored:
+    """Return what each member's language model, and its value head if there is one, say of its own rows of text."""
+    structure: Any = policy.structure
+    hidden, scored = structure.score(policy.views, text)
+    if value is None:
+        return scored
+    return scored._replace(value=forward(value, hidden.flatten(1, 2)).view(scored.log_prob.shape))
