@@ -109,7 +109,6 @@ def test_weights_of_tokens_and_of_sequences_by_hand() -> None:
 def test_what_weighs_nothing_is_not_read() -> None:
     weight, each = tensor([0.5, 0.0], [0.5, 0.0]), tensor([1.0, math.nan], [3.0, math.inf])
     assert ops.total(weight, each).tolist() == [2.0]
-    assert ops.mean_entropy(each, weight > 0).tolist() == [2.0]
 
 
 # --- from logits ------------------------------------------------------------------------------------------------------
@@ -129,7 +128,7 @@ def test_ratios_of_tokens_turns_and_sequences_against_a_loop() -> None:
     log_prob, old, turn = normal(g), normal(g), torch.from_numpy(np.sort(g.integers(0, 3, (P, B, T)), axis=-1))
     log_prob[~mask] = math.nan
     for level in ("token", "turn", "sequence"):
-        found = ops.log_ratios(log_prob, old, mask, level, turn, turns=3)
+        found = ops.log_ratios(log_prob, old, mask, level, turn)
         for p, b, t in itertools.product(range(P), range(B), range(T)):
             if not mask[p, b, t]:
                 assert found[p, b, t] == 0
@@ -196,11 +195,10 @@ def test_on_the_policys_own_tokens_all_losses_have_the_gradient_of_reinforce() -
         torch.testing.assert_close(log_prob.grad, -weight * advantage)
 
 
-def test_weights_for_another_engines_tokens_are_truncated() -> None:
-    log_ratio = torch.tensor([0.5, 1.0, 8.0]).log().requires_grad_(True)
-    found = ops.truncated(log_ratio)
-    assert found.tolist() == pytest.approx([0.5, 1.0, 2.0])
-    assert not found.requires_grad
+def test_the_drift_is_the_largest_difference_of_a_token_that_counts() -> None:
+    log_prob, mask = tensor([-1.0, -2.0, 9.0]), tensor([True, True, False], dtype=torch.bool)
+    assert ops.drift(log_prob, tensor([-1.5, -1.25, 0.0]), mask).tolist() == [0.75]
+    assert ops.drift(log_prob, log_prob, ~mask & mask).tolist() == [0.0]
 
 
 def test_k3_is_in_the_mean_over_the_policys_tokens_the_kl_divergence_from_the_reference() -> None:

@@ -2,8 +2,8 @@
 
 Every member has `B` sequences of `T` tokens. A mask `[P, B, T]` bool says which tokens count: those that the member
 wrote, or those that it is to imitate. Log-probabilities `[P, B, T]` are the policy's (`log_prob`), the policy's when it
-wrote the tokens (`old`) and the reference's (`reference`). What stands where a mask is False reaches neither a result
-nor a gradient, not even a NaN. Nothing is reduced over `P`. A loss is the `total` of what the tokens give, with weights
+wrote the tokens (`old`) and the reference's (`reference`). Whatever number stands where a mask is False, it reaches
+neither a result nor a gradient. Nothing is reduced over `P`. A loss is the `total` of what the tokens give, with weights
 of `token_weights` for a whole batch, so that parts of it can be gone through one after another.
 """
 
@@ -76,9 +76,15 @@ def total(weight: Tensor, each: Tensor) -> Tensor:
     return (weight * _within(each, weight != 0)).flatten(1).sum(dim=1)
 
 
-def mean_entropy(entropy: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean entropy `[P]` of the tokens that count."""
-    return total(token_weights(mask, "token"), entropy)
+def row_means(each: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean over what counts in each row, `[P, B, T]` → `[P, B]`; 0 where nothing does."""
+    return _within(each, mask).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
+
+
+def drift(log_prob: Tensor, old: Tensor, mask: Tensor) -> Tensor:
+    """Return the largest |log π − log π_old| `[P]` of a token that counts: at a rollout's first update, how far what
+    learns is from what wrote."""
+    return _within(log_prob.detach() - old, mask).abs().flatten(1).amax(dim=1)
 
 
 # --- from logits ------------------------------------------------------------------------------------------------------
@@ -98,13 +104,11 @@ def entropy(logits: Tensor) -> Tensor:
 # --- ratios and policy losses -----------------------------------------------------------------------------------------
 
 
-def log_ratios(
-    log_prob: Tensor, old: Tensor, mask: Tensor, level: Level, turn: Tensor | None = None, turns: int = 1
-) -> Tensor:
+def log_ratios(log_prob: Tensor, old: Tensor, mask: Tensor, level: Level, turn: Tensor | None = None) -> Tensor:
     """Return log π(·) / π_old(·) `[P, B, T]`: of each token, or the mean over its turn or sequence; 0 outside the mask.
 
     The mean over a sequence is the ratio of GSPO (Zheng et al., "Group sequence policy optimization", 2025, eq. 7).
-    `turn` int64 `[P, B, T]` numbers the turns of a sequence from 0 to `turns` − 1.
+    `turn` int64 `[P, B, T]` numbers the turns of a sequence from 0.
     """
     each = _within(log_prob - old, mask)
     if level == "token":
@@ -112,15 +116,14 @@ def log_ratios(
     if level == "sequence" or turn is None:
         return _mean_over(each, mask)
     out = torch.zeros_like(each)
-    for number in range(turns):
+    for number in range(int(turn.max()) + 1):
         out = out + _mean_over(each, mask & (turn == number))
     return out
 
 
 def _mean_over(each: Tensor, mask: Tensor) -> Tensor:
     """Put the mean of a sequence's masked tokens at each of them, 0 elsewhere."""
-    mean = _within(each, mask).sum(dim=-1, keepdim=True) / mask.sum(dim=-1, keepdim=True).clamp(min=1)
-    return _within(mean.expand(each.shape), mask)
+    return _within(row_means(each, mask)[..., None].expand(each.shape), mask)
 
 
 def clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -144,12 +147,6 @@ def outside(log_ratio: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Return which ratios `[P, B, T]` bool lie outside of [1 − low, 1 + high], ends `[P]`."""
     ratio = log_ratio.exp()
     return (ratio < 1.0 - low[:, None, None]) | (ratio > 1.0 + high[:, None, None])
-
-
-def truncated(log_ratio: Tensor, limit: float = 2.0) -> Tensor:
-    """Return min(ρ, limit) without gradient: how much a token counts that another engine drew, whose probabilities are
-    not quite the policy's; `log_ratio` is that of π_old to the engine's (Ionides, 2008; Yao et al., 2025)."""
-    return log_ratio.detach().exp().clamp(max=limit)
 
 
 def k3(log_prob: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
