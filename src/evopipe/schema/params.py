@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, ValidationError, ValidationInfo, create_model, field_validator
 
@@ -31,6 +31,8 @@ _MAX_ENVIRONMENTS = 65_536
 
 class Params(Schema):
     """All of `params.yaml`."""
+
+    of_text: ClassVar[bool] = False  # whether members are language models
 
     class Population(Schema):
         """The initial population."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -27,6 +27,8 @@ NEUTRAL = {"checkpoint_seconds"}
 
 class LanguageParams(Schema):
     """All of `params.yaml` of a population of language models."""
+
+    of_text: ClassVar[bool] = True
 
     class Population(Schema):
         """The initial population."""
