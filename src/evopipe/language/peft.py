@@ -76,7 +76,8 @@ def read_adapter(folder: Path, base: Base) -> tuple[LoRA, Tensor]:
             part.zero_()  # a layer that it does not adapt
         elif found.T.shape != part.shape:
             raise DataError(
-                f"{folder / WEIGHTS}: {name} has the shape {list(found.T.shape)}, {base.name} wants {list(part.shape)}: "
+                f"{folder / WEIGHTS}: {name} has the shape {list(found.T.shape)}, "
+                f"{base.name} wants {list(part.shape)}: "
                 "it was made for another base"
             )
         else:
