@@ -30,7 +30,7 @@ def adapter_files(base: Base, arch: LoRA, row: Tensor) -> dict[str, bytes]:
         layer, _, which = name.rpartition(".")
         tensors[f"{_PREFIX}{layer}.lora_{which.upper()}.weight"] = part.T.contiguous()
     config = {
-        "base_model_name_or_path": base.name,
+        "base_model_name_or_path": None if base.name == "tiny" else base.name,
         "bias": "none",
         "fan_in_fan_out": any(layer.kind == "conv" for layer in base.linear),
         "inference_mode": True,
