@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +20,7 @@ import torch
 
 from evopipe import rng
 from evopipe.errors import DataError, MissingInputError, need_package
+from evopipe.language.hub import REACH_SECONDS, first_line, reach
 from evopipe.language.layers import Layer, all_weights, linear_layers
 from evopipe.rng import Purpose
 from evopipe.schema.language import LanguageConfig
@@ -35,7 +35,6 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")  # of a repository: never code, never a pickle
-_SECONDS = 8.0  # that the hub has for its first answer
 _NARROW = 0.02  # standard deviation of a tiny model's first weights
 
 
@@ -212,37 +211,17 @@ def _folder_of(name: str) -> Path:
 
     with contextlib.suppress(Exception):  # what was fetched before needs no network
         return Path(huggingface_hub.snapshot_download(name, local_files_only=True, allow_patterns=list(_FILES)))
-    failed = _reach(lambda: huggingface_hub.HfApi().model_info(name, timeout=_SECONDS / 2))
+    failed = reach(lambda: huggingface_hub.HfApi().model_info(name, timeout=REACH_SECONDS / 2))
     if failed is None:
         try:
-            return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(_FILES), etag_timeout=_SECONDS))
+            patterns = list(_FILES)
+            return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns, etag_timeout=REACH_SECONDS))
         except Exception as error:
-            failed = _first_line(error)
+            failed = first_line(error)
     raise MissingInputError(
         f"language.model: {name} is no folder here, and the hub does not give it ({failed}): correct the name, or "
         "name a folder"
     )
-
-
-def _reach(ask: Any) -> str | None:
-    """Return why a question to the hub has no answer within its time; None where it has one."""
-    said: list[str | None] = [f"no answer within {_SECONDS:.0f} s"]
-
-    def run() -> None:
-        try:
-            ask()
-            said.append(None)
-        except Exception as error:
-            said.append(_first_line(error))
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(_SECONDS)
-    return said[-1]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _read(folder: Path, dtype: str) -> tuple[Any, Any]:
@@ -263,7 +242,7 @@ def _read(folder: Path, dtype: str) -> tuple[Any, Any]:
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:
-            raise DataError(f"{where}: its tokenizer cannot be read ({_first_line(error)}): write it anew") from None
+            raise DataError(f"{where}: its tokenizer cannot be read ({first_line(error)}): write it anew") from None
         try:
             with torch.random.fork_rng(devices=[]):
                 model, told = AutoModelForCausalLM.from_pretrained(
@@ -271,7 +250,7 @@ def _read(folder: Path, dtype: str) -> tuple[Any, Any]:
                     dtype=getattr(torch, dtype), output_loading_info=True,
                 )  # fmt: skip
         except Exception as error:
-            raise DataError(f"{where}: cannot be read ({_first_line(error)}): fetch or write it anew") from None
+            raise DataError(f"{where}: cannot be read ({first_line(error)}): fetch or write it anew") from None
     if lacking := sorted(told["missing_keys"]):
         raise DataError(f"{where}: its files lack {lacking[0]!r}, {len(lacking)} tensors in all: write it anew")
     return model, tokenizer
@@ -283,7 +262,7 @@ def _config(folder: Path, where: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise MissingInputError(f"{where} has no config.json: it is no model as `save_pretrained` writes it") from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{where}/config.json cannot be read ({_first_line(error)}): write it anew") from None
+        raise DataError(f"{where}/config.json cannot be read ({first_line(error)}): write it anew") from None
     if not isinstance(config, dict):
         raise DataError(f"{where}/config.json holds no mapping: write it anew")
     return config
