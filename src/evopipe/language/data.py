@@ -155,7 +155,7 @@ def read_jsonl(path: Path, form: str) -> list[Row]:
                     )
                 line = line.removeprefix(_BOM) if number == 1 else line
                 if line.strip():
-                    row = _parse(line.rstrip(), where)
+                    row = _parse(line.rstrip(b"\r\n"), where)
                     check_row(row, form, where)
                     rows.append(row)
     except OSError as error:
