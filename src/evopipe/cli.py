@@ -149,11 +149,14 @@ def _stage(name: str) -> Callable[[typer.Context], None]:
 
         watch_ancestors()
         params = context.obj.load()
-        if name in ("fetch", "population"):  # the first of either shape of pipeline
-            from evopipe.stages.check import check
+        if params.of_text:
+            import_module(f"evopipe.stages.language.{name}").run(params, quiet=context.obj.quiet)
+        else:
+            if name in ("fetch", "population"):  # the first of either shape of pipeline
+                from evopipe.stages.check import check
 
-            check(params)
-        import_module(f"evopipe.stages.{name}").run(params, quiet=context.obj.quiet)
+                check(params)
+            import_module(f"evopipe.stages.{name}").run(params, quiet=context.obj.quiet)
         from evopipe.stages import tracking
 
         tracking.attach(params, [name])
@@ -307,7 +310,8 @@ def params_check(context: typer.Context) -> None:
 
     params = context.obj.load()
     try:
-        check(params)
+        if not params.of_text:
+            check(params)
     except ParamsError as error:
         line, column = read_yaml(context.obj.params).mark(tuple(str(error).partition(":")[0].split(".")))
         raise ParamsError(f"{context.obj.params}:{line}:{column}: {error}") from error

@@ -93,12 +93,12 @@ def train(
         _warn(tracker, loaded.warnings)
         if lost := run.restore(loaded.tensors, loaded.meta):
             sentence = (
-                f"{lost} environments did not return to where they were: {spec.env.id} is not a function of its seed "
+                f"{lost} environments did not return to where they were: {spec.name} is not a function of its seed "
                 "and actions. They begin new episodes; the run goes on, but not bit for bit"
             )
             _warn(tracker, [sentence])
         resumed = clock.step
-    tracker.emit(Start("train", spec.env.id, spec.train.algo, clock.members, clock.total * clock.envs, resumed))
+    tracker.emit(Start("train", spec.name, spec.train.algo, clock.members, clock.total * clock.envs, resumed))
     _warn(tracker, run.regime.remarks)
     saver = _Saver(run, store, save_seconds)
 

@@ -24,7 +24,7 @@ from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes
 from evopipe.run.regime import Regime
-from evopipe.run.spec import Spec
+from evopipe.run.spec import Job
 from evopipe.storage import members as stored
 
 _DIVERGED_IN_A_ROW = 3
@@ -51,7 +51,7 @@ class Run:
 
     def __init__(
         self,
-        spec: Spec,
+        spec: Job,
         regime: Regime,
         clock: Clock,
         members: Sequence[Member],
@@ -118,10 +118,7 @@ class Run:
         seeds = self.spec.seeds(Purpose.EVALUATE, self.spec.train.eval_episodes)
         played = self.regime.evaluate(cohorts, seeds, stopped)
         if not np.isfinite(played.returns).any():
-            raise EnvironmentFailed(
-                f"environment {self.spec.env.id!r} returned non-finite observations or rewards in every evaluation "
-                f"episode: mend it; `evopipe env check {self.spec.env.id}` may show where"
-            )
+            raise EnvironmentFailed(self.spec.broken)
         members = []
         for member, returns in zip(dissolve(cohorts), played.returns, strict=True):
             # Few broken episodes are left out; a member with many must not be judged by those that went well.
