@@ -97,12 +97,12 @@ def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
     alone = cfg.baseline == "rloo"
     groups = _language.groups_of(returns, group if alone else returns.shape[1])
     found = ops.group_advantages(returns, groups, _language.present(done), "leave_one_out" if alone else "standardised")
-    return replace(done, advantage=found.value[..., None].expand(done.mask.shape), keep=found.counts, reference=None)
+    return replace(done, advantage=found.value[..., None].expand(done.mask.shape), keep=found.counts)
 
 
 def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
     """Return each member's loss `[P]`; hp values are `[P]`."""
-    mask = _language.counted(batch)
+    mask, batch = _language.counted(batch), replace(batch, reference=None)  # the divergence is in the return
     return ops.total(ops.token_weights(mask, cfg.mean), _language.surrogate(cfg, hp, now, batch, mask))
 
 

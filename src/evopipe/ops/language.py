@@ -3,8 +3,8 @@
 Every member has `B` sequences of `T` tokens. A mask `[P, B, T]` bool says which tokens count: those that the member
 wrote, or those that it is to imitate. Log-probabilities `[P, B, T]` are the policy's (`log_prob`), the policy's when it
 wrote the tokens (`old`) and the reference's (`reference`). Whatever number stands where a mask is False, it reaches
-neither a result nor a gradient. Nothing is reduced over `P`. A loss is the `total` of what the tokens give, with weights
-of `token_weights` for a whole batch, so that parts of it can be gone through one after another.
+neither a result nor a gradient. Nothing is reduced over `P`. A loss is the `total` of what the tokens give, each with
+its share of `token_weights`.
 """
 
 from __future__ import annotations
