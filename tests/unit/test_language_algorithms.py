@@ -192,6 +192,24 @@ def test_dpos_loss_by_its_definition() -> None:
             assert result == pytest.approx(np.mean(each), rel=1e-4)
 
 
+def test_an_evaluation_tells_how_likely_whole_completions_are() -> None:
+    """A base's own pair is no right one: nothing is preferred."""
+    batch, now = rollout(4), said()
+    whole = (now.log_prob * batch.mask).sum(dim=-1).exp()
+    told = algorithm("sft").figures(config("sft"), hyper(config("sft")), now, batch)
+    torch.testing.assert_close(told, {"chance": whole})
+    algo, cfg = algorithm("dpo"), config("dpo")
+    told = algo.figures(cfg, hyper(cfg), now, batch)
+    apart = ((now.log_prob - batch.reference) * batch.mask).sum(dim=-1)
+    torch.testing.assert_close(
+        told,
+        {"accuracy": (apart[:, :4] > apart[:, 4:]).float(), "chosen": whole[:, :4], "rejected": whole[:, 4:]},
+    )
+    assert 0 < told["accuracy"].mean() < 1
+    same = algo.figures(cfg, hyper(cfg), now._replace(log_prob=batch.reference), batch)
+    assert same["accuracy"].max() == 0
+
+
 def test_a_pair_of_which_one_completion_does_not_count_is_in_no_mean() -> None:
     algo, cfg, batch, now = algorithm("dpo"), config("dpo"), rollout(4), said()
     hp, four = hyper(cfg), [0, 2, 4, 6]

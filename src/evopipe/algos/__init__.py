@@ -67,6 +67,7 @@ OPTIONAL: dict[str, Any] = {
     "OFFLINE_ONLY": False,  # whether it only makes sense on a dataset (`train.mode: offline`)
     "RECURRENT": False,  # whether it serves networks with a memory
     "ACTS_WITH": (),  # rows of the state that an exported policy needs beside its network
+    "figures": None,  # (cfg, hp, now, text) → what else an evaluation tells of held-out rows, by name, `[P, n]` each
     "PAIRS": False,  # whether a minibatch of text is chosen rows, then as many rejected ones
     "MASKED_LOSS": False,  # whether its loss reads which actions are legal in `obs`, `Batch.legal`
 }
@@ -116,6 +117,7 @@ class Algorithm(Protocol):
     asks: Callable[[Any], frozenset[str]]
     estimate: Callable[..., Any]
     fitness: Callable[..., Any]
+    figures: Callable[..., Any] | None
     values: Callable[..., Any] | None
     answers: Callable[[Any], Answers] | None
     period: Callable[[Any], int]

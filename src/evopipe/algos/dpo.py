@@ -82,6 +82,14 @@ def fitness(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
     return -preference(now, batch, cfg.beta * own, cfg.nll_alpha * own).loss
 
 
+def figures(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> dict[str, Tensor]:
+    """Return what a report tells of each pair `[P, n]`: whether the chosen completion is the preferred one, and the
+    chances of both."""
+    chosen, rejected = now.log_prob.masked_fill(~batch.mask, 0.0).sum(dim=-1).exp().chunk(2, dim=1)
+    margin = preference(now, batch, hp["beta"], hp["nll_alpha"]).margin
+    return {"accuracy": (margin > 0).float(), "chosen": chosen, "rejected": rejected}
+
+
 def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
     """Return each member's loss `[P]`; hp values are `[P]`."""
     first, second = _language.counted(batch).any(dim=-1).chunk(2, dim=1)

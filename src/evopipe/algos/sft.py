@@ -60,6 +60,11 @@ def fitness(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
     return ops.row_means(now.log_prob, batch.mask)
 
 
+def figures(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> dict[str, Tensor]:
+    """Return what a report tells of each row `[P, B]`: the chance of the whole completion."""
+    return {"chance": now.log_prob.masked_fill(~batch.mask, 0.0).sum(dim=-1).exp()}
+
+
 def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
     """Return each member's loss `[P]`."""
     return ops.total(ops.token_weights(_language.counted(batch), cfg.mean), -now.log_prob)
