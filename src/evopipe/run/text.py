@@ -146,6 +146,27 @@ def evaluate_rows(
     return Episodes(returns, lengths, returns.size)
 
 
+@torch.no_grad()
+def figures(
+    spec: LanguageSpec, corpus: Corpus, cohorts: Sequence[Cohort], index: np.ndarray, references: References | None
+) -> dict[int, dict[str, float]]:
+    """Return what the algorithm tells of members' held-out rows, besides their score: means by slot and name."""
+    told: dict[int, dict[str, float]] = {}
+    if spec.algo.figures is None:
+        return told
+    for cohort in cohorts:
+        found: dict[str, list[Tensor]] = {}
+        for start in range(0, len(index), AT_ONCE):
+            batch = rows_for(spec, corpus, index[start : start + AT_ONCE], len(cohort.members), references)
+            now = score(getattr(cohort.state, spec.algo.POLICY).frozen, batch)
+            for name, each in spec.algo.figures(spec.algo_config, cohort.hyper, now, batch).items():
+                found.setdefault(name, []).append(each)
+        means = {name: torch.cat(parts, dim=1).mean(dim=1).tolist() for name, parts in found.items()}
+        for i, slot in enumerate(cohort.slots):
+            told[slot] = {name: values[i] for name, values in means.items()}
+    return told
+
+
 def on_device(text: Text, device: torch.device) -> Text:
     return _mapped(text, lambda x: x.to(device))
 

@@ -85,6 +85,9 @@ class TextFetch(Schema):
         """`fetch.source: datasets`: a Hugging Face dataset."""
 
         name: str = Field("data/rows", min_length=1, description="a local folder, or an id on the hub")
+        subset: str | None = Field(
+            None, description="which of its configurations, where it has several; null: its only"
+        )
         split: str = Field("train", min_length=1, description="which of its splits")
         columns: dict[str, str] = Field(
             default_factory=dict, description="its columns by the names that rows have here, where they are others"

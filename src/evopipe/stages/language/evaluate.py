@@ -21,7 +21,7 @@ from evopipe.run.dialogue import AT_ONCE, Room, sampling
 from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.language import LanguageSpec
 from evopipe.run.order import held_out
-from evopipe.run.text import References, evaluate_rows
+from evopipe.run.text import References, evaluate_rows, figures
 from evopipe.schema.text import LanguageParams
 from evopipe.signals import StopSignal
 from evopipe.stages.language.setup import corpus_of, form_of, judge_of, make_spec, read_members
@@ -49,6 +49,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     rows = corpus.splits["test"]
     index = rows[held_out(spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes), len(rows))]
     room = Room(spec, corpus, judge_of(spec.language))
+    told: dict[int, dict[str, float]] = {}
     with StopSignal() as stop, translate_failures():
 
         def stopped() -> bool:
@@ -61,6 +62,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
                 asks = "reference" in spec.algo.asks(spec.algo_config)
                 references = References(spec, corpus, index) if asks else None
                 played = evaluate_rows(spec, corpus, cohorts, index, references, stopped)
+                told = figures(spec, corpus, cohorts, index, references)
             shown = _completions(room, spec.form([replace(m, slot=i) for i, m in enumerate(everyone[-2:])]), index)
             drawn = (
                 _pass_at(room, spec, everyone, index, params.evaluate.samples, stopped) if form == "reasoning" else {}
@@ -70,6 +72,8 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
                 stop.signum or 0, "stopped, nothing was written; the same command begins it again"
             ) from None
     scores = _scores(params, names, played, index)
+    for slot, figure in told.items():
+        scores[names[slot]] |= figure
     elite, base = scores.pop("elite"), scores.pop("base")
     about = {"episodes": len(index), "steps": played.steps, "env": spec.name}
     write_json(folder / layout.EVALUATION, {"elite": {**elite, **drawn}, "base": base, **about})

@@ -23,12 +23,12 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     """
     cfg, source, form = params.language, params.fetch.source, form_of(params)
     if source == "generate":
-        rows = data.generate(task_of(cfg), params.seed, params.fetch.generate.rows, form)
+        rows = data.generate(task_of(cfg), cfg.task, params.seed, params.fetch.generate.rows, form)
     elif source == "jsonl":
         rows = data.read_jsonl(Path(params.fetch.jsonl.path), form)
     else:
         asked = params.fetch.datasets
-        rows = data.read_datasets(asked.name, asked.split, asked.columns, form)
+        rows = data.read_datasets(asked.name, asked.split, asked.columns, form, asked.subset)
     data.write_rows(folder / TEXT, rows)
     write_json(folder / FETCHED, {"task": cfg.task, "source": source, "form": form, "rows": len(rows)})
     tell(f"{TEXT}: {len(rows)} {form} rows from {source}", quiet)
