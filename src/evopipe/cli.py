@@ -206,8 +206,23 @@ def play(
     env: Annotated[str | None, typer.Option(metavar="ID", help="Another environment than the policy's own.")] = None,
     kwargs: _Arguments = None,
     trust: Annotated[bool, typer.Option("--trust", help="Run the module that the folder names in its env id.")] = False,
+    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="What a language model is to complete.")] = None,
 ) -> None:
-    """Watch a policy: in a window, or as a file."""
+    """Watch a policy: in a window, or as a file. A language model completes a prompt, or lines until an empty one."""
+    from evopipe.language.policy import described
+
+    if (about := described(folder)) is not None:
+        from evopipe.language.policy import load as load_model
+
+        model = load_model(folder, about)
+        if prompt is not None:
+            typer.echo(model.generate(prompt))
+            return
+        while line := typer.prompt("you", default="", show_default=False):
+            typer.echo(model.generate(line))
+        return
+    if prompt is not None:
+        raise UsageError(f"play: {folder} is no language model: it takes no --prompt")
     from evopipe import film
     from evopipe import play as player
     from evopipe.policy import load
