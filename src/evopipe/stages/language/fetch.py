@@ -23,7 +23,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     """
     cfg, source, form = params.language, params.fetch.source, form_of(params)
     if source == "generate":
-        rows = data.generate(task_of(cfg), params.seed, params.fetch.generate.rows, form)
+        rows = data.generate(task_of(cfg), cfg.task, params.seed, params.fetch.generate.rows, form)
     elif source == "jsonl":
         rows = data.read_jsonl(Path(params.fetch.jsonl.path), form)
     else:
