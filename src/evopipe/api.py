@@ -15,7 +15,7 @@ from evopipe.evolve.lineage import Record, read_lineage
 from evopipe.language.policy import LanguagePolicy
 from evopipe.loading import load
 from evopipe.schema.blocks import TrackingConfig
-from evopipe.schema.params import Params, load_params, parse_params
+from evopipe.schema.params import AnyParams, Params, load_params, parse_params
 from evopipe.schema.text import LanguageParams
 from evopipe.stages import buffer, evaluate, export, fetch, population, report, tracking, train
 from evopipe.stages.check import check, needs_dataset
@@ -44,7 +44,7 @@ class Result:
 
 
 def run(
-    params: str | Path | Params | LanguageParams | Mapping[str, Any],
+    params: str | Path | AnyParams | Mapping[str, Any],
     folder: str | Path | None = None,
     quiet: bool = True,
 ) -> Result:
@@ -72,13 +72,13 @@ def run(
         return _run(untracked, Path(temporary), quiet)
 
 
-def _params(params: str | Path | Params | LanguageParams | Mapping[str, Any]) -> Params | LanguageParams:
+def _params(params: str | Path | AnyParams | Mapping[str, Any]) -> AnyParams:
     if isinstance(params, (Params, LanguageParams)):
         return params
     return parse_params(params) if isinstance(params, Mapping) else load_params(params)
 
 
-def _run(params: Params | LanguageParams, folder: Path, quiet: bool) -> Result:
+def _run(params: AnyParams, folder: Path, quiet: bool) -> Result:
     if isinstance(params, LanguageParams):
         for name in ("fetch", "buffer", "population", "train", "evaluate", "export"):
             import_module(f"evopipe.stages.language.{name}").run(params, quiet=quiet, folder=folder)

@@ -25,7 +25,7 @@ from evopipe import __version__
 from evopipe.errors import EnvironmentFailed, ParamsError, UsageError, suggestion
 
 if TYPE_CHECKING:
-    from evopipe.schema.params import Params
+    from evopipe.schema.params import AnyParams
 
 _STAGES = {
     "fetch": "Collect, download or convert the dataset: data/dataset.",
@@ -65,7 +65,7 @@ class _Options:
     params: str
     quiet: bool
 
-    def load(self) -> Params:
+    def load(self) -> AnyParams:
         from evopipe.schema.params import load_params
 
         return load_params(self.params)
@@ -149,7 +149,9 @@ def _stage(name: str) -> Callable[[typer.Context], None]:
 
         watch_ancestors()
         params = context.obj.load()
-        if params.of_text:
+        from evopipe.schema.text import LanguageParams
+
+        if isinstance(params, LanguageParams):
             import_module(f"evopipe.stages.language.{name}").run(params, quiet=context.obj.quiet)
         else:
             if name in ("fetch", "population"):  # the first of either shape of pipeline
@@ -324,8 +326,10 @@ def params_check(context: typer.Context) -> None:
     from evopipe.stages.check import check
 
     params = context.obj.load()
+    from evopipe.schema.text import LanguageParams
+
     try:
-        if not params.of_text:
+        if not isinstance(params, LanguageParams):
             check(params)
     except ParamsError as error:
         line, column = read_yaml(context.obj.params).mark(tuple(str(error).partition(":")[0].split(".")))

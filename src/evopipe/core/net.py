@@ -118,6 +118,7 @@ def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor
 def score(policy: Net, text: Text, value: Net | None = None) -> Scored:
     """Return what each member's language model, and its value head if there is one, say of its own rows of text."""
     structure: Any = policy.structure
+    scored: Scored
     hidden, scored = structure.score(policy.views, text)
     if value is None:
         return scored

@@ -91,7 +91,7 @@ class LoRA:
         return max(arch.rank for arch in archs)
 
     @staticmethod
-    def stack(archs: Sequence[LoRA], widths: Widths, device: torch.device) -> Head | Adapters:
+    def stack(archs: Sequence[LoRA], widths: Widths, device: torch.device) -> Any:
         if not isinstance(widths, Adapted):
             return Head(len(archs), widths, device)
         return Adapters(tuple(archs), widths, max(arch.rank for arch in archs), device)
@@ -160,7 +160,7 @@ class Full:
         return 1
 
     @staticmethod
-    def stack(archs: Sequence[Full], widths: Widths, device: torch.device) -> Head | Changes:
+    def stack(archs: Sequence[Full], widths: Widths, device: torch.device) -> Any:
         if not isinstance(widths, Adapted):
             return Head(len(archs), widths, device)
         return Changes(len(archs), widths, device)
@@ -369,5 +369,5 @@ class Changes:
 
 
 def _logits(model: Any, x: Tensor) -> Tensor:
-    logits: Tensor = model(input_ids=x.flatten(0, 1), use_cache=False).logits
-    return logits.unflatten(0, x.shape[:2])
+    logits: Tensor = model(input_ids=x.flatten(0, 1), use_cache=False).logits.unflatten(0, x.shape[:2])
+    return logits

@@ -159,7 +159,8 @@ def tiny_tokenizer(characters: str) -> Any:
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         made.decoder = decoders.ByteLevel()
     unknown = {"unk_token": UNKNOWN} if characters else {}
-    tokenizer = PreTrainedTokenizerFast(
+    make: Any = PreTrainedTokenizerFast
+    tokenizer = make(
         tokenizer_object=made, pad_token=PAD, eos_token=END, padding_side="left",
         additional_special_tokens=list(ROLES), **unknown,
     )  # fmt: skip
@@ -245,7 +246,8 @@ def _read(folder: Path, dtype: str) -> tuple[Any, Any]:
             raise DataError(f"{where}: its tokenizer cannot be read ({first_line(error)}): write it anew") from None
         try:
             with torch.random.fork_rng(devices=[]):
-                model, told = AutoModelForCausalLM.from_pretrained(
+                load: Any = AutoModelForCausalLM.from_pretrained
+                model, told = load(
                     folder, local_files_only=True, trust_remote_code=False, use_safetensors=True,
                     dtype=getattr(torch, dtype), output_loading_info=True,
                 )  # fmt: skip
@@ -279,8 +281,9 @@ def _digest_of_files(folder: Path) -> str:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep bars and advice of `transformers` from the terminal."""
-    from transformers.utils import logging
+    from transformers import utils
 
+    logging: Any = utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

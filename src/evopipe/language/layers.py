@@ -34,7 +34,7 @@ def linear_layers(model: nn.Module, last: nn.Module, called: str) -> tuple[Layer
     for name, module in model.named_modules():
         kind = _is_linear(module)
         if kind and module is not last:
-            shape: list[int] = list(module.weight.shape)  # type: ignore[arg-type, union-attr]
+            shape: list[int] = list(module.weight.shape)
             inner, out = reversed(shape) if kind == "linear" else shape
             found.append(Layer(name, kind, (inner, out), ((name, kind),)))
     if not found:

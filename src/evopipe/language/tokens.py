@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from evopipe.storage.folders import read_folder, write_folder
 from evopipe.storage.tensors import dump_tensors, load_tensors
 from evopipe.types import Tensor, Text
 
+Rows: TypeAlias = "Sequence[int] | np.ndarray"
 SPLITS = ("train", "validation", "test")
 _ROWS, _TENSORS, _ABOUT = "rows.jsonl", "tokens.safetensors", "about.json"
 
@@ -73,11 +74,11 @@ class Corpus:
     left_out: int
     digest: str
 
-    def prompt_batch(self, index: Sequence[int], pad: int) -> tuple[Tensor, Tensor]:
+    def prompt_batch(self, index: Rows, pad: int) -> tuple[Tensor, Tensor]:
         """Return the prompts of rows `[n, L]`, padded on the left, and where they are real."""
         return stacked([self.prompts[int(i)] for i in index], pad, left=True)
 
-    def batch(self, index: Sequence[int], pad: int) -> Text:
+    def batch(self, index: Rows, pad: int) -> Text:
         """Return rows as one member's text, `[1, n, …]`: with two answers the chosen ones, then the rejected."""
         ids, real = self.prompt_batch(index, pad)
         answers = [answer[int(i)] for answer in self.answers for i in index]

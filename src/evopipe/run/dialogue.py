@@ -16,7 +16,7 @@ from evopipe.core.member import Member
 from evopipe.core.net import score
 from evopipe.language.generate import Sampling, Written, generate
 from evopipe.language.hooks import reference
-from evopipe.language.tokens import Corpus
+from evopipe.language.tokens import Corpus, Rows
 from evopipe.rng import Purpose, Stream
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
@@ -41,7 +41,7 @@ class Room:
     corpus: Corpus
     judge: Judge
 
-    def write(self, cohort: Cohort, index: Sequence[int], group: int, how: Sampling, when: int) -> tuple[Text, Written]:
+    def write(self, cohort: Cohort, index: Rows, group: int, how: Sampling, when: int) -> tuple[Text, Written]:
         """Let every member of a cohort complete these rows' prompts; return them with the prompts, too."""
         spec, members = self.spec, len(cohort.members)
         base, leave = spec.base, spec.cohorts == "merged"
@@ -65,7 +65,7 @@ class Room:
         )  # fmt: skip
         return text, written
 
-    def reward(self, written: Written, index: Sequence[int], group: int) -> tuple[Tensor, int]:
+    def reward(self, written: Written, index: Rows, group: int) -> tuple[Tensor, int]:
         """Return the rewards `[P, R]` float32, and how many of them could not be had."""
         members, rows, _ = written.ids.shape
         told = [
@@ -90,8 +90,8 @@ class Room:
                 part = index[start : start + AT_ONCE]
                 _, written = self.write(cohort, part, 1, how, 0)
                 columns = np.arange(start, start + len(part))
-                returns[np.ix_(places, columns)] = self.reward(written, part, 1)[0].cpu().numpy()
-                lengths[np.ix_(places, columns)] = written.lengths.cpu().numpy()
+                returns[np.ix_(np.array(places), columns)] = self.reward(written, part, 1)[0].cpu().numpy()
+                lengths[np.ix_(np.array(places), columns)] = written.lengths.cpu().numpy()
         return Episodes(returns, lengths, returns.size)
 
 

@@ -59,7 +59,8 @@ class LanguageSpec:
     @property
     def widths(self) -> dict[str, Widths]:
         """Of every network; the policy's know the base."""
-        found = dict(self.algo.networks(self.algo_config, self.base.words))
+        networks: Any = self.algo.networks  # of words, where others have spaces
+        found = dict(networks(self.algo_config, self.base.words))
         return {**found, self.algo.POLICY: Adapted.of(self.base)}
 
     @property

@@ -14,7 +14,7 @@ from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
 from evopipe.core.net import score
 from evopipe.language.hooks import reference
-from evopipe.language.tokens import Corpus
+from evopipe.language.tokens import Corpus, Rows
 from evopipe.rng import Purpose, Stream
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
@@ -39,7 +39,7 @@ class References:
             for i, row in enumerate(part.tolist()):
                 self._held[row] = list(told[:, i].cpu())
 
-    def of(self, index: Sequence[int], text: Text) -> Tensor:
+    def of(self, index: Rows, text: Text) -> Tensor:
         """Return the base's log-probabilities of these rows' text, `[1, n, T]`."""
         width = text.mask.shape[-1]
         found = torch.zeros(text.mask.shape[1:])
@@ -141,8 +141,8 @@ def evaluate_rows(
             now = score(getattr(cohort.state, spec.algo.POLICY).frozen, batch)
             found = spec.algo.fitness(spec.algo_config, cohort.hyper, now, batch)
             columns = np.arange(start, start + len(part))
-            returns[np.ix_(places, columns)] = found.cpu().numpy()
-            lengths[np.ix_(places, columns)] = batch.mask.sum(dim=-1)[:, : len(part)].cpu().numpy()
+            returns[np.ix_(np.array(places), columns)] = found.cpu().numpy()
+            lengths[np.ix_(np.array(places), columns)] = batch.mask.sum(dim=-1)[:, : len(part)].cpu().numpy()
     return Episodes(returns, lengths, returns.size)
 
 

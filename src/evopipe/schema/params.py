@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from pydantic import Field, ValidationError, ValidationInfo, create_model, field_validator
 
@@ -168,7 +168,10 @@ class Params(Schema):
         return parsed
 
 
-def load_params(path: str | os.PathLike[str] = "params.yaml") -> Params | LanguageParams:
+AnyParams: TypeAlias = Params | LanguageParams
+
+
+def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
     """Read and check a params file. It must be complete, for DVC does not see defaults that live in code.
 
     Raises:
@@ -186,7 +189,7 @@ def load_params(path: str | os.PathLike[str] = "params.yaml") -> Params | Langua
     raise _refusal(f"{document.name}:{line}:{column}: {text}" for (line, column), text in placed)
 
 
-def parse_params(data: Mapping[str, Any]) -> Params | LanguageParams:
+def parse_params(data: Mapping[str, Any]) -> AnyParams:
     """Check a mapping in the layout of `params.yaml`; keys that are not given take their defaults.
 
     Raises:
