@@ -244,6 +244,23 @@ def test_the_environment_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.
     assert check(env.id, env.kwargs) == []
 
 
+def test_the_examples_of_the_language_page_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both params files are valid, and the task of one's own is one."""
+    from evopipe.language import tasks
+    from evopipe.language.data import generate
+
+    page = DOCS / "language-models.md"
+    first, other = (parse_params(parse_yaml(example, "example").data) for example in blocks(page, "yaml"))
+    assert (first.train.algo, first.algo_config.rows) == ("grpo", 256)
+    assert other.fetch.datasets.subset == "main"
+    (tmp_path / "vowels.py").write_text(blocks(page, "python")[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    task = tasks.get("vowels:Vowels", {"most": 3})
+    (row, *_) = generate(task, "vowels:Vowels", 1, 5, "reasoning")
+    assert task.score(row, "a" * int(row["answer"])) == 1.0
+
+
 def test_experiments_of_the_readme_leave_the_workspace_as_it_is() -> None:
     """Without `--temp` an experiment rewrites params.yaml, and what a reader tries next begins from that."""
     pages = (ROOT / "README.md", ROOT / "src/evopipe/new/template/README.md")
