@@ -311,7 +311,7 @@ def algos() -> None:
     _without_torch()
     from evopipe import algos as registry
 
-    for name in registry.names():
+    for name in registry.names() + registry.names(of_text=True):
         algo = registry.get(name)
         typer.echo(f"{name:8} {(algo.__doc__ or '').partition(chr(10))[0]} {algo.PAPER}")
 
@@ -364,8 +364,8 @@ def params_block(algo: Annotated[str, typer.Argument(metavar="ALGO", help="An al
     from evopipe import algos as registry
     from evopipe.schema.write import block
 
-    if algo not in registry.names():
-        raise UsageError(f"params block: no algorithm {algo!r}{suggestion(algo, registry.names())}")
+    if algo not in (known := registry.names() + registry.names(of_text=True)):
+        raise UsageError(f"params block: no algorithm {algo!r}{suggestion(algo, known)}")
     typer.echo(block(algo, registry.get(algo).Config()), nl=False)
 
 

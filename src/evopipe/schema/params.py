@@ -238,7 +238,11 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
         least = f"must be at least env.num_envs ({env.num_envs}), for one step of all environments counts as that many"
         yield ("evo_steps",), f"{least}, got {train.evo_steps}"
     if train.algo not in registry.names():
-        yield ("algo",), f"unknown algorithm {train.algo!r}{suggestion(train.algo, registry.names())}"
+        sentence = f"unknown algorithm {train.algo!r}{suggestion(train.algo, registry.names())}"
+        if train.algo in registry.names(of_text=True):
+            sentence = f"{train.algo} trains language models: put `language` in the place of `env`, or take "
+            sentence += ", ".join(registry.names())
+        yield ("algo",), sentence
         return
     algo = registry.get(train.algo)
     memory = train.mode == "online" and not registry.on_policy(algo)
