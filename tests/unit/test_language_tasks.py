@@ -61,6 +61,9 @@ def test_the_worse_completion_of_a_pair_can_be_chosen() -> None:
     for worse, expected in ((None, "copy"), ("copy", "copy"), ("sort", "sort")):
         _, rows = rows_of("reverse", shortest=4, longest=4, worse=worse)
         assert all(row["rejected"] == REFERENCE[expected](row["prompt"][:-1]) for row in rows)
+    _, rows = rows_of("reverse", 60, alphabet="012", shortest=2, longest=2)
+    assert len({row["prompt"] for row in rows if "rejected" in row}) == 6, "all but 00, 11 and 22"
+    assert all("rejected" in row for row in rows)
     _, rows = rows_of("copy", 4, shortest=1, longest=1)
     assert not any("rejected" in row for row in rows)
 

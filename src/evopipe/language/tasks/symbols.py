@@ -47,14 +47,16 @@ class Symbols(Schema):
         return self.alphabet + "="
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make rows. While there are enough, no two have the same prompt, and each has a pair that differs."""
+        """Make rows: with pairs that differ, where there are any, and of new prompts, as long as there are enough."""
         rows: list[dict[str, Any]] = []
         seen: set[str] = set()
         for _ in range(n):
             row: dict[str, Any] = {}
             for _ in range(_DRAWS):
-                row = self._row(rng)
-                if row["prompt"] not in seen and "rejected" in row:
+                drawn = self._row(rng)
+                if not row or "rejected" in drawn:
+                    row = drawn
+                if "rejected" in drawn and drawn["prompt"] not in seen:
                     break
             seen.add(row["prompt"])
             rows.append(row)
