@@ -91,7 +91,8 @@ def test_a_member_begins_as_the_base_and_the_base_stays_what_it_is(arch: LoRA | 
         now = score(Net(structure, structure.pack([own])), text)
     told = now.log_prob.masked_fill(~text.mask, 0.0)
     assert torch.equal(told, hooks.reference(base, text))
-    assert torch.equal(told[0], plain_scores(base.model, text, 0).masked_fill(~text.mask[0], 0.0))
+    plain = plain_scores(base.model, text, 0).masked_fill(~text.mask[0], 0.0)
+    torch.testing.assert_close(told[0], plain, atol=1e-6, rtol=1e-6)  # another place in memory, other last bits
 
 
 def test_rows_of_unlike_ranks_come_back_to_the_bit() -> None:

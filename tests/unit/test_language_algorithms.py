@@ -297,6 +297,7 @@ class Bigrams:
     members: int
     size: int = 48  # 36 numbers, in whole cache lines
     memory: int = 0
+    copies: int = 1
 
     def part(self, first: int, end: int | None, every: int = 1) -> Bigrams:
         return Bigrams(len(range(self.members)[first:end:every]))

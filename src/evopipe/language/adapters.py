@@ -196,6 +196,7 @@ class Head:
     device: torch.device
     memory: int = 0
     memory_widths: tuple[int, ...] = ()
+    copies: int = 1
 
     @property
     def size(self) -> int:
@@ -248,6 +249,7 @@ class Adapters:
     device: torch.device
     memory: int = 0
     memory_widths: tuple[int, ...] = ()
+    copies: int = 1
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -316,6 +318,7 @@ class Changes:
     device: torch.device
     memory: int = 0
     memory_widths: tuple[int, ...] = ()
+    copies: int = 1
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
