@@ -235,16 +235,20 @@ def read(folder: Path) -> Run:
             raise _unlike(folder, layout.EPISODES, f"no episode of {name}")
         if (score.agents.keys(), score.groups.keys()) != (best.agents.keys(), best.groups.keys()):
             raise _unlike(folder, layout.MEMBERS, f"{name}: other agents or groups than the elite's")
+    policy = read_folder(folder / layout.ELITE, only=("policy.json",))["policy.json"]
+    about = parse_json(policy, str(folder / layout.ELITE / "policy.json"))
+    order = [str(agent["id"]) for agent in about.get("team", ())]  # files have names sorted
+    if sorted(order) != sorted(best.agents):
+        raise _unlike(folder, layout.EVALUATION, "other agents than the policy's")
     elite, *last = (
-        _Held(n.replace("member_", "slot "), at.mean, at.interval, held[n], at.agents, at.groups)
+        _Held(n.replace("member_", "slot "), at.mean, at.interval, held[n], {a: at.agents[a] for a in order}, at.groups)
         for n, at in scores.items()
     )
-    policy = read_folder(folder / layout.ELITE, only=("policy.json",))["policy.json"]
     return Run(
         generations=_rows(folder, layout.FITNESS, _Generation),
         nodes=_nodes(read_lineage(read_bytes(folder / layout.LINEAGE), str(folder / layout.LINEAGE))),
         summary=_json(folder, layout.TRAIN, _Summary),
-        policy=parse_json(policy, str(folder / layout.ELITE / "policy.json")),
+        policy=about,
         elite=elite,
         members=tuple(last),
         timing=_rows(folder, layout.TIMING, _Timing),
