@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -106,6 +106,8 @@ class _Summary:
 class _Score:
     mean: float
     interval: tuple[float, float]
+    agents: Mapping[str, float] = field(default_factory=dict)
+    groups: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,8 @@ class _Held:
     mean: float
     interval: tuple[float, float]
     episodes: tuple[_Episode, ...]  # at least one
+    agents: Mapping[str, float]  # the mean return of each agent of a team; none where one agent acts
+    groups: Mapping[str, float]  # and of each group's agents, summed up
 
     @property
     def returns(self) -> list[float]:
@@ -254,17 +258,25 @@ def read(folder: Path) -> Run:
     scores = {"elite": best, **_json(folder, layout.MEMBERS, dict[str, _Score])}
     episodes = _rows(folder, layout.EPISODES, _Episode)
     held = {name: tuple(episode for episode in episodes if episode.member == name) for name in scores}
-    for name in scores:
+    for name, score in scores.items():
         if not held[name]:
             raise _unlike(folder, layout.EPISODES, f"no episode of {name}")
-    elite, *last = (_Held(n.replace("member_", "slot "), at.mean, at.interval, held[n]) for n, at in scores.items())
+        if (score.agents.keys(), score.groups.keys()) != (best.agents.keys(), best.groups.keys()):
+            raise _unlike(folder, layout.MEMBERS, f"{name}: other agents or groups than the elite's")
     policy = read_folder(folder / layout.ELITE, only=("policy.json",))["policy.json"]
-    described = parse_json(policy, str(folder / layout.ELITE / "policy.json"))
+    about = parse_json(policy, str(folder / layout.ELITE / "policy.json"))
+    order = [str(agent["id"]) for agent in about.get("team", ())]  # files have names sorted
+    if sorted(order) != sorted(best.agents):
+        raise _unlike(folder, layout.EVALUATION, "other agents than the policy's")
+    elite, *last = (
+        _Held(n.replace("member_", "slot "), at.mean, at.interval, held[n], {a: at.agents[a] for a in order}, at.groups)
+        for n, at in scores.items()
+    )
     return Run(
         generations=_rows(folder, layout.FITNESS, _Generation),
         nodes=_nodes(read_lineage(read_bytes(folder / layout.LINEAGE), str(folder / layout.LINEAGE))),
         summary=_json(folder, layout.TRAIN, _Summary),
-        policy=described,
+        policy=about,
         elite=elite,
         members=tuple(last),
         timing=_rows(folder, layout.TIMING, _Timing),
