@@ -320,6 +320,7 @@ class Head:
     members: int
     size: int = 16
     memory: int = 0
+    copies: int = 1
 
     def part(self, first: int, end: int | None, every: int = 1) -> Head:
         return Head(len(range(self.members)[first:end:every]))
