@@ -78,7 +78,7 @@ def generate(
         group: completions of each prompt.
         limit: most tokens of one.
         sampling: how tokens are drawn.
-        keys: of the members, `[P]`.
+        keys: of the members, `[P]`, or of each completion, `[P, R]`, whose draws then are the same in any batch.
         when: with the keys it fixes the draws.
         leave: whether finished completions leave the batch. If not, no bit of a member's depends on its neighbours'.
     """
@@ -104,7 +104,11 @@ def generate(
         for t in range(limit):
             logits = logits.view(members, -1, logits.shape[-1])
             now = torch.tensor([when * _TOKENS + t], device=device)
-            u = rng.uniform(keys, Purpose.GENERATE, now, rows)[:, 0].gather(1, place_of)
+            if keys.ndim == 1:
+                u = rng.uniform(keys, Purpose.GENERATE, now, rows)[:, 0]
+            else:
+                u = rng.uniform(keys.flatten(), Purpose.GENERATE, now, 1).view(members, rows)
+            u = u.gather(1, place_of)
             told = logits.log_softmax(dim=-1)
             token = choose(told, how, u)
             log_prob, entropy = told.gather(-1, token[..., None])[..., 0], -(told.exp() * told).sum(dim=-1)

@@ -140,27 +140,9 @@ class Dialogue:
                 now = score(getattr(cohort.state, spec.algo.POLICY).frozen, text, cohort.state.value.frozen)
             text = replace(text, value=now.value)
         text = spec.algo.estimate(spec.algo_config, cohort.hyper, text, group)
-        drift = self._learn(cohort, text)
+        drift = learn(spec, self.clock, cohort, text)
         self._measure(cohort, text, written, drift, failed)
         return bool((reward != 0).any())
-
-    def _learn(self, cohort: Cohort, text: Text) -> Tensor:
-        """Go through a round as often as `epochs` says; return the drift of the first update, `[P]`."""
-        spec, one, rows = self.spec, cohort.members[0], text.ids.shape[1]
-        parts = -(-rows // spec.whole(one, "batch_size"))
-        healthy, drift, taken = cohort.healthy, None, 0
-        for _ in range(spec.whole(one, "epochs")):
-            now = torch.tensor([self.clock.tick * _UPDATES + taken], device=spec.device)
-            order = rng.uniform(cohort.keys, Purpose.REPLAY, now, rows)[:, 0].argsort(dim=1)
-            for part in order.tensor_split(parts, dim=1):
-                batch = text if parts == 1 else take(text, part)
-                draw = Stream(cohort.keys, Purpose.UPDATE, now + taken)
-                found = spec.algo.update(spec.algo_config, cohort.state, cohort.hyper, batch, healthy, draw, 0)
-                healthy, taken = found.healthy, taken + 1
-                drift = found.errors if drift is None else drift
-        cohort.healthy.copy_(healthy)
-        cohort.losses.copy_(found.losses)
-        return torch.zeros_like(cohort.losses) if drift is None else drift.flatten(1).amax(dim=1)
 
     def _measure(self, cohort: Cohort, text: Text, written: Written, drift: Tensor, failed: int) -> None:
         """Take note of a round, of each member."""
@@ -197,6 +179,25 @@ class Dialogue:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def learn(spec: LanguageSpec, clock: Clock, cohort: Cohort, text: Text) -> Tensor:
+    """Go through a round as often as `epochs` says; return the drift of the first update, `[P]`."""
+    one, rows = cohort.members[0], text.ids.shape[1]
+    parts = -(-rows // spec.whole(one, "batch_size"))
+    healthy, drift, taken = cohort.healthy, None, 0
+    for _ in range(spec.whole(one, "epochs")):
+        now = torch.tensor([clock.tick * _UPDATES + taken], device=spec.device)
+        order = rng.uniform(cohort.keys, Purpose.REPLAY, now, rows)[:, 0].argsort(dim=1)
+        for part in order.tensor_split(parts, dim=1):
+            batch = text if parts == 1 else take(text, part)
+            draw = Stream(cohort.keys, Purpose.UPDATE, now + taken)
+            found = spec.algo.update(spec.algo_config, cohort.state, cohort.hyper, batch, healthy, draw, 0)
+            healthy, taken = found.healthy, taken + 1
+            drift = found.errors if drift is None else drift
+    cohort.healthy.copy_(healthy)
+    cohort.losses.copy_(found.losses)
+    return torch.zeros_like(cohort.losses) if drift is None else drift.flatten(1).amax(dim=1)
 
 
 def sampling(cohort: Cohort, spec: LanguageSpec) -> Sampling:

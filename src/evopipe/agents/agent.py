@@ -1,0 +1,119 @@
+"""Agents: what turns observations into a chat, and a completion into an action."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from typing import Any
+
+from evopipe.agents.types import Action, Message, Step, Trajectory
+
+
+class BaseAgent(ABC):
+    """Keeps a chat and a trajectory. One agent serves one episode at a time; `reset` comes first."""
+
+    @property
+    @abstractmethod
+    def chat_completions(self) -> list[Message]:
+        """The chat that the model is to go on with.
+
+        A chat that begins with the one before and its completion, as they were, is learned from as one row.
+        """
+
+    @property
+    @abstractmethod
+    def trajectory(self) -> Trajectory:
+        """The steps so far, one for each completion."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Begin a new episode."""
+
+    @abstractmethod
+    def update_from_env(
+        self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
+    ) -> None:
+        """Take an observation in: the first one, with reward 0, or what the last action led to."""
+
+    @abstractmethod
+    def update_from_model(self, response: str, **kwargs: Any) -> Action:
+        """Take a completion in, add its step to the trajectory, and return the action that it means."""
+
+    def get_current_state(self) -> Step | None:
+        """Return the last step; None before the first."""
+        steps = self.trajectory.steps
+        return steps[-1] if steps else None
+
+
+class ChatAgent(BaseAgent):
+    """Says what the model says: observations are the user's messages, completions the actions."""
+
+    def __init__(self, system_prompt: str | None = None, name: str = "agent") -> None:
+        self.system_prompt, self.name = system_prompt, name
+        self.reset()
+
+    @property
+    def chat_completions(self) -> list[Message]:
+        return self.messages
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return self._trajectory
+
+    def reset(self) -> None:
+        self.messages: list[Message] = []
+        if self.system_prompt:
+            self.messages.append({"role": "system", "content": self.system_prompt})
+        self._trajectory = Trajectory(name=self.name)
+        self.observation: Any = None
+
+    def update_from_env(
+        self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
+    ) -> None:
+        if done:
+            return
+        self.observation = observation
+        self.messages.append(self.message(observation))
+
+    def message(self, observation: Any) -> Message:
+        """Return an observation as a message: a mapping's `question`, `prompt` or `text`, or all of it as text."""
+        if isinstance(observation, dict):
+            if "role" in observation:
+                return dict(observation)
+            named = next((observation[key] for key in ("question", "prompt", "text") if key in observation), None)
+            observation = json.dumps(observation, default=repr) if named is None else named
+        return {"role": "user", "content": str(observation)}
+
+    def update_from_model(self, response: str, **kwargs: Any) -> Action:
+        self.messages.append({"role": "assistant", "content": response})
+        action = self.act(response)
+        step = Step([*self.messages], self.observation, action=action, model_response=response)
+        self._trajectory.steps.append(step)
+        return Action(action)
+
+    def act(self, response: str) -> Any:
+        """Return the action that a completion means."""
+        return response
+
+
+class ToolAgent(ChatAgent):
+    """Calls tools by JSON in its completions, `{"tool": "calculator", "input": "2*3"}`; anything else is its answer.
+
+    Its actions are mappings: `tool` and `input` of a call, `answer` of all else.
+    """
+
+    def message(self, observation: Any) -> Message:
+        if isinstance(observation, dict) and "tool_output" in observation:
+            return {"role": "tool", "content": str(observation["tool_output"])}
+        return super().message(observation)
+
+    def act(self, response: str) -> dict[str, Any]:
+        start = response.find("{")
+        if start >= 0:
+            try:
+                call, _ = json.JSONDecoder().raw_decode(response[start:])
+            except ValueError:
+                return {"answer": response}
+            if isinstance(call, dict) and isinstance(call.get("tool"), str):
+                return {"tool": call["tool"], "input": call.get("input", "")}
+        return {"answer": response}

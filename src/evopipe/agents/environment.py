@@ -1,0 +1,118 @@
+"""Environments of agents: what actions lead to, and what they are worth."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+from evopipe.agents.types import RewardFunction, RewardOutput
+
+
+class BaseEnv(ABC):
+    """One episode of one task. Its methods may be coroutines; plain ones run in a thread where `blocking` says so."""
+
+    blocking: ClassVar[bool] = True
+    """Whether its methods may take longer than a moment: they run in threads then."""
+    idx: Any = None
+
+    @abstractmethod
+    def reset(self) -> tuple[Any, dict[str, Any]]:
+        """Begin; return the first observation and anything else."""
+
+    @abstractmethod
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        """Return the next observation, the action's reward, whether the episode is over, and anything else."""
+
+    def close(self) -> None:  # noqa: B027 most have nothing to let go
+        """Let everything go; called once, whatever happened before, also while a step hangs."""
+
+    @classmethod
+    def from_dict(cls, info: Mapping[str, Any]) -> Self:
+        """Make the environment of a task: what the constructor names is taken out of it, the rest is its `task`."""
+        named = inspect.signature(cls).parameters
+        given = {name: value for name, value in info.items() if name in named}
+        if "task" in named and "task" not in given:
+            given["task"] = {name: value for name, value in info.items() if name not in named}
+        return cls(**given)
+
+    @staticmethod
+    def is_multithread_safe() -> bool:
+        return True
+
+
+class MultiTurnEnvironment(BaseEnv):
+    """A task that takes several turns: say in `get_reward_and_next_obs` what each gives."""
+
+    def __init__(self, task: dict[str, Any] | None = None, max_turns: int = 3) -> None:
+        self.task, self.max_turns = task or {}, max_turns
+        self.current_turn, self.done = 0, False
+        self.history: list[Any] = []
+
+    def reset(self) -> tuple[Any, dict[str, Any]]:
+        self.current_turn, self.done, self.history = 0, False, []
+        return self.task, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        self.history.append(action)
+        reward, observation = self.get_reward_and_next_obs(self.task, action)
+        self.current_turn += 1
+        self.done = self.done or self.current_turn >= self.max_turns
+        return ({} if self.done else observation), reward, self.done, {"turn": self.current_turn}
+
+    @abstractmethod
+    def get_reward_and_next_obs(self, task: dict[str, Any], action: Any) -> tuple[float, Any]:
+        """Return an action's reward, and what is seen next; `self.done = True` ends the episode."""
+
+
+class SingleTurnEnvironment(MultiTurnEnvironment):
+    """One answer, scored by a reward function."""
+
+    def __init__(self, task: dict[str, Any] | None = None, reward_fn: RewardFunction | None = None) -> None:
+        super().__init__(task, max_turns=1)
+        if reward_fn is None:
+            raise ValueError("SingleTurnEnvironment: reward_fn is missing; pass env_args={'reward_fn': …}, or reward_fn")
+        self.reward_fn = reward_fn
+
+    def get_reward_and_next_obs(self, task: dict[str, Any], action: Any) -> tuple[float, Any]:
+        found = self.reward_fn(task, action)
+        return (found.reward if isinstance(found, RewardOutput) else float(found)), {}
+
+
+class ToolEnvironment(BaseEnv):
+    """Answers calls of tools, and scores the answer: for the actions of `ToolAgent`."""
+
+    def __init__(
+        self,
+        task: dict[str, Any] | None = None,
+        tools: Mapping[str, Callable[[Any], Any]] | None = None,
+        reward_fn: RewardFunction | None = None,
+        max_turns: int = 4,
+    ) -> None:
+        if reward_fn is None:
+            raise ValueError("ToolEnvironment: reward_fn is missing; pass env_args={'reward_fn': …}, or reward_fn")
+        self.task, self.tools, self.reward_fn, self.max_turns = task or {}, dict(tools or {}), reward_fn, max_turns
+        self.current_turn = 0
+
+    def reset(self) -> tuple[Any, dict[str, Any]]:
+        self.current_turn = 0
+        return self.task, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        self.current_turn += 1
+        over = self.current_turn >= self.max_turns
+        if isinstance(action, dict) and "tool" in action:
+            return {"tool_output": self.call(action["tool"], action["input"])}, 0.0, over, {"tool": action["tool"]}
+        answer = action.get("answer", "") if isinstance(action, dict) else action
+        found = self.reward_fn(self.task, str(answer))
+        return {}, (found.reward if isinstance(found, RewardOutput) else float(found)), True, {}
+
+    def call(self, tool: str, value: Any) -> str:
+        """Return what a tool says; what it raises, and a name that there is not, become a text for the agent."""
+        if tool not in self.tools:
+            return f"error: no tool {tool}"
+        try:
+            return str(self.tools[tool](value))
+        except Exception as error:
+            return f"error: {error}"

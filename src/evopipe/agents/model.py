@@ -1,0 +1,191 @@
+"""The model as an episode sees it: messages in, a completion out, and tokens that are never made from text twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from evopipe.agents.types import Message, ModelOutput, TerminationEvent, TerminationReason
+from evopipe.language.base import Base
+
+_REPLY = "\ue5f0"  # stands for a completion while a chat is written out; of the private use area
+
+
+class Sampled(NamedTuple):
+    """How the tokens of a completion are drawn; see `language.generate.Sampling`."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+@dataclass
+class Request:
+    """A completion that an episode waits for."""
+
+    slot: int  # the member's
+    job: int  # the episode's place in its round, and the call's within the episode
+    call: int
+    ids: list[int]
+    limit: int
+    how: Sampled
+    reply: asyncio.Future[Reply] = field(repr=False)
+
+
+class Reply(NamedTuple):
+    """What a request is answered by."""
+
+    ids: list[int]
+    log_probs: list[float]
+    entropies: list[float]
+
+
+class Tokens:
+    """Chats as tokens, by a base's template."""
+
+    def __init__(self, base: Base) -> None:
+        self.base = base
+        self._prompt = lru_cache(4096)(self._write)
+        self._after = lru_cache(4096)(self._write_after)
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens of a whole chat; DataError where the template refuses it."""
+        return list(self._prompt(_key(messages)))
+
+    def after(self, messages: Sequence[Message], replies: Sequence[int]) -> list[int] | None:
+        """Return what a template writes behind the last of these replies; None where it does not show them whole."""
+        held = [dict(message) for message in messages]
+        for place in replies:
+            held[place] = {**held[place], "content": _REPLY}
+        return self._after(_key(held))
+
+    def _write(self, key: str) -> tuple[int, ...]:
+        return tuple(self.base.prompt(json.loads(key), True, None))
+
+    def _write_after(self, key: str) -> list[int] | None:
+        if not self.base.tokenizer.chat_template:
+            return None
+        text = self.base.tokenizer.apply_chat_template(json.loads(key), tokenize=False, add_generation_prompt=True)
+        _, found, after = text.rpartition(_REPLY)
+        return self.base.encode(after) if found else None
+
+
+def _key(messages: Sequence[Message]) -> str:
+    return json.dumps([dict(message) for message in messages], ensure_ascii=False)
+
+
+@dataclass
+class Limits:
+    """Tokens that a completion may have, and a prompt before it."""
+
+    prompt: int
+    response: int
+
+
+class Model:
+    """The model of one episode.
+
+    A chat that begins with an earlier one and its completion, as they were, goes on with the tokens that these were:
+    text is not tokenised again. Any other chat begins anew.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        submit: Callable[[Request], Awaitable[Reply]],
+        slot: int,
+        job: int,
+        how: Sampled,
+        limits: Limits,
+        seconds: float | None = None,
+        retries: int = 3,
+    ) -> None:
+        self.tokens, self.how, self.limits = tokens, how, limits
+        self._submit, self._slot, self._job, self._seconds, self._retries = submit, slot, job, seconds, retries
+        self._calls = 0
+        self._chats: dict[str, tuple[list[int], list[int]]] = {}  # chats with their last completion: tokens, replies
+        self.log: list[ModelOutput] = []  # every completion, in order
+        self.entropies: dict[int, list[float]] = {}  # by the identity of the output
+
+    async def get_model_response(self, messages: str | Sequence[Message], **how: Any) -> ModelOutput:
+        """Complete a chat, or a text as it is.
+
+        Args:
+            messages: the chat, each message with `role` and `content`; or a text.
+            **how: `max_tokens`, `temperature`, `top_k`, `top_p` of this completion, where they are other than the
+                run's; what else an API takes is not read.
+
+        Raises:
+            TerminationEvent: the prompt is longer than the run allows.
+            DataError: the template refuses the chat.
+        """
+        ids, replies = self._prompt(messages)
+        if len(ids) > self.limits.prompt:
+            raise TerminationEvent(TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED)
+        given = {name: how[name] for name in Sampled._fields if how.get(name) is not None}
+        limit = min(self.limits.response, int(how.get("max_tokens") or self.limits.response))
+        if limit < 1:
+            raise TerminationEvent(TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED)
+        reply = await self._ask(ids, limit, self.how._replace(**given))
+        ended = bool(reply.ids) and reply.ids[-1] in self.tokens.base.ends
+        text = self.tokens.base.decode(reply.ids)
+        out = ModelOutput(
+            text=text, content=text, prompt_ids=ids, completion_ids=reply.ids, logprobs=reply.log_probs,
+            finish_reason="stop" if ended else "length",
+        )  # fmt: skip
+        self.log.append(out)
+        self.entropies[id(out)] = reply.entropies
+        if not isinstance(messages, str):
+            chat = [*messages, {"role": "assistant", "content": text}]
+            self._chats[_told(chat)] = ([*ids, *reply.ids], [*replies, len(messages)])
+        return out
+
+    def prompt_length(self, messages: str | Sequence[Message]) -> int:
+        """Return how many tokens a chat would be."""
+        return len(self._prompt(messages)[0])
+
+    def _prompt(self, messages: str | Sequence[Message]) -> tuple[list[int], list[int]]:
+        """Return a chat's tokens, and which of its messages are completions of this episode."""
+        if isinstance(messages, str):
+            return self.tokens.base.prompt(messages, False, None), []
+        for i in range(len(messages) - 1, 0, -1):
+            if messages[i - 1].get("role") != "assistant":
+                continue
+            if (found := self._chats.get(_told(messages[:i]))) is not None:
+                ids, replies = found
+                after = self.tokens.after(messages, replies)
+                if after is None:
+                    break
+                if ids[-1] in self.tokens.base.ends and after[:1] == ids[-1:]:
+                    after = after[1:]  # the completion brought its end along
+                return [*ids, *after], replies
+        return self.tokens.prompt(messages), []
+
+    async def _ask(self, ids: list[int], limit: int, how: Sampled) -> Reply:
+        for attempt in range(self._retries + 1):
+            request = Request(
+                self._slot, self._job, self._calls, ids, limit, how, asyncio.get_running_loop().create_future()
+            )
+            self._calls += 1
+            try:
+                async with asyncio.timeout(self._seconds):
+                    return await self._submit(request)
+            except TimeoutError:
+                if attempt == self._retries:
+                    raise
+                await asyncio.sleep(back_off(attempt))
+        raise AssertionError("unreachable")
+
+
+def back_off(attempt: int) -> float:
+    """Return the seconds to wait before trying again: 0.05, 0.1, 0.2 … at most 5."""
+    return float(min(5.0, 0.05 * 2**attempt))
+
+
+def _told(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return what makes two chats the same."""
+    return "\x1e".join(f"{message.get('role')}\x1f{message.get('content')}" for message in messages)

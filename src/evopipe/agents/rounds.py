@@ -1,0 +1,367 @@
+"""Rounds of episodes: the data regime of agents. A tick is one round of every member, and what is learned from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evopipe import algos, rng
+from evopipe.agents.engine import FAILED, Cancelled, Done, Engine, Job, Patience
+from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens
+from evopipe.agents.rows import Batch, How, Played, advantages, batch_of
+from evopipe.agents.settings import Agents
+from evopipe.agents.workflow import Runner, Workflow
+from evopipe.core.cohort import Cohort
+from evopipe.core.member import Member
+from evopipe.core.net import score
+from evopipe.errors import EnvironmentFailed
+from evopipe.language.base import stacked
+from evopipe.language.generate import Sampling, generate
+from evopipe.language.hooks import reference
+from evopipe.rng import Purpose
+from evopipe.run.clock import Clock
+from evopipe.run.dialogue import learn, sampling
+from evopipe.run.evaluate import Episodes, Stopped
+from evopipe.run.language import LanguageSpec
+from evopipe.run.measures import Measures
+from evopipe.run.order import held_out, rows_at
+from evopipe.storage.files import write_text
+from evopipe.types import Text
+
+MEASURED = (
+    "reward", "correct", "turns", "length", "entropy", "kl", "effective", "silent", "drift", "failed", "cut",
+)  # fmt: skip
+VALIDATED = ("mean", "pass@1", "pass@k", "failed")
+_AT_ONCE = 512  # completions of each member that are decoded at a time
+_PER_MEMBER = 1 << 16  # more episodes than a member has in a round
+
+Make = Callable[[Model, Runner], Workflow]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Answers the requests of a wave by the members that they are of."""
+
+    spec: LanguageSpec
+    cohorts: Sequence[Cohort]
+    purpose: Purpose
+    when: int
+
+    def __call__(self, wave: Sequence[Request]) -> list[Reply]:
+        found: dict[int, Reply] = {}
+        for cohort in self.cohorts:
+            own = [[i for i, request in enumerate(wave) if request.slot == slot] for slot in cohort.slots]
+            for start in range(0, max(len(each) for each in own), _AT_ONCE):
+                parts = [each[start : start + _AT_ONCE] for each in own]
+                found |= self._part(cohort, wave, parts)
+        return [found[i] for i in range(len(wave))]
+
+    @torch.no_grad()
+    def _part(self, cohort: Cohort, wave: Sequence[Request], parts: Sequence[Sequence[int]]) -> dict[int, Reply]:
+        """Complete requests `parts` of each member; where a member has fewer, pads stand and are thrown away."""
+        base, device, width = self.spec.base, self.spec.device, max(len(part) for part in parts)
+        keys = cohort.keys.cpu().tolist()
+        prompts: list[list[int]] = []
+        how: list[Sampled] = []
+        seeds: list[tuple[int, int, int]] = []
+        limit = 1
+        for part, key in zip(parts, keys, strict=True):
+            own = [wave[i] for i in part]
+            limit = max(limit, *(request.limit for request in own)) if own else limit
+            pads = width - len(own)
+            prompts += [*(request.ids for request in own), *([[base.pad]] * pads)]
+            how += [*(request.how for request in own), *([Sampled(0.0)] * pads)]
+            seeds += [*((key, request.job, request.call) for request in own), *([(key, 0, 0)] * pads)]
+        ids, real = (x.view(len(parts), width, -1).to(device) for x in stacked(prompts, base.pad, left=True))
+        told = np.array(seeds, dtype=np.int64)
+        tick = np.full(len(told), self.when, dtype=np.int64)
+        drawn = torch.from_numpy(rng.seeds(told[:, 0], self.purpose, tick, told[:, 1], told[:, 2]))
+        temperature, top_k, top_p = (torch.tensor(each, device=device).view(len(parts), width) for each in zip(*how, strict=True))
+        policy = getattr(cohort.state, self.spec.algo.POLICY)
+        structure: Any = policy.structure
+
+        def active() -> AbstractContextManager[Any]:
+            context: AbstractContextManager[Any] = structure.active(policy.frozen.views)
+            return context
+
+        written = generate(
+            base, active, ids, real, 1, limit, Sampling(temperature, top_k.long(), top_p),
+            drawn.view(len(parts), width).to(device), 0, self.spec.cohorts == "merged",
+        )  # fmt: skip
+        lengths, tokens = written.lengths.tolist(), written.ids.tolist()
+        log_probs, entropies = written.log_prob.tolist(), written.entropy.tolist()
+        found = {}
+        for p, part in enumerate(parts):
+            for b, i in enumerate(part):
+                n = min(lengths[p][b], wave[i].limit)
+                found[i] = Reply(tokens[p][b][:n], log_probs[p][b][:n], entropies[p][b][:n])
+        return found
+
+
+class Rounds:
+    """The regime (see `run.regime.Regime`) of agents.
+
+    Args:
+        spec: of the run.
+        clock: the run's.
+        agents: the block of that name.
+        make: makes the workflow of one episode.
+        tasks: to learn from.
+        held: to validate on.
+        folder: where episodes are written; None: nowhere.
+    """
+
+    warm = 0
+    threshold: float | None = None
+
+    def __init__(
+        self,
+        spec: LanguageSpec,
+        clock: Clock,
+        agents: Agents,
+        make: Make,
+        tasks: Sequence[Mapping[str, Any]],
+        held: Sequence[Mapping[str, Any]],
+        folder: Path | None = None,
+    ) -> None:
+        self.spec, self.clock, self.agents, self.whole = spec, clock, agents, True
+        self.make, self.tasks, self.held, self.folder = make, tasks, held, folder
+        self.tokens = Tokens(spec.base)
+        self.cohorts: Sequence[Cohort] = []
+        self.measures = Measures(clock.members, MEASURED)
+        self.remarks: list[str] = []
+        self._estimators = {role: algos.get(name) for role, name in agents.estimators.items()}
+        self.validated = Measures(clock.members, VALIDATED)
+
+    def first(self, member: Member) -> Member:
+        return member
+
+    def hand_down(self, parents: Sequence[int] | None) -> None:
+        """Nothing is kept beside the members."""
+
+    def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        self.cohorts = cohorts
+
+    # --- episodes -----------------------------------------------------------------------------------------------------
+
+    def play(
+        self,
+        cohorts: Sequence[Cohort],
+        jobs: Sequence[Job],
+        purpose: Purpose,
+        when: int,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> list[Done]:
+        """Run episodes; return them in order.
+
+        Raises:
+            EnvironmentFailed: more of them failed than `agents.max_error_fraction`.
+            Stopped: `stopped` said so.
+        """
+        a = self.agents
+        patience = Patience(a.model_seconds, a.env_seconds, a.episode_seconds, a.wave_seconds, a.retries)
+        limits = Limits(self.spec.language.max_prompt, self.spec.language.max_completion)
+        decoder = Decoder(self.spec, cohorts, purpose, when)
+        engine = Engine(self.make, self.tokens, limits, decoder, patience, a.at_once, a.workers)
+        try:
+            done = engine.run(jobs, stopped)
+        except Cancelled:
+            raise Stopped from None
+        wrong = [each.episode for each in done if each.episode.termination_reason in FAILED]
+        if len(wrong) > a.max_error_fraction * len(done):
+            told = wrong[0].info.get("error", {})
+            raise EnvironmentFailed(
+                f"{len(wrong)} of {len(done)} episodes failed, more than agents.max_error_fraction "
+                f"({a.max_error_fraction:g}); the first, of task {wrong[0].id}: {told.get('error_type')}: "
+                f"{told.get('error_message')}"
+            )
+        return done
+
+    def advance(self) -> None:
+        """Let every member play a round of episodes, and learn from it."""
+        self.whole = False
+        jobs: list[Job] = []
+        for cohort in self.cohorts:
+            jobs += self._jobs(cohort)
+        self.whole = True  # nothing has changed if an episode fails the run
+        done = self.play(self.cohorts, jobs, Purpose.GENERATE, self.clock.tick)
+        self.whole = False
+        by_slot = {slot: list(each) for slot, each in groupby(done, key=lambda d: d.job.slot)}
+        rewarded = False
+        for cohort in self.cohorts:
+            rewarded |= self._round(cohort, [by_slot[slot] for slot in cohort.slots])
+        if self.agents.record == "all":
+            self._write(f"train-{self.clock.tick + 1:06d}", done)
+        self.clock.count(rewarded=rewarded)
+        self.whole = True
+
+    def _shape(self, cohort: Cohort) -> tuple[int, int]:
+        """Tasks of a round, and rollouts of each."""
+        one = cohort.members[0]
+        group = self.spec.whole(one, "group_size")
+        return self.spec.whole(one, "rows") // group, group
+
+    def _jobs(self, cohort: Cohort) -> list[Job]:
+        tasks, group = self._shape(cohort)
+        index = rows_at(self.spec.seed, len(self.tasks), self.clock.tick * tasks, tasks)
+        how = [x.tolist() for x in sampling(cohort, self.spec)]
+        return [
+            Job(slot, n * group + g, f"{i}:{g}", dict(self.tasks[int(i)]), Sampled(how[0][p], how[1][p], how[2][p]))
+            for p, slot in enumerate(cohort.slots) for n, i in enumerate(index) for g in range(group)
+        ]  # fmt: skip
+
+    def _round(self, cohort: Cohort, done: Sequence[Sequence[Done]]) -> bool:
+        """Learn from the episodes of a cohort's members."""
+        spec, masked = self.spec, {*(reason.value for reason in FAILED), *self.agents.mask}
+        tasks, group = self._shape(cohort)
+        played = [
+            [
+                Played(each.job.place // group, trajectory, _reason(each) not in masked)
+                for each in member for trajectory in each.episode.trajectories if trajectory.steps
+            ]
+            for member in done
+        ]  # fmt: skip
+        batch = batch_of(played, spec.base.pad, spec.device)
+        text, asks = batch.text, spec.algo.asks(spec.algo_config)
+        silent, drift = 0, torch.zeros_like(cohort.losses)
+        if any(batch.owner):
+            policy = getattr(cohort.state, spec.algo.POLICY)
+            if "reference" in asks:
+                text = replace(text, reference=reference(spec.base, text))
+            if "value" in asks:
+                with torch.no_grad():
+                    text = replace(text, value=score(policy.frozen, text, cohort.state.value.frozen).value)
+                text = spec.algo.estimate(spec.algo_config, cohort.hyper, text, group)
+            else:
+                text, silent = advantages(Batch(text, batch.owner, played), tasks, self._how(cohort))
+            drift = learn(spec, self.clock, cohort, text)
+        self._measure(cohort, text, done, played, drift, silent)
+        return any(each.episode.reward for member in done for each in member)
+
+    def _how(self, cohort: Cohort) -> How:
+        cfg = self.spec.algo_config
+
+        def of(algo: Any, config: Any) -> Callable[[Text, int], Text]:
+            return lambda text, group: algo.estimate(config, cohort.hyper, text, group)
+
+        estimate = {"": of(self.spec.algo, cfg)}
+        for role, algo in self._estimators.items():
+            estimate[role] = of(algo, algo.Config())
+        return How(self.agents.advantage, self.agents.gamma, estimate)
+
+    def _measure(
+        self, cohort: Cohort, text: Text, done: Sequence[Sequence[Done]], played: Sequence[Sequence[Played]],
+        drift: Tensor, silent: int,
+    ) -> None:  # fmt: skip
+        tokens = text.mask.flatten(1).sum(dim=1).clamp(min=1)
+        kl = torch.full_like(drift, torch.nan)
+        if text.reference is not None and text.log_prob is not None:
+            apart = (text.reference - text.log_prob).masked_fill(~text.mask, 0.0)
+            kl = (apart.exp() - apart - 1).flatten(1).sum(dim=1) / tokens
+
+        def each(value: Callable[[Done], float]) -> Tensor:
+            return torch.tensor([float(np.mean([value(one) for one in member])) for member in done])
+
+        present = torch.tensor([max(1, len(owner)) for owner in played])
+        assert text.keep is not None
+        kept = text.keep.cpu().sum(dim=1) / present
+        entropy = [np.mean([e for one in member for part in one.entropies.values() for e in part] or [0.0]) for member in done]
+        self.measures.note(
+            self.clock.generation,
+            cohort.slots,
+            {
+                "reward": each(lambda one: one.episode.reward),
+                "correct": each(lambda one: one.episode.is_correct),
+                "turns": each(_turns),
+                "length": each(_length),
+                "entropy": torch.tensor(entropy),
+                "kl": kl,
+                "effective": kept,
+                "silent": torch.full_like(drift, silent / len(cohort.slots)),
+                "drift": drift,
+                "failed": each(lambda one: one.episode.termination_reason in FAILED),
+                "cut": each(lambda one: _reason(one).endswith("length_exceeded")),
+            },
+        )
+
+    # --- validation ---------------------------------------------------------------------------------------------------
+
+    def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
+        """See `Regime.evaluate`; seeds stand for validation tasks.
+
+        A failed episode counts as the lowest return of all that were played: a member gains nothing by it.
+        """
+        index = held_out(seeds, len(self.held))
+        slots, k = sorted(slot for cohort in cohorts for slot in cohort.slots), self.agents.samples
+        how = Sampled(self.agents.temperature)
+        jobs = [
+            Job(slot, n * k + s, f"{i}:{s}", dict(self.held[int(i)]), how)
+            for slot in slots for n, i in enumerate(index) for s in range(k)
+        ]  # fmt: skip
+        done = self.play(cohorts, jobs, Purpose.EVALUATE, 0, stopped)
+        failed = np.array([one.episode.termination_reason in FAILED for one in done])
+        rewards = np.array([one.episode.reward for one in done])
+        rewards[failed] = np.nan if failed.all() else rewards[~failed].min()
+        shape = (len(slots), len(index), k)
+        right = np.array([one.episode.is_correct for one in done]).reshape(shape)
+        lengths = np.array([_length(one) for one in done], dtype=np.int64).reshape(shape).sum(axis=2)
+        if len(slots) == self.clock.members:
+            told = (
+                rewards.reshape(shape).mean(axis=(1, 2)), right.mean(axis=(1, 2)), right.any(axis=2).mean(axis=1),
+                failed.reshape(shape).mean(axis=(1, 2)),
+            )  # fmt: skip
+            every = {name: torch.from_numpy(each) for name, each in zip(VALIDATED, told, strict=True)}
+            self.validated.note(self.clock.generation, slots, every)
+            if self.agents.record != "none":
+                self._write(f"validation-{self.clock.generation + 1:06d}", done)
+        return Episodes(rewards.reshape(shape).mean(axis=2), lengths, len(done))
+
+    def _write(self, name: str, done: Sequence[Done]) -> None:
+        """Write episodes, one JSON object a line, each with its member's slot."""
+        if self.folder is None:
+            return
+        lines = [
+            json.dumps({"slot": one.job.slot, "attempts": one.attempts, **one.episode.to_dict()}, sort_keys=True)
+            for one in done
+        ]
+        write_text(self.folder / f"{name}.jsonl", "\n".join([*lines, ""]))
+
+    def state(self) -> dict[str, Tensor]:
+        return {**self.measures.state(), "validated": self.validated.state()["measures"]}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> int:
+        self.measures.restore(tensors)
+        self.validated.restore({"measures": tensors["validated"]})
+        return 0
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _reason(one: Done) -> str:
+    reason = one.episode.termination_reason
+    return reason.value if reason is not None else "unknown"
+
+
+def _turns(one: Done) -> int:
+    return sum(len(trajectory.steps) for trajectory in one.episode.trajectories)
+
+
+def _length(one: Done) -> int:
+    outs = (step.model_output for trajectory in one.episode.trajectories for step in trajectory.steps)
+    return sum(len(out.completion_ids) for out in outs if out is not None)
+
+
+def worker(make: Callable[..., Workflow], **given: Any) -> Make:
+    """Return what makes a workflow from its model and runner, given everything else."""
+    return lambda model, runner: partial(make, **given)(rollout_engine=model, executor=runner)

@@ -1,0 +1,249 @@
+"""Episodes as rows of text: the tokens that members were shown and wrote, what of it counts, and its advantages."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from evopipe.agents.types import Step, Trajectory
+from evopipe.language.base import stacked
+from evopipe.types import Tensor, Text
+
+Level = Literal["trajectory", "step", "turn"]
+
+
+@dataclass
+class Row:
+    """A prompt, then completions and what the environment said between them."""
+
+    prompt: list[int]
+    ids: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    turn: list[int] = field(default_factory=list)  # the step that a token belongs to
+    log_prob: list[float] = field(default_factory=list)
+
+    def add(self, shown: Sequence[int], written: Sequence[int], log_probs: Sequence[float], step: int) -> None:
+        self.ids += [*shown, *written]
+        self.mask += [False] * len(shown) + [True] * len(written)
+        self.turn += [step] * (len(shown) + len(written))
+        self.log_prob += [0.0] * len(shown) + list(log_probs)
+
+
+class Played(NamedTuple):
+    """A trajectory of a round: of which task and role, and whether it counts."""
+
+    task: int  # which of the round's
+    trajectory: Trajectory
+    counts: bool
+
+
+def rows_of(trajectory: Trajectory) -> list[Row]:
+    """Return the rows of a trajectory: a step whose prompt goes on from the row before it lengthens that, any other
+    begins one."""
+    rows: list[Row] = []
+    for number, step in enumerate(trajectory.steps):
+        out = step.model_output
+        if out is None or not out.completion_ids:
+            continue
+        known = len(rows[-1].prompt) + len(rows[-1].ids) if rows else 0
+        if rows and out.prompt_ids[:known] == [*rows[-1].prompt, *rows[-1].ids]:
+            rows[-1].add(out.prompt_ids[known:], out.completion_ids, out.logprobs, number)
+        else:
+            rows.append(Row(list(out.prompt_ids)))
+            rows[-1].add([], out.completion_ids, out.logprobs, number)
+    return rows
+
+
+def returns(steps: Sequence[Step], gamma: float) -> list[float]:
+    """Return Σ γᵏ r of every step, and tell it the step."""
+    later = 0.0
+    for step in reversed(steps):
+        later = step.reward + gamma * later
+        step.mc_return = later
+    return [step.mc_return for step in steps]
+
+
+@dataclass
+class Batch:
+    """The rows of a round of `P` members, and which trajectory each is of."""
+
+    text: Text  # [P, B, …]; no row is there beyond a member's own
+    owner: list[list[int]]  # of each member: the trajectory of each of its rows
+    played: Sequence[Sequence[Played]]  # of each member
+
+
+def batch_of(played: Sequence[Sequence[Played]], pad: int, device: torch.device) -> Batch:
+    """Gather the trajectories of `P` members, with each trajectory's reward at each of its rows."""
+    every: list[list[Row]] = []
+    owner: list[list[int]] = []
+    for member in played:
+        found = [(i, row) for i, each in enumerate(member) for row in rows_of(each.trajectory)]
+        owner.append([i for i, _ in found])
+        every.append([row for _, row in found])
+    width = max(1, *(len(rows) for rows in every))
+    flat = [row for rows in every for row in (*rows, *([Row([pad], [pad], [False], [0], [0.0])] * (width - len(rows))))]
+    prompts, seen = stacked([row.prompt for row in flat], pad, left=True)
+    ids, there = stacked([row.ids for row in flat], pad, left=False)
+    shape = (len(played), width, -1)
+
+    def told(values: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:
+        out = torch.zeros(ids.shape, dtype=dtype)
+        for i, row in enumerate(values):
+            out[i, : len(row)] = torch.tensor(row, dtype=dtype)
+        return out.view(shape).to(device)
+
+    mask = told([row.mask for row in flat], torch.bool)
+    counts = torch.zeros(shape[:2], dtype=torch.bool)
+    reward = torch.zeros(shape[:2])
+    for p, member in enumerate(played):
+        for b, i in enumerate(owner[p]):
+            counts[p, b], reward[p, b] = member[i].counts, member[i].trajectory.reward
+    text = Text(
+        torch.cat((prompts, ids), dim=1).view(shape).to(device), torch.cat((seen, there), dim=1).view(shape).to(device),
+        mask, told([row.turn for row in flat], torch.int64), log_prob=told([row.log_prob for row in flat], torch.float32),
+        reward=reward.to(device), keep=counts.to(device),
+    )  # fmt: skip
+    return Batch(text, owner, played)
+
+
+@dataclass(frozen=True)
+class How:
+    """How trajectories become advantages.
+
+    Attributes:
+        level: what is compared: whole trajectories, the same for each of their steps (`step`: shared out among them),
+            or each turn with the same turn of the group's others.
+        gamma: of the returns of turns.
+        estimate: of each role: (text, group) → the text with advantages; `""` is any other role's.
+    """
+
+    level: Level
+    gamma: float
+    estimate: Mapping[str, Callable[[Text, int], Text]]
+
+    def of(self, role: str) -> Callable[[Text, int], Text]:
+        return self.estimate.get(role, self.estimate[""])
+
+
+class _Places(NamedTuple):
+    """Where the trajectories of a role stand when groups lie next to each other."""
+
+    group: int  # of each group, pads included
+    of: list[list[tuple[int, int]]]  # of each member: (place, index among its trajectories)
+    size: int
+
+
+def _places(played: Sequence[Sequence[Played]], role: str, tasks: int) -> _Places:
+    own: list[dict[int, list[int]]] = []
+    for member in played:
+        found: dict[int, list[int]] = defaultdict(list)
+        for i, each in enumerate(member):
+            if each.trajectory.name == role:
+                found[each.task].append(i)
+        own.append(found)
+    group = max(len(each) for found in own for each in found.values())
+    of = [[(task * group + k, i) for task, each in found.items() for k, i in enumerate(each)] for found in own]
+    return _Places(group, of, tasks * group)
+
+
+def advantages(batch: Batch, tasks: int, how: How) -> tuple[Text, int]:
+    """Return the text with an advantage at every token, and which rows have one; and how many groups say nothing.
+
+    Groups are the trajectories of one task and role: nothing else is compared.
+    """
+    text, played = batch.text, batch.played
+    values = [[[0.0] * len(each.trajectory.steps) for each in member] for member in played]
+    spread = [[[False] * len(each.trajectory.steps) for each in member] for member in played]
+    summed = _sums(batch)
+    silent = 0
+    for role in sorted({each.trajectory.name for member in played for each in member}):
+        places, estimate = _places(played, role, tasks), how.of(role)
+        longest = max(len(each.trajectory.steps) for member in played for each in member if each.trajectory.name == role)
+        whole, keep, skipped = _compare(batch, places, estimate, lambda each: each.trajectory.reward, summed)
+        silent += skipped
+        for p, own in enumerate(places.of):
+            for place, i in own:
+                n = len(values[p][i])
+                share = n if how.level == "step" else 1
+                values[p][i] = [whole[p][place] / share] * n
+                spread[p][i] = [keep[p][place]] * n
+        if how.level != "turn":
+            continue
+        for member in played:
+            for each in member:
+                returns(each.trajectory.steps, how.gamma)
+        for t in range(longest):
+            turn, keep, _ = _compare(batch, places, estimate, lambda each, t=t: _return(each, t), summed)
+            for p, own in enumerate(places.of):
+                there = [place // places.group for place, i in own if t < len(values[p][i]) and played[p][i].counts]
+                for place, i in own:
+                    # A turn that nobody else of the group took is worth what its trajectory is.
+                    if t < len(values[p][i]) and there.count(place // places.group) > 1:
+                        values[p][i][t], spread[p][i][t] = turn[p][place], keep[p][place]
+    advantage = torch.zeros(text.mask.shape)
+    kept = torch.zeros(text.mask.shape[:2], dtype=torch.bool)
+    for p, owners in enumerate(batch.owner):
+        for b, i in enumerate(owners):
+            each = torch.tensor([a if s else 0.0 for a, s in zip(values[p][i], spread[p][i], strict=True)])
+            advantage[p, b] = each[text.turn[p, b].cpu().clamp(max=len(each) - 1)]
+            kept[p, b] = played[p][i].counts and any(spread[p][i])
+    device = text.ids.device
+    return replace(text, advantage=advantage.to(device), keep=kept.to(device)), silent
+
+
+def _return(each: Played, t: int) -> float | None:
+    steps = each.trajectory.steps
+    return steps[t].mc_return if t < len(steps) else None
+
+
+def _sums(batch: Batch) -> list[dict[int, tuple[float, float]]]:
+    """Return of each trajectory Σ log π and Σ log π_ref over its tokens."""
+    text, found = batch.text, []
+    assert text.log_prob is not None
+    own = text.log_prob.sum(dim=-1).cpu().tolist()
+    base = own if text.reference is None else text.reference.sum(dim=-1).cpu().tolist()
+    for p, owners in enumerate(batch.owner):
+        sums: dict[int, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+        for b, i in enumerate(owners):
+            sums[i] = (sums[i][0] + own[p][b], sums[i][1] + base[p][b])
+        found.append(sums)
+    return found
+
+
+def _compare(
+    batch: Batch,
+    places: _Places,
+    estimate: Callable[[Text, int], Text],
+    value: Callable[[Played], float | None],
+    summed: Sequence[Mapping[int, tuple[float, float]]],
+) -> tuple[list[list[float]], list[list[bool]], int]:
+    """Compare trajectories by the algorithm's own estimate, one token each; return it by place, whether it says
+    anything, and how many groups do not."""
+    shape = (len(batch.played), places.size, 1)
+    reward, log_prob, reference = torch.zeros(shape[:2]), torch.zeros(shape), torch.zeros(shape)
+    present = torch.zeros(shape[:2], dtype=torch.bool)
+    for p, own in enumerate(places.of):
+        for place, i in own:
+            each = batch.played[p][i]
+            found = value(each)
+            if found is None or not each.counts:
+                continue
+            present[p, place], reward[p, place] = True, found
+            log_prob[p, place, 0], reference[p, place, 0] = summed[p][i] if i in summed[p] else (0.0, 0.0)
+    device, nothing = batch.text.ids.device, torch.zeros(shape, dtype=torch.int64)
+    told = Text(
+        nothing.to(device), present[..., None].to(device), present[..., None].to(device), nothing.to(device),
+        log_prob.to(device), reference.to(device) if batch.text.reference is not None else None,
+        reward=reward.to(device), keep=present.to(device),
+    )  # fmt: skip
+    done = estimate(told, places.group)
+    assert done.advantage is not None
+    assert done.keep is not None
+    keep = done.keep.cpu()
+    groups = present.view(len(present), -1, places.group).any(dim=-1)
+    silent = int((groups & ~keep.view(len(keep), -1, places.group).any(dim=-1)).sum())
+    return done.advantage[..., 0].cpu().tolist(), keep.tolist(), silent

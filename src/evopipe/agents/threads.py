@@ -1,0 +1,89 @@
+"""Blocking code of users: in threads that nothing waits for, not even the end of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class _Worker:
+    """A thread that takes one call at a time, and ends when it is told None."""
+
+    def __init__(self) -> None:
+        self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._work, name="evopipe-agent", daemon=True)
+        self.thread.start()
+
+    def _work(self) -> None:
+        while (call := self.calls.get()) is not None:
+            loop, future, function, args = call
+            try:
+                result, error = function(*args), None
+            except BaseException as raised:  # a SystemExit of user code, too, is its caller's
+                result, error = None, raised
+            try:
+                loop.call_soon_threadsafe(_settle, future, result, error)
+            except RuntimeError:  # the loop is over: nobody waits
+                return
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+class Threads:
+    """Up to `most` calls at a time; one that is given up leaves its thread to itself, and another takes its place."""
+
+    def __init__(self, most: int) -> None:
+        self._slots = asyncio.Semaphore(most)
+        self._idle: list[_Worker] = []
+        self.abandoned = 0
+
+    async def call(self, function: Callable[..., Any], *args: Any, blocking: bool, seconds: float | None) -> Any:
+        """Call a function or a coroutine function.
+
+        Args:
+            function: what to call.
+            *args: its arguments.
+            blocking: whether a plain function runs in a thread.
+            seconds: longest that it may take; None: any time. A plain function that is not blocking is not timed.
+
+        Raises:
+            TimeoutError: it took longer.
+        """
+        if inspect.iscoroutinefunction(function):
+            async with asyncio.timeout(seconds):
+                return await function(*args)
+        if not blocking:
+            return function(*args)
+        async with self._slots:
+            worker = self._idle.pop() if self._idle else _Worker()
+            future = asyncio.get_running_loop().create_future()
+            worker.calls.put((asyncio.get_running_loop(), future, function, args))
+            try:
+                async with asyncio.timeout(seconds):
+                    await asyncio.wait([future])
+            finally:
+                if future.done():
+                    self._idle.append(worker)
+                else:
+                    future.cancel()
+                    worker.calls.put(None)  # it ends when the call does
+                    self.abandoned += 1
+            return future.result()
+
+    def close(self) -> None:
+        """End all threads that are idle."""
+        while self._idle:
+            worker = self._idle.pop()
+            worker.calls.put(None)
+            worker.thread.join()

@@ -1,0 +1,199 @@
+"""What agents, environments and workflows exchange: steps, trajectories and episodes as data, to and from JSON."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, Protocol, Self
+
+Message = dict[str, Any]
+"""Of a chat: `role` and `content`."""
+
+
+class TerminationReason(Enum):
+    """Why an episode ended."""
+
+    MAX_PROMPT_LENGTH_EXCEEDED = "max_prompt_length_exceeded"
+    MAX_RESPONSE_LENGTH_EXCEEDED = "max_response_length_exceeded"
+    ENV_DONE = "env_done"
+    MAX_TURNS_EXCEEDED = "max_turns_exceeded"
+    TIMEOUT = "timeout"
+    UNKNOWN = "unknown"
+    ERROR = "error"
+
+
+class TerminationEvent(Exception):
+    """Raised by a workflow to end its episode for a reason; what it has collected counts."""
+
+    def __init__(self, reason: TerminationReason = TerminationReason.UNKNOWN) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+
+
+@dataclass
+class ModelOutput:
+    """A completion: its text, and the tokens that it was."""
+
+    text: str = ""
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    prompt_ids: list[int] = field(default_factory=list)
+    completion_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # of the completion's tokens as they were drawn
+    finish_reason: str = "stop"  # or "length"
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def completion_length(self) -> int:
+        return len(self.completion_ids)
+
+    def to_dict(self) -> dict[str, Any]:
+        return _plain(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**_known(cls, data))
+
+
+@dataclass
+class Action:
+    """What an agent does, in the terms of its environment."""
+
+    action: Any = None
+
+
+@dataclass
+class Step:
+    """One completion of an agent, and what the environment made of it."""
+
+    chat_completions: list[Message] = field(default_factory=list)  # the chat up to here, the completion included
+    observation: Any = None
+    thought: str = ""
+    action: Any = None
+    model_response: str = ""
+    model_output: ModelOutput | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+    reward: float = 0.0
+    done: bool = False
+    mc_return: float = 0.0  # Σ γᵏ r from here on
+
+    def to_dict(self) -> dict[str, Any]:
+        return _plain(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        known = _known(cls, data)
+        if isinstance(known.get("model_output"), Mapping):
+            known["model_output"] = ModelOutput.from_dict(known["model_output"])
+        return cls(**known)
+
+    @classmethod
+    def from_model_output(cls, output: ModelOutput, messages: Sequence[Message] = (), action: Any = None) -> Self:
+        """Make the step of a completion of these messages."""
+        chat = [*(dict(message) for message in messages), {"role": "assistant", "content": output.content}]
+        return cls(chat_completions=chat, action=action, model_response=output.text, model_output=output)
+
+
+@dataclass
+class Trajectory:
+    """The steps of one agent, or of one role of a workflow, which `name` tells."""
+
+    uid: str = field(default_factory=lambda: str(uuid.uuid4()))
+    name: str = "agent"
+    task: Any = None
+    steps: list[Step] = field(default_factory=list)
+    reward: float = 0.0
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def is_cumulative(self) -> bool:
+        """Whether each step's chat begins with the whole chat of the one before."""
+        chats = [step.chat_completions for step in self.steps]
+        return all(later[: len(chat)] == chat for chat, later in zip(chats, chats[1:], strict=False))
+
+    def to_dict(self) -> dict[str, Any]:
+        return _plain(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        known = _known(cls, data)
+        known["steps"] = [Step.from_dict(step) for step in known.get("steps", [])]
+        return cls(**known)
+
+
+@dataclass
+class Episode:
+    """One run of a task: `id` is `"<task>:<rollout>"`."""
+
+    id: str = ""
+    task: Any = None
+    termination_reason: TerminationReason | None = None
+    is_correct: bool = False
+    trajectories: list[Trajectory] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def task_id(self) -> str:
+        return self.id.rpartition(":")[0]
+
+    @property
+    def rollout_idx(self) -> int:
+        return int(self.id.rpartition(":")[2])
+
+    @property
+    def reward(self) -> float:
+        """Σ of its trajectories' rewards over their number; 0 without any."""
+        rewards = [trajectory.reward for trajectory in self.trajectories]
+        return sum(rewards) / len(rewards) if rewards else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return _plain(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        known = _known(cls, data)
+        known["trajectories"] = [Trajectory.from_dict(each) for each in known.get("trajectories", [])]
+        if known.get("termination_reason") is not None:
+            known["termination_reason"] = TerminationReason(known["termination_reason"])
+        return cls(**known)
+
+
+@dataclass
+class RewardOutput:
+    """What a reward function found."""
+
+    reward: float
+    metadata: dict[str, Any] = field(default_factory=dict)
+    is_correct: bool | None = None
+
+
+class RewardFunction(Protocol):
+    """Scores an action, or a whole answer, by what the task says."""
+
+    def __call__(self, task_info: dict[str, Any], action: str) -> RewardOutput | float: ...
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON data; what has no such form, as its `repr`."""
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return _plain(value.item()) if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else repr(value)
+
+
+def _known(cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those values of a mapping that a dataclass has fields for."""
+    return {each.name: data[each.name] for each in fields(cls) if each.name in data}

@@ -1,0 +1,294 @@
+"""Workflows: what one episode of a task does, with any number of agents, environments and calls of the model."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import numbers
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from evopipe.agents.agent import BaseAgent
+from evopipe.agents.environment import BaseEnv
+from evopipe.agents.model import Model
+from evopipe.agents.threads import Threads
+from evopipe.agents.types import Action, Episode, Step, TerminationEvent, TerminationReason, Trajectory
+
+
+class Runner:
+    """What a workflow may ask of the engine: threads, and how long a call of an environment may take."""
+
+    def __init__(self, threads: Threads, env_seconds: float | None, close_seconds: float = 5.0) -> None:
+        self.threads, self.env_seconds, self.close_seconds = threads, env_seconds, close_seconds
+
+
+class Workflow(ABC):
+    """One episode at a time: `run` says what it does.
+
+    Trajectories are those that `run` returns in an `Episode`; else those that were committed, and those of every agent
+    that is an attribute.
+
+    Args:
+        rollout_engine: the episode's model.
+        executor: the engine's, for `run_in_executor` and for environments.
+        timeout: seconds of an episode.
+        gamma: of the returns that the steps' rewards become; 0 leaves them as they are.
+        reward_bonus_coeff: weight of a step's gain in reward over the step before, added to its reward.
+    """
+
+    def __init__(
+        self,
+        rollout_engine: Model,
+        executor: Runner,
+        timeout: float = 1e6,
+        gamma: float = 0.0,
+        reward_bonus_coeff: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        self.rollout_engine, self.executor, self.timeout = rollout_engine, executor, timeout
+        self.gamma, self.reward_bonus_coeff = gamma, reward_bonus_coeff
+        self._committed: list[Trajectory] = []
+        self._told: set[str] = set()
+
+    @abstractmethod
+    async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
+        """Do a task. `TerminationEvent` ends it for a reason."""
+
+    def reset(self, task: dict[str, Any] | None = None, uid: str | None = None) -> None:
+        """Begin anew: agents are reset, nothing is committed."""
+        self._committed, self._told = [], set()
+        for agent in self._own(BaseAgent):
+            agent.reset()
+
+    async def run_in_executor(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run blocking code in a thread, within the time that an environment has."""
+        return await self.executor.threads.call(function, *args, blocking=True, seconds=self.executor.env_seconds)
+
+    async def on_env(self, env: BaseEnv, method: str, *args: Any) -> Any:
+        """Call an environment's method, in a thread where it is blocking; TimeoutError if it takes too long."""
+        function, seconds = getattr(env, method), self.executor.env_seconds
+        return await self.executor.threads.call(function, *args, blocking=_blocks(env), seconds=seconds)
+
+    def commit(
+        self,
+        name: str | None = None,
+        agent: BaseAgent | None = None,
+        trajectory: Trajectory | None = None,
+        reset: bool = False,
+    ) -> None:
+        """Keep a trajectory, an agent's or one's own, as it is now; without steps it is none.
+
+        Raises:
+            ValueError: not exactly one of `agent` and `trajectory` is given.
+        """
+        if (agent is None) == (trajectory is None):
+            raise ValueError("commit: give either agent or trajectory")
+        held = agent.trajectory if agent is not None else trajectory
+        assert held is not None
+        if held.steps:
+            self._told.add(held.uid)
+            kept = copy.deepcopy(held)
+            kept.name = name or kept.name
+            self._committed.append(kept)
+        if agent is not None and reset:
+            agent.reset()
+
+    def collect_trajectories(self) -> list[Trajectory]:
+        """Return what was committed, then what agents have done that was not."""
+        rest = [agent.trajectory for agent in self._own(BaseAgent)]
+        return [*self._committed, *(each for each in rest if each.steps and each.uid not in self._told)]
+
+    def postprocess_episode(
+        self, episode: Episode | None, task: dict[str, Any], uid: str, reason: TerminationReason | None
+    ) -> Episode:
+        """Give an episode its id, its rewards and its reason."""
+        if episode is None:
+            episode = Episode(trajectories=self.collect_trajectories())
+        episode.id, episode.task = uid, task
+        for trajectory in episode.trajectories:
+            if trajectory.steps and not trajectory.steps[-1].chat_completions and not trajectory.steps[-1].model_output:
+                trajectory.steps.pop()
+            trajectory.task = trajectory.task if trajectory.task is not None else task
+            self.compute_trajectory_reward(trajectory)
+            self.adjust_step_rewards(trajectory)
+        episode.is_correct = episode.is_correct or sum(each.reward for each in episode.trajectories) > 0
+        for name in {each.name for each in episode.trajectories}:
+            own = [each.reward for each in episode.trajectories if each.name == name]
+            episode.metrics.setdefault(f"{name}_acc", sum(own) / len(own))
+        episode.termination_reason = episode.termination_reason or reason or TerminationReason.UNKNOWN
+        return episode
+
+    def compute_trajectory_reward(self, trajectory: Trajectory) -> None:
+        """Let a trajectory's reward be the sum of its steps', where these have any."""
+        if any(step.reward for step in trajectory.steps):
+            trajectory.reward = float(sum(step.reward for step in trajectory.steps))
+
+    def adjust_step_rewards(self, trajectory: Trajectory) -> None:
+        """Add the bonus of gains to steps' rewards, and turn them into returns where `gamma` is above 0."""
+        steps = trajectory.steps
+        if len(steps) < 2:
+            return
+        if self.reward_bonus_coeff:
+            raw = [step.reward for step in steps]
+            for before, now, step in zip(raw, raw[1:], steps[1:], strict=False):
+                step.reward += self.reward_bonus_coeff * (now - before)
+        if self.gamma > 0:
+            for step, later in zip(reversed(steps[:-1]), reversed(steps[1:]), strict=True):
+                step.reward += self.gamma * later.reward
+
+    def is_multithread_safe(self) -> bool:
+        return all(env.is_multithread_safe() for env in self._own(BaseEnv))
+
+    async def close(self) -> str | None:
+        """Close every environment that is an attribute; return what went wrong, if something did."""
+        wrong = None
+        for env in self._own(BaseEnv):
+            try:
+                await self.executor.threads.call(env.close, blocking=_blocks(env), seconds=self.executor.close_seconds)
+            except Exception as error:
+                wrong = f"{type(env).__name__}.close: {type(error).__name__}: {error}"
+        return wrong
+
+    def _own(self, kind: type[Any]) -> list[Any]:
+        found: dict[int, Any] = {}
+        for value in vars(self).values():
+            each = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+            found |= {id(one): one for one in each if isinstance(one, kind)}
+        return list(found.values())
+
+
+def _blocks(env: Any) -> bool:
+    return bool(getattr(env, "blocking", True))
+
+
+class MultiTurnWorkflow(Workflow):
+    """An agent in an environment, until it is done or `max_steps` completions are written."""
+
+    cumulative = False
+
+    def __init__(
+        self,
+        agent_cls: type[Any],
+        env_cls: type[Any],
+        agent_args: Mapping[str, Any] | None = None,
+        env_args: Mapping[str, Any] | None = None,
+        max_steps: int = 5,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.agent: Any = agent_cls(**dict(agent_args or {}))
+        self.env: Any = None
+        self.env_cls, self.env_args, self.max_steps = env_cls, dict(env_args or {}), max_steps
+
+    async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
+        make = self.env_cls.from_dict
+        blocking = bool(getattr(self.env_cls, "blocking", True))
+        seconds = self.executor.env_seconds
+        self.env = await self.executor.threads.call(make, {**task, **self.env_args}, blocking=blocking, seconds=seconds)
+        self.env.idx = uid
+        observation, info = _begun(await self.on_env(self.env, "reset"), self.env)
+        self.agent.update_from_env(observation, 0.0, False, info)
+        first = None
+        for _ in range(self.max_steps):
+            how: dict[str, Any] = {}
+            if self.cumulative:
+                length = self.rollout_engine.prompt_length(self.agent.chat_completions)
+                first = length if first is None else first
+                left = self.rollout_engine.limits.response - (length - first)
+                if left <= 0:
+                    raise TerminationEvent(TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED)
+                how["max_tokens"] = left
+            out = await self.rollout_engine.get_model_response(self.agent.chat_completions, **how)
+            action = self.agent.update_from_model(out.content)
+            step: Step | None = self.agent.get_current_state()
+            if step is None:
+                raise TypeError(f"{type(self.agent).__name__}.update_from_model added no step to its trajectory")
+            step.model_output = out
+            taken = await self.on_env(self.env, "step", action.action if isinstance(action, Action) else action)
+            observation, reward, done, info = _stepped(taken, self.env)
+            step.reward, step.done = reward, done
+            step.info.update(info)
+            self.agent.update_from_env(observation, reward, done, info)
+            if done:
+                await self._final(step)
+                raise TerminationEvent(TerminationReason.ENV_DONE)
+            if self.cumulative and out.finish_reason == "length":
+                raise TerminationEvent(TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED)
+        raise TerminationEvent(TerminationReason.MAX_TURNS_EXCEEDED)
+
+    async def _final(self, step: Step) -> None:
+        if hasattr(self.env, "compute_final_reward"):
+            step.reward = _number(await self.on_env(self.env, "compute_final_reward"), self.env)
+
+
+class CumulativeWorkflow(MultiTurnWorkflow):
+    """An agent in an environment whose completions and observations together have the length of one response."""
+
+    cumulative = True
+
+
+class SingleTurnWorkflow(MultiTurnWorkflow):
+    """An agent that answers once."""
+
+    def __init__(self, agent_cls: type[Any], env_cls: type[Any], **kwargs: Any) -> None:
+        super().__init__(agent_cls, env_cls, **{**kwargs, "max_steps": 1})
+
+
+class FlowWorkflow(Workflow):
+    """A plain function, `async def flow(task, model)`: its calls of the model are the steps of one trajectory.
+
+    It returns the reward, a list of one reward a call, a `Trajectory` or an `Episode`.
+    """
+
+    def __init__(self, flow: Callable[..., Any], reward_fn: Callable[..., Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.flow, self.reward_fn = flow, reward_fn
+
+    async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
+        found = await self.flow(task, self.rollout_engine)
+        if isinstance(found, Episode):
+            return found
+        if isinstance(found, Trajectory):
+            return Episode(trajectories=[found])
+        steps = [Step.from_model_output(out) for out in self.rollout_engine.log]
+        trajectory = Trajectory(task=task, steps=steps)
+        if isinstance(found, str) and self.reward_fn is not None:
+            found = self.reward_fn(task, found)
+            found = getattr(found, "reward", found)
+        rewards = list(found) if isinstance(found, (list, tuple)) else None
+        if rewards is not None:
+            if len(rewards) != len(steps):
+                raise TypeError(f"the flow returned {len(rewards)} rewards for {len(steps)} calls of the model")
+            for step, reward in zip(steps, rewards, strict=True):
+                step.reward = _number(reward, self.flow)
+        else:
+            trajectory.reward = _number(found, self.flow)
+        return Episode(trajectories=[trajectory], termination_reason=TerminationReason.ENV_DONE)
+
+
+def _begun(found: Any, env: Any) -> tuple[Any, dict[str, Any]]:
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict):
+        return found
+    raise TypeError(f"{type(env).__name__}.reset returned {found!r:.60}, expected (observation, info)")
+
+
+def _stepped(found: Any, env: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+    """Check what `step` returned; Gymnasium's five values are taken, too."""
+    if isinstance(found, tuple) and len(found) == 5:
+        found = (found[0], found[1], bool(found[2]) or bool(found[3]), found[4])
+    if not isinstance(found, tuple) or len(found) != 4:
+        raise TypeError(f"{type(env).__name__}.step returned {found!r:.60}, expected (observation, reward, done, info)")
+    info = found[3]
+    return found[0], _number(found[1], env), bool(found[2]), dict(info) if isinstance(info, Mapping) else {}
+
+
+def _number(found: Any, whose: Any) -> float:
+    value = found
+    with contextlib.suppress(Exception):
+        value = found.item() if hasattr(found, "item") else getattr(found, "reward", found)
+    if isinstance(value, numbers.Real) and math.isfinite(float(value)):
+        return float(value)
+    name = getattr(whose, "__name__", type(whose).__name__)
+    raise ValueError(f"{name} gave the reward {found!r:.60}, which is no finite number")
