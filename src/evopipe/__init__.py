@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from evopipe.agents.trainer import AgentTrainer
     from evopipe.api import Result
     from evopipe.api import run as train
     from evopipe.errors import EvopipeError
@@ -18,9 +19,13 @@ if TYPE_CHECKING:
     from evopipe.schema.params import Params, load_params, parse_params
 
 __version__ = "0.1.0"
-__all__ = ["EvopipeError", "Params", "Policy", "Result", "__version__", "load", "load_params", "parse_params", "train"]
+__all__ = [
+    "AgentTrainer", "EvopipeError", "Params", "Policy", "Result", "__version__", "load", "load_params", "parse_params",
+    "train",
+]  # fmt: skip
 
 _MODULES = {
+    "AgentTrainer": ("evopipe.agents.trainer", "AgentTrainer"),
     "EvopipeError": ("evopipe.errors", "EvopipeError"),
     "Params": ("evopipe.schema.params", "Params"),
     "Policy": ("evopipe.policy", "Policy"),

@@ -30,9 +30,7 @@ class BaseAgent(ABC):
         """Begin a new episode."""
 
     @abstractmethod
-    def update_from_env(
-        self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
-    ) -> None:
+    def update_from_env(self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any) -> None:
         """Take an observation in: the first one, with reward 0, or what the last action led to."""
 
     @abstractmethod
@@ -67,9 +65,7 @@ class ChatAgent(BaseAgent):
         self._trajectory = Trajectory(name=self.name)
         self.observation: Any = None
 
-    def update_from_env(
-        self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any
-    ) -> None:
+    def update_from_env(self, observation: Any, reward: float, done: bool, info: dict[str, Any], **kwargs: Any) -> None:
         if done:
             return
         self.observation = observation

@@ -232,7 +232,8 @@ class _Round:
         model._calls = attempt << 16  # another attempt draws anew
         workflow: Workflow | None = None
         found: Episode | None = None
-        reason, wrong, late = TerminationReason.UNKNOWN, None, None
+        reason, late = TerminationReason.UNKNOWN, None
+        wrong: BaseException | None = None
         try:
             workflow = engine.make(model, self.runner)
             workflow.reset(job.task, job.uid)

@@ -72,7 +72,9 @@ class SingleTurnEnvironment(MultiTurnEnvironment):
     def __init__(self, task: dict[str, Any] | None = None, reward_fn: RewardFunction | None = None) -> None:
         super().__init__(task, max_turns=1)
         if reward_fn is None:
-            raise ValueError("SingleTurnEnvironment: reward_fn is missing; pass env_args={'reward_fn': …}, or reward_fn")
+            raise ValueError(
+                "SingleTurnEnvironment: reward_fn is missing; pass env_args={'reward_fn': …}, or reward_fn"
+            )
         self.reward_fn = reward_fn
 
     def get_reward_and_next_obs(self, task: dict[str, Any], action: Any) -> tuple[float, Any]:

@@ -73,8 +73,8 @@ class Calculator(ToolEnvironment):
         super().__init__(task, {"calculator": calculate} if tool else {}, self.score, max_turns)
 
     @staticmethod
-    def score(task: dict[str, Any], answer: str) -> RewardOutput:
-        right = answer.strip() == str(task["answer"])
+    def score(task_info: dict[str, Any], action: str) -> RewardOutput:
+        right = action.strip() == str(task_info["answer"])
         return RewardOutput(float(right), is_correct=right)
 
     @staticmethod

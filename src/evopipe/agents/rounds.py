@@ -86,7 +86,9 @@ class Decoder:
         told = np.array(seeds, dtype=np.int64)
         tick = np.full(len(told), self.when, dtype=np.int64)
         drawn = torch.from_numpy(rng.seeds(told[:, 0], self.purpose, tick, told[:, 1], told[:, 2]))
-        temperature, top_k, top_p = (torch.tensor(each, device=device).view(len(parts), width) for each in zip(*how, strict=True))
+        temperature, top_k, top_p = (
+            torch.tensor(each, device=device).view(len(parts), width) for each in zip(*how, strict=True)
+        )
         policy = getattr(cohort.state, self.spec.algo.POLICY)
         structure: Any = policy.structure
 
@@ -142,6 +144,7 @@ class Rounds:
         self.remarks: list[str] = []
         self._estimators = {role: algos.get(name) for role, name in agents.estimators.items()}
         self.validated = Measures(clock.members, VALIDATED)
+        self.last: dict[str, float] = {}  # of the first member's last validation
 
     def first(self, member: Member) -> Member:
         return member
@@ -275,7 +278,9 @@ class Rounds:
         present = torch.tensor([max(1, len(owner)) for owner in played])
         assert text.keep is not None
         kept = text.keep.cpu().sum(dim=1) / present
-        entropy = [np.mean([e for one in member for part in one.entropies.values() for e in part] or [0.0]) for member in done]
+        entropy = [
+            np.mean([e for one in member for part in one.entropies.values() for e in part] or [0.0]) for member in done
+        ]
         self.measures.note(
             self.clock.generation,
             cohort.slots,
@@ -301,6 +306,7 @@ class Rounds:
 
         A failed episode counts as the lowest return of all that were played: a member gains nothing by it.
         """
+        note = np.array_equal(seeds, self.spec.seeds(Purpose.EVALUATE, len(seeds)))  # no second look at one member
         index = held_out(seeds, len(self.held))
         slots, k = sorted(slot for cohort in cohorts for slot in cohort.slots), self.agents.samples
         how = Sampled(self.agents.temperature)
@@ -315,7 +321,12 @@ class Rounds:
         shape = (len(slots), len(index), k)
         right = np.array([one.episode.is_correct for one in done]).reshape(shape)
         lengths = np.array([_length(one) for one in done], dtype=np.int64).reshape(shape).sum(axis=2)
-        if len(slots) == self.clock.members:
+        self.last = {
+            "pass@1": float(right[0].mean()),
+            f"pass@{k}": float(right[0].any(axis=1).mean()),
+            "failed": float(failed.mean()),
+        }
+        if note:
             told = (
                 rewards.reshape(shape).mean(axis=(1, 2)), right.mean(axis=(1, 2)), right.any(axis=2).mean(axis=1),
                 failed.reshape(shape).mean(axis=(1, 2)),

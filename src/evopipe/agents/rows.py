@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -104,7 +105,8 @@ def batch_of(played: Sequence[Sequence[Played]], pad: int, device: torch.device)
             counts[p, b], reward[p, b] = member[i].counts, member[i].trajectory.reward
     text = Text(
         torch.cat((prompts, ids), dim=1).view(shape).to(device), torch.cat((seen, there), dim=1).view(shape).to(device),
-        mask, told([row.turn for row in flat], torch.int64), log_prob=told([row.log_prob for row in flat], torch.float32),
+        mask, told([row.turn for row in flat], torch.int64),
+        log_prob=told([row.log_prob for row in flat], torch.float32),
         reward=reward.to(device), keep=counts.to(device),
     )  # fmt: skip
     return Batch(text, owner, played)
@@ -162,7 +164,9 @@ def advantages(batch: Batch, tasks: int, how: How) -> tuple[Text, int]:
     silent = 0
     for role in sorted({each.trajectory.name for member in played for each in member}):
         places, estimate = _places(played, role, tasks), how.of(role)
-        longest = max(len(each.trajectory.steps) for member in played for each in member if each.trajectory.name == role)
+        longest = max(
+            len(each.trajectory.steps) for member in played for each in member if each.trajectory.name == role
+        )
         whole, keep, skipped = _compare(batch, places, estimate, lambda each: each.trajectory.reward, summed)
         silent += skipped
         for p, own in enumerate(places.of):
@@ -177,7 +181,7 @@ def advantages(batch: Batch, tasks: int, how: How) -> tuple[Text, int]:
             for each in member:
                 returns(each.trajectory.steps, how.gamma)
         for t in range(longest):
-            turn, keep, _ = _compare(batch, places, estimate, lambda each, t=t: _return(each, t), summed)
+            turn, keep, _ = _compare(batch, places, estimate, partial(_return, t), summed)
             for p, own in enumerate(places.of):
                 there = [place // places.group for place, i in own if t < len(values[p][i]) and played[p][i].counts]
                 for place, i in own:
@@ -188,14 +192,14 @@ def advantages(batch: Batch, tasks: int, how: How) -> tuple[Text, int]:
     kept = torch.zeros(text.mask.shape[:2], dtype=torch.bool)
     for p, owners in enumerate(batch.owner):
         for b, i in enumerate(owners):
-            each = torch.tensor([a if s else 0.0 for a, s in zip(values[p][i], spread[p][i], strict=True)])
-            advantage[p, b] = each[text.turn[p, b].cpu().clamp(max=len(each) - 1)]
+            told = torch.tensor([a if s else 0.0 for a, s in zip(values[p][i], spread[p][i], strict=True)])
+            advantage[p, b] = told[text.turn[p, b].cpu().clamp(max=len(told) - 1)]
             kept[p, b] = played[p][i].counts and any(spread[p][i])
     device = text.ids.device
     return replace(text, advantage=advantage.to(device), keep=kept.to(device)), silent
 
 
-def _return(each: Played, t: int) -> float | None:
+def _return(t: int, each: Played) -> float | None:
     steps = each.trajectory.steps
     return steps[t].mc_return if t < len(steps) else None
 
@@ -233,7 +237,7 @@ def _compare(
             if found is None or not each.counts:
                 continue
             present[p, place], reward[p, place] = True, found
-            log_prob[p, place, 0], reference[p, place, 0] = summed[p][i] if i in summed[p] else (0.0, 0.0)
+            log_prob[p, place, 0], reference[p, place, 0] = summed[p].get(i, (0.0, 0.0))
     device, nothing = batch.text.ids.device, torch.zeros(shape, dtype=torch.int64)
     told = Text(
         nothing.to(device), present[..., None].to(device), present[..., None].to(device), nothing.to(device),

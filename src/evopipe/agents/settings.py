@@ -9,8 +9,8 @@ from pydantic import Field
 from evopipe.schema.declare import Schema
 
 Reason = Literal[
-    "max_prompt_length_exceeded", "max_response_length_exceeded", "env_done", "max_turns_exceeded", "timeout", "unknown",
-    "error",
+    "max_prompt_length_exceeded", "max_response_length_exceeded", "env_done", "max_turns_exceeded", "timeout",
+    "unknown", "error",
 ]  # fmt: skip
 _Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
 

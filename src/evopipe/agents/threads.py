@@ -37,7 +37,9 @@ def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | Non
     if error is None:
         future.set_result(result)
     else:
-        future.set_exception(error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}"))
+        future.set_exception(
+            error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+        )
 
 
 class Threads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -54,7 +55,7 @@ class ModelOutput:
         return len(self.completion_ids)
 
     def to_dict(self) -> dict[str, Any]:
-        return _plain(self)
+        return _json(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -84,7 +85,7 @@ class Step:
     mc_return: float = 0.0  # Σ γᵏ r from here on
 
     def to_dict(self) -> dict[str, Any]:
-        return _plain(self)
+        return _json(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -114,10 +115,10 @@ class Trajectory:
     def is_cumulative(self) -> bool:
         """Whether each step's chat begins with the whole chat of the one before."""
         chats = [step.chat_completions for step in self.steps]
-        return all(later[: len(chat)] == chat for chat, later in zip(chats, chats[1:], strict=False))
+        return all(later[: len(chat)] == chat for chat, later in itertools.pairwise(chats))
 
     def to_dict(self) -> dict[str, Any]:
-        return _plain(self)
+        return _json(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -153,7 +154,7 @@ class Episode:
         return sum(rewards) / len(rewards) if rewards else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        return _plain(self)
+        return _json(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -179,10 +180,14 @@ class RewardFunction(Protocol):
     def __call__(self, task_info: dict[str, Any], action: str) -> RewardOutput | float: ...
 
 
+def _json(made: Any) -> dict[str, Any]:
+    return {each.name: _plain(getattr(made, each.name)) for each in fields(made)}
+
+
 def _plain(value: Any) -> Any:
     """Return a value as JSON data; what has no such form, as its `repr`."""
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return _json(value)
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):

@@ -1,0 +1,431 @@
+"""`AgentTrainer`: train language models in agents, environments and workflows of one's own."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import evopipe
+from evopipe import layout, rng
+from evopipe.agents.config import Resolved, resolve
+from evopipe.agents.data import Dataset
+from evopipe.agents.rounds import Rounds, worker
+from evopipe.agents.settings import Agents
+from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnWorkflow, Workflow
+from evopipe.core.member import Member
+from evopipe.errors import DataError, MissingInputError, UsageError, suggestion, translate_failures
+from evopipe.keys import content_key, state_folder
+from evopipe.language.policy import LanguagePolicy
+from evopipe.loading import load
+from evopipe.machine import configure
+from evopipe.ops.statistics import summary
+from evopipe.rng import Purpose
+from evopipe.run.clock import Clock
+from evopipe.run.drive import train
+from evopipe.run.evaluate import Episodes
+from evopipe.run.language import LanguageSpec
+from evopipe.run.outs import write_results, write_timing
+from evopipe.run.run import Run
+from evopipe.run.spec import first_members
+from evopipe.signals import StopSignal
+from evopipe.stages import tracking
+from evopipe.stages.language import export
+from evopipe.stages.language.describe import describe
+from evopipe.stages.language.setup import about_spec, make_spec
+from evopipe.storage.checkpoint import CheckpointStore
+from evopipe.storage.files import write_csv, write_json
+from evopipe.storage.lock import RunLock
+from evopipe.track.console import console_sink
+from evopipe.track.events import JsonlSink, Message, Tracker
+
+_INSTEAD = {"agent_class": "agent_cls", "agent_args": "agent_args", "env_class": "env_cls", "env_args": "env_args"}
+_GIVEN_BY_US = ("rollout_engine", "executor")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What `AgentTrainer.train` gave.
+
+    Attributes:
+        policy: the elite, to generate with; None where nothing was trained.
+        score: its mean return over the validation tasks.
+        evaluation: the elite's and the base's validation: mean, interval, pass@1, pass@k.
+        curve: one row a generation: generation, step, training and validation episodes, best, mean, elite.
+        measures: one mapping a generation and member, of training rounds.
+        validated: one mapping a generation and member, of validations.
+    """
+
+    policy: LanguagePolicy | None
+    score: float
+    evaluation: dict[str, Any]
+    curve: list[list[Any]]
+    measures: list[dict[str, Any]]
+    validated: list[dict[str, Any]]
+
+
+class AgentTrainer:
+    """Trains language models in agents and environments, in workflows, or in a plain function.
+
+    Args:
+        workflow_class: a `Workflow`; its agents and environments go into `workflow_args`.
+        workflow_args: arguments of its constructor.
+        agent_class: a `BaseAgent`, with `env_class`.
+        env_class: a `BaseEnv`.
+        agent_args: arguments of the agent's constructor.
+        env_args: arguments of the environment's, beside those that a task brings.
+        config: overrides: a mapping, dotted or nested, a list of `key=value`, an object of nested attributes, or the
+            path of a YAML file. `explain()` says what became of it.
+        train_dataset: tasks to learn from: a `Dataset` or a list of mappings. None: `data.train_files`.
+        val_dataset: tasks to validate on. None: `data.val_files`, or those to learn from.
+        engine: `local`, this process; `ray` asks for Ray; `auto` is `local`.
+        population: how many members, or a mapping of `size`, `evolve`, `tournament`, `mutation`; None: one.
+        reward_fn: a reward function, for environments that take one, and for the text that `flow` returns.
+        flow: `async def flow(task, model)` in the place of classes.
+
+    Raises:
+        ValueError: classes or arguments that do not go together, or are not what they should be.
+        ParamsError: a key of the configuration is unknown, or a value cannot be used.
+        DataError: a dataset is empty or no rows.
+        MissingInputError: a dataset's file, or what the engine needs, is not there.
+    """
+
+    def __init__(
+        self,
+        workflow_class: type[Any] | None = None,
+        workflow_args: dict[str, Any] | None = None,
+        agent_class: type[Any] | None = None,
+        env_class: type[Any] | None = None,
+        agent_args: dict[str, Any] | None = None,
+        env_args: dict[str, Any] | None = None,
+        config: Any = None,
+        train_dataset: Any = None,
+        val_dataset: Any = None,
+        *,
+        engine: Literal["auto", "local", "ray"] = "auto",
+        population: int | Mapping[str, Any] | None = None,
+        reward_fn: Callable[..., Any] | None = None,
+        flow: Callable[..., Any] | None = None,
+    ) -> None:
+        if workflow_class is not None:
+            own = {"agent_class": agent_class, "agent_args": agent_args, "env_class": env_class, "env_args": env_args}
+            for name, value in own.items():
+                if value is not None:
+                    raise ValueError(
+                        f"{name} is not supported when using workflow, instead use workflow_args['{_INSTEAD[name]}']"
+                    )
+        _engine(engine)
+        self.workflow_class, self.workflow_args = workflow_class, dict(workflow_args or {})
+        self.agent_class, self.env_class = agent_class, env_class
+        self.agent_args, self.env_args = dict(agent_args or {}), dict(env_args or {})
+        self.config, self.engine, self.reward_fn, self.flow = config, engine, reward_fn, flow
+        _one_way(workflow_class, agent_class, env_class, flow)
+        self.train_dataset, self.val_dataset = _rows(train_dataset, "train_dataset"), _rows(val_dataset, "val_dataset")
+        named = workflow_class or agent_class or flow
+        name = str(getattr(named, "__name__", type(named).__name__))
+        first = resolve(config, population, len(self.train_dataset or []), name)
+        if self.train_dataset is None or self.val_dataset is None:
+            self._read(first)
+        if not self.train_dataset:
+            raise DataError("train_dataset: no tasks; pass a Dataset with rows, or name a file by data.train_files")
+        self.resolved = resolve(config, population, len(self.train_dataset), name)
+        if self.val_dataset is None:
+            self.val_dataset = self.train_dataset
+            self.resolved.notes.append("val_dataset: none was passed: validations are on the tasks of training")
+        self._fit()
+
+    def _read(self, resolved: Resolved) -> None:
+        for split, name in (("train", "train_dataset"), ("val", "val_dataset")):
+            if getattr(self, name) is None and split in resolved.files:
+                setattr(self, name, _rows(Dataset.load_data(resolved.files[split]), name))
+
+    def _fit(self) -> None:
+        """Join the arguments, and check that every constructor takes its own."""
+        given = self.resolved.arguments
+        self.agent_args |= given["agent_args"]
+        self.env_args |= given["env_args"]
+        self.workflow_args |= {key: value for key, value in given["workflow_args"].items() if value is not None}
+        if self.workflow_class is not None:
+            _takes(self.workflow_class, {**self.workflow_args, **dict.fromkeys(_GIVEN_BY_US)}, "workflow_args")
+            for kind in ("agent", "env"):
+                if isinstance(cls := self.workflow_args.get(f"{kind}_cls"), type):
+                    self._class_takes(
+                        cls, self.workflow_args.get(f"{kind}_args") or {}, f"workflow_args['{kind}_args']"
+                    )
+        elif self.flow is None:
+            if self.env_class is not None and self.reward_fn is not None and _named(self.env_class, "reward_fn"):
+                self.env_args.setdefault("reward_fn", self.reward_fn)
+            assert self.agent_class is not None
+            assert self.env_class is not None
+            self._class_takes(self.agent_class, self.agent_args, "agent_args")
+            self._class_takes(self.env_class, self.env_args, "env_args")
+
+    @staticmethod
+    def _class_takes(cls: type[Any], args: Mapping[str, Any], what: str) -> None:
+        _takes(cls, args, what)
+
+    def make(self) -> Callable[..., Workflow]:
+        """Return what makes the workflow of one episode."""
+        agents: Agents = self.resolved.agents
+        if self.workflow_class is not None:
+            return worker(self.workflow_class, **self.workflow_args)
+        if self.flow is not None:
+            return worker(FlowWorkflow, flow=self.flow, reward_fn=self.reward_fn)
+        kind = CumulativeWorkflow if agents.cumulative else MultiTurnWorkflow
+        return worker(
+            kind, agent_cls=self.agent_class, env_cls=self.env_class, agent_args=self.agent_args,
+            env_args=self.env_args, max_steps=agents.max_steps,
+        )  # fmt: skip
+
+    def explain(self) -> str:
+        """Return the configuration in effect, a line a key, with where each value came from; and what has no meaning
+        here."""
+        found: list[str] = []
+        params = self.resolved.params
+        blocks = {
+            **params.model_dump(mode="json", exclude={"algos", "fetch", "evaluate", "export"}),
+            "agents": self.resolved.agents.model_dump(mode="json"),
+            "algos": {params.train.algo: params.algo_config.model_dump(mode="json")},
+        }
+
+        def tell(data: Any, path: str) -> None:
+            if isinstance(data, dict) and data and not path.endswith((".kwargs", ".estimators")):
+                for key, value in data.items():
+                    tell(value, f"{path}.{key}" if path else key)
+                return
+            source = next(
+                (text for key, text in self.resolved.origin.items() if path == key or path.startswith(key + ".")),
+                "default",
+            )
+            found.append(f"{path} = {json.dumps(data)}  ({source})")
+
+        tell(blocks, "")
+        return "\n".join([*found, *self.resolved.notes])
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def train(self, quiet: bool = True) -> Trained:
+        """Train; a run in a folder (`trainer.default_local_dir`) that was stopped goes on, bit for bit.
+
+        Raises:
+            EnvironmentFailed: more episodes of a round failed than `agents.max_error_fraction`.
+            BusyError: another process trains the same run.
+            DivergedError, Interrupted: see `run.drive.train`.
+        """
+        if self.resolved.folder is not None:
+            return self._train(self.resolved.folder, quiet)
+        with tempfile.TemporaryDirectory(prefix="evopipe-agents-") as folder:
+            return self._train(Path(folder), quiet)
+
+    def evaluate(self) -> dict[str, Any]:
+        """Validate the base, or the members of `population.start`, as they are: mean, interval, pass@1, pass@k."""
+        spec, members = self._members()
+        regime = self._regime(spec, Clock.of(spec, len(members)), None)
+        return self._validate(spec, regime, members[0])
+
+    def _members(self) -> tuple[LanguageSpec, list[Member]]:
+        params = self.resolved.params
+        spec = make_spec(params, configure(params.runtime))
+        members, _ = first_members(spec, params.population.size)
+        return spec, members
+
+    def _regime(self, spec: LanguageSpec, clock: Clock, folder: Path | None) -> Rounds:
+        assert self.train_dataset is not None
+        assert self.val_dataset is not None
+        agents = self.resolved.agents
+        return Rounds(spec, clock, agents, self.make(), self.train_dataset.data, self.val_dataset.data, folder)
+
+    def _train(self, folder: Path, quiet: bool) -> Trained:
+        params = self.resolved.params
+        spec = make_spec(params, configure(params.runtime))
+        members, births = first_members(spec, params.population.size)
+        clock = Clock.of(spec, len(members))
+        regime = self._regime(spec, clock, folder / "episodes")
+        run = Run(spec, regime, clock, members, births)
+        folder.mkdir(parents=True, exist_ok=True)
+        state = state_folder("agents", self._key(), folder)
+        with RunLock(state.with_suffix(".lock")), translate_failures():
+            store, log = CheckpointStore(state / "checkpoints"), state / "events.jsonl"
+            with (
+                StopSignal() as stop,
+                Tracker([console_sink(quiet), JsonlSink(log)]) as tracker,
+                tracking.outbox(params, state, folder) as outbox,
+            ):
+                for note in self.resolved.notes:
+                    tracker.emit(Message("warning", note))
+                if self.resolved.val_only:
+                    return Trained(None, *_before(self._validate(spec, regime, members[0])))
+                before = self._validate(spec, regime, members[0]) if self.resolved.agents.first else None
+                champion = train(run, store, params.runtime.checkpoint_seconds, stop, tracker, outbox.problems)
+                write_results(run, champion, {**about_spec(spec), "policy": describe(params, spec)}, folder)
+                write_csv(
+                    folder / layout.MEASURES, ["generation", "slot", *regime.measures.names], regime.measures.rows()
+                )
+                write_timing(log, run.curve, folder)
+                found = self._validate(spec, regime, champion.member)
+                told = {"elite": found, **({"base": before} if before else {}), "env": spec.name}
+                write_json(folder / layout.EVALUATION, told)
+                export.run(
+                    params.model_copy(update={"export": params.export.model_copy(update={"merged": False})}),
+                    True,
+                    folder,
+                )
+                tracking.finish(params, state, folder)
+            store.clear()
+        policy: Any = load(folder / layout.ELITE)
+        measures, validated = _mappings(regime.measures), _mappings(regime.validated)
+        return Trained(policy, champion.score, told, run.curve, measures, validated)
+
+    def _validate(self, spec: LanguageSpec, regime: Rounds, member: Member) -> dict[str, Any]:
+        """Validate a member on every task of the validation set."""
+        alone = regime.held
+        cohorts = spec.form_alone(member)
+        played: Episodes = regime.evaluate(cohorts, spec.seeds(Purpose.HELD_OUT, len(alone)), lambda: False)
+        chance = rng.host(rng.run_key(spec.seed), Purpose.BOOTSTRAP)
+        found = summary(played.returns[0], played.lengths[0], self.resolved.params.evaluate.bootstrap, chance)
+        return {**found, **regime.last}
+
+    def _key(self) -> str:
+        """Key of a run's checkpoints: what its outcome depends on."""
+        digest = hashlib.sha256()
+        for dataset in (self.train_dataset, self.val_dataset):
+            assert dataset is not None
+            digest.update(json.dumps(dataset.data, sort_keys=True, default=repr).encode())
+        named = [self.workflow_class, self.agent_class, self.env_class, self.flow, self.reward_fn]
+        values = {
+            "params": self.resolved.params.tracked("seed", "language", "train", "evolution", "population", "runtime"),
+            "agents": self.resolved.agents.model_dump(mode="json"),
+            "data": digest.hexdigest(),
+            "code": [_source(each) for each in named],
+            "args": [_shown(each) for each in (self.workflow_args, self.agent_args, self.env_args)],
+        }
+        return content_key(values, [Path(evopipe.__file__).parent])
+
+
+def _before(found: dict[str, Any]) -> tuple[float, dict[str, Any], list[Any], list[Any], list[Any]]:
+    return found["mean"], {"base": found}, [], [], []
+
+
+def _mappings(measures: Any) -> list[dict[str, Any]]:
+    return [dict(zip(("generation", "slot", *measures.names), row, strict=True)) for row in measures.rows()]
+
+
+def _source(thing: Any) -> str:
+    """Return the text of a class or function; where there is none, its name."""
+    try:
+        return inspect.getsource(thing) if thing is not None else ""
+    except (OSError, TypeError):
+        return str(getattr(thing, "__qualname__", type(thing).__qualname__))
+
+
+def _shown(args: Mapping[str, Any]) -> dict[str, str]:
+    """Return arguments as texts without addresses."""
+    return {
+        key: _source(value) if callable(value) else json.dumps(value, default=lambda x: type(x).__qualname__)
+        for key, value in args.items()
+    }
+
+
+def _engine(engine: str) -> None:
+    if engine not in ("auto", "local", "ray"):
+        raise ValueError(f"engine: {engine!r} is none of auto, local, ray")
+    if engine == "ray":
+        if find_spec("ray") is None:
+            raise MissingInputError("engine='ray' needs ray, which comes with an extra of its own: use engine='local'")
+        raise UsageError("engine='ray': episodes run in this process so far: use engine='local'")
+
+
+def _one_way(workflow: Any, agent: Any, env: Any, flow: Any) -> None:
+    """Check that there is one way to make episodes, and that the classes are such."""
+    if flow is not None:
+        if workflow is not None or agent is not None or env is not None:
+            raise ValueError("flow stands in the place of classes: pass either flow, or workflow_class, or agent_class")
+        if not inspect.iscoroutinefunction(flow):
+            raise ValueError(f"flow must be an async function, got {getattr(flow, '__name__', type(flow).__name__)!r}")
+        _positional(flow, 2)
+        return
+    if workflow is not None:
+        if not (isinstance(workflow, type) and issubclass(workflow, Workflow)):
+            raise ValueError(f"workflow_class must be a subclass of evopipe.agents.Workflow, got {_called(workflow)}")
+        if not inspect.iscoroutinefunction(workflow.run):
+            raise ValueError(f"workflow_class: {workflow.__name__}.run must be an async function")
+        return
+    if agent is None and env is None:
+        raise ValueError("pass workflow_class, or agent_class and env_class, or flow: there is nothing to train")
+    for name, value, wanted in (("agent_class", agent, _AGENT), ("env_class", env, _ENV)):
+        if value is None:
+            raise ValueError(f"{name} is missing: agent_class and env_class go together")
+        lacking = [method for method in wanted if not hasattr(value, method)]
+        if not isinstance(value, type) or lacking:
+            of = f", it has no {', '.join(lacking)}" if lacking else ""
+            raise ValueError(f"{name} must be a class like evopipe.agents.{_BASES[name]}, got {_called(value)}{of}")
+        if left := sorted(getattr(value, "__abstractmethods__", ())):
+            raise ValueError(f"{name}: {value.__name__} does not define {', '.join(left)}")
+
+
+_AGENT = ("chat_completions", "trajectory", "reset", "update_from_env", "update_from_model", "get_current_state")
+_ENV = ("reset", "step", "close", "from_dict")
+_BASES = {"agent_class": "BaseAgent", "env_class": "BaseEnv"}
+
+
+def _called(thing: Any) -> str:
+    return repr(getattr(thing, "__name__", type(thing).__name__))
+
+
+def _positional(function: Callable[..., Any], n: int) -> None:
+    try:
+        inspect.signature(function).bind(*[None] * n)
+    except TypeError as error:
+        raise ValueError(f"flow must take (task, model): {error}") from None
+
+
+def _named(cls: type[Any], name: str) -> bool:
+    return name in _parameters(cls)
+
+
+def _parameters(cls: type[Any]) -> dict[str, inspect.Parameter]:
+    """Return what a constructor takes, its base classes' arguments included where it hands any on."""
+    found: dict[str, inspect.Parameter] = {}
+    for each in cls.__mro__:
+        if "__init__" not in vars(each) or each is object:
+            continue
+        own = dict(list(inspect.signature(vars(each)["__init__"]).parameters.items())[1:])
+        found = {**own, **found}
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values()):
+            return {name: p for name, p in found.items() if p.kind is not p.VAR_KEYWORD}
+    return found
+
+
+def _takes(cls: type[Any], args: Mapping[str, Any], what: str) -> None:
+    known = _parameters(cls)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()) and not issubclass(cls, Workflow):
+        return
+    names = [name for name, p in known.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for name in args:
+        if name not in names:
+            near = suggestion(name, [each for each in names if each not in _GIVEN_BY_US]) if names else ""
+            raise ValueError(f"{what}: {cls.__name__} takes no argument {name!r}{near}")
+
+
+def _rows(data: Any, name: str) -> Dataset | None:
+    if data is None:
+        return None
+    if isinstance(data, Dataset):
+        made = data
+    elif isinstance(data, (str, Path)):
+        made = Dataset.load_data(data)
+    elif hasattr(data, "get_data"):
+        made = Dataset(data.get_data())
+    elif hasattr(data, "__iter__"):
+        made = Dataset(list(data))
+    else:
+        raise ValueError(f"{name} must be a Dataset or a list of mappings, got {type(data).__name__}")
+    if not len(made):
+        raise DataError(f"{name}: is empty; pass a dataset with rows")
+    return made

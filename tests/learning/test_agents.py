@@ -1,0 +1,56 @@
+"""Agents learn: three ways to say the same game, from random weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import evopipe
+from evopipe.agents import ChatAgent, CopyGame, Model, MultiTurnWorkflow
+
+STEPS = 100
+
+
+async def copies(task: dict[str, Any], model: Model) -> list[float]:
+    messages, rewards = [], []
+    for digit in task["digits"]:
+        messages.append({"role": "user", "content": digit})
+        said = (await model.get_model_response(messages)).content
+        messages.append({"role": "assistant", "content": said})
+        rewards.append(float(said == digit))
+    return rewards
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "agent": {"agent_class": ChatAgent, "env_class": CopyGame},
+    "workflow": {
+        "workflow_class": MultiTurnWorkflow, "workflow_args": {"agent_cls": ChatAgent, "env_cls": CopyGame},
+    },
+    "function": {"flow": copies},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("way", list(WAYS))
+def test_three_turns_of_copying_are_learned_from_scratch(way: str, seed: int) -> None:
+    found = evopipe.AgentTrainer(
+        **WAYS[way],
+        config={
+            "seed": seed, "data.train_batch_size": 8, "data.max_response_length": 1,
+            "actor_rollout_ref.rollout.n": 8, "actor_rollout_ref.actor.optim.lr": 2e-3,
+            "actor_rollout_ref.actor.use_kl_loss": False, "language.tiny.characters": "0123456789",
+            "language.full": True, "trainer.total_training_steps": STEPS, "trainer.test_freq": 50,
+            "agents.advantage": "turn", "agents.gamma": 0.0,
+        },
+        train_dataset=CopyGame.tasks(256, seed),
+        val_dataset=CopyGame.tasks(64, 99),
+    ).train()  # fmt: skip
+    first, last = found.measures[0], found.measures[-1]
+    assert first["reward"] < last["reward"]
+    assert found.evaluation["elite"]["mean"] / 3 >= 0.85
+    assert last["reward"] / 3 >= 0.8  # drawn, the mean of the last half
+    assert last["drift"] < 1e-4
