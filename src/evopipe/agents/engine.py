@@ -249,6 +249,8 @@ class _Round:
                 raise TypeError(f"{type(workflow).__name__}.run returned {type(found).__name__}, expected an Episode")
             episode = workflow.postprocess_episode(found, job.task, job.uid, reason)
             _know_outputs(episode, model.log)
+            for place, trajectory in enumerate(episode.trajectories):
+                trajectory.uid = f"{job.uid}:{place}"  # equal runs write equal bytes
         except (Exception, SystemExit) as error:  # whatever user code raises is this episode's alone
             reason, wrong = TerminationReason.ERROR, error
             episode = Episode(job.uid, job.task, reason)
