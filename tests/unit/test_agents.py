@@ -15,6 +15,8 @@ import pytest
 pytest.importorskip("transformers")
 
 
+from typer.testing import CliRunner
+
 import words
 from evopipe import algos
 from evopipe.agents import (
@@ -40,6 +42,7 @@ from evopipe.agents.games import Calculator, FrozenLake
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
 from evopipe.agents.rounds import worker
 from evopipe.agents.rows import How, Played, advantages, batch_of, returns, rows_of
+from evopipe.cli import app
 from evopipe.errors import DataError, EnvironmentFailed, MissingInputError, ParamsError
 from evopipe.types import Text
 
@@ -457,6 +460,34 @@ def written(folder: Path) -> dict[str, bytes]:
     """What a run leaves, but for its state and the time that it took."""
     files = [path for part in ("models", "reports", "episodes") for path in sorted((folder / part).rglob("*.*"))]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.name != "timing.csv"}
+
+
+MODULE = """
+import evopipe
+from evopipe.agents import ChatAgent, CopyGame
+
+def make(config):
+    tasks = CopyGame.tasks(4)
+    return evopipe.AgentTrainer(agent_class=ChatAgent, env_class=CopyGame, config=config, train_dataset=tasks)
+"""
+
+
+def test_a_trainer_is_used_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "copying_agent.py").write_text(MODULE)
+    overrides = [f"{key}={json.dumps(value)}" for key, value in SMALL.items()]
+
+    def call(*words: str) -> str:
+        told = CliRunner().invoke(app, ["--quiet", "agent", *words], catch_exceptions=False)
+        assert told.exit_code == 0
+        return told.stdout
+
+    assert json.loads(call("train", "copying_agent:make", *overrides))["elite"].keys() >= {"mean", "pass@1"}
+    assert json.loads(call("evaluate", "copying_agent:make", *overrides))["failed"] == 0
+    assert "agents.max_steps = 9  (agents.max_steps=9)" in call("explain", "copying_agent:make", "agents.max_steps=9")
+    DatasetRegistry.register_dataset("copy", TASKS)
+    assert call("datasets") == "copy: default\n"
 
 
 # --- what is ready ----------------------------------------------------------------------------------------------------
