@@ -266,7 +266,7 @@ def faults(n: int) -> dict[TerminationReason, int]:
     kinds += ["well"] * (n - len(kinds))
     before, Nasty.open = threading.active_count(), 0
     Nasty.release.clear()
-    done = engine(Patience(env=0.3), at_once=n).run(jobs(kinds))
+    done = engine(Patience(env=0.5 if n == 100 else 5.0), at_once=n).run(jobs(kinds))
     Nasty.release.set()
     assert [each.job.place for each in done] == list(range(n))
     assert Nasty.open == 0  # hung ones are closed too

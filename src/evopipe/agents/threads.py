@@ -74,6 +74,9 @@ class Threads:
             try:
                 async with asyncio.timeout(seconds):
                     await asyncio.wait([future])
+            except TimeoutError:
+                if not future.done():  # else it was in time, and the loop late
+                    raise
             finally:
                 if future.done():
                     self._idle.append(worker)
