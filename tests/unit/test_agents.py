@@ -27,6 +27,7 @@ from evopipe.agents import (
     Dataset,
     DatasetRegistry,
     Episode,
+    GymEnvironment,
     Model,
     ModelOutput,
     MultiTurnWorkflow,
@@ -512,3 +513,22 @@ def test_a_lake_is_crossed_by_words() -> None:
     assert [step[1:3] for step in steps] == [(0.0, False)] * 5 + [(1.0, True)]
     env.reset()
     assert [env.step(move)[1:3] for move in ("right", "jump", "down")] == [(0.0, False), (0.0, False), (0.0, True)]
+
+
+def test_a_gymnasium_environment_speaks_and_takes_actions_by_name() -> None:
+    env = GymEnvironment.from_dict({
+        "seed": 1, "id": "FrozenLake-v1", "actions": ["left", "down", "right", "up"], "kwargs": {"is_slippery": False},
+    })  # fmt: skip
+    assert env.reset()[0] == "0"
+    assert env.step("jump")[0] == "no action 'jump'; there are left, down, right, up"
+    assert [env.step(move)[:3] for move in ("Down", "right")] == [("4", 0.0, False), ("5", 0.0, True)]
+    env.close()
+
+
+def test_an_environment_that_reads_its_own_arguments_may_be_given_any() -> None:
+    class Own(CopyGame):
+        @classmethod
+        def from_dict(cls, info: Any) -> Own:
+            return cls({"digits": info["digits"] * info["times"]})
+
+    assert trainer(env_class=Own, env_args={"times": 2}).env_args == {"times": 2}

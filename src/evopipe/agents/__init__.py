@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from evopipe.agents.agent import BaseAgent, ChatAgent, ToolAgent
 from evopipe.agents.data import Dataset, DatasetRegistry
-from evopipe.agents.environment import BaseEnv, MultiTurnEnvironment, SingleTurnEnvironment, ToolEnvironment
+from evopipe.agents.environment import (
+    BaseEnv,
+    GymEnvironment,
+    MultiTurnEnvironment,
+    SingleTurnEnvironment,
+    ToolEnvironment,
+)
 from evopipe.agents.games import Calculator, CopyGame, FrozenLake
 from evopipe.agents.model import Model
 from evopipe.agents.trainer import AgentTrainer, Trained
@@ -23,7 +29,8 @@ from evopipe.agents.workflow import CumulativeWorkflow, MultiTurnWorkflow, Singl
 
 __all__ = [
     "Action", "AgentTrainer", "BaseAgent", "BaseEnv", "Calculator", "ChatAgent", "CopyGame", "CumulativeWorkflow",
-    "Dataset", "DatasetRegistry", "Episode", "FrozenLake", "Model", "ModelOutput", "MultiTurnEnvironment",
-    "MultiTurnWorkflow", "RewardFunction", "RewardOutput", "SingleTurnEnvironment", "SingleTurnWorkflow", "Step",
-    "TerminationEvent", "TerminationReason", "ToolAgent", "ToolEnvironment", "Trained", "Trajectory", "Workflow",
+    "Dataset", "DatasetRegistry", "Episode", "FrozenLake", "GymEnvironment", "Model", "ModelOutput",
+    "MultiTurnEnvironment", "MultiTurnWorkflow", "RewardFunction", "RewardOutput", "SingleTurnEnvironment",
+    "SingleTurnWorkflow", "Step", "TerminationEvent", "TerminationReason", "ToolAgent", "ToolEnvironment", "Trained",
+    "Trajectory", "Workflow",
 ]  # fmt: skip

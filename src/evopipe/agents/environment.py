@@ -118,3 +118,51 @@ class ToolEnvironment(BaseEnv):
             return str(self.tools[tool](value))
         except Exception as error:
             return f"error: {error}"
+
+
+class GymEnvironment(BaseEnv):
+    """A Gymnasium environment: observations as text, actions by name; a task is `{"seed": 7}`.
+
+    Args:
+        task: may have a `seed`.
+        id: of the environment, as `gymnasium.make` takes it.
+        actions: names of its discrete actions, in order; None: the action is passed on as it is.
+        show: turns an observation into text; None: `str`, and what `render_mode="ansi"` draws where that is asked for.
+        kwargs: arguments of `gymnasium.make`.
+    """
+
+    def __init__(
+        self,
+        task: dict[str, Any] | None = None,
+        id: str = "",
+        actions: tuple[str, ...] | list[str] | None = None,
+        show: Callable[[Any], str] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        import gymnasium
+
+        self.env = gymnasium.make(id, **dict(kwargs or {}))
+        self.seed, self.show = (task or {}).get("seed"), show
+        self.actions = None if actions is None else {name.lower(): i for i, name in enumerate(actions)}
+
+    def reset(self) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=self.seed)
+        return self.text(observation), dict(info)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        if self.actions is not None:
+            named = str(action).strip().lower()
+            if named not in self.actions:
+                known = ", ".join(self.actions)
+                return f"no action {named[:40]!r}; there are {known}", 0.0, False, {"legal": False}
+            action = self.actions[named]
+        observation, reward, ended, cut, info = self.env.step(action)
+        return self.text(observation), float(reward), bool(ended or cut), {**info, "legal": True}
+
+    def text(self, observation: Any) -> str:
+        if self.show is not None:
+            return self.show(observation)
+        return str(self.env.render() if self.env.render_mode == "ansi" else observation)
+
+    def close(self) -> None:
+        self.env.close()

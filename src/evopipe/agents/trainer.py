@@ -16,6 +16,7 @@ import evopipe
 from evopipe import layout, rng
 from evopipe.agents.config import Resolved, resolve
 from evopipe.agents.data import Dataset
+from evopipe.agents.environment import BaseEnv
 from evopipe.agents.rounds import Rounds, worker
 from evopipe.agents.settings import Agents
 from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnWorkflow, Workflow
@@ -155,20 +156,14 @@ class AgentTrainer:
             _takes(self.workflow_class, {**self.workflow_args, **dict.fromkeys(_GIVEN_BY_US)}, "workflow_args")
             for kind in ("agent", "env"):
                 if isinstance(cls := self.workflow_args.get(f"{kind}_cls"), type):
-                    self._class_takes(
-                        cls, self.workflow_args.get(f"{kind}_args") or {}, f"workflow_args['{kind}_args']"
-                    )
+                    _takes(cls, self.workflow_args.get(f"{kind}_args") or {}, f"workflow_args['{kind}_args']")
         elif self.flow is None:
             if self.env_class is not None and self.reward_fn is not None and _named(self.env_class, "reward_fn"):
                 self.env_args.setdefault("reward_fn", self.reward_fn)
             assert self.agent_class is not None
             assert self.env_class is not None
-            self._class_takes(self.agent_class, self.agent_args, "agent_args")
-            self._class_takes(self.env_class, self.env_args, "env_args")
-
-    @staticmethod
-    def _class_takes(cls: type[Any], args: Mapping[str, Any], what: str) -> None:
-        _takes(cls, args, what)
+            _takes(self.agent_class, self.agent_args, "agent_args")
+            _takes(self.env_class, self.env_args, "env_args")
 
     def make(self) -> Callable[..., Workflow]:
         """Return what makes the workflow of one episode."""
@@ -403,7 +398,9 @@ def _parameters(cls: type[Any]) -> dict[str, inspect.Parameter]:
 
 
 def _takes(cls: type[Any], args: Mapping[str, Any], what: str) -> None:
-    known = _parameters(cls)
+    known, made = _parameters(cls), getattr(cls, "from_dict", None)
+    if made is not None and getattr(made, "__func__", made) is not vars(BaseEnv)["from_dict"].__func__:
+        return  # its own `from_dict` reads them
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()) and not issubclass(cls, Workflow):
         return
     names = [name for name, p in known.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
