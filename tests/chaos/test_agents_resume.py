@@ -1,0 +1,71 @@
+"""A run of agents that is killed again and again ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import evopipe
+
+SCRIPT = """
+import random, sys, time
+import evopipe
+from evopipe.agents import ChatAgent, CopyGame
+
+class Late(CopyGame):
+    blocking = True  # in threads, which come to an end in any order
+
+    def get_reward_and_next_obs(self, task, action):
+        time.sleep(random.random() / 200)
+        return super().get_reward_and_next_obs(task, action)
+
+evopipe.AgentTrainer(
+    agent_class=ChatAgent, env_class=Late, population=2, train_dataset=CopyGame.tasks(20),
+    config={
+        "trainer.default_local_dir": sys.argv[1], "runtime.checkpoint_seconds": 1e-3, "data.train_batch_size": 2,
+        "actor_rollout_ref.rollout.n": 4, "data.max_response_length": 1, "language.tiny.characters": "0123456789",
+        "language.tiny.hidden": 16, "language.tiny.layers": 1, "language.tiny.heads": 2, "language.full": True,
+        "trainer.total_training_steps": 60, "trainer.test_freq": 10, "train.eval_episodes": 8,
+        "agents.record": "all", "evaluate.bootstrap": 100,
+    },
+).train()
+"""
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    """What a run leaves, but for its state and the time that it took."""
+    files = [path for part in ("models", "reports", "episodes") for path in sorted((folder / part).rglob("*.*"))]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.name != "timing.csv"}
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_same_end_whichever_thread_comes_first(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(Path(evopipe.__file__).parent.parent)}
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, str(script), str(tmp_path / name)], env=environment)
+
+    began = time.perf_counter()
+    assert start("whole").wait() == 0
+    seconds, draw, done = time.perf_counter() - began, random.Random(1), 0
+    while done < 4:
+        run = start("cut")
+        time.sleep(draw.uniform(0.3, 0.9) * seconds)
+        run.send_signal(signal.SIGKILL)
+        if run.wait() == 0:
+            break
+        done += 1
+    assert done > 0
+    assert start("cut").wait() == 0
+    assert written(tmp_path / "cut") == written(tmp_path / "whole")
