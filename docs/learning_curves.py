@@ -41,6 +41,12 @@ TESTS = {
     ("iql", "iql-pendulum"): (
         "each must reach 300 more than cloning", "offline::test_pendulum_from_good_and_random_play",
     ),
+    ("maddpg", "maddpg-speaker-listener"): (
+        "each must reach -18", "maddpg::test_speaker_and_listener_talk_by_their_pipeline"
+    ),
+    ("matd3", "matd3-speaker-listener"): (
+        "each must reach -18", "matd3::test_speaker_and_listener_talk_by_their_pipeline"
+    ),
     ("ppo", "ppo-acrobot"): ("each must reach -85", "ppo::test_acrobot_by_its_pipeline"),
     ("ppo", "ppo-bipedalwalker"): ("each must reach 250", "ppo::test_bipedalwalker_by_its_pipeline"),
     ("ppo", "ppo-cartpole"): (
