@@ -1,0 +1,16 @@
+"""MATD3 learns: thresholds over several seeds, on held-out episodes. Thresholds are never lowered to get green."""
+
+from __future__ import annotations
+
+import pytest
+
+from learned import SEEDS, run
+
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("seed", SEEDS)]
+
+
+def test_spread_by_its_pipeline(seed: int) -> None:
+    """What scores mean, `test_ippo.py` says."""
+    result = run("pipelines/matd3-spread/params.yaml", seed)
+    assert result.evaluation["episodes"] == 100
+    assert result.evaluation["elite"]["mean"] >= -50
