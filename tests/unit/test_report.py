@@ -616,7 +616,9 @@ def test_a_teams_page_has_every_agents_and_groups_return_and_its_film(crew: Path
     assert cells[:6] == ["who", "red_0", "blue_0", "red_1", "all of blue", "all of red"]
     assert cells[6:12] == ["elite", *(words.figure(total * share) for share in (1 / 6, 1 / 3, 1 / 2, 1 / 3, 2 / 3))]
     assert [cells[12], cells[18]] == ["slot 0", "slot 1"]
-    assert (found.all("img")[0]["alt"] or "").startswith("Animation of the elite at play. The first 9 steps of a held-out episode")
+    assert (found.all("img")[0]["alt"] or "").startswith(
+        "Animation of the elite at play. The first 9 steps of a held-out episode"
+    )
 
 
 def test_agents_that_only_one_member_has_are_refused(crew: Path, tmp_path: Path) -> None:

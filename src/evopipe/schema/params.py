@@ -122,8 +122,10 @@ class Params(Schema):
         problems = list(_train_problems(train, info.data.get("env")))
         if problems:
             raise located(problems)
-        if registry.on_policy(registry.get(train.algo)) and "warm_start" not in train.model_fields_set:
-            return train.model_copy(update={"warm_start": 0})  # the default is for a memory, which it has not
+        algo = registry.get(train.algo)
+        if (registry.on_policy(algo) or algo.TEAM) and "warm_start" not in train.model_fields_set:
+            # The default is for a memory, which it has not, or for one that transitions of one agent fit in.
+            return train.model_copy(update={"warm_start": 0})
         return train
 
     @field_validator("tracking")
@@ -132,6 +134,10 @@ class Params(Schema):
         export = info.data.get("export")
         if tracking.register_as and export is not None and not export.program:
             raise located([(("register_as",), "MLflow serves the elite's program: set export.program to true")])
+        train = info.data.get("train")
+        if tracking.register_as and train is not None and registry.get(train.algo).TEAM:
+            sentence = f"MLflow serves one program, and a team of {train.algo} has one for each agent: set it to null"
+            raise located([(("register_as",), sentence)])
         return tracking
 
     @field_validator("algos")
@@ -235,8 +241,9 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
         yield ("replay", "n_step"), f"{holds}; lower it, or raise train.replay.capacity; got {train.replay.n_step}"
     if train.mode == "online" and algo.OFFLINE_ONLY:
         yield ("mode",), f"{train.algo} only learns from a dataset: set it to offline"
-    elif train.mode == "offline" and registry.on_policy(algo):
-        yield ("mode",), f"{train.algo} only learns from its own steps: set it to online"
+    elif train.mode == "offline" and (registry.on_policy(algo) or algo.TEAM):
+        why = "is for teams, and datasets are of one agent" if algo.TEAM else "only learns from its own steps"
+        yield ("mode",), f"{train.algo} {why}: set it to online"
     elif train.normalise.rewards and not registry.on_policy(algo):
         why = f"{train.algo} learns from a memory, and the scale of its values would move under its targets"
         yield ("normalise", "rewards"), f"{why}: set it to false, or take an on-policy algorithm"
