@@ -156,5 +156,5 @@ class Scored(NamedTuple):
     """What a network says of a `Text`; of tokens that do not count, something finite."""
 
     log_prob: Tensor  # [P, B, T] of the token, given all before it
-    entropy: Tensor  # [P, B, T] of the distribution that it was one of
+    entropy: Tensor  # [P, B, T] of the distribution that it was one of; 0 where nobody asked
     value: Tensor | None  # [P, B, T] before the token

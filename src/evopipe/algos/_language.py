@@ -62,6 +62,11 @@ def wants_reference(cfg: Any) -> bool:
     return bool(cfg.beta > 0 or "beta" in cfg.evolve)
 
 
+def wants_entropy(cfg: Any) -> bool:
+    """Whether entropies are needed: their weight is above 0, or may come to be."""
+    return bool(cfg.ent_coef > 0 or "ent_coef" in cfg.evolve)
+
+
 def counted(batch: Text) -> Tensor:
     """Return which tokens count `[P, B, T]`: those of rows that do."""
     return batch.mask if batch.keep is None else batch.mask & batch.keep[..., None]

@@ -110,7 +110,7 @@ def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    now = score(state.policy, batch, state.value)
+    now = score(state.policy, batch, state.value, entropy=_language.wants_entropy(cfg))
     losses = loss(cfg, hp, now, batch)
     learners = (state.policy, state.adam, hp["lr"]), (state.value, state.value_adam, hp["lr_value"])
     healthy = _language.descend(losses, healthy, hp["grad_clip"], batch, state.updates, *learners)

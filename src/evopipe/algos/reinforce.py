@@ -107,7 +107,7 @@ def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    now = score(state.policy, batch)
+    now = score(state.policy, batch, entropy=_language.wants_entropy(cfg))
     losses = loss(cfg, hp, now, batch)
     healthy = _language.descend(
         losses, healthy, hp["grad_clip"], batch, state.updates, (state.policy, state.adam, hp["lr"])

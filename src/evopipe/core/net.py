@@ -115,11 +115,14 @@ def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor
     return out
 
 
-def score(policy: Net, text: Text, value: Net | None = None) -> Scored:
-    """Return what each member's language model, and its value head if there is one, say of its own rows of text."""
+def score(policy: Net, text: Text, value: Net | None = None, entropy: bool = False) -> Scored:
+    """Return what each member's language model, and its value head if there is one, say of its own rows of text.
+
+    Entropies are 0 unless they are asked for: they take as much memory as the logits.
+    """
     structure: Any = policy.structure
     scored: Scored
-    hidden, scored = structure.score(policy.views, text)
+    hidden, scored = structure.score(policy.views, text, entropy)
     if value is None:
         return scored
     return scored._replace(value=forward(value, hidden.flatten(1, 2)).view(scored.log_prob.shape))

@@ -296,10 +296,10 @@ class Adapters:
         pairs, scale = zip(self.layers, views, strict=True), self.archs[0].scale
         return hooks.adapting(self.widths.base, {layer.name: hooks.LowRank(a, b, scale) for layer, (a, b) in pairs})
 
-    def score(self, views: Any, text: Text) -> tuple[Tensor, Scored]:
+    def score(self, views: Any, text: Text, entropy: bool = False) -> tuple[Tensor, Scored]:
         """See `hooks.score`."""
         with self.active(views):
-            return hooks.score(self.widths.base, text)
+            return hooks.score(self.widths.base, text, entropy)
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
         """Return the logits `[P, B, L, V]` of rows of tokens `[P, B, L]` without pads."""
@@ -357,10 +357,10 @@ class Changes:
                 found.setdefault(module, hooks.Change({})).parts[kind] = view
         return hooks.adapting(self.widths.base, found)
 
-    def score(self, views: Any, text: Text) -> tuple[Tensor, Scored]:
+    def score(self, views: Any, text: Text, entropy: bool = False) -> tuple[Tensor, Scored]:
         """See `hooks.score`."""
         with self.active(views):
-            return hooks.score(self.widths.base, text)
+            return hooks.score(self.widths.base, text, entropy)
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
         """Return the logits `[P, B, L, V]` of rows of tokens `[P, B, L]` without pads."""

@@ -81,10 +81,11 @@ def adapting(base: Base, changes: Mapping[str, Any]) -> Iterator[Any]:
         base.active.pop()
 
 
-def score(base: Base, text: Text) -> tuple[Tensor, Scored]:
+def score(base: Base, text: Text, entropy: bool = False) -> tuple[Tensor, Scored]:
     """Score rows of text by the base with what is active in it.
 
-    Returns the hidden states `[P, B, T, H]` that the last `T` tokens were told from, too.
+    Returns the hidden states `[P, B, T, H]` that the last `T` tokens were told from, too. For `entropy` see
+    `core.net.score`.
     """
     ids, real, width = text.ids.flatten(0, 1), text.real.flatten(0, 1), text.mask.shape[-1]
     seen: list[Tensor] = []
@@ -96,12 +97,15 @@ def score(base: Base, text: Text) -> tuple[Tensor, Scored]:
         ).logits  # fmt: skip
     finally:
         hook.remove()
-    log_probs = logits[:, -width - 1 : -1].float().log_softmax(dim=-1)  # [P · B, T, V]
-    log_prob = log_probs.gather(-1, ids[:, -width:, None])[..., 0]
-    entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
+    logits = logits[:, -width - 1 : -1].float()  # [P · B, T, V]
+    log_prob = logits.gather(-1, ids[:, -width:, None])[..., 0] - logits.logsumexp(dim=-1)
+    spread = torch.zeros_like(log_prob)
+    if entropy:
+        log_probs = logits.log_softmax(dim=-1)
+        spread = -(log_probs.exp() * log_probs).sum(dim=-1)
     members = text.ids.shape[:2]
     hidden = seen[0][:, -width - 1 : -1].unflatten(0, members)
-    return hidden, Scored(log_prob.unflatten(0, members), entropy.unflatten(0, members), None)
+    return hidden, Scored(log_prob.unflatten(0, members), spread.unflatten(0, members), None)
 
 
 @torch.no_grad()
