@@ -44,9 +44,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "memory": ("ippo", LSTM, {}),
     "central memory": ("mappo:multidiscrete", {**LSTM, "share": "none"}, {}),
 }  # fmt: skip
-each_variant = pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if "central" in n else ()) for n in VARIANTS]
-)
+
+
+def quick(*names: str) -> Any:
+    """Every variant as a case; those of other names are slow."""
+    marks: list[tuple[str, Any]] = [(name, () if name in names else pytest.mark.slow) for name in VARIANTS]
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, mark in marks])
+
+
+each_variant = quick("n steps and priorities", "one network for all, masks", "memory")
 
 
 def variant(name: str, env: str = TEAM, **train: Any) -> Spec:
@@ -158,7 +164,7 @@ def test_a_member_trains_alike_alone_and_in_a_crowd(name: str, run: Callable[...
     assert float(one.members[0].tensors["updates"]) > 3
 
 
-@each_variant
+@quick("n steps and priorities", "memory")
 def test_a_saved_run_continues_bit_for_bit(name: str, tmp_path: Path, run: Callable[..., Any]) -> None:
     """In the middle of a generation, of rollouts and of windows, while some agents are gone; by way of a file."""
     p = variant(name)
@@ -187,7 +193,7 @@ def test_a_saved_run_continues_bit_for_bit(name: str, tmp_path: Path, run: Calla
 # ------------------------------------------------------------------------------------------- evolution, storage
 
 
-@each_variant
+@quick("one network for all, masks", "memory")
 @pytest.mark.parametrize("kind", ["architecture", pytest.param("rl_hp", marks=pytest.mark.slow)])
 def test_a_mutated_team_learns_on(name: str, kind: str, run: Callable[..., Any], tmp_path: Path) -> None:
     """All its networks mutate alike; what was stored of it comes back to the bit."""
