@@ -113,6 +113,18 @@ def test_a_cut_team_is_followed_by_its_true_last_observation(run: Callable[..., 
     assert (batch.obs[0, step >= dies, 0] == 0).all()
 
 
+@pytest.mark.parametrize("algo", ["ippo", "maddpg"])
+def test_agents_that_take_turns_and_see_one_number_learn(algo: str, run: Callable[..., Any]) -> None:
+    p = populations.problem("teams_for_tests:Turns", algo, num_envs=2, train={**LONG, "learning_delay": 4})
+    assert p.spaces.observations == 1
+    loop = run(p, 2)
+    before = loop.members
+    advance(loop, 40)
+    for old, new in zip(before, loop.members, strict=True):
+        assert new.healthy
+        assert not equal(old.tensors["actor"], new.tensors["actor"])
+
+
 # ------------------------------------------------------------------------------------------------- containment
 
 
