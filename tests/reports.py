@@ -67,7 +67,7 @@ def write_run(
         record = {
             "generation": generation,
             "step": generation * STEPS,
-            "members": [stored.describe(m) | {"fitness": stored.describe(m)["fitness"][-1]} for m in current],
+            "members": [{**about, "fitness": about["fitness"][-1]} for about in stored.pack(current, "")[1]],
             "champion": champion and {"id": champion[0].id, "score": champion[1]},
             "children": [],
         }
@@ -85,7 +85,8 @@ def _beginning(members: list[Member], births: list[Mutation]) -> dict[str, Any]:
 
 
 def _birth(child: Member, mutation: Mutation, parent_slot: int | None) -> dict[str, Any]:
-    described = {k: v for k, v in stored.describe(child).items() if k not in ("fitness", "healthy", "key")}
+    _, (about,) = stored.pack([child], "")
+    described = {k: v for k, v in about.items() if k not in ("fitness", "healthy", "key")}
     return {**described, "parent_slot": parent_slot, "mutation": mutation.to_json()}
 
 

@@ -21,23 +21,14 @@ from evopipe.team_policy import TeamPolicy
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave.
+    """What a run gave."""
 
-    Attributes:
-        policy: the elite.
-        policies: every trained member, in the order of `members`: they know values too.
-        evaluation: the content of `reports/evaluation.json`: the elite's held-out scores.
-        members: the content of `reports/members.json`: every member's.
-        summary: the content of `reports/train.json`.
-        lineage: one record a generation: the content of `reports/lineage.jsonl`.
-    """
-
-    policy: Policy | TeamPolicy
-    policies: list[Policy | TeamPolicy]
-    evaluation: dict[str, Any]
-    members: dict[str, Any]
-    summary: dict[str, Any]
-    lineage: list[Record]
+    policy: Policy | TeamPolicy  # the elite
+    policies: list[Policy | TeamPolicy]  # every trained member, in the order of `members`: they know values too
+    evaluation: dict[str, Any]  # the content of `reports/evaluation.json`: the elite's held-out scores
+    members: dict[str, Any]  # the content of `reports/members.json`: every member's
+    summary: dict[str, Any]  # the content of `reports/train.json`
+    lineage: list[Record]  # the content of `reports/lineage.jsonl`: one record a generation
 
 
 def run(

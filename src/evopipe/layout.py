@@ -39,11 +39,7 @@ STATE = ".evopipe"
 
 
 def need(folder: Path, out: Path) -> Path:
-    """Return where an out lies that an earlier stage wrote.
-
-    Raises:
-        MissingInputError: it is not there.
-    """
+    """Return where an out lies that an earlier stage wrote; `MissingInputError` if it is not there."""
     path, stage = folder / out, WRITER[out]
     if not path.exists():
         raise MissingInputError(f"{path}: not there; run `evopipe {stage}` or `dvc repro {stage}` first")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,7 +74,7 @@ class TeamPolicy:
         """Choose as `act` does, for a team that may keep a memory.
 
         Args:
-            obs, mask, epsilon, seed: as in `act`.
+            obs, mask, epsilon, seed: as in `act`. An agent that is gone forgets.
             memory: what the last step of these episodes returned, float32 `[B, K, memory]`; None where they begin.
 
         Returns:
@@ -97,7 +97,13 @@ class TeamPolicy:
         named = dict(zip(self.agents, own, strict=True))
         chosen = {key: named[self._agent(key)] for key in obs}
         after = before[0].unflatten(0, (-1, len(self.agents))).numpy()
+        gone = [place for place, agent in enumerate(self.agents) if agent not in {self._agent(key) for key in obs}]
+        after[:, gone] = 0.0
         return {key: value[0] if single else np.asarray(value) for key, value in chosen.items()}, after
+
+    def score(self, rewards: Sequence[float]) -> float:
+        """Return what rewards of its agents, those of the living, count for the team: `score` of its configuration."""
+        return sum(rewards) / (len(self.agents) if self._cfg.score == "mean" else 1)
 
     def value(self, obs: Mapping[Any, Any], memory: Any = None) -> dict[Any, Any]:
         """Return every agent's V(s), float32 `[]` or `[B]`, as its algorithm has it.
@@ -208,7 +214,11 @@ class TeamPolicy:
     def module(self, place: int) -> torch.nn.Module:
         """Return one agent's greedy policy as a plain module: its obs `[B, O]` → its own actions; with a memory too:
         (obs, memory `[B, memory]`) → (actions, memory)."""
-        return _Agent(self, place)
+        made = _Agent(self, place)
+        own = self.team.observations[place].size
+        # Constants that are made once are to be made here, of numbers, and not while it is traced.
+        made(torch.zeros(1, own), *([torch.zeros(1, self.memory)] if self.memory else []))
+        return made
 
 
 class _Agent(torch.nn.Module):

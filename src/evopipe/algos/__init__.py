@@ -135,6 +135,11 @@ def unserved(name: str, spaces: Spaces, env_id: str, space: object) -> str | Non
 def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
     """Return what an algorithm cannot do with the network of its configuration: key and sentence; None if it can."""
     algo = get(name)
+    if spaces.team is not None:
+        try:
+            spaces.team.groups(cfg.groups)
+        except ValueError as error:
+            return "groups", str(error)
     if cfg.network.encoder_kind == "lstm" and not algo.RECURRENT:
         able = [f"train.algo: {other}" for other in names() if get(other).RECURRENT and get(other).TEAM == algo.TEAM]
         remedy = "take mlp, simba or resnet" + (f", or {' or '.join(able)}" if able else "")

@@ -214,12 +214,8 @@ class Run:
 
 
 def read(folder: Path) -> Run:
-    """Read a finished run from the folder that holds its `reports/` and `models/elite/`.
-
-    Raises:
-        MissingInputError: a file is not there.
-        DataError: a file is damaged, or does not hold what its stage writes.
-    """
+    """Read a finished run from the folder that holds its `reports/` and `models/elite/`; `MissingInputError` if a file
+    is not there, `DataError` if one does not hold what its stage writes."""
     for out in (*layout.OUTS["train"][1:], *layout.OUTS["evaluate"], layout.ELITE):  # all but the trained members
         layout.need(folder, out)
     best = _json(folder, layout.EVALUATION, _Evaluation).elite

@@ -86,10 +86,8 @@ def hyper(
     """Declare one hyper-parameter of an algorithm.
 
     Args:
-        default: value where a caller gives none (`params.yaml` gives all); without it for a type, `Annotated`.
-        doc: what it does.
-        unit: its unit, empty where it has none.
-        raising: what raising it does.
+        default: value if a caller gives none (`params.yaml` gives all); without it for a type, `Annotated`.
+        doc: what it does, `unit` its unit, `raising` what raising it does.
         evolvable: whether the RL hyper-parameter mutation may change it. Such a value becomes a tensor `[P]`.
         **bounds: pydantic's `gt`, `ge`, `lt`, `le`.
     """

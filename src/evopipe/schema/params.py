@@ -83,11 +83,7 @@ class Params(Schema):
         return self.algos[self.train.algo]
 
     def at(self, path: str) -> Any:
-        """Return what stands at a dotted key, as JSON data.
-
-        Raises:
-            UsageError: nothing does.
-        """
+        """Return what stands at a dotted key, as JSON data; `UsageError` if nothing does."""
         value: Any = self.model_dump(mode="json")
         for step in path.split("."):
             if isinstance(value, list):
@@ -122,8 +118,9 @@ class Params(Schema):
         problems = list(_train_problems(train, info.data.get("env")))
         if problems:
             raise located(problems)
-        if registry.on_policy(registry.get(train.algo)) and "warm_start" not in train.model_fields_set:
-            return train.model_copy(update={"warm_start": 0})  # the default is for a memory, which it has not
+        algo = registry.get(train.algo)
+        if (algo.TEAM or registry.on_policy(algo)) and "warm_start" not in train.model_fields_set:
+            return train.model_copy(update={"warm_start": 0})  # the default is for a memory that a dataset may begin
         return train
 
     @field_validator("tracking")
@@ -183,11 +180,8 @@ def load_params(path: str | os.PathLike[str] = "params.yaml") -> Params:
 
 
 def parse_params(data: Mapping[str, Any]) -> Params:
-    """Check a mapping in the layout of `params.yaml`; keys that are not given take their defaults.
-
-    Raises:
-        ParamsError: the mapping cannot be used; the message has one line for each problem.
-    """
+    """Check a mapping in the layout of `params.yaml`; keys that are not given take their defaults, and one that cannot
+    be used is a `ParamsError` with a line for each problem."""
     try:
         return Params.model_validate(data)
     except ValidationError as error:
@@ -237,6 +231,8 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
         yield ("mode",), f"{train.algo} only learns from a dataset: set it to offline"
     elif train.mode == "offline" and registry.on_policy(algo):
         yield ("mode",), f"{train.algo} only learns from its own steps: set it to online"
+    elif algo.TEAM and train.mode == "offline":
+        yield ("mode",), f"{train.algo} is for teams, and no dataset holds a team's steps: set it to online"
     elif train.normalise.rewards and not registry.on_policy(algo):
         why = f"{train.algo} learns from a memory, and the scale of its values would move under its targets"
         yield ("normalise", "rewards"), f"{why}: set it to false, or take an on-policy algorithm"

@@ -40,13 +40,13 @@ _Numbers = Annotated[tuple[Number, ...], Field(max_length=_COLUMNS, strict=False
 _Choices = Annotated[tuple[_Side, ...], Field(max_length=_COLUMNS, strict=False)]
 
 
-class Stored(BaseModel):
+class _Stored(BaseModel):
     """Base of what is read back: immutable and strictly typed; what it does not know stays unread."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, strict=True, defer_build=True)
 
 
-class StoredArch(Stored):
+class StoredArch(_Stored):
     """A perceptron, see `core.arch.Arch.to_json`."""
 
     encoder: _Blocks
@@ -59,8 +59,8 @@ class StoredArch(Stored):
     kind: EncoderKind = "mlp"
 
 
-class StoredMember(Stored):
-    """A member without its tensors, see `storage.members.describe`."""
+class StoredMember(_Stored):
+    """A member without its tensors, see `storage.members`."""
 
     slot: Count
     id: Count
@@ -72,13 +72,13 @@ class StoredMember(Stored):
     fitness: list[Number | None]
 
 
-class StoredMembers(Stored):
+class StoredMembers(_Stored):
     """The content of `members.json`."""
 
     members: list[Any] = Field(min_length=1)
 
 
-class StoredLeaf(Stored):
+class _StoredLeaf(_Stored):
     """One array of an observation, see `envs.spaces.Leaf`."""
 
     path: Annotated[tuple[str | int, ...], Field(max_length=32, strict=False)]
@@ -90,11 +90,11 @@ class StoredLeaf(Stored):
     high: Number
 
 
-class StoredSpaces(Stored):
+class StoredSpaces(_Stored):
     """What one agent sees and does."""
 
     observations: _Side
-    observation: Annotated[tuple[StoredLeaf, ...], Field(min_length=1, max_length=4096, strict=False)] | None = None
+    observation: Annotated[tuple[_StoredLeaf, ...], Field(min_length=1, max_length=4096, strict=False)] | None = None
     actions: _Side
     action_start: Whole = 0
     action_kind: Literal["multidiscrete", "multibinary"] | None = None
@@ -105,7 +105,7 @@ class StoredSpaces(Stored):
     action_high: _Numbers | None = None
 
 
-class StoredPolicy(Stored):
+class StoredPolicy(_Stored):
     """The content of `policy.json` that a policy is made of, beside the spaces."""
 
     algo: str
@@ -121,7 +121,7 @@ class StoredAgent(StoredSpaces):
     masked: bool
 
 
-class StoredTeam(Stored):
+class StoredTeam(_Stored):
     """The spaces of a team."""
 
     team: Annotated[tuple[StoredAgent, ...], Field(min_length=1, max_length=1024, strict=False)]

@@ -26,13 +26,8 @@ _WRITTEN_BY = {
 
 
 def outbox(params: Params, state: Path, folder: Path) -> Outbox:
-    """Begin a training's record and return the outbox that will deliver it.
-
-    Args:
-        params: the parameters.
-        state: the training's state folder.
-        folder: the folder that the pipeline runs in.
-    """
+    """Begin a training's record in its `state` folder and return the outbox that will deliver it; the pipeline runs in
+    `folder`."""
     wanted = None
     if _wanted(params):
         with _warning():
