@@ -24,7 +24,7 @@ from evopipe import __version__
 from evopipe.errors import EnvironmentFailed, ParamsError, UsageError, suggestion
 
 if TYPE_CHECKING:
-    from evopipe.schema.params import Params
+    from evopipe.schema.params import AnyParams
 
 _STAGES = {
     "fetch": "Collect, download or convert the dataset: data/dataset.",
@@ -64,7 +64,7 @@ class _Options:
     params: str
     quiet: bool
 
-    def load(self) -> Params:
+    def load(self) -> AnyParams:
         from evopipe.schema.params import load_params
 
         return load_params(self.params)
@@ -125,11 +125,16 @@ def _stage(name: str) -> Callable[[typer.Context], None]:
 
         watch_ancestors()
         params = context.obj.load()
-        if name in ("fetch", "population"):  # the first of either shape of pipeline
-            from evopipe.stages.check import check
+        from evopipe.schema.text import LanguageParams
 
-            check(params)
-        import_module(f"evopipe.stages.{name}").run(params, quiet=context.obj.quiet)
+        if isinstance(params, LanguageParams):
+            import_module(f"evopipe.stages.language.{name}").run(params, quiet=context.obj.quiet)
+        else:
+            if name in ("fetch", "population"):  # the first of either shape of pipeline
+                from evopipe.stages.check import check
+
+                check(params)
+            import_module(f"evopipe.stages.{name}").run(params, quiet=context.obj.quiet)
         from evopipe.stages import tracking
 
         tracking.attach(params, [name])
@@ -179,8 +184,23 @@ def _play(
     env: Annotated[str | None, typer.Option(metavar="ID", help="Another environment than the policy's own.")] = None,
     kwargs: _Arguments = None,
     trust: Annotated[bool, typer.Option("--trust", help="Run the module that the folder names in its env id.")] = False,
+    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="What a language model is to complete.")] = None,
 ) -> None:
-    """Watch a policy: in a window, or as a file."""
+    """Watch a policy: in a window, or as a file. A language model completes a prompt, or lines until an empty one."""
+    from evopipe.language.policy import described
+
+    if (about := described(folder)) is not None:
+        from evopipe.language.policy import load as load_model
+
+        model = load_model(folder, about)
+        if prompt is not None:
+            typer.echo(model.generate(prompt))
+            return
+        while line := typer.prompt("you", default="", show_default=False):
+            typer.echo(model.generate(line))
+        return
+    if prompt is not None:
+        raise UsageError(f"play: {folder} is no language model: it takes no --prompt")
     from evopipe import film
     from evopipe import play as player
     from evopipe.policy import load
@@ -267,7 +287,7 @@ def _algos() -> None:
     _without_torch()
     from evopipe import algos as registry
 
-    for name in registry.names():
+    for name in registry.names() + registry.names(of_text=True):
         algo = registry.get(name)
         typer.echo(f"{name:8} {(algo.__doc__ or '').partition(chr(10))[0]} {algo.PAPER}")
 
@@ -282,8 +302,11 @@ def _params_check(context: typer.Context) -> None:
     from evopipe.stages.check import check
 
     params = context.obj.load()
+    from evopipe.schema.text import LanguageParams
+
     try:
-        check(params)
+        if not isinstance(params, LanguageParams):
+            check(params)
     except ParamsError as error:
         line, column = read_yaml(context.obj.params).mark(tuple(str(error).partition(":")[0].split(".")))
         raise ParamsError(f"{context.obj.params}:{line}:{column}: {error}") from error
@@ -319,8 +342,8 @@ def _params_block(
     from evopipe import algos as registry
     from evopipe.schema.write import block
 
-    if algo not in registry.names():
-        raise UsageError(f"params block: no algorithm {algo!r}{suggestion(algo, registry.names())}")
+    if algo not in (known := registry.names() + registry.names(of_text=True)):
+        raise UsageError(f"params block: no algorithm {algo!r}{suggestion(algo, known)}")
     typer.echo(block(algo, registry.get(algo).Config()), nl=False)
 
 

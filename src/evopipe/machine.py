@@ -14,11 +14,12 @@ import torch
 
 from evopipe.errors import ParamsError
 from evopipe.schema.blocks import RuntimeConfig
+from evopipe.schema.language import TextRuntime
 
 _PACKAGES = ("evopipe", "torch", "numpy", "gymnasium")
 
 
-def configure(cfg: RuntimeConfig) -> torch.device:
+def configure(cfg: RuntimeConfig | TextRuntime) -> torch.device:
     """Set torch's threads and determinism for this process, and return the device to compute on.
 
     Call it in the thread that trains: MKL keeps its thread count per thread. `runtime.threads` wins over

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from evopipe.acting import bare, online_networks
 from evopipe.algos import Algorithm, on_policy
 from evopipe.core.cohort import Pace, form
 from evopipe.core.member import Member
+from evopipe.core.net import Net
 from evopipe.core.structure import Widths, acting_networks
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import UsageError, did_you_mean
@@ -232,8 +233,11 @@ class _Agent(torch.nn.Module):
     def __init__(self, policy: TeamPolicy, place: int) -> None:
         super().__init__()
         self._algo, self._cfg, self._shown = policy._algo, policy._cfg, policy._cohort.shown
-        state, acting = policy._cohort.state, acting_networks(policy._algo.POLICY, policy.widths)
-        self._state = replace(state, **{name: getattr(state, name).apart() for name in acting})
+        state = policy._cohort.state
+        nets = {each.name: net for each in fields(state) if isinstance(net := getattr(state, each.name), Net)}
+        self._state = replace(
+            state, **{name: net.apart() for name, net in nets.items()}
+        )  # a memory is the critic's too
         self._place, self._agents = place, len(policy.agents)
         self._pad = policy.spaces.observations - policy.team.observations[place].size
         self._space = policy.team.actions[place]

@@ -66,6 +66,47 @@ def played(loop: Any) -> None:
     assert gone.tolist() == [True, True, False]
 
 
+# -------------------------------------------------------------------------------------------------------- ends
+
+
+def test_a_rollout_has_each_agents_own_ends(run: Callable[..., Any]) -> None:
+    """Also where all end together: advantages stop there."""
+    p = populations.problem(algo="ippo", config={"learn_step": 64}, num_envs=2, train=LONG)
+    loop = run(p, 1)
+    advance(loop, 30)  # less than a rollout; episodes have 9 steps
+    rollout = loop.regime.playing[0].rollout
+    flags = rollout.after[0, :30, :, -3:].view(30, 2, 3, 3).bool()  # [T, E, K, (terminated, cut, valid)]
+    tickets = rollout.rows[0, :30, :, 0].view(30, 2, 3)[..., 2]
+    for t in range(30):
+        for env in range(2):
+            step, dies = 1 + t % 9, 3 + int(4 * float(tickets[t, env]))
+            last = step == 9
+            assert flags[t, env, :, 2].tolist() == [step <= dies, step > 2, True]  # who took part
+            if step <= dies:
+                assert flags[t, env, 0, :2].tolist() == [step == dies] * 2
+            if step > 2:
+                assert flags[t, env, 1, :2].tolist() == [False, last]
+            assert flags[t, env, 2, :2].tolist() == [False, last]
+
+
+def test_a_cut_team_is_followed_by_its_true_last_observation(run: Callable[..., Any]) -> None:
+    """Not by the next episode's first one; who died has nothing after it."""
+    p = populations.problem(algo="maddpg", num_envs=2, train={**LONG, "learning_delay": 1000})
+    loop = run(p, 1)
+    advance(loop, 30)
+    layout = loop.regime.replay.layout
+    batch = layout.unpack(loop.regime.replay.rows[:1, :60], torch.ones(1, 60), torch.tensor([0.9]))
+    step = (9 * batch.obs[0, :, 2, 1]).round()  # as the third agent sees it
+    assert (step == 8).sum() == 6
+    assert batch.next_obs[0, step == 8, 2, 1].tolist() == [1.0] * 6
+    assert batch.discount[0, :, 2].tolist() == pytest.approx([0.9] * 60)
+    dies = 3 + (4 * batch.obs[0, :, 2, 0]).floor()
+    assert batch.alive is not None
+    assert batch.alive[0, :, 0].bool().tolist() == (step < dies).tolist()
+    assert (batch.discount[0, step == dies - 1, 0] == 0).all()
+    assert (batch.obs[0, step >= dies, 0] == 0).all()
+
+
 # ------------------------------------------------------------------------------------------------- containment
 
 

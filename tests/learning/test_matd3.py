@@ -29,3 +29,10 @@ def test_speaker_and_listener_talk_with_discrete_actions(seed: int) -> None:
     result = run("pipelines/matd3-speaker-listener/params.yaml", seed, settings)
     assert result.evaluation["episodes"] == 1000
     assert result.evaluation["elite"]["mean"] >= -18
+
+
+def test_spread_by_its_pipeline(seed: int) -> None:
+    """What scores mean, `test_ippo.py` says."""
+    result = run("pipelines/matd3-spread/params.yaml", seed)
+    assert result.evaluation["episodes"] == 100
+    assert result.evaluation["elite"]["mean"] >= -50

@@ -245,9 +245,9 @@ def test_each_agents_program_acts_as_the_team(algo: str, env: str, config: Any, 
 def test_the_card_tells_each_agents_return_and_how_to_act(tmp_path: Path) -> None:
     made = team(tmp_path / "elite")
     score = {"mean": -3.0, "interval": [-4.0, -2.0], "std": 1.0, "median": -3.0, "iqm": -3.0}
-    made.about |= {"hyper": {}, "evaluation": {**score, "agents": dict(zip(AGENTS, (1.0, -2.5, -1.5), strict=True))}}
+    made.about |= {"hyper": {}, "evaluation": {**score, "agents": {"blue_0": -2.5, "red_0": 1.0, "red_1": -1.5}}}
     text = card(made, episodes=9)
-    assert "| blue_0 | -2.5 | 2 | 3 discrete |" in text
+    assert "| red_0 | 1.0 | 3 | 2 discrete |\n| blue_0 | -2.5 | 2 | 3 discrete |\n" in text
     assert "actions = policy.act({agent: obs, ...})" in text
     assert "policy.AGENT.pt2" in text
 

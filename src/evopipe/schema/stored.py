@@ -13,6 +13,7 @@ from evopipe.schema.declare import explain
 
 _LAYERS = 8  # of a part of a network, as in `NetworkConfig`
 _COLUMNS = 1 << 20  # of an observation or a mask, as in `envs.spaces`
+_CROWD = 1 << 22  # of all agents of a team
 _LOW, _HIGH = -(2**63), 2**63 - 1
 
 
@@ -121,10 +122,18 @@ class StoredAgent(StoredSpaces):
     masked: bool
 
 
+def _no_crowd(team: tuple[StoredAgent, ...]) -> tuple[StoredAgent, ...]:
+    columns = len(team) * max(agent.observations + agent.actions for agent in team)
+    if columns > _CROWD:
+        raise ValueError(f"has {columns} numbers of observations and actions, at most {_CROWD} are served")
+    return team
+
+
 class StoredTeam(_Stored):
     """The spaces of a team."""
 
-    team: Annotated[tuple[StoredAgent, ...], Field(min_length=1, max_length=1024, strict=False)]
+    team: Annotated[tuple[StoredAgent, ...], Field(min_length=1, max_length=1024, strict=False),
+                    AfterValidator(_no_crowd)]  # fmt: skip
 
 
 @contextmanager

@@ -13,11 +13,11 @@ from evopipe.algos import get, unserved
 from evopipe.core.graphs import Paths
 from evopipe.core.member import Member
 from evopipe.envs.make import opened
+from evopipe.envs.team import read_spaces
 from evopipe.errors import ParamsError
 from evopipe.run.spec import Spec
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.params import Params
-from evopipe.stages import describe
 from evopipe.storage import members
 from evopipe.types import Spaces
 
@@ -44,7 +44,7 @@ def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
     """Return what an algorithm needs to know of an environment's spaces; `ParamsError` if the environment is unknown or
     its spaces are not served, be it by this algorithm only."""
     with opened(env_config) as env:
-        spaces, _ = describe.spaces_of(env)
+        spaces, _ = read_spaces(env)
     if sentence := unserved(algo, spaces, env_config.id, env.action_space):
         raise ParamsError(sentence)
     return spaces

@@ -68,7 +68,8 @@ class Run:
 
     @property
     def env(self) -> str:
-        return str(self.params["env"]["id"])
+        """The environment's id, or the task of language models."""
+        return str(self.params["env"]["id"] if "env" in self.params else self.params["language"]["task"])
 
     @property
     def algo(self) -> str:
@@ -125,7 +126,8 @@ class Run:
         if isinstance(used.get("algos"), Mapping):
             used["algos"] = {self.algo: used["algos"].get(self.algo, {})}
         if isinstance(used.get("fetch"), Mapping):
-            unused = {"collect", "minari", "hdf5"} - {used["fetch"].get("source")}
+            sources = {"collect", "minari", "hdf5", "generate", "jsonl", "datasets"}
+            unused = sources - {used["fetch"].get("source")}
             used["fetch"] = {name: value for name, value in used["fetch"].items() if name not in unused}
         return dict(_leaves(used, ""))
 
