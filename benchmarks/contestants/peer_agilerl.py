@@ -179,6 +179,7 @@ def train(s: Settings, env: Any, population: list[Any]) -> None:
 def watch_parts(algorithm: Any) -> Parts:
     """Count the seconds of learning, acting, sampling, storing, evaluating and evolving."""
     parts = Parts()
+    optimiser = torch.optim.Adam if algorithm is IPPO else OptimizerWrapper  # IPPO takes each group's own out of it
     for owner, method, part in (
         (algorithm, "learn", "learn"), (algorithm, "get_action", "act"), (algorithm, "test", "evaluate"),
         (ReplayBuffer, "add", "store"), (MultiStepReplayBuffer, "add", "store"),
@@ -186,7 +187,7 @@ def watch_parts(algorithm: Any) -> Parts:
         (ReplayBuffer, "sample", "sample"), (PrioritizedReplayBuffer, "sample", "sample"),
         (MultiStepReplayBuffer, "sample_from_indices", "sample"), (Mutations, "mutation", "evolve"),
         (TournamentSelection, "select", "evolve"), (RolloutBuffer, "add", "store"),
-        (RolloutBuffer, "compute_returns_and_advantages", "learn"), (OptimizerWrapper, "step", "optimiser"),
+        (RolloutBuffer, "compute_returns_and_advantages", "learn"), (optimiser, "step", "optimiser"),
     ):  # fmt: skip
         parts.watch(owner, method, part)
     return parts
