@@ -44,9 +44,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "memory": ("ippo", LSTM, {}),
     "central memory": ("mappo:multidiscrete", {**LSTM, "share": "none"}, {}),
 }  # fmt: skip
-each_variant = pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if "central" in n else ()) for n in VARIANTS]
-)
+
+
+def quick(*names: str) -> Any:
+    """Every variant as a case; those of other names are slow."""
+    marks: list[tuple[str, Any]] = [(name, () if name in names else pytest.mark.slow) for name in VARIANTS]
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, mark in marks])
+
+
+each_variant = quick("n steps and priorities", "one network for all, masks", "memory")
 
 
 def variant(name: str, env: str = TEAM, **train: Any) -> Spec:
@@ -107,6 +113,18 @@ def test_a_cut_team_is_followed_by_its_true_last_observation(run: Callable[..., 
     assert (batch.obs[0, step >= dies, 0] == 0).all()
 
 
+@pytest.mark.parametrize("algo", ["ippo", "maddpg"])
+def test_agents_that_take_turns_and_see_one_number_learn(algo: str, run: Callable[..., Any]) -> None:
+    p = populations.problem("teams_for_tests:Turns", algo, num_envs=2, train={**LONG, "learning_delay": 4})
+    assert p.spaces.observations == 1
+    loop = run(p, 2)
+    before = loop.members
+    advance(loop, 40)
+    for old, new in zip(before, loop.members, strict=True):
+        assert new.healthy
+        assert not equal(old.tensors["actor"], new.tensors["actor"])
+
+
 # ------------------------------------------------------------------------------------------------- containment
 
 
@@ -158,7 +176,7 @@ def test_a_member_trains_alike_alone_and_in_a_crowd(name: str, run: Callable[...
     assert float(one.members[0].tensors["updates"]) > 3
 
 
-@each_variant
+@quick("n steps and priorities", "memory")
 def test_a_saved_run_continues_bit_for_bit(name: str, tmp_path: Path, run: Callable[..., Any]) -> None:
     """In the middle of a generation, of rollouts and of windows, while some agents are gone; by way of a file."""
     p = variant(name)
@@ -187,7 +205,7 @@ def test_a_saved_run_continues_bit_for_bit(name: str, tmp_path: Path, run: Calla
 # ------------------------------------------------------------------------------------------- evolution, storage
 
 
-@each_variant
+@quick("one network for all, masks", "memory")
 @pytest.mark.parametrize("kind", ["architecture", pytest.param("rl_hp", marks=pytest.mark.slow)])
 def test_a_mutated_team_learns_on(name: str, kind: str, run: Callable[..., Any], tmp_path: Path) -> None:
     """All its networks mutate alike; what was stored of it comes back to the bit."""

@@ -81,7 +81,7 @@ def test_evolution_finds_learning_rates_that_nobody_gave(seed: int, base: Any, t
     for evolves in (True, False):
         data = {**read_yaml(ROOT / f"{SYMBOLS}grpo-symbols/params.yaml").data, "seed": seed}
         data["language"]["model"] = str(start)
-        data["train"] |= {"max_steps": 120, "evo_steps": 10 if evolves else 120}
+        data["train"] |= {"max_steps": 60, "evo_steps": 6 if evolves else 60}
         data["evolution"]["tournament"]["window"] = 1
         data["evolution"]["mutation"]["probabilities"] = {
             "none": float(not evolves),
