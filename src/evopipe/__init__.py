@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from evopipe.api import Result
     from evopipe.api import run as train
     from evopipe.errors import EvopipeError
-    from evopipe.policy import Policy, load
+    from evopipe.loading import load
+    from evopipe.policy import Policy
     from evopipe.schema.params import Params, load_params, parse_params
 
 __version__ = "0.1.0"
@@ -24,7 +25,7 @@ _MODULES = {
     "Params": ("evopipe.schema.params", "Params"),
     "Policy": ("evopipe.policy", "Policy"),
     "Result": ("evopipe.api", "Result"),
-    "load": ("evopipe.policy", "load"),
+    "load": ("evopipe.loading", "load"),
     "load_params": ("evopipe.schema.params", "load_params"),
     "parse_params": ("evopipe.schema.params", "parse_params"),
     "train": ("evopipe.api", "run"),

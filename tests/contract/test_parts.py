@@ -72,7 +72,7 @@ def learned(p: Spec, members: list[Member], borders: tuple[int, ...]) -> list[Me
     return sorted((member for own in parts for member in dissolve([own])), key=lambda m: m.slot)
 
 
-@pytest.mark.parametrize("algo", cases())
+@pytest.mark.parametrize("algo", cases(teams=True))
 def test_no_bit_of_a_member_depends_on_the_part_that_it_learns_in(algo: str) -> None:
     p, members = main_size(algo)
     whole = learned(p, members, ())

@@ -171,7 +171,7 @@ def test_a_value_of_mappo_sees_what_others_see_and_one_of_ippo_and_the_actors_do
         others = [k for k in range(K) if k != j]
         assert differs[:, :, others].any() == differs[:, :, others].all() == (name == "mappo")
         chances = given.algo.answers(given.cfg).chances(given.cfg, state, moved.flatten(1, 2), None, none)  # type: ignore[misc]
-        unlike = (chances.log_probs != out.log_probs).any(dim=-1)[:, :, others]
+        unlike = (chances.log_probs != out.log_probs).any(dim=-1)[:, others]
         assert not unlike.any()
 
 
@@ -190,9 +190,9 @@ def test_what_was_played_has_ratio_one_to_itself(name: str, kind: str) -> None:
     )  # fmt: skip
     algo: Any = given.algo
     chances, values = algo._evaluate(given.cfg, state, played, state.log_std)
-    done = played.action[:, :, 0].unflatten(1, (-1, K))
-    torch.testing.assert_close(chances.log_prob(done).flatten(1), took.log_prob)
-    torch.testing.assert_close(values.flatten(1), took.value)
+    done = took.action.unflatten(1, (-1, K)).transpose(1, 2)
+    torch.testing.assert_close(chances.log_prob(done).transpose(1, 2).flatten(1), took.log_prob)
+    torch.testing.assert_close(values.transpose(1, 2).flatten(1), took.value)
     assert took.action.shape == (P, B * K, *KINDS[kind].action_shape)
     if legal is not None:
         assert legal.gather(-1, took.action[..., None]).all()
@@ -216,7 +216,7 @@ def test_numbers_that_an_agent_does_not_have_are_zero_and_add_no_entropy(name: s
     std = state.log_std.view(P, K, A)
     for k, a in enumerate(TEAM.actions):
         expected = (std[:, k, :a] + 0.5 * math.log(2 * math.pi * math.e)).sum(dim=-1)
-        torch.testing.assert_close(chances.entropy()[:, :, k], expected[:, None].expand(-1, B), atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(chances.entropy()[:, k], expected[:, None].expand(-1, B), atol=1e-6, rtol=1e-6)
 
 
 @each_algorithm
@@ -263,9 +263,9 @@ def test_a_sequence_is_what_steps_with_a_memory_give(name: str, share: str) -> N
         memory = memory.masked_fill(batch.begins[:, :, t, None], 0.0)
         took = given.algo.step(given.cfg, cohort.state, batch.obs[:, :, t], None, memory, None)
         of_step = given.algo.answers(given.cfg).chances(given.cfg, cohort.state, batch.obs[:, :, t], None, memory)  # type: ignore[misc]
-        mine = values.unflatten(1, (B, length))[:, :, t].flatten(1)
+        mine = values.unflatten(2, (B, length))[..., t].transpose(1, 2).flatten(1)
         torch.testing.assert_close(mine, took.value)
-        mine = chances.log_probs.unflatten(1, (B, length))[:, :, t]
+        mine = chances.log_probs.unflatten(2, (B, length))[:, :, :, t]
         torch.testing.assert_close(mine, of_step.log_probs)
         memory = took.memory
     given.update(cohort, batch, 0, 0)

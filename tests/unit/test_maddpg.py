@@ -43,7 +43,7 @@ def joint(batch: Any, obs: torch.Tensor, acts: list[torch.Tensor]) -> torch.Tens
 
 
 def gumbel(draw: Stream) -> torch.Tensor:
-    return -(-torch.log1p(-draw.uniform(B * K * A)[0])).log().view(B, K, A)
+    return -(-torch.log1p(-draw.uniform(B * K * A)[0])).log().view(K, B, A).transpose(0, 1)
 
 
 def logits(out: torch.Tensor, legal: torch.Tensor | None, k: int) -> torch.Tensor:
@@ -63,7 +63,7 @@ def plain_update(agent: Plain, name: str, batch: Any, draw: Stream, turn: int) -
             if continuous:
                 act = torch.tanh(out)
                 if twins == 2:
-                    noise = cfg.target_noise * draw.normal(B * K * A).view(B, K, A)[:, k]
+                    noise = cfg.target_noise * draw.normal(B * K * A).view(K, B, A)[k]
                     act = (act + noise.clamp(-cfg.target_clip, cfg.target_clip)).clamp(-1, 1)
             else:
                 act = torch.eye(A)[(logits(out, batch.next_legal, k) + gumbel(draw)[:, k]).argmax(dim=1)]
@@ -126,19 +126,38 @@ def test_updates_are_those_of_plain_agents(name: str, kind: str, share: Any, mas
 # ----------------------------------------------------------------------------------------------------------- mechanisms
 
 
+def critic_of(given: Crewed, state: Any) -> Any:
+    return state.critics if "critics" in given.widths else state.critic
+
+
+def q(given: Crewed, critic: Any, obs: torch.Tensor, acts: torch.Tensor) -> torch.Tensor:
+    """Every agent's Q `[P, B, K]`, of twins `[2, P, B, K]`."""
+    return _central.value(given.cfg, critic, obs, acts).transpose(-1, -2)
+
+
+def numbers(given: Crewed, action: torch.Tensor) -> torch.Tensor:
+    """Actions as critics read them, `[P, B, K, A]`."""
+    return _central.as_numbers(given.cfg, action).clone()
+
+
+def said(given: Crewed, state: Any, obs: torch.Tensor) -> torch.Tensor:
+    """What actors say `[P, B, K, A]`."""
+    return _central.output(given.cfg, state.actor, obs.transpose(1, 2)).transpose(1, 2).detach()
+
+
 @each_algorithm
 @each_kind
 def test_a_critic_sees_what_others_see_and_do_and_an_actor_does_not(name: str, kind: str) -> None:
     given = Crewed(name, SPACES[kind])
     state, batch = given.cohort().state, transitions(SPACES[kind])
-    critic = state.critic if name == "maddpg" else state.critics
-    obs, acts = batch.obs, _central.as_numbers(given.cfg, batch.action)
-    base = _central.value(given.cfg, critic, obs, acts)
+    critic = critic_of(given, state)
+    obs, acts = batch.obs, numbers(given, batch.action)
+    base = q(given, critic, obs, acts)
     for j in range(K):
         seen, done = obs.clone(), acts.clone()
         seen[:, :, j, 0] += 1.0
         done[:, :, j, 0] += 1.0
-        for moved in (_central.value(given.cfg, critic, seen, acts), _central.value(given.cfg, critic, obs, done)):
+        for moved in (q(given, critic, seen, acts), q(given, critic, obs, done)):
             assert (moved != base).any(dim=-2).all(), "all critics, of whomever"
         out = given.algo.greedy(given.cfg, state, seen.flatten(1, 2), None).unflatten(1, (-1, K))
         was = given.algo.greedy(given.cfg, state, obs.flatten(1, 2), None).unflatten(1, (-1, K))
@@ -152,13 +171,13 @@ def test_nothing_depends_on_pads(name: str, kind: str) -> None:
     """Numbers of an observation or action that an agent does not have, in what is read by a critic or done."""
     given = Crewed(name, SPACES[kind], share="group")
     state, batch = given.cohort().state, transitions(SPACES[kind])
-    critic = state.critic if name == "maddpg" else state.critics
-    obs, acts = batch.obs.clone(), _central.as_numbers(given.cfg, batch.action)
-    base = _central.value(given.cfg, critic, obs, acts)
+    critic = critic_of(given, state)
+    obs, acts = batch.obs.clone(), numbers(given, batch.action)
+    base = q(given, critic, obs, acts)
     for k in range(K):
         obs[:, :, k, TEAM.observations[k] :] = 9.0
         acts[:, :, k, TEAM.actions[k] :] = 9.0
-    assert torch.equal(_central.value(given.cfg, critic, obs, acts), base)
+    assert torch.equal(q(given, critic, obs, acts), base)
     seen, ones = batch.obs.flatten(1, 2), torch.ones(P, B * K, A, dtype=torch.bool)
     draw = Stream(given.cohort().keys, Purpose.ACT, torch.tensor([1]))
     may = torch.stack([own(k, TEAM.actions) for k in range(K)]).repeat(B, 1).expand(P, -1, -1)
@@ -290,7 +309,7 @@ def test_discrete_actions_are_legal_draws_of_the_policy_while_training_and_its_b
     state, g = given.cohort().state, torch.Generator().manual_seed(5)
     obs = transitions(SPACES["discrete"]).obs[:, :1].expand(-1, 4000, -1, -1)
     legal = masks(SPACES["discrete"], (P, 1), g).expand(-1, 4000, -1, -1)
-    out = _central.output(given.cfg, state.actor, obs).detach()
+    out = said(given, state, obs)
     chances = out.masked_fill(~legal, -torch.inf).softmax(dim=-1)[:, 0]
     seen, may = obs.flatten(1, 2), legal.flatten(1, 2)
     best = given.algo.greedy(given.cfg, state, seen, may).unflatten(1, (-1, K))
@@ -308,7 +327,7 @@ def test_discrete_actions_are_legal_draws_of_the_policy_while_training_and_its_b
 def test_continuous_actions_are_tanh_and_noise_while_training(name: str) -> None:
     given = Crewed(name, SPACES["continuous"], noise_sd=0.2)
     state, obs = given.cohort().state, transitions(SPACES["continuous"]).obs
-    out = _central.output(given.cfg, state.actor, obs).detach()
+    out = said(given, state, obs)
     may = torch.stack([own(k, TEAM.actions) for k in range(K)])
     expected = torch.where(may, torch.tanh(out), 0.0)
     assert torch.equal(given.algo.greedy(given.cfg, state, obs.flatten(1, 2), None), expected.flatten(1, 2))
@@ -389,10 +408,10 @@ def test_the_first_of_twin_critics_is_on_the_same_memory() -> None:
     """What actors climb is the critic as it is now, not as it was when it was first asked."""
     given = Crewed("matd3", SPACES["continuous"])
     state, batch = given.cohort().state, transitions(SPACES["continuous"])
-    acts = _central.as_numbers(given.cfg, batch.action)
+    acts = numbers(given, batch.action)
     for _ in range(2):
-        both = _central.value(given.cfg, state.critics, batch.obs, acts)
-        first = _central.value(given.cfg, state.critics.firsts, batch.obs, acts)
+        both = q(given, state.critics, batch.obs, acts)
+        first = q(given, state.critics.firsts, batch.obs, acts)
         assert torch.equal(both[0], first)
         state.critics.values.mul_(1.5)
 
@@ -403,3 +422,33 @@ def test_one_agent_alone_is_a_team_too() -> None:
     assert found["actor"] == (4, 2, "whole", 1)
     assert found["critic"] == (6, 1, "whole", 1)
     assert _team.crew(algos.get("maddpg").Config(), Spaces(4, 2)).agents == 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "sentence"),
+    [
+        ({"red": ("red_0", "red_1"), "blue": ("blue_0",)}, None),
+        ({"red": ("red_0", "red_2"), "blue": ("blue_0", "red_1")}, "there is no agent 'red_2'; the agents are "),
+        ({"red": ("red_0", "red_1"), "blue": ()}, "the group 'blue' names no agent; the agents are "),
+        ({"red": ("red_0", "red_1")}, "the agent 'blue_0' stands in no group; name each agent once"),
+    ],
+)
+@pytest.mark.parametrize("share", GROUPS)
+def test_groups_that_do_not_fit_the_team_are_refused(share: Any, groups: Any, sentence: str | None) -> None:
+    """Whoever shares: scores are told by group, too."""
+    found = algos.misfit("maddpg", algos.get("maddpg").Config(share=share, groups=groups), SPACES["discrete"])
+    assert (found is None) == (sentence is None)
+    if found is not None and sentence is not None:
+        assert found[0] == "groups"
+        assert found[1].startswith(sentence)
+
+
+def test_an_algorithm_for_as_many_agents_as_there_are_not_is_refused() -> None:
+    found = algos.unserved("maddpg", Spaces(4, 2), "CartPole-v1", "Discrete(2)")
+    assert found is not None
+    assert found.startswith("train.algo: maddpg serves teams of agents, CartPole-v1 has one agent; take ")
+    assert "ppo" in found.split("take ")[1].split(", ")
+    found = algos.unserved("dqn", SPACES["continuous"], "pistonball_v6", "Box")
+    able = "take ippo, maddpg, mappo, matd3"
+    assert found == f"train.algo: dqn serves one agent, pistonball_v6 has a team of agents; {able}"
+    assert algos.unserved("maddpg", SPACES["discrete"], "simple_spread_v3", "Discrete(5)") is None

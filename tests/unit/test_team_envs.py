@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import mpe2.simple_speaker_listener_v4
@@ -22,7 +23,12 @@ from evopipe.envs.rows import Step
 from evopipe.envs.team import TeamEnv, TeamSpace
 from evopipe.envs.workers import Workers
 from evopipe.errors import EnvironmentFailed, ParamsError
+from evopipe.new import project
 from evopipe.schema.blocks import EnvConfig
+from evopipe.schema.params import Params, parse_params
+from evopipe.stages import fetch
+from evopipe.stages.check import check as checked_params
+from tiny import params
 
 
 def config(env_id: str, wrappers: list[Any] | None = None, **kwargs: Any) -> EnvConfig:
@@ -288,13 +294,14 @@ def test_an_action_that_the_environment_sets_is_the_only_legal_one(kind: str) ->
 
 @pytest.mark.parametrize(("kind", "forced"), [("continuous", [1.0, 0.0]), ("multibinary", [1, 0])])
 def test_a_vector_that_the_environment_sets_is_taken_whatever_is_given(kind: str, forced: list[float]) -> None:
-    pool, action = started(team("Sets", kind=kind)), np.zeros((1, 2, 2))
-    for t in (0, 1, 2, 3):
-        assert pool.is_forced[0].tolist() == [False, t % 2 == 1]
-        taken = pool.taken(action)
-        assert taken[0].tolist() == ([[0, 0], forced] if t % 2 else [[0, 0], [0, 0]])
-        pool.step(action)
-    assert pool.state()["actions"][3, 1].tolist() == forced, "as taken"
+    for even in (False, True):
+        pool, action = started(team("Sets", kind=kind, even=even)), np.zeros((1, 2, 2))
+        for t in (0, 1, 2, 3):
+            sets = (t % 2 == 0) == even
+            assert pool.is_forced[0].tolist() == [False, sets]
+            assert pool.taken(action)[0].tolist() == ([[0, 0], forced] if sets else [[0, 0], [0, 0]])
+            pool.step(action)
+        assert pool.state()["actions"][2 + (not even), 1].tolist() == forced, "as taken"
 
 
 # --- PettingZoo's other kind: one agent at a time --------------------------------------------------------------------
@@ -317,8 +324,8 @@ def test_agents_that_take_turns_wait_with_one_action() -> None:
     assert step.over[0]
 
 
-@pytest.mark.parametrize("env_id", ["tictactoe_v3", "rps_v2"])
-def test_pettingzoos_classic_games_run(env_id: str) -> None:
+@pytest.mark.parametrize("env_id", ["tictactoe_v3", "rps_v2", "classic/rps-v2", "teams_for_tests:tests/Crew-v0"])
+def test_what_pettingzoo_knows_by_name_runs(env_id: str) -> None:
     pool, rng = started(config(env_id)), np.random.default_rng(1)
     for _ in range(200):
         step = pool.step(drawn(pool, rng))
@@ -326,7 +333,7 @@ def test_pettingzoos_classic_games_run(env_id: str) -> None:
         if step.over[0]:
             break
     assert step.over[0]
-    assert pool.episode_return.sum() == 0.0
+    assert pool.episode_return.sum() == 0.0 or "Crew" in env_id
 
 
 # --- In worker processes, and again -----------------------------------------------------------------------------------
@@ -375,6 +382,7 @@ ALL = [
     *((team(name), i % 2 == 0) for i, name in enumerate(["Dies", "Late", "Returns", "Numbers", "Bees", "NanReward"])),
     *((team(name), i % 2 == 1) for i, name in enumerate(["MasksDies", "MasksOne", "Sees", "MaskedOut", "Turns"])),
     *((team("Sets", kind=kind), kind == "continuous") for kind in ("discrete", "continuous", "multibinary")),
+    *((team("Sets", kind=kind, even=True), kind == "continuous") for kind in ("discrete", "continuous")),
     (team("Crew", kind="multidiscrete"), False),
 ]
 NAMES = [f"{cfg.id.rpartition(':')[2]}-{foretell}" for cfg, foretell in ALL]
@@ -425,6 +433,11 @@ def test_episodes_that_differ_are_found() -> None:
         ("mpe2.simple_spread_v3:parallel_env", True),
         ("mpe2.simple_spread_v3:env", True),
         ("teams_for_tests:Crew", True),
+        ("butterfly/cooperative_pong-v6", True),
+        ("classic/chess-v6", True),
+        ("teams_for_tests:tests/Crew-v0", True),
+        ("phys2d/CartPole-v1", False),
+        ("classic/cheese-v6", False),
         ("CartPole-v1", False),
         ("envs_for_tests:Chain-v0", False),
         ("envs_for_tests:Chain", False),
@@ -450,6 +463,7 @@ def test_single_agents_load_nothing_of_pettingzoo() -> None:
     ("cfg", "sentence"),
     [
         (config("simple_spred_v3"), "env.id: unknown environment 'simple_spred_v3', did you mean 'simple_spread_v3'?"),
+        (config("sisl/pursuit-v4"), "env.id: unknown environment 'sisl/pursuit-v4', did you mean 'sisl/pursuit-v5'?"),
         (
             config("mpe2.simple_spread_v3:paralel_env"),
             "env.id: unknown environment 'mpe2.simple_spread_v3:paralel_env', did you mean "
@@ -470,6 +484,7 @@ def test_single_agents_load_nothing_of_pettingzoo() -> None:
             "env.id: 'teams_for_tests:nothing' gave no environment of PettingZoo but int; 'module:function' must name "
             "what makes one",
         ),
+        (team("incomplete"), "env.id: 'teams_for_tests:incomplete' needs the package 'bees'; install it"),
         (team("Nameless"), "env.id: the environment has no possible_agents, which must name all its agents"),
         (team("Twins"), "env.id: two of the environment's possible_agents [1, '1'] have one name"),
         (team("Spaceless"), "env.id: observation_space('ant_0') is no space but None"),
@@ -584,6 +599,13 @@ def test_a_wrong_step_is_said_in_one_sentence(cfg: EnvConfig, sentence: str) -> 
     before = f"training environment {cfg.id!r} (row 0, episode seed 5, step {at}): "
     assert str(raised.value).startswith(before + sentence)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.thorough
+def test_a_team_that_hangs_is_ended() -> None:
+    cfg = team("Hangs").model_copy(update={"step_seconds": 1.0})
+    with pytest.raises(EnvironmentFailed, match=r"step 1\): step\(\) did not return within 1 seconds"):
+        played(started(cfg), 1)
 
 
 @pytest.mark.parametrize(
@@ -740,3 +762,30 @@ def test_what_is_wrong_with_a_team_is_found(name: str, sentences: list[str]) -> 
     found = checked(name)
     assert len(found) == len(sentences)
     assert all(each.startswith(sentence) for each, sentence in zip(found, sentences, strict=True))
+
+
+# --- Where a team cannot stand ----------------------------------------------------------------------------------------
+
+
+def test_no_dataset_is_made_of_a_team(tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match=r"^env\.id: simple_spread_v3 is a team, whose steps no dataset holds; train"):
+        fetch.run(Params.model_validate(params({"env.id": "simple_spread_v3"})), quiet=True, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_team_learns_from_a_dataset() -> None:
+    env = {"id": "simple_spread_v3"}
+    with pytest.raises(
+        ParamsError, match=r"train\.mode: maddpg is for teams, and no dataset holds .*: set it to online"
+    ):
+        parse_params({"env": env, "train": {"algo": "maddpg", "mode": "offline"}})
+    with pytest.raises(ParamsError, match=r"^train\.warm_start: simple_spread_v3 is a team, .*: set it to 0$"):
+        checked_params(parse_params({"env": env, "train": {"algo": "maddpg", "warm_start": 5}}))
+    default = parse_params({"env": env, "train": {"algo": "maddpg"}})
+    assert default.train.warm_start == 0
+    checked_params(default)
+
+
+def test_a_new_project_begins_with_one_agent() -> None:
+    with pytest.raises(ParamsError, match=r"^new: simple_spread_v3 is a team of agents, and a new project begins with"):
+        project._check_env("simple_spread_v3")

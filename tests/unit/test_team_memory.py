@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from evopipe import algos
 from evopipe.memory.nstep import NStep
 from evopipe.memory.replay import RowLayout
 from evopipe.memory.rollout import Rollout, StepLayout
@@ -161,3 +162,9 @@ def test_groups_are_named_or_read_from_names() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             TEAM.groups(named)
+
+
+def test_a_group_that_does_not_fit_the_team_is_refused_where_it_stands() -> None:
+    cfg = algos.get("maddpg").Config(groups={"x": ("a_0", "a_1", "nobody")})
+    found = algos.misfit("maddpg", cfg, SPACES)
+    assert found == ("groups", "there is no agent 'nobody'; the agents are a_0, a_1, b_0")

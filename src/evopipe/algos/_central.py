@@ -6,7 +6,7 @@ Of a configuration and a state each function reads what it says, by the names th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 
@@ -39,7 +39,7 @@ def networks(cfg: Any, spaces: Spaces, critics: int = 1) -> dict[str, Widths]:
 
 
 def output(cfg: Any, actor: Net, obs: Tensor) -> Tensor:
-    """Return what actors say, logits or actions before tanh: `[P, B, K, O]` → `[P, B, K, A]`."""
+    """Return what actors say, logits or actions before tanh: `[P, K, B, O]` → `[P, K, B, A]`."""
     of = crew(cfg)
     return of.run(actor, of.named(obs))
 
@@ -51,16 +51,15 @@ def _finite_output(cfg: Any, state: Any, obs: Tensor) -> Tensor:
 
 
 def _chances(cfg: Any, out: Tensor, legal: Tensor | None) -> Distribution:
-    """Return the softmax over the legal actions: outputs `[P, B, K, A]`."""
+    """Return the softmax over the legal actions: outputs and legal `[P, K, B, A]`."""
     return distribution(cfg.spaces, out, None, crew(cfg).legal(legal, out))
 
 
 def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return tanh of what actors say, or the likeliest legal actions: obs `[P, E · K, O]`."""
     of, out = crew(cfg), _finite_output(cfg, state, obs)
-    may = None if legal is None else of.apart(legal)
-    best = likeliest(out, of.legal(may, out), cfg.spaces.continuous)
-    return (of.own(best) if cfg.spaces.continuous else best).flatten(1, 2)
+    best = likeliest(out, of.legal(None if legal is None else of.apart(legal), out), cfg.spaces.continuous)
+    return of.side_by_side(of.own(best) if cfg.spaces.continuous else best)
 
 
 def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
@@ -69,64 +68,84 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
     of = crew(cfg)
     if cfg.spaces.continuous:
         found = _actor_critic.noisy(cfg, greedy(cfg, state, obs, legal), epsilon, draw)
-        return of.own(of.apart(found)).flatten(1, 2)
+        return of.side_by_side(of.own(of.apart(found)))
     drawn = _chances(cfg, _finite_output(cfg, state, obs), of.apart(legal)).sample(draw.part(1))
-    return or_random_legal(drawn.flatten(1), legal, epsilon, draw)
+    return or_random_legal(of.side_by_side(drawn), legal, epsilon, draw)
 
 
 def as_numbers(cfg: Any, action: Tensor) -> Tensor:
-    """Return actions as critics read them, `[P, B, K, A]`: int64 `[P, B, K]` as one-hot."""
+    """Return actions as critics read them, `[…, A]`: int64 as one-hot."""
     if cfg.spaces.continuous:
-        return crew(cfg).own(action)
+        return action
     return torch.nn.functional.one_hot(action, cfg.spaces.actions).to(torch.get_default_dtype())
 
 
 def value(cfg: Any, critic: Net, obs: Tensor, actions: Tensor) -> Tensor:
-    """Return every agent's Q of everyone's observations and actions, `[P, B, K]`, of twins `[2, P, B, K]`; see
+    """Return every agent's Q of everyone's observations and actions, `[P, K, B]`, of twins `[2, P, K, B]`; see
     `Crew.together`."""
     of = crew(cfg)
     return of.run(critic, of.together(obs, actions)).squeeze(-1)
 
 
-def next_actions(cfg: Any, actor: Net, batch: Batch, draw: Stream) -> Tensor:
-    """Return what actors do in `next_obs`, as numbers: tanh of what they say, or one-hot draws of their softmax."""
-    out = output(cfg, actor, batch.next_obs)
+class Steps(NamedTuple):
+    """A batch, and what of it is needed more than once or with agents first."""
+
+    batch: Batch
+    alive: Tensor  # [P, B, K] float32, 0 where an agent is gone
+    weight: Tensor  # [P, K, B], 0 there too
+    taken: Tensor  # [P, B, K, A], actions as critics read them, and there 0s
+
+    @classmethod
+    def of(cls, cfg: Any, batch: Batch) -> Steps:
+        alive = torch.ones_like(batch.reward) if batch.alive is None else batch.alive
+        weight = crew(cfg).first(batch.weight[..., None] * alive)
+        return cls(batch, alive, weight, alive[..., None] * as_numbers(cfg, batch.action))
+
+
+def next_actions(cfg: Any, actor: Net, steps: Steps, draw: Stream) -> Tensor:
+    """Return what actors do in `next_obs`, as numbers `[P, K, B, A]`: tanh of what they say, or one-hot draws of their
+    softmax."""
+    of = crew(cfg)
+    out, legal = output(cfg, actor, of.first(steps.batch.next_obs)), steps.batch.next_legal
     if cfg.spaces.continuous:
-        return crew(cfg).own(torch.tanh(out))
-    return as_numbers(cfg, _chances(cfg, out, batch.next_legal).sample(draw))
+        return torch.tanh(out)
+    return as_numbers(cfg, _chances(cfg, out, None if legal is None else of.first(legal)).sample(draw))
 
 
-def present(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return which agents act before and after the step, `[P, B, K]`, 1 and 0: one that is gone counts in critics as if
-    its action were 0. (One that comes later counts from the step after on.)"""
-    alive = batch.alive if batch.alive is not None else torch.ones_like(batch.reward)
-    return alive, alive * (batch.discount > 0)
+def critics_loss(cfg: Any, critic: Net, target: Net, steps: Steps, next_action: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of the weighted squared errors of each member's critics `[P]`, and each transition's mean error
+    `[P, B]`, without gradient, over the agents that act.
 
-
-def regression(errors: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the sum of the critics' weighted squared errors `[P]`, and each transition's mean error `[P, B]`, without
-    gradient, over the agents that act; errors are `[P, B, K]` or `[2, P, B, K]`."""
-    alive, _ = present(batch)
-    squares, sizes = (errors.square(), errors.detach().abs())
+    They regress on r + γ Q⁻ of the next actions `[P, K, B, A]`, of twins the lesser. In critics the action of an agent
+    that is gone counts as 0; one that comes later counts from the step after on.
+    """
+    of, batch = crew(cfg), steps.batch
+    with torch.no_grad():
+        stays = steps.alive * (batch.discount > 0)
+        q_t = value(cfg, target, batch.next_obs, stays[..., None] * next_action.transpose(1, 2))
+        q_t = q_t if q_t.ndim == 3 else q_t.amin(dim=0)
+        y = torch.addcmul(of.first(batch.reward), of.first(batch.discount), q_t)
+    errors = value(cfg, critic, batch.obs, steps.taken) - y
+    squares, sizes = errors.square(), errors.detach().abs()
     if errors.ndim == 4:
         squares, sizes = squares.sum(dim=0), sizes.mean(dim=0)
-    losses = (batch.weight[..., None] * alive * squares).sum(dim=(1, 2))
-    return losses, (alive * sizes).sum(dim=2) / alive.sum(dim=2).clamp(min=1.0)
+    mean = (of.first(steps.alive) * sizes).sum(dim=1) / steps.alive.sum(dim=2).clamp(min=1.0)
+    return (steps.weight * squares).sum(dim=(1, 2)), mean
 
 
-def actor_loss(cfg: Any, actor: Net, critic: Net, batch: Batch, draw: Stream) -> Tensor:
+def actor_loss(cfg: Any, actor: Net, critic: Net, steps: Steps, draw: Stream) -> Tensor:
     """Return −Q of each agent's own policy and the others' actions in the batch, weighted, of each member `[P]`; and
     `output_penalty` times the outputs' mean square."""
-    of, (alive, _) = crew(cfg), present(batch)
-    out = output(cfg, actor, batch.obs)
+    of, batch = crew(cfg), steps.batch
+    out, places = output(cfg, actor, of.first(batch.obs)), of.on(batch.obs.device)
     if cfg.spaces.continuous:
-        mine = of.own(torch.tanh(out))
+        mine = torch.tanh(out)
     else:
-        mine = relaxed(out, of.legal(batch.legal, out), cfg.temperature, draw)
-    taken = alive[..., None] * as_numbers(cfg, batch.action)
-    seen = torch.where(of.on(out.device).other, taken[:, :, None], mine[:, :, None])  # [P, B, critic, agent, A]
-    penalty = cfg.output_penalty * of.own(out).square().sum(dim=-1) / of.on(out.device).sizes
-    each: Tensor = batch.weight[..., None] * alive * (penalty - value(cfg, critic, batch.obs, seen))
+        legal = of.legal(None if batch.legal is None else of.first(batch.legal), out)
+        mine = relaxed(out, legal, cfg.temperature, draw)
+    seen = torch.where(places.other, steps.taken[:, None], mine[:, :, :, None])  # [P, critic, B, agent, A]
+    penalty = cfg.output_penalty * (out.square() * places.share).sum(dim=-1)
+    each: Tensor = steps.weight * (penalty - value(cfg, critic, batch.obs, seen))
     return each.sum(dim=(1, 2))
 
 
@@ -134,26 +153,26 @@ def answers(critic: str) -> Callable[[Any], Answers]:
     """Return the `answers` of an algorithm with such actors and critics, of twins the least."""
 
     def q_of(cfg: Any, state: Any, obs: Tensor, actions: Tensor) -> Tensor:
+        of = crew(cfg)
         with torch.no_grad():
-            found = value(cfg, getattr(state, critic), crew(cfg).apart(obs), actions)
-        return (found.amin(dim=0) if found.ndim == 4 else found).flatten(1)
+            found = value(cfg, getattr(state, critic), obs.unflatten(1, (-1, of.agents)), actions)
+        return of.side_by_side(found.amin(dim=0) if found.ndim == 4 else found)
 
     def q_values(cfg: Any, state: Any, obs: Tensor, action: Tensor | None) -> Tensor:
         """Where no action is given, Q of all of an agent's own, while the others do their best: `[P, B · K, A]`."""
         of = crew(cfg)
         if action is not None:
-            return q_of(cfg, state, obs, as_numbers(cfg, of.apart(action)))
-        best = as_numbers(cfg, of.apart(greedy(cfg, state, obs, None)))[:, :, None]
-        each = torch.eye(cfg.spaces.actions, device=obs.device)
-        other = of.on(obs.device).other
+            return q_of(cfg, state, obs, as_numbers(cfg, action.unflatten(1, (-1, of.agents))))
+        best = as_numbers(cfg, greedy(cfg, state, obs, None).unflatten(1, (-1, of.agents)))[:, None]  # [P, 1, B, K, A]
+        other, each = of.on(obs.device).other, torch.eye(cfg.spaces.actions, device=obs.device)
         return torch.stack([q_of(cfg, state, obs, torch.where(other, best, own)) for own in each], dim=-1)
 
     def value_of(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Tensor:
         return q_values(cfg, state, obs, greedy(cfg, state, obs, legal))
 
     def chances(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Distribution:
-        out = _finite_output(cfg, state, obs)
-        may = crew(cfg).legal(None if legal is None else crew(cfg).apart(legal), out)
-        return distribution(cfg.spaces, out.flatten(1, 2), None, None if may is None else may.flatten(1, 2))
+        of, out = crew(cfg), _finite_output(cfg, state, obs)
+        may = of.legal(None if legal is None else of.apart(legal), out)
+        return distribution(cfg.spaces, of.side_by_side(out), None, None if may is None else of.side_by_side(may))
 
     return lambda cfg: Answers(value_of, q_values, None if cfg.spaces.continuous else chances)

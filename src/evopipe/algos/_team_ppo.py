@@ -1,7 +1,8 @@
 """What IPPO and MAPPO have in common: all but what their critics read, which each function is given as `seen`.
 
-`seen` makes of a crew and observations `[P, B, K, O]` what every agent's critic reads, `[P, B, K, inputs]`. Agents of
-one environment lie next to each other: where shapes say `E` or `B`, it is `E · K` or `B · K` rows.
+`seen` makes of a crew and observations `[P, K, B, O]` what every agent's critic reads, `[P, K, B, inputs]`. What is
+given and returned has the agents of one environment next to each other: where it is `[P, E, …]` or `[P, B, …]`, these
+are `E · K` or `B · K` rows.
 """
 
 from __future__ import annotations
@@ -55,21 +56,21 @@ def init(cfg: Any, nets: Nets) -> State:
 
 
 def _policy(cfg: Any, outputs: Tensor, log_std: Tensor, legal: Tensor | None) -> Distribution:
-    """Return the distribution of actions: outputs `[P, B, K, A]`, log_std `[P, G · A]`, legal `[P, B, K, A]`.
+    """Return the distribution of actions: outputs `[P, K, B, A]`, log_std `[P, G · A]`, legal `[P, K, B, A]`.
 
     What an agent does not have of continuous actions has entropy 0, and the same density whatever is done.
     """
     of = crew(cfg)
     if not cfg.spaces.continuous:
         return distribution(cfg.spaces, outputs, None, of.legal(legal, outputs))
-    own = of.of_group(log_std.unflatten(1, (len(of.groups), -1)))[:, None]  # [P, 1, K, A]
+    own = of.of_group(log_std.unflatten(1, (len(of.groups), -1)))[:, :, None]  # [P, K, 1, A]
     return distribution(cfg.spaces, of.own(outputs), of.own(own, _OF_PADS), None, cfg.squash)
 
 
 def _remembered(of: Crew, net: Net, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Take one step: x `[P, B, K, inputs]`, memory `[P, B · K, M]` → `[P, B, K, outputs]` and the memory after it."""
+    """Take one step: x `[P, K, B, inputs]`, memory `[P, B · K, M]` → `[P, K, B, outputs]` and the memory after it."""
     out, after = remember(net, of.seated(x), of.seated(of.apart(memory)))
-    return of.back(out), of.back(after).flatten(1, 2)
+    return of.back(out), of.side_by_side(of.back(after))
 
 
 def step(
@@ -82,12 +83,12 @@ def step(
         x = of.apart(obs)
         outputs, of_actor = _remembered(of, state.actor, of.named(x), of_actor)
         values, of_critic = _remembered(of, state.critic, seen(of, x), of_critic)
-        v, memory = values[..., 0].flatten(1), torch.cat((of_actor, of_critic), dim=-1)
+        v, memory = of.side_by_side(values[..., 0]), torch.cat((of_actor, of_critic), dim=-1)
         chances = _policy(cfg, torch.nan_to_num(outputs), state.log_std, None if legal is None else of.apart(legal))
         action = chances.mode() if draw is None else chances.sample(draw)
         action = of.own(action) if cfg.spaces.continuous else action
-        log_prob = torch.zeros_like(v) if draw is None else chances.log_prob(action).flatten(1)
-        return Chosen(action.flatten(1, 2), log_prob, v, memory)
+        log_prob = torch.zeros_like(v) if draw is None else of.side_by_side(chances.log_prob(action))
+        return Chosen(of.side_by_side(action), log_prob, v, memory)
 
 
 def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor) -> Tensor:
@@ -95,7 +96,7 @@ def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor) -> Te
     of = crew(cfg)
     with torch.no_grad():
         _, of_critic = _ppo.memories(memory, state.actor, state.critic)
-        return _remembered(of, state.critic, seen(of, of.apart(obs)), of_critic)[0][..., 0].flatten(1)
+        return of.side_by_side(_remembered(of, state.critic, seen(of, of.apart(obs)), of_critic)[0][..., 0])
 
 
 def _chances(cfg: Any, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Distribution:
@@ -120,47 +121,41 @@ def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     with torch.no_grad():
         outputs = torch.nan_to_num(of.run(state.actor, of.named(of.apart(obs))))
         best = _policy(cfg, outputs, state.log_std, None if legal is None else of.apart(legal)).mode()
-        return (of.own(best) if cfg.spaces.continuous else best).flatten(1, 2)
+        return of.side_by_side(of.own(best) if cfg.spaces.continuous else best)
 
 
 def evaluate(seen: Seen, cfg: Any, state: State, batch: Sequences, log_std: Tensor) -> tuple[Distribution, Tensor]:
-    """Return the policy and the values in the states of a minibatch, both over `[P, B · L, K]`."""
+    """Return the policy and the values in the states of a minibatch, both over `[P, K, B · L]`."""
     of = crew(cfg)
     of_actor, of_critic = _ppo.memories(batch.memory, state.actor, state.critic)
-    obs = of.apart(batch.obs).transpose(2, 3)  # [P, B, L, K, O]
-    outputs, values = (
-        _unrolled(of, net, read(of, obs.flatten(1, 2)).unflatten(1, obs.shape[1:3]), memory, batch.begins)
-        for net, read, memory in ((state.actor, Crew.named, of_actor), (state.critic, seen, of_critic))
-    )
-    legal = None if batch.legal is None else in_rows(of, batch.legal)
+    obs, begins = of.apart(batch.obs), of.seated(of.apart(batch.begins))
+
+    def unrolled(net: Net, x: Tensor, memory: Tensor) -> Tensor:
+        x = x.unflatten(2, obs.shape[2:4])  # [P, K, B, L, inputs]
+        return of.back(unroll(net, of.seated(x), of.seated(of.apart(memory)), begins)).flatten(2, 3)
+
+    outputs = unrolled(state.actor, of.named(obs.flatten(2, 3)), of_actor)
+    values = unrolled(state.critic, seen(of, obs.flatten(2, 3)), of_critic)
+    legal = None if batch.legal is None else of.apart(batch.legal).flatten(2, 3)
     return _policy(cfg, outputs, log_std, legal), values[..., 0]
-
-
-def _unrolled(of: Crew, net: Net, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor:
-    """Take steps: x `[P, B, L, K, inputs]`, memory `[P, B · K, M]`, begins `[P, B · K, L]` → `[P, B · L, K, out]`."""
-    found = unroll(net, of.seated(x.transpose(2, 3)), of.seated(of.apart(memory)), of.seated(of.apart(begins)))
-    return of.back(found).transpose(2, 3).flatten(1, 2)
-
-
-def in_rows(of: Crew, x: Tensor) -> Tensor:
-    """Put agents behind time: `[P, B · K, L, …]` → `[P, B · L, K, …]`."""
-    return of.apart(x).transpose(2, 3).flatten(1, 2)
 
 
 def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_std: Tensor) -> tuple[Tensor, Tensor]:
     """Return each member's loss, its groups' added up, and how far its policies have gone from the old ones, `[P]`."""
     of = crew(cfg)
-    all_weight, advantage = in_rows(of, batch.weight), in_rows(of, batch.advantage)  # [P, B·L, K]
-    weight = all_weight / of.over_group(all_weight.sum(dim=1)).clamp(min=1e-12)[:, None]  # sums to 1 in every group
+
+    def steps(x: Tensor) -> Tensor:  # [P, K, B·L, …]
+        return of.apart(x).flatten(2, 3)
+
+    all_weight, advantage = steps(batch.weight), steps(batch.advantage)
+    weight = all_weight / of.over_group(all_weight.sum(dim=2)).clamp(min=1e-12)[..., None]  # sums to 1 in every group
     if cfg.normalise_advantage:
-        mean = of.over_group((weight * advantage).sum(dim=1))[:, None]
-        deviation = of.over_group((weight * (advantage - mean).square()).sum(dim=1)).sqrt()[:, None]
+        mean = of.over_group((weight * advantage).sum(dim=2))[..., None]
+        deviation = of.over_group((weight * (advantage - mean).square()).sum(dim=2)).sqrt()[..., None]
         advantage = (advantage - mean) / (deviation + 1e-8)
     chances, value = evaluate(seen, cfg, state, batch, log_std)
-    each, distance = _ppo.objective(
-        cfg, hp, chances, in_rows(of, batch.action), in_rows(of, batch.log_prob), advantage, value,
-        in_rows(of, batch.value), in_rows(of, batch.target),
-    )  # fmt: skip
+    done, then = (steps(batch.action), steps(batch.log_prob)), (steps(batch.value), steps(batch.target))
+    each, distance = _ppo.objective(cfg, hp, chances, *done, advantage, value, *then)
     return (weight * each).sum(dim=(1, 2)), (all_weight * distance).sum(dim=(1, 2)).detach()
 
 

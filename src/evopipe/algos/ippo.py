@@ -71,7 +71,7 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
 
 
 def _seen(of: Crew, obs: Tensor) -> Tensor:
-    """Return what critics read, an agent's own observation: `[P, B, K, O]` → `[P, B, K, inputs]`."""
+    """Return what critics read, an agent's own observation: `[P, K, B, O]` → `[P, K, B, inputs]`."""
     return of.named(obs)
 
 

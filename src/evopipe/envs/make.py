@@ -11,20 +11,21 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 import gymnasium
 
 from evopipe.envs.team import TeamEnv
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean, said, text_of
+from evopipe.own import import_module
 from evopipe.schema.blocks import EnvConfig, WrapperConfig
 from evopipe.watchdog import Hung, Watchdog
 
 _CLOSING = 10.0  # seconds that closing an environment may take
 _with_threads: set[str] = set()  # ids whose making started threads in this process
-_TEAM = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|[a-z]\w*_v\d+")
+_OF_PETTINGZOO = re.compile(r"[a-z]\w*_v\d+|[a-z]+/[a-z]\w*-v\d+")
 _HOMES = ("mpe2", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl", "pettingzoo.atari")
 _BAD_KWARGS = re.compile(r"unexpected keyword argument|missing \d+ required|multiple values for (keyword )?argument")
 
@@ -123,13 +124,13 @@ def source_of(cfg: EnvConfig) -> list[Path]:
 
 
 def is_team(cfg: EnvConfig) -> bool:
-    """Return whether an id names a team: a function of a module, `module:function`, or `name_v0` in PettingZoo's
-    spelling, and in both cases no environment that is registered with Gymnasium.
+    """Return whether an id names a team: a function of a module, `module:function`, a module of PettingZoo's or mpe2's,
+    `name_v0`, or what is registered with PettingZoo, `home/name-v0`; and nothing that is registered with Gymnasium.
 
     Raises:
         ParamsError, EnvironmentFailed: see `make_env`, of the module's import.
     """
-    if not _TEAM.fullmatch(cfg.id):  # most ids; nothing is imported
+    if ":" not in cfg.id and not _OF_PETTINGZOO.fullmatch(cfg.id):  # nothing need be imported
         return False
     try:
         with guard(cfg), warnings.catch_warnings():
@@ -143,17 +144,23 @@ def is_team(cfg: EnvConfig) -> bool:
 def _find_team(env_id: str) -> Callable[..., Any] | None:
     """Return what makes the team of this name; its module must have been imported. None where it is no team."""
     module, _, name = env_id.rpartition(":")
-    if not _TEAM.fullmatch(env_id) or name in gymnasium.registry:
+    if name in gymnasium.registry:
         return None
-    if module:
+    if module and name.isidentifier():
         found: Any = getattr(sys.modules[module], name, None)
         return found if callable(found) and not (isinstance(found, type) and issubclass(found, gymnasium.Env)) else None
-    for home in _HOMES:
+    if not module and not _OF_PETTINGZOO.fullmatch(name):
+        return None
+    for home in () if module or "/" in name else _HOMES:
         if importlib.util.find_spec(home) is not None and importlib.util.find_spec(f"{home}.{name}") is not None:
-            source = _imported(f"{home}.{name}", "env.id")
+            source = import_module(f"{home}.{name}", "env.id")
             function: Callable[..., Any] = getattr(source, "parallel_env", None) or source.env
             return function
-    return None
+    # What is registered by a module of one's own has imported PettingZoo.
+    pettingzoo: Any = sys.modules.get("pettingzoo") if module else importlib.import_module("pettingzoo")
+    registries = () if pettingzoo is None else ("parallel", "aec")
+    kinds = [kind for kind in registries if name in getattr(pettingzoo, f"{kind}_registry")]
+    return partial(pettingzoo.make, kinds[0], name) if kinds else None
 
 
 def _import_module(env_id: str) -> None:
@@ -163,7 +170,7 @@ def _import_module(env_id: str) -> None:
     module, _, name = env_id.partition(":")
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module) or not name or ":" in name:
         raise ParamsError(f"env.id: {env_id!r} is not of the form 'module:EnvId'")
-    _imported(module, "env.id")
+    import_module(module, "env.id")
 
 
 def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig, cfg: EnvConfig, key: str) -> gymnasium.Env[Any, Any]:
@@ -179,7 +186,7 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig, cfg: EnvConfi
     kwargs = {name: tuple(value) if isinstance(value, list) else value for name, value in wrapper.kwargs.items()}
     try:
         with guard(cfg):
-            source = _imported(module or "gymnasium.wrappers", key)
+            source = import_module(module or "gymnasium.wrappers", key)
             if not hasattr(source, name):
                 raise ParamsError(f"{key}: the module {module!r} has no {name!r}{did_you_mean(name, vars(source))}")
             kind = getattr(source, name)
@@ -197,21 +204,6 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig, cfg: EnvConfi
     return made
 
 
-def _imported(module: str, key: str) -> ModuleType:
-    folder = os.getcwd()
-    if folder not in sys.path:  # stays there: the environment's constructor may import from its project too
-        sys.path.append(folder)  # last: a file there takes the place of no package
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        missing = error.name or module
-        if module == missing or module.startswith(missing + "."):
-            raise ParamsError(f"{key}: no module named {missing!r} in {folder} or among the packages") from error
-        raise ParamsError(f"{key}: module {module!r} needs the package {missing!r}; install it") from error
-    except (Exception, SystemExit) as error:
-        raise EnvironmentFailed(f"{key}: importing {module!r} raised {said(error)}") from error
-
-
 def _explain(error: BaseException, cfg: EnvConfig) -> NoReturn:
     """Turn what `gymnasium.make` raised into an error that says what to do."""
     known = gymnasium.error
@@ -220,8 +212,9 @@ def _explain(error: BaseException, cfg: EnvConfig) -> NoReturn:
         found = re.search(r"pip install\s+[\"']?([\w.-]+(?:\[[\w,.-]+\])?)", text)
         install = f'`pip install "{found.group(1)}"`' if found else text
         raise ParamsError(f"env.id: {cfg.id!r} needs a package that is not installed: {install}") from error
-    if isinstance(error, ModuleNotFoundError):
-        raise ParamsError(f"env.id: {cfg.id!r} needs the package {error.name!r}; install it") from error
+    for missing in (error, error.__cause__):  # PettingZoo says what is missing in an error of its own
+        if isinstance(missing, ModuleNotFoundError):
+            raise ParamsError(f"env.id: {cfg.id!r} needs the package {missing.name!r}; install it") from error
     if isinstance(error, known.DeprecatedEnv):
         raise ParamsError(f"env.id: {cfg.id!r} is no longer offered: {text}") from error
     if isinstance(error, (known.UnregisteredEnv, known.RegistrationError)) or "alformed environment ID" in text:
@@ -240,10 +233,12 @@ def _suggest(env_id: str) -> str:
     known = [*gymnasium.registry]
     if colon:
         known += [key for key, value in vars(sys.modules[module]).items() if callable(value)]
-    elif _TEAM.fullmatch(env_id):
+    elif _OF_PETTINGZOO.fullmatch(env_id):
+        pettingzoo = importlib.import_module("pettingzoo")
+        known += [*pettingzoo.parallel_registry, *pettingzoo.aec_registry]
         homes = [spec for home in _HOMES if (spec := importlib.util.find_spec(home)) is not None]
         paths = [path for spec in homes for path in spec.submodule_search_locations or ()]
-        known += [found.name for found in pkgutil.iter_modules(paths) if _TEAM.fullmatch(found.name)]
+        known += [found.name for found in pkgutil.iter_modules(paths) if _OF_PETTINGZOO.fullmatch(found.name)]
     near = did_you_mean(name, known)
     if near and colon:
         near = near.replace("mean '", f"mean '{module}:")

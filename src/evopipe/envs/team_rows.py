@@ -173,7 +173,7 @@ class TeamRows:
 
     def _take(self, row: int, i: int, result: Any, seen: _Seen) -> None:
         """Read what a step returned."""
-        if result.__class__ is not tuple or len(result) != 5:
+        if not isinstance(result, tuple) or len(result) != 5:
             raise Fault(row, f"step() returned {_count(result)}, expected {', '.join(_STEP)}")
         for what, part in zip(_STEP, result, strict=True):
             if part.__class__ is not dict:

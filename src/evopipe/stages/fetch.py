@@ -24,8 +24,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
 
     Raises:
         ParamsError: a setting under `fetch` or `env` cannot be used.
-        MissingInputError: the source is not there or cannot be reached.
-        DataError: the source's content cannot be used, or does not fit the environment.
+        MissingInputError, DataError: the source cannot be reached, cannot be used, or does not fit the environment.
         EnvironmentFailed: the environment raised or broke its contract.
         ResourceError: the source takes more memory than its size explains.
         DiskError: a file cannot be written.
@@ -33,6 +32,11 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     env, source = params.env.id, params.fetch.source
     pool = EnvPool(params.env.on_gymnasium, 1, what="behaviour")
     try:
+        if pool.team is not None:
+            raise ParamsError(
+                f"env.id: {env} is a team, whose steps no dataset holds; train in it without the stages `fetch` and "
+                "`buffer`, with one of the algorithms that are for teams"
+            )
         if pool.actions.kind not in ("discrete", "continuous"):
             raise ParamsError(
                 f"env.id: {env} has {pool.actions.kind} actions, which no dataset holds; train in it without "
