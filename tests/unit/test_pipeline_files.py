@@ -159,6 +159,7 @@ def test_every_pipeline_folder_can_be_run_as_it_is() -> None:
 
 # --- Files that pipelines/make.py writes ------------------------------------------------------------------------------
 
+
 def names_of(file: str) -> list[str]:
     """The folders, below pipelines, that hold such a file: some build on each other and share one."""
     found = [path.parent for pattern in ("*", "*/*") for path in (ROOT / "pipelines").glob(f"{pattern}/{file}")]
