@@ -16,11 +16,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from evopipe.algos import get, on_policy
 from evopipe.face import functions
 from evopipe.face.agent import Agent
 from evopipe.face.buffers import ReplayBuffer
 from evopipe.face.given import config_of
 from evopipe.face.population import create_population
+from evopipe.face.settings import algorithm_of
 from evopipe.face.vect import make_vect_envs
 
 _METHODS: tuple[tuple[type, str, str], ...] = (
@@ -81,7 +83,16 @@ def _by_episodes(old: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-initialPopulation = _aliased("initialPopulation", "create_population", create_population)  # noqa: N816
+def initialPopulation(algo: str, *args: Any, INIT_HP: Any = None, **kwargs: Any) -> list[Agent]:  # noqa: N802
+    """Call `create_population`. What such scripts call the learn step of PPO, which learned once an episode, is not
+    read: a rollout has the length that it has here."""
+    warnings.warn("initialPopulation is an old spelling: call create_population", DeprecationWarning, stacklevel=2)
+    hp = dict(INIT_HP or {})
+    if on_policy(get(algorithm_of(algo))):
+        hp.pop("LEARN_STEP", None)
+    return create_population(algo, *args, INIT_HP=hp, **kwargs)
+
+
 makeVectEnvs = _aliased("makeVectEnvs", "make_vect_envs", make_vect_envs)  # noqa: N816
 train = _by_episodes("train", functions.train_off_policy)
 train_on_policy = _by_episodes("train_on_policy", functions.train_on_policy)
