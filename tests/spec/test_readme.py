@@ -62,7 +62,7 @@ def test_distributed_loop(tmp_path: Path) -> None:
 
 
 def test_on_policy() -> None:
-    checked(older.on_policy(**SHORT, episodes=2, evo_epochs=1, max_steps=130), 2)
+    checked(older.on_policy(**SHORT, episodes=2, evo_epochs=1, max_steps=520), 2)
 
 
 def test_on_policy_loop() -> None:

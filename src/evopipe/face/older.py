@@ -83,14 +83,14 @@ def _by_episodes(old: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def initialPopulation(algo: str, *args: Any, INIT_HP: Any = None, **kwargs: Any) -> list[Agent]:  # noqa: N802
+def initialPopulation(algo: str, INIT_HP: Any = None, **kwargs: Any) -> list[Agent]:  # noqa: N802
     """Call `create_population`. What such scripts call the learn step of PPO, which learned once an episode, is not
     read: a rollout has the length that it has here."""
     warnings.warn("initialPopulation is an old spelling: call create_population", DeprecationWarning, stacklevel=2)
     hp = dict(INIT_HP or {})
     if on_policy(get(algorithm_of(algo))):
         hp.pop("LEARN_STEP", None)
-    return create_population(algo, *args, INIT_HP=hp, **kwargs)
+    return create_population(algo, INIT_HP=hp, **kwargs)
 
 
 makeVectEnvs = _aliased("makeVectEnvs", "make_vect_envs", make_vect_envs)  # noqa: N816
