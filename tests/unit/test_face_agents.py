@@ -17,6 +17,7 @@ from evopipe import face, parse_params
 from evopipe.algos import get
 from evopipe.errors import UsageError
 from evopipe.evolve.step import evolve
+from evopipe.face.learning import steps_of
 from evopipe.face.settings import block_of, network_of
 from evopipe.face.vect import Marks, marked
 from evopipe.rng import Purpose, Stream
@@ -87,7 +88,7 @@ def test_drawn_actions_come_back_as_they_were() -> None:
     action, log_prob, entropy, value = agent.get_action(np.zeros((200, 3), np.float32))
     assert (action.shape, log_prob.shape, entropy.shape, value.shape) == ((200, 1), (200,), (200,), (200,))
     assert np.abs(action).max() > 2.0
-    drawn = agent._drawn(action, 200)
+    drawn = agent.breed.drawn(action, 200)
     assert torch.allclose(drawn, torch.from_numpy(action) / 2.0, atol=1e-6)  # bounds are ±2
     assert entropy == pytest.approx(0.5 * np.log(2 * np.pi * np.e) + np.log(3.0), abs=1e-5)
     expected = -0.5 * (drawn[:, 0] / 3.0) ** 2 - np.log(3.0) - 0.5 * np.log(2 * np.pi)
@@ -169,20 +170,22 @@ def test_a_rollout_knows_resets_and_ends() -> None:
     actions: Any = [np.zeros(1, np.int64)] * 4
     dones: list[Any] = []
     dones.append(dones)
-    taken = agent._steps((seen[:4], actions, numbers, numbers, dones * 4, numbers, seen[4]))
+    taken = steps_of(agent.breed, (seen[:4], actions, numbers, numbers, dones * 4, numbers, seen[4]))
     assert [bool(each.begins[0]) for each in taken] == [True, False, False, True]
     assert [bool(each.idle[0]) for each in taken] == [False, False, True, False]
     assert [bool(each.terminated[0]) for each in taken] == [False, True, False, False]
     assert [bool(each.truncated[0]) for each in taken] == [False, False, False, True]
     after = [0, 1, 0, 0]
-    taken = agent._steps((plain[:4], actions, numbers, numbers, [np.array([x]) for x in after], numbers, plain[4]))
+    taken = steps_of(
+        agent.breed, (plain[:4], actions, numbers, numbers, [np.array([x]) for x in after], numbers, plain[4])
+    )
     assert [bool(each.terminated[0]) for each in taken] == [False, True, False, False]
     assert [bool(each.begins[0]) for each in taken] == [True, False, True, False]
     before = [np.array([x]) for x in (0, 0, 1, 0)]
-    taken = agent._steps((plain[:4], actions, numbers, numbers, before, numbers, plain[4], np.array([1])))
+    taken = steps_of(agent.breed, (plain[:4], actions, numbers, numbers, before, numbers, plain[4], np.array([1])))
     assert [bool(each.terminated[0]) for each in taken] == [False, True, False, True]
     with pytest.raises(UsageError, match="dones holds what is no array of 1 flags"):
-        agent._steps((plain[:4], actions, numbers, numbers, dones * 4, numbers, plain[4]))
+        steps_of(agent.breed, (plain[:4], actions, numbers, numbers, dones * 4, numbers, plain[4]))
 
 
 def test_rollouts_of_any_vector_leave_resets_out() -> None:

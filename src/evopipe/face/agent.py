@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,18 +18,16 @@ from evopipe.core.member import Member
 from evopipe.errors import DataError, UsageError
 from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.face.breed import Breed
-from evopipe.face.buffers import Experiences
 from evopipe.face.given import config_of, evaluation_pool
 from evopipe.face.keep import read, write
-from evopipe.face.steps import RolloutBuffer, Taken, ends_of
-from evopipe.memory.rollout import Rollout, StepLayout
+from evopipe.face.learning import batch_of, rollout_of, steps_of
+from evopipe.face.steps import RolloutBuffer
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.rng import Purpose, Stream
 from evopipe.run.act import choose, step
 from evopipe.run.evaluate import evaluate
 from evopipe.run.learn import discount_rate
 from evopipe.run.rollouts import learn_from_rollout
-from evopipe.types import Batch, Chosen
 
 _POOL = 16  # environments in which an agent is tested at once, at most
 
@@ -172,7 +170,7 @@ class Agent:
         """
         if self.breed.team is not None:
             return self._act_as_team(obs, epsilon, action_mask)
-        rows, single = self.rows(obs)
+        rows, single = self.breed.rows(obs)
         n, spec, cohort = len(rows), self.breed.spec, self.live()
         legal = np.ones((n, spec.actions), bool)
         assert self.breed.actions is not None
@@ -197,35 +195,13 @@ class Agent:
         assert answers is not None
         assert answers.chances is not None
         entropy = answers.chances(spec.algo_config, cohort.state, seen, may, memory).entropy()
-        found = (self._own(took.action[0].cpu()), *(x[0].cpu().numpy() for x in (took.log_prob, entropy, took.value)))
+        found = (
+            self.breed.undrawn(took.action[0].cpu()),
+            *(x[0].cpu().numpy() for x in (took.log_prob, entropy, took.value)),
+        )
         if single:
             found = tuple(x[0] for x in found)
         return (*found, took.memory[0].cpu()) if cohort.memory else found
-
-    def _own(self, drawn: torch.Tensor) -> np.ndarray:
-        """Return drawn actions in the environment's units, but unclipped; squashed ones in [-1, 1]."""
-        space = self.breed.actions
-        assert space is not None
-        if space.bounds is None:
-            return space.own(drawn.numpy())
-        if self.breed.spec.algo_config.squash:
-            return drawn.numpy().reshape(-1, *space.shape)
-        low, high = space.bounds
-        own: np.ndarray = low + (drawn.double().numpy() + 1.0) / 2.0 * (high - low)
-        return own.astype(np.float32).reshape(-1, *space.shape)
-
-    def _drawn(self, own: Any, count: int) -> torch.Tensor:
-        """Return the inverse of `_own`, `[n, …]`."""
-        space = self.breed.actions
-        assert space is not None
-        array = np.asarray(own).reshape(count, *space.shape)
-        if space.bounds is None:
-            return torch.from_numpy(space.relative(array))
-        flat = array.reshape(count, -1)
-        if self.breed.spec.algo_config.squash:
-            return torch.from_numpy(flat.astype(np.float32))
-        low, high = space.bounds
-        return torch.from_numpy((2.0 * (flat - low) / (high - low) - 1.0).astype(np.float32))
 
     def _act_as_team(self, obs: Mapping[Any, Any], epsilon: float, masks: Mapping[Any, Any] | None) -> dict[Any, Any]:
         """Choose every agent's action, by agent: one observation of each, or a batch."""
@@ -252,16 +228,6 @@ class Agent:
         own = team.own_each(chosen.reshape(n, len(team.ids), *chosen.shape[1:]))
         return {agent: each[0] if single else np.asarray(each) for agent, each in zip(team.ids, own, strict=True)}
 
-    def rows(self, obs: Any) -> tuple[np.ndarray, bool]:
-        """Return observations as rows `[n, O]` float32, and whether it was one observation."""
-        space = self.breed.observations
-        assert space is not None
-        try:
-            rows, single = space.read(obs)
-        except ValueError as error:
-            raise UsageError(f"obs holds {error}; pass what the environment gives, or a batch of it") from error
-        return np.ascontiguousarray(np.asarray(rows, np.float32)), single
-
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def learn(self, experiences: Any = None) -> float:
@@ -284,16 +250,19 @@ class Agent:
                 "learn: teams are trained whole: train_multi_agent_off_policy, train_multi_agent_on_policy"
             )
         if on_policy(self.breed.spec.algo):
-            taken = self.rollout_buffer.taken if experiences is None else self._steps(experiences)
+            taken = self.rollout_buffer.taken if experiences is None else steps_of(self.breed, experiences)
             self.rollout_buffer.reset()
-            return self._learn_from(taken)
+            rollout = rollout_of(self.breed.spec, self.live(), taken)
+            self._learned += 1
+            learn_from_rollout(self.breed.spec, self.live(), rollout, len(taken), self._learned)
+            return float(self.live().losses[0])
         if experiences is None:
             raise UsageError(f"learn: {self.algo} learns from a batch: agent.learn(memory.sample(agent.batch_size))")
         return self._update(experiences)
 
     def _update(self, experiences: Any) -> float:
         spec, cohort = self.breed.spec, self.live()
-        batch = self._batch(experiences, cohort)
+        batch = batch_of(self.breed, experiences, discount_rate(cohort))
         draw = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([self._learned], device=spec.device))
         learned = spec.algo.update(
             spec.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy, draw, self._learned % spec.period
@@ -305,80 +274,6 @@ class Agent:
         if index is not None and learned.errors is not None:
             trees = experiences.memory.replay.priorities
             trees.update(torch.zeros(1, dtype=torch.int64), index, learned.errors.detach().cpu())
-        return float(cohort.losses[0])
-
-    def _batch(self, experiences: Any, cohort: Cohort) -> Batch:
-        spec, gamma = self.breed.spec, discount_rate(cohort)
-        device = spec.device
-        if isinstance(experiences, Experiences):
-            memory, rows = experiences.memory, experiences.rows.to(device)
-            weight = torch.full(rows.shape[:2], 1.0 / rows.shape[1], device=device)
-            if experiences.weight is not None:
-                weight = weight * experiences.weight.to(device)
-            batch = memory.replay.layout.unpack(rows, weight, gamma)
-            assert memory.form is not None
-            assert self.breed.observations is not None
-            assert self.breed.actions is not None
-            if not self.breed.observations.plain:
-                seen = [self.rows(memory.form.back(part[0].cpu().numpy()))[0] for part in (batch.obs, batch.next_obs)]
-                obs, after = (torch.from_numpy(part)[None].to(device) for part in seen)
-                batch = replace(batch, obs=obs, next_obs=after)
-            if self.breed.actions.kind != "discrete" or self.breed.actions.start:
-                own = memory.form.own(batch.action[0].cpu().numpy())
-                batch = replace(batch, action=torch.from_numpy(self.breed.actions.relative(own))[None].to(device))
-            return batch
-        try:
-            state, action, reward, following, done = experiences[:5]
-        except (TypeError, ValueError):
-            raise UsageError("learn: a batch is (state, action, reward, next_state, done)") from None
-        obs, after = (torch.from_numpy(self.rows(part)[0])[None].to(device) for part in (state, following))
-        assert self.breed.actions is not None
-        own = np.asarray(action).reshape(obs.shape[1], *self.breed.actions.shape)
-        acts = torch.from_numpy(self.breed.actions.relative(own))[None].to(device)
-        given, over = (
-            torch.as_tensor(np.asarray(x), dtype=torch.float32).reshape(1, -1).to(device) for x in (reward, done)
-        )
-        weight = torch.full_like(given, 1.0 / given.shape[1])
-        return Batch(obs, acts, given, gamma[:, None] * (1.0 - over), after, None, weight)
-
-    def _steps(self, experiences: Any) -> list[Taken]:
-        if not isinstance(experiences, tuple | list) or len(experiences) not in (7, 8):
-            raise UsageError(
-                "learn: a rollout is (observations, actions, log_probs, rewards, dones, values, next_obs[, next_done])"
-            )
-        observations, actions, log_probs, rewards, dones, values, following, *rest = experiences
-        seen = [*observations, following]
-        rows = [self.rows(obs)[0] for obs in seen]
-        n = len(rows[0])
-        found = []
-        for t, (begins, marks) in enumerate(ends_of(seen, dones, rest[0] if rest else None, [n])):
-            log_prob, value, reward = (np.asarray(x[t], np.float32).reshape(n) for x in (log_probs, values, rewards))
-            found.append(
-                Taken(rows[t], self._drawn(actions[t], n), log_prob, value, reward, rows[t + 1], begins,
-                      marks.terminated, marks.truncated, marks.began)
-            )  # fmt: skip
-        return found
-
-    def _learn_from(self, taken: Sequence[Taken]) -> float:
-        spec, cohort = self.breed.spec, self.live()
-        if not taken:
-            raise UsageError("learn: there is no step to learn from: collect_rollouts(agent, env) first")
-        n, device = len(taken[0].obs), spec.device
-        rollout = Rollout(StepLayout(spec.spaces, False), 1, len(taken), n, cohort.memory, device)
-        legal = torch.ones(1, n, spec.actions, dtype=torch.bool, device=device)
-        for t, each in enumerate(taken):
-            own = [torch.from_numpy(np.array(x))[None].to(device) for x in (
-                each.obs, each.begins, each.log_prob, each.value, each.next_obs, each.reward, each.terminated,
-                each.truncated, each.idle)]  # fmt: skip
-            obs, begins, log_prob, value, after, reward, terminated, truncated, idle = own
-            memory = torch.zeros(1, n, cohort.memory) if each.memory is None else each.memory[None]
-            following = taken[t + 1].memory if t + 1 < len(taken) else None
-            kept = memory if following is None else following[None]
-            chosen = Chosen(each.action[None].to(device), log_prob.float(), value.float(), kept.to(device))
-            rollout.enter(t, obs, legal, begins, memory.to(device), chosen)
-            rollout.finish(t, after, reward.float(), terminated, truncated, idle)
-        self._learned += 1
-        learn_from_rollout(spec, cohort, rollout, len(taken), self._learned)
         return float(cohort.losses[0])
 
     # --- testing and keeping ------------------------------------------------------------------------------------------

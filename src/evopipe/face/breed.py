@@ -56,6 +56,41 @@ class Breed:
             **spaces,
         }
 
+    def rows(self, obs: Any) -> tuple[np.ndarray, bool]:
+        """Return observations as rows `[n, O]` float32, and whether it was one observation."""
+        space = self.observations
+        assert space is not None
+        try:
+            rows, single = space.read(obs)
+        except ValueError as error:
+            raise UsageError(f"obs holds {error}; pass what the environment gives, or a batch of it") from error
+        return np.ascontiguousarray(np.asarray(rows, np.float32)), single
+
+    def undrawn(self, drawn: torch.Tensor) -> np.ndarray:
+        """Return drawn actions in the environment's units, but unclipped; squashed ones in [-1, 1]."""
+        space = self.actions
+        assert space is not None
+        if space.bounds is None:
+            return space.own(drawn.numpy())
+        if self.spec.algo_config.squash:
+            return drawn.numpy().reshape(-1, *space.shape)
+        low, high = space.bounds
+        own: np.ndarray = low + (drawn.double().numpy() + 1.0) / 2.0 * (high - low)
+        return own.astype(np.float32).reshape(-1, *space.shape)
+
+    def drawn(self, own: Any, count: int) -> torch.Tensor:
+        """Return the inverse of `undrawn`, `[n, …]`."""
+        space = self.actions
+        assert space is not None
+        array = np.asarray(own).reshape(count, *space.shape)
+        if space.bounds is None:
+            return torch.from_numpy(space.relative(array))
+        flat = array.reshape(count, -1)
+        if self.spec.algo_config.squash:
+            return torch.from_numpy(flat.astype(np.float32))
+        low, high = space.bounds
+        return torch.from_numpy((2.0 * (flat - low) / (high - low) - 1.0).astype(np.float32))
+
     def told(self, params: Params, spec: Spec, spaces: tuple[Any, Any] | None = None) -> Breed:
         """Return the breed as it goes on by other parameters, in an environment with these spaces of Gymnasium's."""
         if spaces is None:

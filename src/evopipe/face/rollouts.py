@@ -86,18 +86,18 @@ def _collect(agent: Agent, env: Any, n_steps: int | None, obs: Any, done: Any, s
     legal, finished = np.ones((n, spec.actions), bool), []
     ended = np.zeros(n, bool) if fresh else np.asarray(done, bool)
     for _ in range(steps):
-        rows, _single = agent.rows(obs)
+        rows, _single = agent.breed.rows(obs)
         agent.carried = agent.carried.masked_fill(torch.from_numpy(begins)[:, None], 0.0)
         seen, may, first = (torch.from_numpy(np.array(x))[None].to(spec.device) for x in (rows, legal, begins))
         took = step(spec, cohort, seen, may, first, agent.carried[None].to(spec.device), agent.tick())
         action = took.action[0].cpu()
         following, reward, terminated, truncated, info = env.step(agent.breed.actions.own(action.numpy()))
         idle = ended if next_step else np.zeros(n, bool)
-        after = agent.rows(following)[0]
+        after = agent.breed.rows(following)[0]
         if "final_obs" in info:  # of vectors that reset in the same step
             after = after.copy()
             for i in np.flatnonzero(terminated | truncated):
-                after[i] = agent.rows(info["final_obs"][i])[0][0]
+                after[i] = agent.breed.rows(info["final_obs"][i])[0][0]
         log_prob, value = (x[0].cpu().numpy() for x in (took.log_prob, took.value))
         gain, before = np.asarray(reward, np.float32), agent.carried
         agent.rollout_buffer.add(
