@@ -20,7 +20,7 @@ from evopipe.types import Batch, Chosen, Tensor
 
 
 def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
-    """Return a batch `[1, B, …]` of what a memory gave, or of arrays (state, action, reward, next_state, done) `[B, …]`.
+    """Return a batch `[1, B, …]` of what a memory gave, or of (state, action, reward, next_state, done), `[B, …]` each.
 
     Raises:
         UsageError: it is something else.
