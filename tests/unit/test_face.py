@@ -269,6 +269,82 @@ def test_checkpoints_and_the_elite_come_back(tmp_path: Path) -> None:
     assert face.Agent.load(tmp_path / "last_0").steps == [160]
 
 
+def test_weights_and_biases_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outbox is told; what it does with it is tested where it stands."""
+    pytest.importorskip("wandb")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVOPIPE_TRACKING", "off")
+    env = face.make_vect_envs("CartPole-v1", num_envs=2)
+    told = {"wb": True, "wandb_kwargs": {"project": "mine"}, "verbose": False}
+    face.train_off_policy(env, "CartPole-v1", None, population(), face.ReplayBuffer(100), **STEPS, **told)
+    (log,) = tmp_path.glob(".evopipe/train/*/events.jsonl")
+    assert log.read_text().count('"event":"generation"') == 2
+
+
+class Pictures(gymnasium.Env[Any, Any]):
+    """Images and an index; actions are counted from 1."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {"image": gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8), "index": gymnasium.spaces.Discrete(3)}
+    )
+    action_space = gymnasium.spaces.Discrete(3, start=1)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        assert action in (1, 2, 3)
+        self.t += 1
+        return self.observation_space.sample(), float(action == 2), self.t >= 5, False, {}
+
+
+def test_images_and_dictionaries_are_learned_from(tmp_path: Path) -> None:
+    env = face.make_vect_envs(make_env=Pictures, num_envs=2)
+    net = {"arch": "cnn", "channels": [4], "kernels": [3], "strides": [2], "hidden_size": [16]}
+    pop, memory = population("DQN", env, {"BATCH_SIZE": 8}, net_config=net), face.ReplayBuffer(100)
+    state, _ = env.reset()
+    for _ in range(10):
+        action = pop[0].get_action(state, 0.3)
+        following, reward, done, _, _ = env.step(action)
+        memory.save_to_memory_vect_envs(state, action, reward, following, done)
+        state = following
+    seen, taken, *_ = memory.sample(8)
+    assert (seen["image"].dtype, seen["image"].shape, seen["index"].shape) == (np.uint8, (8, 8, 8, 3), (8,))
+    assert set(taken) <= {1, 2, 3}
+    assert np.isfinite(pop[0].learn(memory.sample(8)))
+    pop, _ = face.train_off_policy(
+        env, "pictures", "DQN", pop, memory, swap_channels=True, **STEPS | {"max_steps": 40}, **evolution()
+    )
+    pop[0].save_checkpoint(tmp_path / "agent.pt")
+    assert face.Agent.load(tmp_path / "agent.pt").observation_space == Pictures.observation_space
+
+
+def test_memories_say_how_is_sampled() -> None:
+    env, hp = face.make_vect_envs("CartPole-v1", num_envs=2), {"BATCH_SIZE": 16, "NUM_ATOMS": 11}
+    memory, longer = face.PrioritizedReplayBuffer(500, alpha=0.5), face.MultiStepReplayBuffer(500, n_step=3)
+    pop, _ = face.train_off_policy(
+        env, "CartPole-v1", "Rainbow DQN", population("Rainbow DQN", env, hp), memory, per=True, n_step=True,
+        n_step_memory=longer, **STEPS, **evolution(),
+    )  # fmt: skip
+    replay = pop[0].breed.params.train.replay
+    assert (replay.prioritised, replay.alpha, replay.n_step, replay.capacity) == (True, 0.5, 3, 500)
+
+
+def test_a_team_that_learns_from_its_own_steps(tmp_path: Path) -> None:
+    env = face.make_vect_envs("simple_spread_v3", 2, max_cycles=10)
+    spaces = ({agent: space(agent) for agent in env.agents} for space in (env.observation_space, env.action_space))
+    pop = face.create_population("IPPO", *spaces, NET, {"LEARN_STEP": 20, "BATCH_SIZE": 16}, population_size=2)
+    pop, fitnesses = face.train_multi_agent_on_policy(
+        env, "spread", "IPPO", pop, sum_scores=False, **STEPS | {"max_steps": 40}, **evolution(), save_elite=True,
+        elite_path=str(tmp_path / "team"),
+    )  # fmt: skip
+    assert np.isfinite(fitnesses).all()
+    assert pop[0].breed.params.algo_config.score == "mean"
+    assert evopipe.load(tmp_path / "team").agents == (*env.agents,)
+
+
 def test_names_are_evopipes_own_too() -> None:
     assert {name for name in face.__all__ if getattr(evopipe, name) is not getattr(face, name)} == set()
     assert set(face.__all__) <= set(evopipe.__all__)

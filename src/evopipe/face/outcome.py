@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from evopipe import policy
@@ -15,7 +17,6 @@ from evopipe.face.breed import Breed
 from evopipe.keys import content_key, state_folder
 from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Champion, Run
-from evopipe.run.spec import Spec
 from evopipe.schema.params import Params
 from evopipe.stages import tracking
 from evopipe.stages.setup import about_spec
@@ -38,8 +39,8 @@ class Checkpoints:
         self._run, self._agents, self._every, self._path, self._overwrite = run, agents, every, path, overwrite
         self._saved = self._generation = 0
 
-    def between(self) -> tuple[str, ...]:
-        """Write what is due; nothing is to be warned of."""
+    def save(self) -> None:
+        """Write what is due."""
         clock = self._run.clock
         if self._every is not None and clock.generation > self._generation:
             self._generation = clock.generation
@@ -48,7 +49,6 @@ class Checkpoints:
                 for agent in self._agents():
                     end = "" if self._overwrite else f"_{clock.step}"
                     agent.save_checkpoint(f"{self._path}_{agent.index}{end}")
-        return ()
 
 
 def save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
@@ -68,28 +68,38 @@ def save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
     policy.save(folder, breed.algo, champion.member, about, program=False, card=card, critic=True)
 
 
+@dataclass(frozen=True)
+class Delivery:
+    """Where a training's log goes, what is wrong with its delivery, and how its outcome is brought."""
+
+    log: Path
+    problems: Callable[[], list[str]]
+    finished: Callable[[Champion], None]
+
+
 @contextlib.contextmanager
-def deliver(
-    params: Params, key: str | None, run: Run, spec: Spec, breed: Breed
-) -> Iterator[Callable[[Champion, Path, Path], None]]:
-    """Bring a training to the trackers that are asked for; give a function that brings its outcome.
+def deliver(params: Params, key: str | None, run: Run, breed: Breed, folder: Path) -> Iterator[Delivery]:
+    """Bring a training to the trackers that are asked for; without any its log stays in `folder`.
 
     Raises:
         MissingInputError: Weights & Biases is asked for and not installed.
     """
     if not params.tracking.backends:
-        yield lambda champion, folder, log: None
+        yield Delivery(folder / "events.jsonl", list, lambda champion: None)
         return
     need_package("wandb", "wandb", "wb=True")
     if key is not None:
         os.environ["WANDB_API_KEY"] = key
-    state = state_folder("train", content_key({**params.tracked(), "by": "a script"}), Path())
-    with tracking.outbox(params, state, Path()):
+    begun = hashlib.sha256()
+    for member in run.members:
+        for name in sorted(member.tensors):
+            begun.update(member.tensors[name].numpy().tobytes())
+    state = state_folder("train", content_key({**params.tracked(), "members": begun.hexdigest()}), Path())
+    with tracking.outbox(params, state, Path()) as outbox:
 
-        def finished(champion: Champion, folder: Path, log: Path) -> None:
-            write_results(run, champion, {**about_spec(spec), "policy": breed.about}, folder)
-            write_timing(log, run.curve, folder)
-            (state / "events.jsonl").write_bytes(log.read_bytes())
+        def finished(champion: Champion) -> None:
+            write_results(run, champion, {**about_spec(run.spec), "policy": breed.about}, folder)
+            write_timing(state / "events.jsonl", run.curve, folder)
             tracking.finish(params, state, folder)
 
-        yield finished
+        yield Delivery(state / "events.jsonl", outbox.problems, finished)

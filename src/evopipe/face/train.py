@@ -210,17 +210,18 @@ class Call:
 
             saved = Checkpoints(made, agents, self.checkpoint, self.checkpoint_path or f"{self.file}-checkpoint",
                                 self.overwrite_checkpoints)  # fmt: skip
-            log = folder / "events.jsonl"
             try:
-                with (
-                    StopSignal() as stop,
-                    Tracker([console_sink(not self.verbose), JsonlSink(log)]) as tracker,
-                    deliver(params, self.wandb_api_key, made, spec, breed) as finished,
-                ):
-                    store = CheckpointStore(folder / "checkpoints")
-                    champion = train(made, store, math.inf, stop, tracker, saved.between)
-                    finished(champion, folder, log)
-                saved.between()
+                with StopSignal() as stop, deliver(params, self.wandb_api_key, made, breed, folder) as delivery:
+
+                    def between() -> list[str]:
+                        saved.save()
+                        return delivery.problems()
+
+                    with Tracker([console_sink(not self.verbose), JsonlSink(delivery.log)]) as tracker:
+                        store = CheckpointStore(folder / "checkpoints")
+                        champion = train(made, store, math.inf, stop, tracker, between)
+                    delivery.finished(champion)
+                saved.save()
                 if adopt is not None:
                     adopt(made.regime)
                 trained = agents()
