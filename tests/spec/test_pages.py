@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -59,3 +60,30 @@ def test_recurrent_loop() -> None:
     pop, _ = result = on_policy.recurrent(**SHORT, max_steps=128, evo_steps=128)
     checked(result, 1)
     assert all(agent.recurrent for agent in pop)
+
+
+# --- learning ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [off_policy, on_policy])
+def test_the_training_function_reaches_the_target(script: Any) -> None:
+    """LunarLander as on the page, to the page's own target, within its steps: the run ends there."""
+    pop, fitnesses = script.train()
+    assert max(map(max, fitnesses)) >= TARGET
+    assert pop[0].steps[-1] < 200_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loop", "max_steps", "evo_steps", "least"),
+    [
+        (off_policy.loop, 40_000, 5_000, 100.0),
+        (on_policy.loop, 40_000, 10_000, 195.0),
+        (on_policy.recurrent, 80_000, 10_000, 150.0),
+    ],
+)
+def test_loops_of_ones_own_learn(loop: Any, max_steps: int, evo_steps: int, least: float) -> None:
+    """A policy that does nothing useful keeps CartPole's pole up for 9 to 30 steps."""
+    _, history = loop("CartPole-v1", num_envs=8, pop_size=2, max_steps=max_steps, evo_steps=evo_steps)
+    assert max(map(max, history)) >= least

@@ -84,3 +84,13 @@ def test_multi_agent() -> None:
 def test_an_older_spelling_says_what_it_is_called_now() -> None:
     with pytest.warns(DeprecationWarning, match="initialPopulation is an old spelling: call create_population"):
         initialPopulation("DQN", state_dim=(4,), action_dim=2, population_size=1)
+
+
+@pytest.mark.slow
+def test_loops_of_ones_own_learn() -> None:
+    """A policy that does nothing useful keeps CartPole's pole up for 9 to 30 steps; an episode has 250 at most."""
+    settings = {"num_envs": 8, "pop_size": 2, "max_steps": 250}
+    _, history = older.on_policy_loop("CartPole-v1", **settings, max_episodes=20)
+    assert max(map(max, history)) >= 195.0
+    _, history = older.off_policy_loop("CartPole-v1", **settings, max_episodes=40, evo_epochs=10)
+    assert max(map(max, history)) >= 60.0

@@ -322,6 +322,21 @@ def test_channels_go_first() -> None:
     assert both["b"] == gymnasium.spaces.Discrete(2)
 
 
+def test_images_whose_channels_the_script_moves_are_the_same_rows() -> None:
+    last = gymnasium.spaces.Box(0, 255, (6, 7, 3), np.uint8)
+    image = np.arange(2 * 6 * 7 * 3, dtype=np.uint8).reshape(2, 6, 7, 3)
+    moved = np.moveaxis(image, [-1], [-3])
+    two = gymnasium.spaces.Discrete(2)
+    (agent,) = face.create_population("DQN", last, two, NET)
+    (first,) = face.create_population("DQN", face.observation_space_channels_to_first(last), two, NET)
+    (older,) = face.create_population("DQN", state_dim=(3, 6, 7), action_dim=2, net_config=NET)
+    rows = agent.breed.rows(image)[0]
+    assert rows.max() == np.float32(251) / np.float32(255)
+    for other in (first, older):
+        assert np.array_equal(other.breed.rows(moved)[0], rows)
+        assert other.breed.spec.spaces == agent.breed.spec.spaces
+
+
 # --- datasets ---------------------------------------------------------------------------------------------------------
 
 

@@ -195,12 +195,15 @@ def spaces_of(breed: Breed) -> Spaces:
 
 
 def space_from(dims: Any, one_hot: bool) -> gymnasium.Space[Any]:
-    """Return the space that a script describes by `state_dim` and `one_hot`: how many values, or a shape."""
+    """Return the space that a script describes by `state_dim` and `one_hot`: how many values, or a shape. One of three
+    dimensions, channels first, is an image of bytes."""
     if isinstance(dims, tuple) and one_hot and len(dims) == 1:
         (dims,) = dims
     if one_hot:
         return gymnasium.spaces.Discrete(int(dims))
     shape = tuple(int(n) for n in (dims if isinstance(dims, Sequence) else (dims,)))
+    if len(shape) == 3 and shape[0] in (1, 3, 4):
+        return gymnasium.spaces.Box(0, 255, shape, np.uint8)
     return gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
 
 
