@@ -323,15 +323,15 @@ def test_channels_go_first() -> None:
 
 
 def test_images_whose_channels_the_script_moves_are_the_same_rows() -> None:
-    last = gymnasium.spaces.Box(0, 255, (6, 7, 3), np.uint8)
-    image = np.arange(2 * 6 * 7 * 3, dtype=np.uint8).reshape(2, 6, 7, 3)
+    last = gymnasium.spaces.Box(0, 255, (12, 14, 3), np.uint8)
+    image = np.random.default_rng(1).integers(256, size=(2, 12, 14, 3), dtype=np.uint8)
     moved = np.moveaxis(image, [-1], [-3])
     two = gymnasium.spaces.Discrete(2)
     (agent,) = face.create_population("DQN", last, two, NET)
     (first,) = face.create_population("DQN", face.observation_space_channels_to_first(last), two, NET)
-    (older,) = face.create_population("DQN", state_dim=(3, 6, 7), action_dim=2, net_config=NET)
+    (older,) = face.create_population("DQN", state_dim=(3, 12, 14), action_dim=2, net_config=NET)
     rows = agent.breed.rows(image)[0]
-    assert rows.max() == np.float32(251) / np.float32(255)
+    assert (rows.shape, rows.max()) == ((2, 3 * 12 * 14), 1.0)
     for other in (first, older):
         assert np.array_equal(other.breed.rows(moved)[0], rows)
         assert other.breed.spec.spaces == agent.breed.spec.spaces
