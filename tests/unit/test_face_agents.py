@@ -17,7 +17,7 @@ from evopipe import face, parse_params
 from evopipe.algos import get
 from evopipe.errors import UsageError
 from evopipe.evolve.step import evolve
-from evopipe.face.learning import steps_of
+from evopipe.face.learning import batch_of, steps_of
 from evopipe.face.settings import block_of, network_of
 from evopipe.face.vect import Marks, marked
 from evopipe.rng import Purpose, Stream
@@ -210,6 +210,43 @@ def test_rollouts_of_any_vector_leave_resets_out() -> None:
         assert np.isfinite(agent.learn())
         assert len(agent.rollout_buffer) == 0
         env.close()
+
+
+@pytest.mark.parametrize("continuous", [True, False])
+def test_a_team_learns_by_a_loop_of_ones_own(continuous: bool) -> None:
+    """What it learns from is what a whole run would: each agent's own numbers in its row, pads, and legal choices."""
+    from mpe2 import simple_speaker_listener_v4
+
+    env = simple_speaker_listener_v4.parallel_env(continuous_actions=continuous, max_cycles=6)
+    state, _ = env.reset(seed=1)
+    ids = list(env.agents)
+    (agent,) = face.create_population(
+        "MADDPG", {each: env.observation_space(each) for each in ids}, {each: env.action_space(each) for each in ids},
+        NET, {"BATCH_SIZE": 8, "LEARN_STEP": 1},
+    )  # fmt: skip
+    memory = face.MultiAgentReplayBuffer(20, agent_ids=ids)
+    for _ in range(25):
+        if not env.agents:
+            state, _ = env.reset()
+        action = agent.get_action(state, epsilon=0.2)
+        following, reward, terminated, _, _ = env.step(action)
+        memory.save_to_memory(state, action, reward, following, terminated)
+        state = following
+    assert (len(memory), memory.counter) == (20, 25)
+    batch = batch_of(agent.breed, memory.sample(50), torch.tensor([0.9]))
+    assert tuple(batch.obs.shape) == (1, 50, 2, 11)
+    assert batch.obs[0, :, 0, 3:].abs().max() == 0.0  # the speaker sees three numbers
+    assert batch.obs[0, :, 1, 3:].abs().max() > 0.0
+    assert batch.discount.unique().tolist() == pytest.approx([0.9])
+    if not continuous:  # the speaker has three words, the listener five ways
+        assert batch.legal is not None
+        assert batch.legal[0, 0].tolist() == [[True] * 3 + [False] * 2, [True] * 5]
+    before = agent.member
+    assert np.isfinite(agent.learn(memory.sample(8)))
+    assert not same(before, agent.member)
+    assert np.isfinite(agent.test(env))
+    with pytest.raises(UsageError, match="a team learns from what"):
+        agent.learn((state, action, reward, following, terminated))
 
 
 # --- evolution --------------------------------------------------------------------------------------------------------

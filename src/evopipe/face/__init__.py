@@ -8,7 +8,6 @@ from __future__ import annotations
 from evopipe.face.agent import Agent
 from evopipe.face.buffers import (
     Experiences,
-    MultiAgentReplayBuffer,
     MultiStepReplayBuffer,
     PrioritizedReplayBuffer,
     ReplayBuffer,
@@ -28,6 +27,7 @@ from evopipe.face.progress import default_progress_bar
 from evopipe.face.rollouts import collect_rollouts, collect_rollouts_recurrent
 from evopipe.face.settings import HyperparameterConfig, RLParameter
 from evopipe.face.steps import RolloutBuffer
+from evopipe.face.team_buffer import MultiAgentReplayBuffer
 from evopipe.face.vect import make_vect_envs
 
 __all__ = [

@@ -245,10 +245,8 @@ class Agent:
         Raises:
             UsageError: there is nothing to learn from, or it is of a wrong shape.
         """
-        if self.breed.team is not None:
-            raise UsageError(
-                "learn: teams are trained whole: train_multi_agent_off_policy, train_multi_agent_on_policy"
-            )
+        if self.breed.team is not None and on_policy(self.breed.spec.algo):
+            raise UsageError(f"learn: teams of {self.algo} are trained whole: train_multi_agent_on_policy")
         if on_policy(self.breed.spec.algo):
             taken = self.rollout_buffer.taken if experiences is None else steps_of(self.breed, experiences)
             self.rollout_buffer.reset()

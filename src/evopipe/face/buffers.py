@@ -21,8 +21,16 @@ from evopipe.memory.priorities import Priorities
 from evopipe.memory.replay import Replay, RowLayout
 
 CPU = torch.device("cpu")
-_FIELDS = ("state", "action", "reward", "next_state", "done")
+FIELDS = ("state", "action", "reward", "next_state", "done")
 _SPELLED = {"obs": "state", "next_obs": "next_state", "terminated": "done"}
+
+
+def in_order(field_names: Sequence[str], what: str) -> list[int]:
+    """Return where each of `FIELDS` stands among a transition's parts; UsageError where they are not these."""
+    named = [_SPELLED.get(name, name) for name in field_names]
+    if sorted(named) != sorted(FIELDS):
+        raise UsageError(f"{what}: field_names must be {', '.join(FIELDS)}, got {[*field_names]}")
+    return [named.index(name) for name in FIELDS]
 
 
 class Experiences(tuple[Any, ...]):
@@ -61,7 +69,7 @@ class ReplayBuffer:
     def __init__(
         self,
         memory_size: int | None = None,
-        field_names: Sequence[str] = _FIELDS,
+        field_names: Sequence[str] = FIELDS,
         action_dim: Any = None,
         device: Any = None,
         *,
@@ -71,10 +79,7 @@ class ReplayBuffer:
     ) -> None:
         if (memory_size is None) == (max_size is None):
             raise UsageError(f"{type(self).__name__}: give memory_size, how many transitions it keeps")
-        named = [_SPELLED.get(name, name) for name in field_names]
-        if sorted(named) != sorted(_FIELDS):
-            raise UsageError(f"{type(self).__name__}: field_names must be {', '.join(_FIELDS)}, got {[*field_names]}")
-        self._order = [named.index(name) for name in _FIELDS]
+        self._order = in_order(field_names, type(self).__name__)
         self.memory_size, self.num_envs = int(memory_size or max_size or 0), num_envs
         self.counter = 0  # transitions saved so far
         self.form: Form | None = None
@@ -107,15 +112,15 @@ class ReplayBuffer:
     def fill(self, named: Mapping[str, np.ndarray]) -> None:
         """Hold these transitions, each part `[n, …]` by name, in place of all others."""
         counter, self.form, self._replay, self._nstep = self.counter, None, None, None
-        parts: list[Any] = [None] * len(_FIELDS)
-        for name, place in zip(_FIELDS, self._order, strict=True):
+        parts: list[Any] = [None] * len(FIELDS)
+        for name, place in zip(FIELDS, self._order, strict=True):
             parts[place] = named[name]
         self._save(parts, True)
         self.counter = counter
 
     def _save(self, parts: Sequence[Any], several: bool) -> None:
-        if len(parts) != len(_FIELDS):
-            raise UsageError(f"{type(self).__name__}: a transition has {len(_FIELDS)} parts, {len(parts)} were saved")
+        if len(parts) != len(FIELDS):
+            raise UsageError(f"{type(self).__name__}: a transition has {len(FIELDS)} parts, {len(parts)} were saved")
         state, action, reward, following, done = (parts[i] for i in self._order)
         if self.form is None:
             self._begin(state, action, several)
@@ -194,7 +199,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
     def __init__(
         self,
         memory_size: int | None = None,
-        field_names: Sequence[str] = _FIELDS,
+        field_names: Sequence[str] = FIELDS,
         num_envs: int | None = None,
         n_step: int = 3,
         gamma: float | None = None,
@@ -222,7 +227,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def __init__(
         self,
         memory_size: int | None = None,
-        field_names: Sequence[str] = _FIELDS,
+        field_names: Sequence[str] = FIELDS,
         num_envs: int | None = None,
         alpha: float = 0.6,
         n_step: int = 1,
@@ -242,27 +247,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         assert self.replay.priorities is not None
         at, errors = (torch.as_tensor(x).reshape(1, -1) for x in (index, priorities))
         self.replay.priorities.update(torch.zeros(1, dtype=torch.int64), at.long(), errors.float())
-
-
-class MultiAgentReplayBuffer:
-    """The memory of teams, for `train_multi_agent_off_policy`.
-
-    Args:
-        memory_size: transitions kept, each of all agents.
-        field_names, device: as in `ReplayBuffer`.
-        agent_ids: who acts; must be the environment's agents where it is used.
-    """
-
-    def __init__(
-        self,
-        memory_size: int,
-        field_names: Sequence[str] = _FIELDS,
-        agent_ids: Sequence[Any] | None = None,
-        device: Any = None,
-    ) -> None:
-        if sorted(_SPELLED.get(name, name) for name in field_names) != sorted(_FIELDS):
-            raise UsageError(f"MultiAgentReplayBuffer: field_names must be {', '.join(_FIELDS)}")
-        self.memory_size, self.agent_ids = int(memory_size), None if agent_ids is None else [*agent_ids]
 
 
 class ReplayDataset(IterableDataset[Experiences]):

@@ -9,9 +9,10 @@ import torch
 
 from evopipe.errors import UsageError
 from evopipe.face.agent import Agent
-from evopipe.face.buffers import MultiAgentReplayBuffer, MultiStepReplayBuffer, ReplayBuffer
+from evopipe.face.buffers import MultiStepReplayBuffer, ReplayBuffer
 from evopipe.face.evolution import Mutations, TournamentSelection
 from evopipe.face.given import config_of
+from evopipe.face.team_buffer import MultiAgentReplayBuffer
 from evopipe.face.train import Call, Trained, epsilon_of, own_function, refuse_regime, transitions_of
 
 
@@ -315,6 +316,8 @@ def train_multi_agent_off_policy(
     refuse_regime(call.name, "train_multi_agent_off_policy", "off-policy", team=True)
     if not isinstance(memory, MultiAgentReplayBuffer):
         raise UsageError("memory: give a MultiAgentReplayBuffer")
+    if len(memory):
+        raise UsageError("memory: it holds transitions, which a team's run cannot begin with: give an empty one")
     team = call.pop[0].breed.team
     if team is not None and memory.agent_ids is not None and {*map(str, memory.agent_ids)} != {*team.agents}:
         raise UsageError(f"memory: its agents are {memory.agent_ids}, the population's {[*team.ids]}")

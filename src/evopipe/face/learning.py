@@ -10,10 +10,13 @@ import numpy as np
 import torch
 
 from evopipe.core.cohort import Cohort
+from evopipe.envs.team import TeamSpace
 from evopipe.errors import UsageError
 from evopipe.face.breed import Breed
 from evopipe.face.buffers import Experiences
 from evopipe.face.steps import Taken, ends_of
+from evopipe.face.team_buffer import TeamExperiences
+from evopipe.memory.replay import RowLayout
 from evopipe.memory.rollout import Rollout, StepLayout
 from evopipe.run.spec import Spec
 from evopipe.types import Batch, Chosen, Tensor
@@ -25,6 +28,8 @@ def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
     Raises:
         UsageError: it is something else.
     """
+    if breed.team is not None:
+        return _batch_of_team(breed, breed.team, experiences, gamma)
     device = breed.spec.device
     if isinstance(experiences, Experiences):
         memory, rows = experiences.memory, experiences.rows.to(device)
@@ -56,6 +61,34 @@ def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
     )
     weight = torch.full_like(given, 1.0 / given.shape[1])
     return Batch(obs, acts, given, gamma[:, None] * (1.0 - over), after, None, weight)
+
+
+def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tensor) -> Batch:
+    if not isinstance(experiences, TeamExperiences):
+        raise UsageError("learn: a team learns from what MultiAgentReplayBuffer.sample gave")
+    state, action, reward, following, done = experiences
+    spec, k, n = breed.spec, len(team.ids), len(next(iter(experiences.alive.values())))
+    layout = RowLayout.of(spec.spaces, team.masked, legal=spec.algo.MASKED_LOSS)
+    seen, after = (np.zeros((n, k, spec.observations), np.float32) for _ in range(2))
+    taken = np.zeros((n, k, spec.actions) if layout.continuous else (n, k), np.float32)
+    rewards, ends, alive = np.zeros((n, k), np.float32), np.zeros((n, k), bool), np.zeros((n, k), bool)
+    for place, agent in enumerate(team.ids):
+        if agent not in state:
+            continue
+        alive[:, place] = experiences.alive[agent]
+        for rows, obs in ((seen, state[agent]), (after, following.get(agent, state[agent]))):
+            own = team.observations[place].read(obs)[0]
+            rows[:, place, : own.shape[1]] = own
+        acts = team.actions[place].relative(action[agent])
+        if layout.continuous:
+            taken[:, place, : acts.shape[1]] = acts
+        else:
+            taken[:, place] = acts
+        rewards[:, place], ends[:, place] = reward[agent], done[agent]
+    legal = team.legal(alive) if team.masked else None
+    packed = layout.pack(seen, taken, rewards, ends, after, legal, legal=legal, alive=alive)
+    weight = torch.full((1, n), 1.0 / n, device=spec.device)
+    return layout.unpack(torch.from_numpy(packed)[None].to(spec.device), weight, gamma)
 
 
 def steps_of(breed: Breed, experiences: Any) -> list[Taken]:
