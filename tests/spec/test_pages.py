@@ -78,7 +78,7 @@ def test_the_training_function_reaches_the_target(script: Any) -> None:
 @pytest.mark.parametrize(
     ("loop", "max_steps", "evo_steps", "least"),
     [
-        (off_policy.loop, 40_000, 5_000, 100.0),
+        (off_policy.loop, 40_000, 5_000, 80.0),
         (on_policy.loop, 40_000, 10_000, 195.0),
         (on_policy.recurrent, 80_000, 10_000, 150.0),
     ],
