@@ -16,29 +16,37 @@ from make_parameters import publish, rows, table
 from evopipe import algos
 from evopipe.schema.blocks import MutationConfig
 from evopipe.schema.read import read_yaml
-from evopipe.types import Spaces
+from evopipe.types import Spaces, Words
 
 FOLDER = Path(__file__).parent / "algorithms"
 PIPELINES = Path(__file__).parents[1] / "pipelines"
 OBSERVATIONS, ACTIONS = 1009, 911  # primes that no network has by chance: they stand for O and A
+HIDDEN, VOCABULARY = 1013, 919  # of a language model
 
 
 def render(name: str) -> str:
     """Return the page of one algorithm."""
     algo = algos.get(name)
     title, _, text = (algo.__doc__ or "").strip().partition("\n\n")
+    of_text = algo.REGIME in algos.OF_TEXT
     parts = [
         f"# {title.rstrip('.')}",
         "<!-- Made by docs/make_algorithms.py: do not edit. -->",
-        f"`train.algo: {name}`. Paper: <{algo.PAPER}>. Serves: {' and '.join(algo.ACTIONS)} actions, every "
-        "[observation](../environments.md). "
+        f"`train.algo: {name}`. Paper: <{algo.PAPER}>. {_serves(algo)} "
         f"Its file: [src/evopipe/algos/{name}.py](../../src/evopipe/algos/{name}.py).",
         text,
         *_curves(name),
-        "## Hyper-parameters\n\nKeys of `algos." + name + "`. The network's own keys are in "
-        f"[parameters.md](../parameters.md#algos{name}network).",
+        "## Hyper-parameters\n\nKeys of `algos."
+        + name
+        + "`."
+        + ("" if of_text else f" The network's own keys are in [parameters.md](../parameters.md#algos{name}network)."),
         table([row for row in rows(algo.Config, f"algos.{name}") if not row.name.endswith(".evolve`")]),
-        "## Networks\n\nEach is observation → encoder → latent → head → output.",
+        "## Networks\n\n"
+        + (
+            "The policy is the base with a member's own adapter."
+            if of_text
+            else "Each is observation → encoder → latent → head → output."
+        ),
         _networks(algo),
         "## State\n\nEverything that learns, one row a member. All of it is checkpointed, cloned and mutated together.",
         _state(algo),
@@ -46,6 +54,16 @@ def render(name: str) -> str:
         _evolution(algo, name),
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _serves(algo: algos.Algorithm) -> str:
+    """Return what an algorithm learns from."""
+    if algo.REGIME == "dialogue":
+        return "It trains language models, by rewards for completions that they write."
+    if algo.REGIME == "text":
+        what = "pairs of completions, one preferred" if algo.PAIRS else "texts"
+        return f"It trains language models, on a dataset of {what}."
+    return f"Serves: {' and '.join(algo.ACTIONS)} actions, every [observation](../environments.md)."
 
 
 def _curves(name: str) -> list[str]:
@@ -56,17 +74,20 @@ def _curves(name: str) -> list[str]:
 
 
 def _networks(algo: algos.Algorithm) -> str:
-    continuous = algo.ACTIONS[0] == "continuous"  # of an algorithm that serves both, its first
+    of_text = algo.REGIME in algos.OF_TEXT
+    continuous = not of_text and algo.ACTIONS[0] == "continuous"  # of an algorithm that serves both, its first
     letters = {
         OBSERVATIONS: "O (length of an observation)",
         ACTIONS: "A (dimensions of an action)" if continuous else "A (number of actions)",
         OBSERVATIONS + ACTIONS: "O + A",
         2 * ACTIONS: "2 A",
         51 * (ACTIONS + 1): "51 (A + 1), atoms of the advantages and of the value",
+        HIDDEN: "H (width of the base's hidden states)",
+        VOCABULARY: "V (tokens of the vocabulary)",
     }
     lines = ["| Network | Input width | Output width | Acts |", "| --- | --- | --- | --- |"]
-    spaces = Spaces(OBSERVATIONS, ACTIONS, continuous)
-    for name, widths in algo.networks(algo.Config(), spaces).items():
+    known: Any = Words(VOCABULARY, HIDDEN) if of_text else Spaces(OBSERVATIONS, ACTIONS, continuous)
+    for name, widths in algo.networks(algo.Config(), known).items():
         inputs, outputs = (letters.get(width, str(width)) for width in (widths.inputs, widths.outputs))
         lines.append(f"| `{name}` | {inputs} | {outputs} | {'yes' if name == algo.POLICY else 'no'} |")
     return "\n".join(lines)
@@ -97,18 +118,23 @@ def _evolution(algo: algos.Algorithm, name: str) -> str:
         cells = ("yes", f"{how.min:g} to {how.max:g}", how.grow, how.shrink) if how else ("no", "", "", "")
         lines.append(f"| `{hyper}` | {' | '.join(map(str, cells))} |")
     choices = ", ".join(MutationConfig().activations)
+    others = (
+        f"Architecture (layers, widths, latent) and activation (by default one of {choices}) evolve for all of a "
+        f"member's networks alike. Parameter noise goes to `{algo.POLICY}` only."
+    )
+    if algo.REGIME in algos.OF_TEXT:
+        others = "The rank of a member's adapter may grow, see `evolution.mutation.probabilities.rank`."
     return (
         f"Add a block to `algos.{name}.evolve` to let another hyper-parameter of this table evolve, remove one to hold "
         "it fixed. Every member has its own value.\n\n"
         + "\n".join(lines)
-        + f"\n\nArchitecture (layers, widths, latent) and activation (by default one of {choices}) evolve for all of a "
-        f"member's networks alike. Parameter noise goes to `{algo.POLICY}` only. See [evolution.md](../evolution.md)."
+        + f"\n\n{others} See [evolution.md](../evolution.md)."
     )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Write or check the pages."""
-    pages = {FOLDER / f"{name}.md": render(name) for name in algos.names()}
+    pages = {FOLDER / f"{name}.md": render(name) for name in (*algos.names(), *algos.names(of_text=True))}
     code = publish(pages, "Write docs/algorithms/ from the algorithms' files.", arguments)
     for name in algos.names():
         stale = learning_curves.stale(name)

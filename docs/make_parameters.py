@@ -1,4 +1,4 @@
-"""Write `docs/parameters.md` from the schema: `python docs/make_parameters.py`; with `--check` say whether it is fresh.
+"""Write the pages of parameters from the schema: `python docs/make_parameters.py`; `--check` says what is stale.
 
 Types, ranges, defaults and descriptions come from the schema. Units and the effect of raising a value come from there
 too for an algorithm's hyper-parameters; for the rest they stand below, and a number without an entry is an error.
@@ -12,7 +12,7 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -20,11 +20,15 @@ from pydantic.fields import FieldInfo
 from evopipe import algos
 from evopipe.schema.declare import Evolve
 from evopipe.schema.params import Params
+from evopipe.schema.text import LanguageParams
 
 PAGE = Path(__file__).parent / "parameters.md"
+LANGUAGE_PAGE = Path(__file__).parent / "language-parameters.md"
 
-# Unit and what raising does, of the numbers whose schema does not say.
-NOTES: dict[str, tuple[str, str]] = {
+Notes: TypeAlias = "dict[str, tuple[str, str]]"
+"""Unit and what raising does, of the numbers whose schema does not say."""
+
+NOTES: Notes = {
     "seed": ("", "nothing but another run"),
     "env.num_envs": ("environments", "faster stepping; experience comes from more episodes at once"),
     "env.step_seconds": ("seconds", "slower environments are no hang; a hang is noticed later"),
@@ -79,6 +83,40 @@ NOTES: dict[str, tuple[str, str]] = {
     "<evolve>.shrink": ("factor", "smaller steps downwards"),
 }
 
+LANGUAGE_NOTES: Notes = {
+    "seed": ("", "nothing but another run"),
+    "language.tiny.hidden": ("numbers", "more capacity, slower"),
+    "language.tiny.layers": ("layers", "more capacity, slower"),
+    "language.tiny.heads": ("heads", "narrower heads"),
+    "language.rank": ("", "adapters can change more, and take more memory"),
+    "language.scale": ("factor", "adapters change more at the same learning rate"),
+    "language.reward_seconds": ("seconds", "slow scores are no failures; a hang is noticed later"),
+    "language.max_prompt": ("tokens", "longer prompts are kept, more memory"),
+    "language.max_completion": ("tokens", "longer completions, more time and memory"),
+    "fetch.generate.rows": ("rows", "more data, longer stage"),
+    "fetch.validation": ("share of the rows", "less noise in the fitness, fewer rows to learn from"),
+    "fetch.test": ("share of the rows", "narrower interval, fewer rows to learn from"),
+    "population.size": ("members", "wider search; time and adapters grow with it, the base does not"),
+    "train.max_steps": ("steps of each member", "longer training"),
+    "train.evo_steps": ("steps of each member", "fewer generations, each with more learning"),
+    "train.eval_episodes": ("rows", "less noise in the fitness, more time"),
+    "train.confirm_episodes": ("rows", "a surer score of the elite, more time"),
+    "train.target": ("score", "training ends later or never"),
+    "train.target_sigmas": ("standard errors", "surer that the target is really reached, ends later"),
+    "evolution.tournament.size": ("members", "stronger selection, less variety"),
+    "evolution.tournament.window": ("evaluations", "steadier fitness that reacts later"),
+    "evolution.mutation.probabilities.none": ("weight", "fewer mutations"),
+    "evolution.mutation.probabilities.rank": ("weight", "ranks grow more often"),
+    "evolution.mutation.probabilities.rl_hp": ("weight", "more changes of hyper-parameters"),
+    "evolution.mutation.max_rank": ("", "larger adapters may appear, more memory"),
+    "evaluate.episodes": ("rows", "narrower interval, longer stage"),
+    "evaluate.samples": ("completions", "more chances to be right once, longer stage"),
+    "evaluate.bootstrap": ("resamples", "a smoother interval"),
+    "tracking.finish_seconds": NOTES["tracking.finish_seconds"],
+    "runtime.threads": ("threads", "faster on idle machines with large bases; other last bits"),
+    "runtime.checkpoint_seconds": NOTES["runtime.checkpoint_seconds"],
+}
+
 HEAD = """# Parameters
 
 <!-- Made by docs/make_parameters.py: do not edit. -->
@@ -119,6 +157,30 @@ Rules that need the environment or the machine, which the stages check:
 `train.replay.n_step` says.
 """
 
+LANGUAGE_HEAD = """# Parameters of language models
+
+<!-- Made by docs/make_parameters.py: do not edit. -->
+
+Every key of a `params.yaml` whose members are language models: `language` stands in the place of `env`. What
+[parameters.md](parameters.md) says of the file holds here, too. The keys of `algos` are on the pages of
+{}.
+
+Rules between keys, which `evopipe params check` knows:
+
+- A file has `env` or `language`, and `train.algo` is an algorithm of that kind.
+- `algos.<name>.batch_size` is at most `algos.<name>.rows`, and so are `algos.<name>.group_size` and the largest value
+  that it may evolve to. GRPO, and REINFORCE with `baseline: rloo`, compare a completion with others of its prompt:
+  their groups have at least 2.
+- `fetch.validation` and `fetch.test` leave something to learn from.
+
+Rules that need the base or the machine, which the stages check:
+
+- The base is a folder as `save_pretrained` writes it, with tokenizer and safetensors, or a hub id that can be reached.
+  No pickle is read, and no code of a repository is run.
+- A chat needs a chat template. Rows have what the algorithm reads: a prompt and an answer (`grpo`, `reinforce`,
+  `ppo_language`), a prompt and a completion, or messages (`sft`), a prompt with a chosen and a rejected one (`dpo`).
+"""
+
 
 class Row(NamedTuple):
     """One key: the last part of its name, and the cells of its line."""
@@ -149,47 +211,55 @@ def render() -> str:
     return "\n".join(parts)
 
 
-def _sections(model: type[BaseModel], path: str) -> Iterator[str]:
+def render_language() -> str:
+    """Return the page of language models."""
+    links = [f"[{name}](algorithms/{name}.md)" for name in algos.names(of_text=True)]
+    head = LANGUAGE_HEAD.format(", ".join(links[:-1]) + f" and {links[-1]}")
+    return "\n".join([head, *_sections(LanguageParams, "", LANGUAGE_NOTES)])
+
+
+def _sections(model: type[BaseModel], path: str, notes: Notes = NOTES) -> Iterator[str]:
     """One section a block, parents before children."""
     if not path:
         yield "## Top level\n"
-        yield table(rows(model, path))
+        yield table(rows(model, path, notes))
     for name, field in model.model_fields.items():
         block, here = _block(field.annotation), f"{path}.{name}".lstrip(".")
         if block is not None:
-            lines = rows(block, here)
+            lines = rows(block, here, notes)
             if lines:
                 yield f"## `{here}`\n\n{_summary(block)}\n"
                 yield table(lines)
-            yield from _sections(block, here)
+            yield from _sections(block, here, notes)
 
 
 def _summary(model: type[BaseModel]) -> str:
     return " ".join((model.__doc__ or "").partition("\n\n")[0].split())
 
 
-def rows(model: type[BaseModel], path: str) -> list[Row]:
+def rows(model: type[BaseModel], path: str, notes: Notes = NOTES) -> list[Row]:
     """Return the keys of a block that hold values, not blocks."""
     found = []
     for name, field in model.model_fields.items():
         if _block(field.annotation) is None and f"{path}.{name}" != ".algos":
             key = f"{path}.{name}".lstrip(".")
             shown = key if not key.startswith("<") else name
-            unit, raising = _notes(field, key)
+            unit, raising = _notes(field, key, notes)
             found.append(Row(f"`{shown}`", kind_of(field), default_of(field), unit, field.description or "", raising))
     return found
 
 
-def _notes(field: FieldInfo, path: str) -> tuple[str, str]:
+def _notes(field: FieldInfo, path: str, notes: Notes) -> tuple[str, str]:
     extra = field.json_schema_extra
     if isinstance(extra, dict) and extra.get("raising"):
         return str(extra["unit"]), str(extra["raising"])
     for name in algos.names():
         path = path.replace(f"algos.{name}.", "<algo>.")
     numeric = any(part in (int, float) for part in (field.annotation, *get_args(field.annotation)))
-    if numeric and path not in NOTES:
-        raise SystemExit(f"docs/make_parameters.py: NOTES has no unit and effect of {path!r}: add them")
-    return NOTES.get(path, ("", ""))
+    if numeric and path not in notes:
+        name = "NOTES" if notes is NOTES else "LANGUAGE_NOTES"
+        raise SystemExit(f"docs/make_parameters.py: {name} has no unit and effect of {path!r}: add them")
+    return notes.get(path, ("", ""))
 
 
 def table(lines: list[Row]) -> str:
@@ -228,7 +298,7 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:
     if _is_model(annotation):
         return "a block, see below"
     if annotation is str:
-        return "text, not empty" if _bounds(metadata) else "text"
+        return "text, not empty" if "min_length" in _bounds(metadata) else "text"
     return f"{_WORDS[annotation]}{_range(metadata)}"
 
 
@@ -272,7 +342,7 @@ def default_of(field: FieldInfo) -> str:
     if isinstance(value, dict):
         value = {key: one.model_dump() if isinstance(one, BaseModel) else one for key, one in value.items()}
     if isinstance(value, str):
-        return f"`{value}`"
+        return f"`{value}`" if value else '`""`'
     if isinstance(value, tuple):
         value = [one.model_dump() if isinstance(one, BaseModel) else one for one in value]
     if isinstance(value, dict) and any(isinstance(one, dict) for one in value.values()):
@@ -308,8 +378,9 @@ def publish(pages: dict[Path, str], description: str, arguments: list[str] | Non
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write or check `docs/parameters.md`."""
-    return publish({PAGE: render()}, "Write docs/parameters.md from the schema.", arguments)
+    """Write or check the pages."""
+    pages = {PAGE: render(), LANGUAGE_PAGE: render_language()}
+    return publish(pages, "Write the pages of parameters from the schema.", arguments)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
 With `--check` it says what is stale.
 
-Each is a DVC project of its own, so that `dvc exp` in one folder speaks of that one alone. Its link `src` makes the
-code part of it: a .dvcignore, which leaves bytecode out, holds for what lies inside a project.
+Each is a DVC project of its own, so that `dvc exp` in one folder speaks of that one alone; those that build on each
+other are folders of one. Its link `src` makes the code part of it: a .dvcignore, which leaves bytecode out, holds for
+what lies inside a project.
 
 A pipeline's own `changes.yaml` says what it wants otherwise than `shapes.yaml` here and the root's `params.yaml`:
 
     heading: what it is, as text
-    shape: of shapes.yaml; `online` where it is not given
+    shape: of shapes.yaml; `online` where it is not given; `language`: the root is the schema's defaults
+    base: a model's folder that the stages depend on, which may be another pipeline's export
     files: modules of its own, which every stage depends on
     params: the parameters that differ from the root's; a comment behind one replaces the root's
     algos: the algorithms it lists, each with the hyper-parameters that differ from `evopipe params block`; {}: none
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from io import StringIO
@@ -28,12 +31,12 @@ from ruamel.yaml import YAML
 
 from evopipe import algos
 from evopipe.schema.read import parse_yaml
-from evopipe.schema.write import block, dump_yaml
+from evopipe.schema.text import LanguageParams
+from evopipe.schema.write import block, dump_yaml, entries
 
 FOLDER = Path(__file__).parent
-KEYS = {"heading", "shape", "files", "params", "algos"}
+KEYS = {"heading", "shape", "base", "files", "params", "algos"}
 AS_AT_THE_TOP = (".dvc/config", ".dvcignore")
-CODE = Path("../../src")
 TEMPLATE = "src/evopipe/new/template"
 ENTRY = re.compile(r"(?P<key>\s*[\w-]+): *(?P<value>.*?)(?P<comment>  #.*)?")
 HEAD = """\
@@ -66,12 +69,12 @@ def render(name: str) -> dict[str, str]:
     changes = _load(FOLDER / name / "changes.yaml")
     if set(changes) - KEYS:
         raise SystemExit(f"pipelines/{name}/changes.yaml: no key is called {', '.join(set(changes) - KEYS)}")
-    source = f"pipelines/{name}/changes.yaml"
+    source, top = f"pipelines/{name}/changes.yaml", "../" if "/" in name else ""
     made = "# Made by `python pipelines/make.py` from {} and " + source + ": edit those.\n"
     return {
         "dvc.yaml": made.format("pipelines/shapes.yaml") + _dvc(changes),
         "params.yaml": made.format("params.yaml") + _params(changes, source),
-        **{name: (FOLDER.parent / name).read_text(encoding="utf-8") for name in AS_AT_THE_TOP},
+        **{f"{top}{file}": (FOLDER.parent / file).read_text(encoding="utf-8") for file in AS_AT_THE_TOP},
     }
 
 
@@ -115,14 +118,15 @@ def _with_values(text: str, values: dict[str, Any]) -> str:
 def _dvc(changes: Any) -> str:
     shape = json.loads(json.dumps(_load(FOLDER / "shapes.yaml")[changes.get("shape", "online")]))
     heading = shape.pop("heading")
-    for stage in shape["stages"].values():
-        stage["deps"][1:1] = changes.get("files", [])
+    for name, stage in shape["stages"].items():
+        base = [changes["base"]] if "base" in changes and name not in ("fetch", "report") else []
+        stage["deps"][1:1] = [*changes.get("files", []), *base]
     return f"# {heading}\n" + re.sub(r"\n(?=  \w+:\n    cmd:|plots:)", "\n\n", dump_yaml(shape))
 
 
 def _params(changes: Any, source: str) -> str:
-    root = _load(FOLDER.parent / "params.yaml")
-    del root["algos"]
+    root = _language() if changes.get("shape") == "language" else _load(FOLDER.parent / "params.yaml")
+    root.pop("algos", None)
     _change(root, changes["params"], source)
     out = StringIO()
     _yaml().dump(root, out)
@@ -138,6 +142,11 @@ def _params(changes: Any, source: str) -> str:
         blocks.append(text)
     heading = "".join(f"# {line}\n" for line in changes["heading"].splitlines())
     return f"{heading}# Run it here: dvc repro\n\n{body}\n\nalgos:\n" + "\n".join(blocks)
+
+
+def _language() -> Any:
+    """Return the defaults of a file whose members are language models, with their descriptions as comments."""
+    return _yaml().load("\n".join(entries(LanguageParams(), but=("algos",))) + "\n")
 
 
 def _change(values: Any, differing: Any, source: str) -> None:
@@ -181,8 +190,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file is stale")
     check = parser.parse_args(arguments).check
     top, stale = FOLDER.parent, 0
-    folders = [changes.parent for changes in sorted(FOLDER.glob("*/changes.yaml"))]
-    made = {folder / name: text for folder in folders for name, text in render(folder.name).items()}
+    folders = [changes.parent for pattern in ("*", "*/*") for changes in sorted(FOLDER.glob(f"{pattern}/changes.yaml"))]
+    rendered = ((folder, render(folder.relative_to(FOLDER).as_posix())) for folder in folders)
+    made = {Path(os.path.normpath(folder / name)): text for folder, texts in rendered for name, text in texts.items()}
     made |= {top / TEMPLATE / name: text for name, text in render_new().items()}
     for path, text in made.items():
         if path.is_file() and path.read_text(encoding="utf-8") == text:
@@ -195,7 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
             path.write_text(text, encoding="utf-8")
     for folder in folders:
         if not (check or (folder / "src").is_symlink()):
-            (folder / "src").symlink_to(CODE)
+            (folder / "src").symlink_to(Path(os.path.relpath(FOLDER.parent / "src", folder)))
     return int(stale > 0)
 
 

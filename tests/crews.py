@@ -104,11 +104,11 @@ def masks(spaces: Spaces, shape: tuple[int, ...], g: torch.Generator) -> torch.T
     return legal
 
 
-def transitions(spaces: Spaces, at: int = 0, masked: bool = False, members: int = P) -> Batch:
+def transitions(spaces: Spaces, at: int = 0, masked: bool = False, members: int = P, rows: int = B) -> Batch:
     """Random transitions of a team: some agents are gone, some terminate, pads are 0."""
     assert spaces.team is not None
     g, team = torch.Generator().manual_seed(10 + at), spaces.team
-    shape = (members, B, len(team.agents))
+    shape = (members, rows, len(team.agents))
     alive = (torch.rand(shape, generator=g) < 0.8).to(torch.get_default_dtype())
     alive[..., 0] = 1.0
     seen = torch.stack([own(k, team.observations, spaces.observations) for k in range(len(team.agents))]).to(alive)
@@ -117,7 +117,7 @@ def transitions(spaces: Spaces, at: int = 0, masked: bool = False, members: int 
     action = legal.to(alive).flatten(0, 2).multinomial(1, generator=g).view(shape)
     if spaces.continuous:
         action = 2 * torch.rand(*shape, spaces.actions, generator=g) - 1
-    weight = torch.rand(members, B, generator=g) * (torch.rand(members, B, generator=g) < 0.8)
+    weight = torch.rand(shape[:2], generator=g) * (torch.rand(shape[:2], generator=g) < 0.8)
     return Batch(
         obs=obs, action=action, reward=alive * 2 * torch.randn(shape, generator=g),
         discount=0.9 * (torch.rand(shape, generator=g) > 0.3), next_obs=next_obs,

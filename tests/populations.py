@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from crews import own, transitions
 from evopipe import algos, rng
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
@@ -32,18 +33,17 @@ from evopipe.types import Batch, Learned
 
 CPU = torch.device("cpu")
 ALIKE = {
-    "bc", "bc:continuous", "ddpg", "ippo", "ippo:continuous", "ippo:multibinary", "ippo:multidiscrete", "iql",
-    "iql:continuous", "maddpg:continuous", "mappo:continuous", "mappo:multibinary", "mappo:multidiscrete", "matd3",
-    "matd3:continuous", "ppo:continuous", "ppo:multibinary", "ppo:multidiscrete", "sac:continuous", "td3bc",
+    "bc", "bc:continuous", "ddpg", "iql", "iql:continuous", "ppo:continuous", "ppo:multibinary", "ppo:multidiscrete",
+    "sac:continuous", "td3bc",
 }  # fmt: skip
-THOROUGH = {"cqn", "sac"}  # much of theirs is in dqn and td3
+THOROUGH = {"cqn", "maddpg", "mappo", "sac"}  # much of theirs is in dqn, td3 and ppo
 ENVIRONMENTS = {  # a small one for each kind of actions
     "discrete": "CartPole-v1",
     "continuous": "Pendulum-v1",
     "multidiscrete": "action_envs:Locks-v0",
     "multibinary": "action_envs:Switches-v0",
 }
-TEAM = "teams_for_tests:Swarm"  # unlike agents, of which one dies, with actions of any kind
+TEAM = "teams_for_tests:Relay"  # unlike agents that come and go, with actions of every kind
 UNLIKE = {
     "before_training": True,
     "architecture": {"min_nodes": 8, "max_nodes": 64, "min_latent": 8, "node_steps": (1, 8, 16), "latent_steps": (8,)},
@@ -57,17 +57,19 @@ ON_POLICY = {"batch_size": 32, "learn_step": 64, "epochs": 2}
 
 def cases(quick: Sequence[str] | None = None, on_policy: bool | None = None, teams: bool = False) -> list[Any]:
     """Every algorithm by name; one that serves several kinds of actions by `name:kind` for the others as well, and one
-    of each regime with a shared encoder, by `name:kind:shared`.
+    of each regime with a shared encoder, by `name:kind:shared`. Those for teams, which are slow too, only on request.
 
     Those whose shape another one has too, or all but the `quick` ones, are slow: their turn comes with `--slow`.
-    `on_policy` chooses those that are, or those that are not; those for `teams` are among them only if asked for.
+    `on_policy` chooses those that are, or those that are not.
     """
     chosen = [name for name in algos.names() if on_policy in (None, is_on_policy(name))]
-    chosen = [name for name in chosen if teams or not algos.get(name).TEAM]
+    crewed = {name for name in chosen if algos.get(name).TEAM}
+    chosen = [name for name in chosen if teams or name not in crewed]
     names = [name if i == 0 else f"{name}:{kind}" for name in chosen for i, kind in enumerate(_kinds(name))]
     shared = [f"{name}:{_kinds(name)[0]}:shared" for name in ("td3", "ppo") if name in chosen]
     names += shared
     slow = {*ALIKE, *shared} if quick is None else {*names} - {*quick}
+    slow |= {name for name in names if name.partition(":")[0] in crewed}
     marks = {name: pytest.mark.thorough for name in THOROUGH if quick is None} | dict.fromkeys(slow, pytest.mark.slow)
     return [pytest.param(name, id=name, marks=marks.get(name, ())) for name in names]
 
@@ -108,7 +110,7 @@ def problem(
     """A small problem: exact cohorts, a replay memory a member, nets of 16 units; any block can be changed."""
     name, own = algo.partition(":")[0], dict(kwargs or {})
     found = algos.get(name)
-    if (env or env_for(algo)).startswith(("envs_for_tests:", "teams_for_tests:")) and _kinds(algo)[0] != "discrete":
+    if (found.TEAM or (env or "").startswith("envs_for_tests:")) and _kinds(algo)[0] != "discrete":
         own["kind"] = _kinds(algo)[0]
     env_config = EnvConfig.model_validate({"id": env or env_for(algo), "num_envs": num_envs, "kwargs": own})
     sizes = {"batch_size": 32, "learn_step": 2}
@@ -220,21 +222,22 @@ def unlike(algo: str, norm: bool = False, cohorts: Literal["merged", "exact"] = 
 
 
 def batch_for(p: Spec, cohort: Cohort, seed: int = 0) -> Batch:
-    """Random transitions of the right shapes for a cohort; of a team, of which some are gone."""
+    """Random transitions of the right shapes for a cohort."""
+    if p.spaces.team:
+        team = transitions(p.spaces, seed, members=len(cohort.members), rows=cohort.batch)
+        return replace(team, weight=cohort.weight)
     g = torch.Generator().manual_seed(seed)
-    team = (p.spaces.agents,) if p.spaces.team else ()
-    shape = (len(cohort.members), cohort.batch, *team)
+    shape = (len(cohort.members), cohort.batch)
     return Batch(
         obs=torch.randn(*shape, p.observations, generator=g),
         action=torch.rand(*shape, p.actions, generator=g) * 2 - 1
         if p.spaces.continuous
-        else torch.randint(min(p.spaces.team.actions) if p.spaces.team else p.actions, shape, generator=g),
+        else torch.randint(p.actions, shape, generator=g),
         reward=torch.randn(*shape, generator=g),
         discount=(torch.rand(*shape, generator=g) > 0.2).float(),
         next_obs=torch.randn(*shape, p.observations, generator=g),
         next_legal=None,
         weight=cohort.weight,
-        alive=(torch.rand(*shape, generator=g) > 0.2).float() if team else None,
     )
 
 
@@ -248,13 +251,21 @@ def legal_for(p: Spec, shape: tuple[int, ...], g: torch.Generator) -> torch.Tens
     return legal
 
 
+def own_for(p: Spec, shape: tuple[int, ...]) -> torch.Tensor:
+    """Masks `[*shape, A]` of all that there is to choose; of agents `[P, …, E · K, A]` each one's own."""
+    if p.spaces.team is None or p.spaces.kind != "discrete":
+        return torch.ones(*shape, p.actions, dtype=torch.bool)
+    each = torch.stack([own(k, p.spaces.team.actions) for k in range(p.spaces.agents)])
+    return each.repeat(shape[-1] // p.spaces.agents, 1).expand(*shape, -1)
+
+
 def rollout_for(
     p: Spec, cohort: Cohort, seed: int = 0, ticks: int = TICKS, envs: int = 4, masked: bool = False,
     broken: float = 0.05,
 ) -> Rollout:  # fmt: skip
     """What a cohort did on random observations, with random rewards, ends and broken steps."""
+    envs, masked = envs * p.spaces.agents, masked or (p.spaces.team is not None and p.spaces.kind == "discrete")
     g, members = torch.Generator().manual_seed(seed), len(cohort.members)
-    envs *= p.spaces.agents
     shape, device = (members, ticks, envs), cohort.keys.device
     size = cohort.memory
     rollout = Rollout(StepLayout(p.spaces, masked), members, ticks, envs, size, device)
@@ -262,7 +273,7 @@ def rollout_for(
     reward = torch.randn(*shape, generator=g).to(device)
     terminated, truncated, bad = (torch.rand(*shape, generator=g) < share for share in (0.1, 0.1, broken))
     begins = torch.cat((torch.ones(members, 1, envs, dtype=torch.bool), (terminated | truncated | bad)[:, :-1]), dim=1)
-    legal = legal_for(p, shape, g) if masked else torch.ones(*shape, p.actions, dtype=torch.bool)
+    legal = own_for(p, shape) if p.spaces.team or not masked else legal_for(p, shape, g)
     terminated, truncated, bad, begins, legal = (x.to(device) for x in (terminated, truncated, bad, begins, legal))
     memory = torch.zeros(members, envs, size, device=device)
     for t in range(ticks):
@@ -286,8 +297,8 @@ def updated(p: Spec, cohort: Cohort, times: int = 5) -> list[Member]:
         return dissolve([cohort])
     for i in range(times):
         batch = batch_for(p, cohort, i)
-        gamma = discount_rate(cohort).view(-1, *[1] * (batch.discount.ndim - 1))
-        batch = replace(batch, discount=batch.discount * gamma)
+        rate = discount_rate(cohort).view(-1, *[1] * (batch.discount.ndim - 1))
+        batch = replace(batch, discount=batch.discount * rate)
         update(p, cohort, batch, i)
     return dissolve([cohort])
 
@@ -304,9 +315,8 @@ def plant_weight(run: Any, slot: int) -> None:
     """Spoil one weight of the network that acts."""
     cohort, row = of_slot(run.cohorts, slot)
     acts = getattr(cohort.state, run.spec.algo.POLICY)
-    shape, copies = acts.structure, acts.structure.copies
-    index = shape.index[row] if copies == 1 else shape.inner.index[row * copies]
-    acts.values[row, index[0]] = math.nan
+    structure = getattr(acts.structure, "inner", acts.structure)  # of the first of a team's networks
+    acts.values[row, structure.index[row * acts.structure.widths.copies][0]] = math.nan
 
 
 def mutated(

@@ -67,7 +67,7 @@ def write_run(
         record = {
             "generation": generation,
             "step": generation * STEPS,
-            "members": [stored.describe(m) | {"fitness": stored.describe(m)["fitness"][-1]} for m in current],
+            "members": [{**about, "fitness": about["fitness"][-1]} for about in stored.pack(current, "")[1]],
             "champion": champion and {"id": champion[0].id, "score": champion[1]},
             "children": [],
         }
@@ -85,7 +85,8 @@ def _beginning(members: list[Member], births: list[Mutation]) -> dict[str, Any]:
 
 
 def _birth(child: Member, mutation: Mutation, parent_slot: int | None) -> dict[str, Any]:
-    described = {k: v for k, v in stored.describe(child).items() if k not in ("fitness", "healthy", "key")}
+    _, (about,) = stored.pack([child], "")
+    described = {k: v for k, v in about.items() if k not in ("fitness", "healthy", "key")}
     return {**described, "parent_slot": parent_slot, "mutation": mutation.to_json()}
 
 
@@ -175,11 +176,13 @@ def _write(
         "warm_start": 0,
     }
     write_json(folder / layout.TRAIN, summary)
-    _write_evaluation(folder, [*members, elite], episodes, chance)
+    _write_evaluation(folder, problem, [*members, elite], episodes, chance)
     export.run(params, quiet=True, folder=folder)
 
 
-def _write_evaluation(folder: Path, members: list[Member], episodes: int, chance: np.random.Generator) -> None:
+def _write_evaluation(
+    folder: Path, problem: Spec, members: list[Member], episodes: int, chance: np.random.Generator
+) -> None:
     rows, summaries = [], {}
     seeds = chance.integers(0, 2**31, episodes)
     for index, member in enumerate(members):
@@ -197,7 +200,11 @@ def _write_evaluation(folder: Path, members: list[Member], episodes: int, chance
             "max": float(returns.max()),
             "mean_length": float(-returns.mean()),
         }
+        if team := problem.spaces.team:  # of n agents the i-th has i / (1 + … + n) of all
+            share = float(returns.mean()) * np.arange(1, 1 + len(team.agents)) / np.arange(1 + len(team.agents)).sum()
+            groups = {name: float(share[list(places)].sum()) for name, places in problem.groups.items()}
+            summaries[name] |= {"agents": dict(zip(team.agents, share.tolist(), strict=True)), "groups": groups}
     write_csv(folder / layout.EPISODES, ["member", "seed", "return", "length"], rows)
     elite = summaries.pop("elite")
-    write_json(folder / layout.EVALUATION, {"elite": elite, "episodes": episodes, "steps": 1, "env": "Acrobot-v1"})
+    write_json(folder / layout.EVALUATION, {"elite": elite, "episodes": episodes, "steps": 1, "env": problem.env.id})
     write_json(folder / layout.MEMBERS, summaries)

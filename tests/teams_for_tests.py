@@ -178,11 +178,48 @@ class Bees(Crew):
         return super().seen(agent)[: SIZE - self.number(agent)]
 
 
-class Swarm(Dies, Bees):
-    """Unlike agents, of which the first one dies; of choices that are several, or of bits, they have alike ones."""
+class Relay(Crew):
+    """Unlike agents that come and go: the first dies at a step that its seed says, the second comes late. Small
+    numbers: each is paid for its action, by how far it is from the ticket."""
+
+    IDS = ("red_0", "blue_0", "red_1")
+
+    def __init__(self, kind: str = "discrete", length: int = 9, when: int = 2) -> None:
+        super().__init__(kind, length, when)
+
+    def sees(self, i: int) -> spaces.Space[Any]:
+        return spaces.Box(-100.0, 100.0, (SIZE - i % 2,), np.float32)
 
     def does(self, i: int) -> spaces.Space[Any]:
-        return (Crew if self.kind.startswith("multi") else Bees).does(self, i)
+        unlike: dict[str, spaces.Space[Any]] = {
+            "discrete": spaces.Discrete(2 + i),
+            "continuous": spaces.Box(-1.0, 1.0, (1 + i % 2,), np.float32),
+        }
+        return unlike[self.kind] if self.kind in unlike else super().does(i)
+
+    def dies(self) -> int:
+        return 3 + int(4 * self.ticket)
+
+    def living(self) -> list[Any]:
+        return ["red_0"] * (self.t < self.dies()) + ["blue_0"] * (self.t >= self.when) + ["red_1"]
+
+    def seen(self, agent: Any) -> Any:
+        all_ = np.array([self.ticket, self.t / self.length, self.last[agent]], np.float32)
+        return all_[: SIZE - self.number(agent) % 2]
+
+    def pays(self, agent: Any) -> Any:
+        return 1.0 - (self.last[agent] - self.ticket) ** 2 + 0.1 * self.last["red_1"]
+
+    def ends(self, agent: Any) -> tuple[Any, Any]:
+        return agent == "red_0" and self.t == self.dies(), self.t == self.length
+
+
+class RelayNan(Relay):
+    """The second agent's reward is no number after step `when` + 3 of some episodes."""
+
+    def pays(self, agent: Any) -> Any:
+        spoilt = agent == "blue_0" and self.ticket < 0.1 and self.t == self.when + 3
+        return float("nan") if spoilt else super().pays(agent)
 
 
 class Masks(Crew):
@@ -550,6 +587,44 @@ def alone() -> gymnasium.Env[Any, Any]:
 def nothing() -> int:
     """No environment at all."""
     return 3
+
+
+class Drawn(Relay):
+    """Draws itself: the picture's first number counts the steps."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "drawn", "render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, kind: str = "discrete", render_mode: str | None = None) -> None:
+        super().__init__(kind)
+        self.render_mode = render_mode
+
+    def render(self) -> Any:
+        return np.full((8, 9, 3), self.t, np.uint8)
+
+
+class DrawnSets(Sets):
+    """The same, where the environment sets actions."""
+
+    metadata = Drawn.metadata
+
+    def __init__(self, kind: str = "discrete", render_mode: str | None = None) -> None:
+        super().__init__(kind)
+        self.render_mode = render_mode
+
+    render = Drawn.render
+
+
+class DrawnTurns(Turns):
+    """The same, where agents take turns; who has one and none are legal raises."""
+
+    metadata: ClassVar[dict[str, Any]] = {**Drawn.metadata, "is_parallelizable": False}
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__()
+        self.render_mode = render_mode
+
+    def render(self) -> Any:
+        return np.full((8, 9, 3), self.count, np.uint8)
 
 
 def incomplete() -> None:

@@ -151,11 +151,13 @@ def checkpoints(folder: Path) -> list[Path]:
 # A process that has imported everything and forks one run at a time: a run then starts in milliseconds, so that many
 # can be killed. It has computed nothing before it forks.
 _STARTER = """
-import json, os, sys
+import importlib, json, os, sys
 import evopipe.__main__, evopipe.cli, evopipe.watchdog
 import evopipe.run.drive
 import evopipe.stages.evaluate, evopipe.stages.export, evopipe.stages.population, evopipe.stages.train
 import gymnasium.envs.classic_control.cartpole, h5py, safetensors.torch, torch._dynamo
+for name in sys.argv[1:]:
+    importlib.import_module(name)
 evopipe.run.drive.SAVE_SHARE = 0.5  # runs of a second could not save often enough to be worth killing
 evopipe.watchdog.GRACE = 0.5
 print("ready", flush=True)
@@ -197,11 +199,11 @@ class Run:
 
 
 class Starter:
-    """Starts runs of the program in a fraction of a second, one at a time."""
+    """Starts runs of the program in a fraction of a second, one at a time, with these modules too imported before."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _STARTER],
+            [sys.executable, "-c", _STARTER, *modules],
             env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -233,9 +235,9 @@ class Starter:
 
 
 @contextlib.contextmanager
-def starter() -> Iterator[Starter]:
+def starter(*modules: str) -> Iterator[Starter]:
     """A `Starter` that goes with the block."""
-    made = Starter()
+    made = Starter(*modules)
     try:
         yield made
     finally:

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
         train_on_policy,
     )
     from evopipe.face.older import initialPopulation, makeVectEnvs
-    from evopipe.policy import Policy, load
+    from evopipe.loading import load
+    from evopipe.policy import Policy
     from evopipe.schema.params import Params, load_params, parse_params
 
 __version__ = "0.1.0"
@@ -88,7 +89,7 @@ _MODULES = {
     "Params": ("evopipe.schema.params", "Params"),
     "Policy": ("evopipe.policy", "Policy"),
     "Result": ("evopipe.api", "Result"),
-    "load": ("evopipe.policy", "load"),
+    "load": ("evopipe.loading", "load"),
     "load_params": ("evopipe.schema.params", "load_params"),
     "parse_params": ("evopipe.schema.params", "parse_params"),
     "train": ("evopipe.api", "run"),

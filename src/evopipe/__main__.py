@@ -8,9 +8,10 @@ if __name__ == "__main__" and not sys.flags.safe_path:
     sys.path.append(sys.path.pop(0))  # the working folder, which `-m` puts first: a file there is no package's stand-in
 
 import os
+from itertools import islice
 from pathlib import Path
 
-from evopipe.errors import EvopipeError, Interrupted, said, translate_failures
+from evopipe.errors import EvopipeError, Interrupted, UsageError, said, translate_failures
 
 _REEXECUTED = "EVOPIPE_REEXECUTED"
 
@@ -20,9 +21,9 @@ def main() -> int:
     arguments = sys.argv[1:]
     try:
         _run_code_of_this_tree()
-        from evopipe.cli import app, globals_first
+        from evopipe.cli import app
 
-        code = app(args=globals_first(arguments), prog_name="evopipe", standalone_mode=False)
+        code = app(args=_globals_first(arguments), prog_name="evopipe", standalone_mode=False)
         # Typer turns KeyboardInterrupt into this code, and says nothing.
         return _complain("interrupted", 130) if code == 130 else code or 0
     except KeyboardInterrupt:
@@ -32,10 +33,30 @@ def main() -> int:
             import traceback
 
             traceback.print_exc()
-        return report(error)
+        return _report(error)
 
 
-def report(error: Exception | Interrupted) -> int:
+def _globals_first(arguments: list[str]) -> list[str]:
+    """Move the options that every command takes to the front, so that they may stand after the command too; a
+    `--params` that is the last word is a UsageError."""
+    front: list[str] = []
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--":
+            rest += [word, *words]
+        elif word in ("--quiet", "-q", "--debug") or word.startswith("--params="):
+            front.append(word)
+        elif word == "--params":
+            front += [word, *islice(words, 1)]
+            if front[-1] == word:
+                raise UsageError("--params needs the name of a file: --params FILE")
+        else:
+            rest.append(word)
+    return front + rest
+
+
+def _report(error: Exception | Interrupted) -> int:
     """Print what went wrong and return the exit code."""
     if isinstance(error, Interrupted):
         return _complain(str(error), error.exit_code)

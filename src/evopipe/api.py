@@ -5,14 +5,18 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from evopipe import layout, policy
 from evopipe.acting import Policy
 from evopipe.evolve.lineage import Record, read_lineage
+from evopipe.language.policy import LanguagePolicy
+from evopipe.loading import load
 from evopipe.schema.blocks import TrackingConfig
-from evopipe.schema.params import Params, load_params, parse_params
+from evopipe.schema.params import AnyParams, Params, load_params, parse_params
+from evopipe.schema.text import LanguageParams
 from evopipe.stages import buffer, evaluate, export, fetch, population, report, tracking, train
 from evopipe.stages.check import check, needs_dataset
 from evopipe.storage.files import read_bytes, read_json
@@ -21,27 +25,21 @@ from evopipe.team_policy import TeamPolicy
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave.
+    """What a run gave."""
 
-    Attributes:
-        policy: the elite.
-        policies: every trained member, in the order of `members`: they know values too.
-        evaluation: the content of `reports/evaluation.json`: the elite's held-out scores.
-        members: the content of `reports/members.json`: every member's.
-        summary: the content of `reports/train.json`.
-        lineage: one record a generation: the content of `reports/lineage.jsonl`.
-    """
-
-    policy: Policy | TeamPolicy
+    policy: Policy | TeamPolicy | LanguagePolicy  # the elite
+    # Every trained member, in the order of `members`: they know values too. None of language models.
     policies: list[Policy | TeamPolicy]
-    evaluation: dict[str, Any]
-    members: dict[str, Any]
-    summary: dict[str, Any]
-    lineage: list[Record]
+    evaluation: dict[str, Any]  # the content of `reports/evaluation.json`: the elite's held-out scores
+    members: dict[str, Any]  # the content of `reports/members.json`: every member's
+    summary: dict[str, Any]  # the content of `reports/train.json`
+    lineage: list[Record]  # the content of `reports/lineage.jsonl`: one record a generation
 
 
 def run(
-    params: str | Path | Params | Mapping[str, Any], folder: str | Path | None = None, quiet: bool = True
+    params: str | Path | AnyParams | Mapping[str, Any],
+    folder: str | Path | None = None,
+    quiet: bool = True,
 ) -> Result:
     """Run all stages in order: what `dvc repro` does, without its cache.
 
@@ -56,7 +54,10 @@ def run(
     settled = _params(params)
     if folder is not None:
         result = _run(settled, Path(folder), quiet)
-        report.run(settled, quiet=quiet, folder=Path(folder))
+        if isinstance(settled, LanguageParams):
+            import_module("evopipe.stages.language.report").run(settled, quiet=quiet, folder=Path(folder))
+        else:
+            report.run(settled, quiet=quiet, folder=Path(folder))
         tracking.attach(settled, ("evaluate", "export", "report"), Path(folder))
         return result
     with tempfile.TemporaryDirectory(prefix="evopipe-") as temporary:
@@ -64,20 +65,24 @@ def run(
         return _run(untracked, Path(temporary), quiet)
 
 
-def _params(params: str | Path | Params | Mapping[str, Any]) -> Params:
-    if isinstance(params, Params):
+def _params(params: str | Path | AnyParams | Mapping[str, Any]) -> AnyParams:
+    if isinstance(params, (Params, LanguageParams)):
         return params
     return parse_params(params) if isinstance(params, Mapping) else load_params(params)
 
 
-def _run(params: Params, folder: Path, quiet: bool) -> Result:
-    check(params)
-    upstream = (fetch, buffer) if needs_dataset(params) else ()
-    for stage in (*upstream, population, train, evaluate, export):
-        stage.run(params, quiet=quiet, folder=folder)
+def _run(params: AnyParams, folder: Path, quiet: bool) -> Result:
+    if isinstance(params, LanguageParams):
+        for name in ("fetch", "buffer", "population", "train", "evaluate", "export"):
+            import_module(f"evopipe.stages.language.{name}").run(params, quiet=quiet, folder=folder)
+    else:
+        check(params)
+        upstream = (fetch, buffer) if needs_dataset(params) else ()
+        for stage in (*upstream, population, train, evaluate, export):
+            stage.run(params, quiet=quiet, folder=folder)
     return Result(
-        policy=policy.load(folder / layout.ELITE),
-        policies=policy.trained(folder / layout.TRAINED),
+        policy=load(folder / layout.ELITE),
+        policies=[] if params.of_text else policy.trained(folder / layout.TRAINED),
         evaluation=read_json(folder / layout.EVALUATION),
         members=read_json(folder / layout.MEMBERS),
         summary=read_json(folder / layout.TRAIN),

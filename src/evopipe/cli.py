@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,7 +24,7 @@ from evopipe import __version__
 from evopipe.errors import EnvironmentFailed, ParamsError, UsageError, suggestion
 
 if TYPE_CHECKING:
-    from evopipe.schema.params import Params
+    from evopipe.schema.params import AnyParams
 
 _STAGES = {
     "fetch": "Collect, download or convert the dataset: data/dataset.",
@@ -65,7 +64,7 @@ class _Options:
     params: str
     quiet: bool
 
-    def load(self) -> Params:
+    def load(self) -> AnyParams:
         from evopipe.schema.params import load_params
 
         return load_params(self.params)
@@ -99,29 +98,6 @@ def _without_torch() -> None:
         sys.modules.setdefault(name, _Later(name))
 
 
-def globals_first(arguments: list[str]) -> list[str]:
-    """Move the options that every command takes to the front, so that they may stand after the command too.
-
-    Raises:
-        UsageError: `--params` is the last word.
-    """
-    front: list[str] = []
-    rest: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        if word == "--":
-            rest += [word, *words]
-        elif word in ("--quiet", "-q", "--debug") or word.startswith("--params="):
-            front.append(word)
-        elif word == "--params":
-            front += [word, *islice(words, 1)]
-            if front[-1] == word:
-                raise UsageError("--params needs the name of a file: --params FILE")
-        else:
-            rest.append(word)
-    return front + rest
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"evopipe {__version__}")
@@ -149,11 +125,16 @@ def _stage(name: str) -> Callable[[typer.Context], None]:
 
         watch_ancestors()
         params = context.obj.load()
-        if name in ("fetch", "population"):  # the first of either shape of pipeline
-            from evopipe.stages.check import check
+        from evopipe.schema.text import LanguageParams
 
-            check(params)
-        import_module(f"evopipe.stages.{name}").run(params, quiet=context.obj.quiet)
+        if isinstance(params, LanguageParams):
+            import_module(f"evopipe.stages.language.{name}").run(params, quiet=context.obj.quiet)
+        else:
+            if name in ("fetch", "population"):  # the first of either shape of pipeline
+                from evopipe.stages.check import check
+
+                check(params)
+            import_module(f"evopipe.stages.{name}").run(params, quiet=context.obj.quiet)
         from evopipe.stages import tracking
 
         tracking.attach(params, [name])
@@ -191,8 +172,8 @@ _Arguments = Annotated[
 ]
 
 
-@app.command()
-def play(
+@app.command("play")
+def _play(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="An exported policy.")] = Path("models/elite"),
     episodes: Annotated[int, typer.Option(metavar="N", min=1, help="How many episodes.")] = 1,
@@ -203,8 +184,23 @@ def play(
     env: Annotated[str | None, typer.Option(metavar="ID", help="Another environment than the policy's own.")] = None,
     kwargs: _Arguments = None,
     trust: Annotated[bool, typer.Option("--trust", help="Run the module that the folder names in its env id.")] = False,
+    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="What a language model is to complete.")] = None,
 ) -> None:
-    """Watch a policy: in a window, or as a file."""
+    """Watch a policy: in a window, or as a file. A language model completes a prompt, or lines until an empty one."""
+    from evopipe.language.policy import described
+
+    if (about := described(folder)) is not None:
+        from evopipe.language.policy import load as load_model
+
+        model = load_model(folder, about)
+        if prompt is not None:
+            typer.echo(model.generate(prompt))
+            return
+        while line := typer.prompt("you", default="", show_default=False):
+            typer.echo(model.generate(line))
+        return
+    if prompt is not None:
+        raise UsageError(f"play: {folder} is no language model: it takes no --prompt")
     from evopipe import film
     from evopipe import play as player
     from evopipe.policy import load
@@ -232,8 +228,8 @@ def play(
             tell(f"written: {path}")
 
 
-@app.command()
-def compare(
+@app.command("compare")
+def _compare(
     context: typer.Context,
     what: Annotated[
         list[str] | None,
@@ -254,8 +250,8 @@ def compare(
         context.obj.tell(f"written: {picture}")
 
 
-@app.command()
-def verify(
+@app.command("verify")
+def _verify(
     context: typer.Context,
     pipeline: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder of dvc.yaml.")] = Path(),
     jobs: Annotated[int, typer.Option(metavar="N", min=1, max=2, help="Clones that run at the same time.")] = 1,
@@ -272,8 +268,8 @@ def verify(
     run_verify(pipeline, lock, jobs, tolerance, keep, tell, partial(tell, err=True), _warn)
 
 
-@app.command()
-def new(
+@app.command("new")
+def _new(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is not there yet, or empty.")],
     env: Annotated[str | None, typer.Option(metavar="ID", help="A Gymnasium id in place of the example.")] = None,
@@ -285,13 +281,13 @@ def new(
     context.obj.tell(f"next: cd {shlex.quote(str(folder))} && dvc repro")
 
 
-@app.command()
-def algos() -> None:
+@app.command("algos")
+def _algos() -> None:
     """List the algorithms."""
     _without_torch()
     from evopipe import algos as registry
 
-    for name in registry.names():
+    for name in registry.names() + registry.names(of_text=True):
         algo = registry.get(name)
         typer.echo(f"{name:8} {(algo.__doc__ or '').partition(chr(10))[0]} {algo.PAPER}")
 
@@ -300,14 +296,17 @@ _params.callback()(_without_torch)
 
 
 @_params.command("check")
-def params_check(context: typer.Context) -> None:
+def _params_check(context: typer.Context) -> None:
     """Say what is wrong with the params file, and where; it makes the environment where that is not Gymnasium's own."""
     from evopipe.schema.read import read_yaml
     from evopipe.stages.check import check
 
     params = context.obj.load()
+    from evopipe.schema.text import LanguageParams
+
     try:
-        check(params)
+        if not isinstance(params, LanguageParams):
+            check(params)
     except ParamsError as error:
         line, column = read_yaml(context.obj.params).mark(tuple(str(error).partition(":")[0].split(".")))
         raise ParamsError(f"{context.obj.params}:{line}:{column}: {error}") from error
@@ -315,7 +314,7 @@ def params_check(context: typer.Context) -> None:
 
 
 @_params.command("schema")
-def params_schema() -> None:
+def _params_schema() -> None:
     """Print the JSON schema of params.yaml."""
     from evopipe.schema.params import json_schema
 
@@ -323,7 +322,7 @@ def params_schema() -> None:
 
 
 @_params.command("show")
-def params_show(
+def _params_show(
     context: typer.Context,
     key: Annotated[str | None, typer.Argument(metavar="[KEY.PATH]", help="One value, such as train.max_steps.")] = None,
 ) -> None:
@@ -336,18 +335,20 @@ def params_show(
 
 
 @_params.command("block")
-def params_block(algo: Annotated[str, typer.Argument(metavar="ALGO", help="An algorithm, see evopipe algos.")]) -> None:
+def _params_block(
+    algo: Annotated[str, typer.Argument(metavar="ALGO", help="An algorithm, see evopipe algos.")],
+) -> None:
     """Print an algorithm's block with its defaults, to go below `algos:`."""
     from evopipe import algos as registry
     from evopipe.schema.write import block
 
-    if algo not in registry.names():
-        raise UsageError(f"params block: no algorithm {algo!r}{suggestion(algo, registry.names())}")
+    if algo not in (known := registry.names() + registry.names(of_text=True)):
+        raise UsageError(f"params block: no algorithm {algo!r}{suggestion(algo, known)}")
     typer.echo(block(algo, registry.get(algo).Config()), nl=False)
 
 
 @_env.command("check")
-def env_check(
+def _env_check(
     context: typer.Context,
     env_id: Annotated[
         str, typer.Argument(metavar="ID", help="Gymnasium's or PettingZoo's id, module:EnvId or module:function.")
@@ -377,7 +378,7 @@ def env_check(
 
 
 @_gpu.command("check")
-def gpu_check(
+def _gpu_check(
     context: typer.Context,
     device: Annotated[Literal["cuda", "cpu"], typer.Option(help="cpu tries the check itself.")] = "cuda",
     algo: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Not all algorithms; may stand again.")] = None,
@@ -391,21 +392,21 @@ def gpu_check(
 
 
 @_track.command("sync")
-def track_sync(context: typer.Context) -> None:
+def _track_sync(context: typer.Context) -> None:
     """Bring to the trackers what they have not got: this machine's runs, DVC's experiments, restored runs."""
     _without_torch()
     tracking = context.obj.load().tracking
     if not tracking.backends:
         raise UsageError(f"{context.obj.params}: tracking.backends is empty: name a tracker, such as [mlflow]")
     from evopipe.keys import dvc_root
-    from evopipe.track.delivery import sync
+    from evopipe.track.outbox import sync
 
     for name, new in sync(dvc_root(), tracking, context.obj.tell, _warn).items():
         context.obj.tell(f"{name}: {new}")
 
 
 @_track.command("ui")
-def track_ui(
+def _track_ui(
     context: typer.Context,
     port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="On this machine only.")] = 5000,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,

@@ -34,17 +34,15 @@ _Read = Callable[[Path], bytes]
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run: its seed, its other parameters by dotted key, and the elite's scores over so many episodes."""
-
+class _Run:
     seed: int
-    settings: Mapping[str, Any]
-    elite: Mapping[str, Any]
+    settings: Mapping[str, Any]  # its other parameters, by dotted key
+    elite: Mapping[str, Any]  # scores, over so many episodes
     episodes: int
 
 
 @dataclass(frozen=True)
-class Row:
+class _Row:
     """One configuration: its runs' mean returns, and their mean, 95 % interval and interquartile mean.
 
     With one run the last two are over its episodes, else over the runs' means.
@@ -58,22 +56,19 @@ class Row:
     iqm: float
 
 
-def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[Row], list[str]]:
-    """Read runs and put those of one configuration together, the best first.
+def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[_Row], list[str]]:
+    """Return configurations, the best first, and for each place without a run that counts a sentence that says why.
 
     Args:
         what: folders, names of experiments, git revisions. None: the working folder, HEAD and HEAD's experiments.
         everywhere: take the experiments of other commits too.
-
-    Returns:
-        The configurations, and for each place without a run that counts a sentence that says why.
 
     Raises:
         UsageError: one of `what` is none of these.
         MissingInputError: there is no run at all.
         EvopipeError: a place of `what` holds none that counts.
     """
-    runs: dict[str, Run] = {}
+    runs: dict[str, _Run] = {}
     notes = []
     for name, read in _places(what, everywhere):
         try:
@@ -89,7 +84,7 @@ def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[Ro
         raise MissingInputError(
             "compare: no run is here; `dvc repro` makes one, or name folders, experiments, revisions"
         )
-    grouped: dict[str, list[Run]] = {}
+    grouped: dict[str, list[_Run]] = {}
     for run in runs.values():
         grouped.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
     groups = list(grouped.values())
@@ -98,7 +93,7 @@ def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[Ro
     return sorted(rows, key=lambda row: -row.mean), notes
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[_Row]) -> str:
     """Return configurations as aligned text."""
     lines = [("configuration", "over", "mean", "95 % interval", "IQM")]
     for row in rows:
@@ -108,13 +103,9 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join("  ".join(text.ljust(n) for text, n in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Write a picture: for each configuration its runs, their mean with its interval, and their interquartile mean.
-
-    Raises:
-        UsageError: it is to have a format that matplotlib does not write.
-        OSError: it cannot be written.
-    """
+def draw(rows: Sequence[_Row], path: Path) -> None:
+    """Write a picture: for each configuration its runs, their mean with its interval, and their interquartile mean;
+    `UsageError` if matplotlib does not write its format."""
     import matplotlib
 
     from evopipe.report.draw import Plot, style
@@ -164,7 +155,7 @@ def _places(what: Sequence[str], everywhere: bool) -> Iterator[tuple[str, _Read]
                     yield ref.rpartition("/")[2], _at(ref)
 
 
-def _run(name: str, read: _Read) -> Run:
+def _run(name: str, read: _Read) -> _Run:
     """Read a run, and see that its score and its parameters belong together."""
     try:
         lock, evaluation = (read(file) for file in (_LOCK, EVALUATION))
@@ -179,7 +170,7 @@ def _run(name: str, read: _Read) -> Run:
         for stage in _STAGES:
             for file in stages.get(stage, {}).get("params", {}).values():
                 settings |= _leaves(file)
-        run = Run(int(settings.pop("seed")), settings, report["elite"], report["episodes"])
+        run = _Run(int(settings.pop("seed")), settings, report["elite"], report["episodes"])
         _ = run.elite["mean"], run.elite["interval"], run.elite["iqm"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{name}: dvc.lock or {EVALUATION} is of no pipeline of evopipe ({error!r})") from None
@@ -239,12 +230,12 @@ def _text(value: Any) -> str:
     return number(value) if isinstance(value, float) else "null" if value is None else str(value)
 
 
-def _row(label: str, runs: Sequence[Run]) -> Row:
+def _row(label: str, runs: Sequence[_Run]) -> _Row:
     means = tuple(float(run.elite["mean"]) for run in runs)
     if len(runs) == 1:
         low, high = runs[0].elite["interval"]
         over = f"{runs[0].episodes} episodes of seed {runs[0].seed}"
-        return Row(label, over, means, means[0], (low, high), float(runs[0].elite["iqm"]))
+        return _Row(label, over, means, means[0], (low, high), float(runs[0].elite["iqm"]))
     x = np.array(means)
     low, high = bootstrap_interval(x, _RESAMPLES, np.random.default_rng(0))
-    return Row(label, f"{len(runs)} seeds", means, float(x.mean()), (low, high), interquartile_mean(x))
+    return _Row(label, f"{len(runs)} seeds", means, float(x.mean()), (low, high), interquartile_mean(x))

@@ -103,11 +103,8 @@ class Interrupted(BaseException):
 
 
 def need_package(name: str, extra: str, what: str) -> None:
-    """Refuse `what` where a package that an extra brings is not installed; it is not imported to find out.
-
-    Raises:
-        MissingInputError: it is not.
-    """
+    """Refuse `what` by a `MissingInputError` if a package, which an extra brings, is not installed; it is not imported
+    to find out."""
     if importlib.util.find_spec(name) is None:
         raise MissingInputError(f"{what} needs {name}, which is not installed: pip install 'evopipe[{extra}]'")
 

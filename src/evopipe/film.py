@@ -87,11 +87,7 @@ def animate(images: Sequence[Image.Image], kind: str, gap: float, unit: int, res
 
 @contextlib.contextmanager
 def gif(path: Path, fps: int) -> Iterator[Show]:
-    """Write an animated GIF at most 400 pixels wide.
-
-    Raises:
-        DiskError: it cannot be written.
-    """
+    """Write an animated GIF at most 400 pixels wide; `DiskError` if that fails."""
     frames = Frames(400, colours=128)
     with frames.begin(fps) as show:
         yield show
@@ -100,12 +96,8 @@ def gif(path: Path, fps: int) -> Iterator[Show]:
 
 @contextlib.contextmanager
 def mp4(path: Path, fps: int) -> Iterator[Show]:
-    """Write an H.264 film with every frame in full size.
-
-    Raises:
-        UsageError: the extra `video` is not installed.
-        DiskError: it cannot be written.
-    """
+    """Write an H.264 film with every frame in full size; `UsageError` without the extra `video`, `DiskError` if it
+    cannot be written."""
     try:
         import imageio_ffmpeg
     except ImportError:

@@ -8,6 +8,8 @@ from evopipe.errors import MissingInputError
 
 DATASET = Path("data/dataset")
 TRANSITIONS = Path("data/transitions.h5")
+TEXT = Path("data/text.jsonl")
+TOKENS = Path("data/tokens")
 POPULATION = Path("models/population")
 TRAINED = Path("models/trained")
 ELITE = Path("models/elite")
@@ -20,6 +22,8 @@ TRAIN = Path("reports/train.json")
 EVALUATION = Path("reports/evaluation.json")
 MEMBERS = Path("reports/members.json")
 EPISODES = Path("reports/episodes.csv")
+MEASURES = Path("reports/language.csv")
+COMPLETIONS = Path("reports/completions.json")
 REPORT = Path("reports/report.html")
 
 OUTS = {
@@ -32,18 +36,22 @@ OUTS = {
     "report": (REPORT,),
 }
 """What each stage writes, in the order in which they run."""
-WRITER = {out: stage for stage, outs in OUTS.items() for out in outs}
+TEXT_OUTS = {
+    **OUTS,
+    "fetch": (TEXT, FETCHED),
+    "buffer": (TOKENS, BUFFERED),
+    "train": (*OUTS["train"], MEASURES),
+    "evaluate": (*OUTS["evaluate"], COMPLETIONS),
+}
+"""The same where members are language models."""
+WRITER = {out: stage for every in (OUTS, TEXT_OUTS) for stage, outs in every.items() for out in outs}
 
 STATE = ".evopipe"
 """The folder below the DVC root that holds what is no out: runs that go on, and what trackers are told of them."""
 
 
 def need(folder: Path, out: Path) -> Path:
-    """Return where an out lies that an earlier stage wrote.
-
-    Raises:
-        MissingInputError: it is not there.
-    """
+    """Return where an out lies that an earlier stage wrote; `MissingInputError` if it is not there."""
     path, stage = folder / out, WRITER[out]
     if not path.exists():
         raise MissingInputError(f"{path}: not there; run `evopipe {stage}` or `dvc repro {stage}` first")

@@ -14,20 +14,19 @@ import torch
 
 from evopipe.errors import ParamsError
 from evopipe.schema.blocks import RuntimeConfig
+from evopipe.schema.language import TextRuntime
 
 _PACKAGES = ("evopipe", "torch", "numpy", "gymnasium")
 
 
-def configure(cfg: RuntimeConfig) -> torch.device:
+def configure(cfg: RuntimeConfig | TextRuntime) -> torch.device:
     """Set torch's threads and determinism for this process, and return the device to compute on.
 
     Call it in the thread that trains: MKL keeps its thread count per thread. `runtime.threads` wins over
     `OMP_NUM_THREADS` and `MKL_NUM_THREADS`. One thread takes denormal numbers for zero: Adam's moments of units that
     died decay into them, and they cost a tenth of the time and more. With several threads they stay: the setting is a
-    thread's own, OpenMP's do not inherit it, and results would depend on which thread computed what.
-
-    Raises:
-        ParamsError: `runtime.device` is `cuda` and torch sees no CUDA device.
+    thread's own, OpenMP's do not inherit it, and results would depend on which thread computed what. `ParamsError` if
+    `runtime.device` is `cuda` and torch sees no CUDA device.
     """
     torch.set_num_threads(cfg.threads)
     torch.set_flush_denormal(cfg.threads == 1)
@@ -67,8 +66,7 @@ def fingerprint(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def git_revision(folder: Path) -> str | None:
-    """Return the commit that is checked out in a folder's repository; None without a commit, a repository or git.
-    Uncommitted changes are not told; hash the code beside it (`content_key`) to notice them."""
+    """Return the commit that is checked out in a folder's repository; None without a commit, a repository or git."""
     # git refuses a repository of another user, which is the usual case in a container, unless it is told not to.
     command = ["git", "-c", "safe.directory=*", "rev-parse", "--quiet", "--verify", "HEAD"]
     try:

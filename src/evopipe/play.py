@@ -39,19 +39,13 @@ class CannotRender(EnvironmentFailed):
 
 
 @dataclass(frozen=True)
-class Playback:
-    """One episode, drawn.
+class _Playback:
+    """One episode, drawn."""
 
-    Attributes:
-        frames: `[H, W, 3]` uint8 each: the first state, then one a step; `rewards`: one a step.
-        fps: frames a second at the environment's own speed.
-        terminated: whether the episode reached an end state; False where a time limit or `max_steps` cut it.
-    """
-
-    frames: list[npt.NDArray[np.uint8]]
-    rewards: list[float]
-    fps: int
-    terminated: bool
+    frames: list[npt.NDArray[np.uint8]]  # `[H, W, 3]` each: the first state, then one a step
+    rewards: list[float]  # one a step
+    fps: int  # frames a second at the environment's own speed
+    terminated: bool  # whether it reached an end state; False if a time limit or `max_steps` cut it
 
     @property
     def total(self) -> float:
@@ -68,12 +62,10 @@ class Score:
     steps: int
 
 
-def play(policy: AnyPolicy, seed: int = 0, max_steps: int | None = None, trust: bool = False) -> Playback:
+def play(policy: AnyPolicy, seed: int = 0, max_steps: int | None = None, trust: bool = False) -> _Playback:
     """Play one greedy episode in the policy's own environment and draw every state, without a display.
 
     Args:
-        policy: an exported policy.
-        seed: of the episode.
         max_steps: step cap; None: the environment's own, or `LIMIT`.
         trust: see `environment_of`.
 
@@ -88,7 +80,7 @@ def play(policy: AnyPolicy, seed: int = 0, max_steps: int | None = None, trust: 
     with _without_display(), _opened(cfg, policy, "rgb_array") as env:
         played = [(_draw(env, cfg), *moment) for moment in _episode(env, cfg, policy, seed, max_steps)]
         frames, rewards, ended = map(list, zip(*played, strict=True))
-        return Playback(frames, rewards[1:], _fps(env), ended[-1])
+        return _Playback(frames, rewards[1:], _fps(env), ended[-1])
 
 
 def watch(
@@ -103,11 +95,8 @@ def watch(
     """Play greedy episodes in a window or onto films; return one score an episode, fewer where the window was closed.
 
     Args:
-        policy: who plays.
-        cfg: where.
         films: what receives the frames, see `evopipe.film`; none: a window, at the environment's own speed.
         episodes: how many; their seeds are `seed`, `seed + 1`, …
-        seed: of the first.
         max_steps: step cap of an episode; None: the environment's own, or `LIMIT`.
         tell: called with each score as soon as it is known.
 
@@ -143,11 +132,7 @@ def environment_of(
 ) -> EnvConfig:
     """Return the environment that a policy was trained in, or another one, or with other arguments.
 
-    Args:
-        policy: the policy.
-        env_id: the other environment.
-        kwargs: the other arguments.
-        trust: whether `module:EnvId` that only the policy's folder names may be taken: making it runs the module.
+    Without `trust` no `module:EnvId` is taken that only the policy's folder names: making it runs the module.
 
     Raises:
         DataError: the policy does not name its environment.
@@ -207,23 +192,38 @@ def _episode(
 def _team_episode(
     env: gymnasium.Env[Any, Any], cfg: EnvConfig, policy: TeamPolicy, begun: tuple[Any, Any], max_steps: int | None
 ) -> Iterator[tuple[float, bool]]:
-    """Go on with a team's episode: after each step the sum of its agents' rewards, and whether all reached an end."""
+    """Go on with a team's episode: after each step what its agents' rewards count together, and whether all who took
+    it reached an end."""
     (obs, info), memory, here = begun, None, cast("TeamEnv", env)
+    alive = list(here.agents)
     for _ in range(max_steps or LIMIT):
-        alive = list(here.agents)
-        masks = {agent: info[agent]["action_mask"] for agent in alive if "action_mask" in info.get(agent, {})}
-        actions, memory = policy.step({agent: obs[agent] for agent in alive}, memory, masks)
         with _explained(cfg):
-            obs, rewards, terminated, _, info = here.step(actions)
-            moment = float(sum(rewards.values())), all(terminated.values())
+            shown = {agent: obs[agent] for agent in alive}
+            masks, taken = _limits(policy, here, {agent: info.get(agent) or {} for agent in alive})
+        actions, memory = policy.step(shown, memory, masks)
+        with _explained(cfg):
+            obs, rewards, terminated, truncated, info = here.step(actions | taken)
+            moment = policy.score([float(rewards[agent]) for agent in alive]), all(terminated[a] for a in alive)
+            alive = [a for a in here.agents if not (terminated.get(a) or truncated.get(a))]
         yield moment
-        if not here.agents:
+        if not alive:
             return
+
+
+def _limits(policy: TeamPolicy, env: TeamEnv, info: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Return masks of the agents that `info` is of, where they have any, and the actions that the environment sets
+    itself. Who waits for its turn has no choice."""
+    masks = {agent: own["action_mask"] for agent, own in info.items() if own.get("action_mask") is not None}
+    taken = {agent: own["env_defined_actions"] for agent, own in info.items()
+             if own.get("env_defined_actions") is not None}  # fmt: skip
+    if env.turn is not None:
+        sizes = {agent: space.size for agent, space in zip(env.ids, policy.team.actions, strict=True)}
+        masks |= {agent: policy.team.first[: sizes[agent]] for agent in info if agent != env.turn}
+    return masks, taken
 
 
 @contextlib.contextmanager
 def _explained(cfg: EnvConfig) -> Iterator[None]:
-    """Turn what an environment raises into a sentence."""
     try:
         with guard(cfg):
             yield
@@ -241,7 +241,6 @@ def _explained(cfg: EnvConfig) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(cfg: EnvConfig, policy: AnyPolicy, mode: str) -> Iterator[gymnasium.Env[Any, Any]]:
-    """The environment in a render mode, closed at the end."""
     env = _make(cfg, mode)
     try:
         if isinstance(policy, TeamPolicy) != isinstance(env, TeamEnv):

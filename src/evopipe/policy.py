@@ -47,9 +47,6 @@ def save(
     """Write a policy folder; it is replaced as a whole.
 
     Args:
-        folder: where.
-        algo_name: the algorithm.
-        member: the member.
         about: the spaces as `ObservationSpace.to_json` and `ActionSpace.to_json` have them, the algorithm's `config`
             where it is not the default one, and whatever else the reader should know.
         program: whether to write a `torch.export` program too.
@@ -75,11 +72,8 @@ def save(
         "network": algo.POLICY,
         "arch": member.arch.to_json(),
     }
-    files: dict[str, bytes] = {
-        POLICY: dump_json(content, str(folder / POLICY), indent=2),
-        TENSORS: dump_tensors(tensors),
-        CARD: card.encode(),
-    }
+    data = dump_json(content, str(folder / POLICY), indent=2)
+    files = {POLICY: data, TENSORS: dump_tensors(tensors), CARD: card.encode()}
     write_folder(folder, files | (_programs(policy) if program else {}))
 
 
@@ -113,7 +107,6 @@ def _programs(policy: Policy | TeamPolicy) -> dict[str, bytes]:
 def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
     inputs = [torch.zeros(2, observations), *([torch.zeros(2, memory)] if memory else [])]
     batch = {0: torch.export.Dim("batch")}
-    module(*inputs)  # constants that are made once are to be made here, of numbers, and not while it is traced
     program = torch.export.export(module, tuple(inputs), dynamic_shapes=(*[batch] * len(inputs),))
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
@@ -163,10 +156,7 @@ def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy:
 
 def trained(path: str | Path, member: int | None = None) -> list[Policy | TeamPolicy]:
     """Load every trained member of `models/trained` as a policy, or one; the elite, which stands behind, is none.
-
-    Raises:
-        EvopipeError: as `load`.
-    """
+    Errors are those of `load`."""
     folder = Path(path)
     members, about = read_members(folder, {}, "train it again")
     members = members[: len(members) - ("elite" in about)]
@@ -190,7 +180,6 @@ def trained(path: str | Path, member: int | None = None) -> list[Policy | TeamPo
 
 @contextmanager
 def _fitting(folder: Path) -> Iterator[None]:
-    """Say what in a folder does not fit."""
     try:
         yield
     except (KeyError, ValueError, ParamsError) as error:
@@ -207,6 +196,9 @@ def _read(about: Mapping[str, Any]) -> tuple[StoredPolicy, Algorithm, Any, Space
     with in_a_sentence(algo.Config, told.config):
         cfg = algo.Config.model_validate(told.config)
     spaces = _spaces(about)
+    if (spaces.team is not None) != algo.TEAM:
+        serves, these = ("teams", "one agent") if algo.TEAM else ("one agent", "a team")
+        raise ValueError(f"{told.algo} serves {serves}, this is {these}")
     if spaces.kind not in algo.ACTIONS:
         raise ValueError(f"{told.algo} serves {' and '.join(algo.ACTIONS)} actions, these are {spaces.kind}")
     return told, algo, cfg, spaces
@@ -218,9 +210,8 @@ def _built(algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) 
     at = cfg.at(spaces)
     widths = algo.networks(cfg, spaces)
     needed = {*acting_networks(algo.POLICY, widths), *algo.ACTS_WITH}
-    forms = forms_of_networks(algo.State, member.arch, widths) | forms_of_rows(
-        algo.State, partial(algo.init, at), widths, spaces
-    )
+    forms = forms_of_networks(algo.State, member.arch, widths)
+    forms |= forms_of_rows(algo.State, partial(algo.init, at), widths, spaces)
     there = {name: form for name, form in forms.items() if name in needed or name in member.tensors}
     wrong = misfit(member.tensors, there, member.arch, spaces, algo.RECURRENT)
     if wrong is not None:

@@ -32,6 +32,8 @@ class Purpose(IntEnum):
     BEHAVIOUR = 11
     BOOTSTRAP = 12
     UPDATE = 13
+    PROMPT = 20
+    GENERATE = 21
 
 
 def _unsigned(value: int) -> int:

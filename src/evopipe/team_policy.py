@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from evopipe.acting import bare, online_networks
 from evopipe.algos import Algorithm, on_policy
 from evopipe.core.cohort import Pace, form
 from evopipe.core.member import Member
+from evopipe.core.net import Net
 from evopipe.core.structure import Widths, acting_networks
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import UsageError, did_you_mean
@@ -74,7 +75,7 @@ class TeamPolicy:
         """Choose as `act` does, for a team that may keep a memory.
 
         Args:
-            obs, mask, epsilon, seed: as in `act`.
+            obs, mask, epsilon, seed: as in `act`. An agent that is gone forgets.
             memory: what the last step of these episodes returned, float32 `[B, K, memory]`; None where they begin.
 
         Returns:
@@ -97,7 +98,13 @@ class TeamPolicy:
         named = dict(zip(self.agents, own, strict=True))
         chosen = {key: named[self._agent(key)] for key in obs}
         after = before[0].unflatten(0, (-1, len(self.agents))).numpy()
+        gone = [place for place, agent in enumerate(self.agents) if agent not in {self._agent(key) for key in obs}]
+        after[:, gone] = 0.0
         return {key: value[0] if single else np.asarray(value) for key, value in chosen.items()}, after
+
+    def score(self, rewards: Sequence[float]) -> float:
+        """Return what rewards of its agents, those of the living, count for the team: `score` of its configuration."""
+        return sum(rewards) / (len(self.agents) if self._cfg.score == "mean" else 1)
 
     def value(self, obs: Mapping[Any, Any], memory: Any = None) -> dict[Any, Any]:
         """Return every agent's V(s), float32 `[]` or `[B]`, as its algorithm has it.
@@ -208,7 +215,11 @@ class TeamPolicy:
     def module(self, place: int) -> torch.nn.Module:
         """Return one agent's greedy policy as a plain module: its obs `[B, O]` → its own actions; with a memory too:
         (obs, memory `[B, memory]`) → (actions, memory)."""
-        return _Agent(self, place)
+        made = _Agent(self, place)
+        own = self.team.observations[place].size
+        # Constants that are made once are to be made here, of numbers, and not while it is traced.
+        made(torch.zeros(1, own), *([torch.zeros(1, self.memory)] if self.memory else []))
+        return made
 
 
 class _Agent(torch.nn.Module):
@@ -222,8 +233,11 @@ class _Agent(torch.nn.Module):
     def __init__(self, policy: TeamPolicy, place: int) -> None:
         super().__init__()
         self._algo, self._cfg, self._shown = policy._algo, policy._cfg, policy._cohort.shown
-        state, acting = policy._cohort.state, acting_networks(policy._algo.POLICY, policy.widths)
-        self._state = replace(state, **{name: getattr(state, name).apart() for name in acting})
+        state = policy._cohort.state
+        nets = {each.name: net for each in fields(state) if isinstance(net := getattr(state, each.name), Net)}
+        self._state = replace(
+            state, **{name: net.apart() for name, net in nets.items()}
+        )  # a memory is the critic's too
         self._place, self._agents = place, len(policy.agents)
         self._pad = policy.spaces.observations - policy.team.observations[place].size
         self._space = policy.team.actions[place]

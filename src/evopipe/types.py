@@ -172,3 +172,42 @@ class Learned(NamedTuple):
     losses: Tensor  # [P]
     healthy: Tensor  # [P] bool
     errors: Tensor | None = None  # [P, B], temporal-difference errors for prioritised sampling
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What a language algorithm knows of the base model: the size of its vocabulary, and of its hidden states."""
+
+    vocabulary: int
+    hidden: int
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Rows of text of every member, each a prompt and what follows it, `L` columns.
+
+    Prompts are padded on the left, what follows on the right. All but `ids` and `real` have the last `T` columns.
+    """
+
+    ids: Tensor  # [P, B, L] int64
+    real: Tensor  # [P, B, L] bool, false in pads
+    mask: Tensor  # [P, B, T] bool, tokens that count: written by the member, or to be learned
+    turn: Tensor  # [P, B, T] int64, which turn a token belongs to
+    log_prob: Tensor | None = None  # [P, B, T] of the token when it was written, by the untempered model
+    reference: Tensor | None = None  # [P, B, T] of the token by the base
+    value: Tensor | None = None  # [P, B, T] before the token, as it was then
+    reward: Tensor | None = None  # [P, B] of the whole row
+    advantage: Tensor | None = None  # [P, B, T]
+    target: Tensor | None = None  # [P, B, T], what the value should have been
+    keep: Tensor | None = None  # [P, B] bool, rows that count; None where all do
+
+
+class Scored(NamedTuple):
+    """What a network says of a `Text`; of tokens that do not count, something finite."""
+
+    log_prob: Tensor  # [P, B, T] of the token, given all before it
+    entropy: Tensor  # [P, B, T] of the distribution that it was one of; 0 where nobody asked
+    value: Tensor | None  # [P, B, T] before the token

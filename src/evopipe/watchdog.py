@@ -29,12 +29,8 @@ class Watchdog:
     Code that makes no progress for so many seconds is ended by `Hung`, at most a quarter later, and `GRACE` seconds
     after `hurry`. That takes the main thread, a system with SIGALRM, and code that Python can interrupt: an extension
     that holds Python's lock cannot be ended from within its process. `os._exit` raises SystemExit, in this process and
-    thread. The working folder is afterwards what it was.
-
-    Args:
-        seconds: how long.
-        what: the parameter that says so.
-        progress: a value that changes while there is progress.
+    thread. The working folder is afterwards what it was. `what` names the parameter that gives the seconds; the value
+    of `progress` changes while there is some.
     """
 
     def __init__(self, seconds: float, what: str = "", progress: Callable[[], object] = lambda: None) -> None:

@@ -21,9 +21,10 @@ import populations
 from evopipe import play, policy
 from evopipe.algos import on_policy
 from evopipe.core.member import Member
-from evopipe.envs.pool import EnvPool
+from evopipe.envs.make import opened
 from evopipe.errors import DataError, EvopipeError, UsageError
 from evopipe.run.spec import Spec, first_members, go_on
+from evopipe.stages.describe import spaces_of
 from evopipe.stages.setup import about_spec
 from evopipe.storage import members as stored
 from evopipe.storage.folders import read_folder, write_folder
@@ -39,6 +40,8 @@ CASES: dict[str, dict[str, Any]] = {
     "td3:continuous:shared": {"mutation": populations.UNLIKE},
     "ppo": {"config": LSTM},
     "ppo:multidiscrete": {},
+    "maddpg": {"config": {"share": "group"}},
+    "ippo:continuous": {"config": LSTM},
     "dqn:discrete:images": {
         "env": "envs_for_tests:Pixels-v0",
         "config": {"network": {"conv": [{"channels": 4, "kernel": 3, "stride": 2}], "encoder": [8], "latent": 8}},
@@ -62,9 +65,8 @@ def grown(p: Spec, size: int) -> list[Member]:
 
 
 def described(p: Spec) -> dict[str, Any]:
-    pool = EnvPool(p.env, 1)
-    spaces = {**pool.actions.to_json(), **pool.observations.to_json()}
-    pool.close()
+    with opened(p.env) as env:
+        _, spaces = spaces_of(env)
     config = p.algo_config.model_dump(mode="json")
     return {"algo": p.train.algo, "config": config, "env": {"id": p.env.id, "kwargs": p.env.kwargs}, **spaces}
 
@@ -178,9 +180,20 @@ def hurt(folder: Path, names: tuple[str, ...], times: int, use: Callable[[Path],
 # --- what is done with them -------------------------------------------------------------------------------------------
 
 
-def consult(made: policy.Policy) -> None:
+def consult(made: policy.Policy | policy.TeamPolicy) -> None:
     """Everything that a policy can be asked; that it has no such thing is an answer."""
     repr(made)
+    if isinstance(made, policy.TeamPolicy):
+        seen = {
+            agent: np.zeros((2, space.size), np.float32)
+            for agent, space in zip(made.agents, made.team.observations, strict=True)
+            if space.plain
+        }
+        asked: list[Any] = [made.step, made.act, made.value, made.probabilities]
+        for ask in (*asked, lambda obs: made.step(obs, epsilon=0.5, seed=1), lambda obs: made.module(0)):
+            with contextlib.suppress(UsageError):
+                ask(seen)
+        return
     made.module()
     rows = made.on_rows()
     obs = np.zeros((2, made.observations), np.float32)
@@ -221,9 +234,10 @@ def test_members(case: str, tmp_path: Path, request: pytest.FixtureRequest) -> N
         read, _ = stored.read(folder, about_spec(p), "run it again", p.check)
         cohorts = p.form([replace(member, slot=i) for i, member in enumerate(read)])
         for cohort in cohorts:
-            obs = torch.zeros(len(cohort.members), 2, p.observations)
+            rows = 2 * p.spaces.agents
+            obs = torch.zeros(len(cohort.members), rows, p.observations)
             if on_policy(p.algo):
-                p.algo.step(p.algo_config, cohort.state, obs, None, torch.zeros(len(obs), 2, cohort.memory), None)
+                p.algo.step(p.algo_config, cohort.state, obs, None, torch.zeros(len(obs), rows, cohort.memory), None)
             else:
                 p.algo.greedy(p.algo_config, cohort.state, cohort.shown(obs), None)
         go_on(p, read, first_members(p, 2)[0])
@@ -264,6 +278,17 @@ class _Largest(TorchDispatchMode):
         if isinstance(out, torch.Tensor) and out.device.type == "cpu":
             self.most = max(self.most, out.untyped_storage().nbytes() // 4)
         return out
+
+
+def test_a_team_too_large_to_be_one_is_refused_at_once(tmp_path: Path) -> None:
+    p = spec_of("maddpg")
+    policy.save(tmp_path / "elite", "maddpg", grown(p, 1)[0], described(p), False, "card")
+    files = read_folder(tmp_path / "elite")
+    told = json.loads(files[policy.POLICY])
+    team = [told["team"][0] | {"id": i, "observations": 1 << 20} for i in range(1000)]
+    write_folder(tmp_path / "elite", files | {policy.POLICY: json.dumps(told | {"team": team}).encode()})
+    with pytest.raises(DataError, match="team: "):
+        policy.load(tmp_path / "elite")
 
 
 @pytest.mark.parametrize("change", [

@@ -199,10 +199,39 @@ def test_an_on_policy_run_that_is_killed_comes_to_the_same_end(start: Starter, t
     kill_again_and_again(start, folder, kills=6, saves=2, expected=digests(whole), seed=3)
 
 
+def team(algo: str, **config: Any) -> dict[str, Any]:
+    """A run of a team whose agents come and go."""
+    block = algos.get(algo).Config.model_validate({"network": {"encoder": [16], "latent": 16}, **config})
+    mine = {"env.id": "teams_for_tests:Relay", "train.algo": algo, f"algos.{algo}": block.model_dump(mode="json")}
+    if algos.on_policy(algos.get(algo)):
+        return mine
+    return mine | {"train.replay.n_step": 3, "train.replay.prioritised": True, "env.kwargs": {"kind": "continuous"}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        team("matd3", batch_size=32, learn_step=8),
+        team("ippo", **ON_POLICY | {"network": {"encoder": [16], "latent": 16, "encoder_kind": "lstm"}}),
+    ],
+    ids=["matd3", "ippo"],
+)
+def test_a_teams_run_that_is_killed_twenty_times_comes_to_the_same_end(
+    overrides: dict[str, Any], start: Starter, tmp_path: Path
+) -> None:
+    whole, folder = (prepared(tmp_path / name, overrides) for name in ("whole", "killed"))
+    assert evopipe(whole, "train").returncode == 0
+    kill_again_and_again(start, folder, kills=20, saves=4, expected=digests(whole), seed=4)
+
+
 # --- asked to stop ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+SIGNALS = [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.thorough)]
+
+
+@pytest.mark.parametrize(("signum", "code"), SIGNALS)
 def test_asked_to_stop(
     start: Starter, tmp_path: Path, expected: dict[str, str], signum: signal.Signals, code: int
 ) -> None:
@@ -225,6 +254,7 @@ def test_asked_to_stop(
     assert digests(folder) == expected
 
 
+@pytest.mark.thorough
 def test_asked_to_stop_in_the_middle_of_an_evaluation(start: Starter, tmp_path: Path) -> None:
     long = {"train.max_steps": 400, "train.eval_episodes": 1500}
     folder, other = prepared(tmp_path / "a", long), prepared(tmp_path / "b", long)
@@ -246,7 +276,7 @@ def test_asked_to_stop_in_the_middle_of_an_evaluation(start: Starter, tmp_path: 
     assert digests(folder) == digests(other)
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("signum", "code"), SIGNALS)
 def test_stage_evaluate_asked_to_stop(start: Starter, tmp_path: Path, signum: signal.Signals, code: int) -> None:
     folder = prepared(tmp_path, {"train.max_steps": 400, "evaluate.episodes": 20_000})
     assert start.start(folder, "train").wait() == 0

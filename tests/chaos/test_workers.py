@@ -81,7 +81,7 @@ def in_the_middle(run: Run, folder: Path, count: int) -> list[int]:
     return workers_of(run.pid)
 
 
-@pytest.mark.parametrize("count", [2, "auto"])
+@pytest.mark.parametrize("count", [2, pytest.param("auto", marks=pytest.mark.thorough)])
 def test_no_result_depends_on_the_number_of_workers(tmp_path: Path, expected: dict[str, str], count: Any) -> None:
     assert trained(prepared(tmp_path, FAST | {"runtime.env_workers": count})) == expected
 

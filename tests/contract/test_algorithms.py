@@ -96,16 +96,18 @@ BEFORE = {False: 40, True: 47}
 
 
 def reward_column(loop: Any) -> int:
-    """Where the reward lies in a row; the observation's first number where the algorithm reads no reward."""
-    spaces = loop.spec.spaces
+    """Where the reward lies in a row, of teams the second agent's; the observation's first number where the algorithm
+    reads no reward."""
     if getattr(loop.spec.algo, "OFFLINE_ONLY", False):
         return 0
-    return spaces.agents * (2 * spaces.observations + (spaces.actions if spaces.continuous else 1))
+    layout = loop.regime.replay.layout
+    return 2 * layout.obs + layout.action + (1 if layout.agents else 0)
 
 
 def plant_reward(loop: Any, slot: int, value: float = math.nan) -> None:
     if is_on_policy(loop.spec.train.algo):
-        memory_of(loop, slot, "after")[..., loop.spec.observations] = value
+        agents = loop.spec.spaces.agents
+        memory_of(loop, slot, "after")[..., min(1, agents - 1) :: agents, loop.spec.observations] = value
     else:
         loop.regime.replay.rows[slot, :, reward_column(loop)] = value
 

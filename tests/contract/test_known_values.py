@@ -38,7 +38,7 @@ ENDLESS = [[1 / (1 - GAMMA)] * 2] * 4
 ONE_STEP = [[0.0, 0.5], [0.0, 1.0]]
 
 
-def learned(algo: str, env: str, ticks: int = 450, **config: Any) -> np.ndarray:
+def learned(algo: str, env: str, ticks: int = 200, **config: Any) -> np.ndarray:
     """Action values `[P, 4, 2]` of two members after learning."""
     train = {"max_steps": 10**6, "evo_steps": 10**6, "learning_delay": 100}
     its = algos.get(algo).Config.model_fields
@@ -73,20 +73,21 @@ def test_a_chain_by_mean_squared_error_with_layer_normalisation(algo: str) -> No
 @valued
 def test_a_truncated_episode_bootstraps(algo: str) -> None:
     """Taken for an end, the time limit after ten steps would pull these values down to at most 4.5."""
-    q = learned(algo, "Endless", ticks=600, tau=0.1)
+    ticks = 600 if algo == "cqn" else 250  # its penalty keeps the values low for longer
+    q = learned(algo, "Endless", ticks, tau=0.1)
     np.testing.assert_allclose(q, [ENDLESS] * 2, atol=0.1)
 
 
 @valued
 def test_an_episode_that_ends_with_its_first_step_does_not_bootstrap(algo: str) -> None:
-    q = learned(algo, "OneStep", ticks=300)
+    q = learned(algo, "OneStep")
     np.testing.assert_allclose(q[:, :2], [ONE_STEP] * 2, atol=0.1)
 
 
 WANDERS = {"ent_coef": 0.1}  # so that every state is seen to the end
 
 
-def state_values(algo: str, env: str, ticks: int = 960, **config: Any) -> np.ndarray:
+def state_values(algo: str, env: str, ticks: int = 480, **config: Any) -> np.ndarray:
     """V of the four cells `[P, 4]` of two members after learning on-policy."""
     own = {
         "network": LEARNER["network"], "lr": 3e-3, "decay_steps": 4 * ticks, "lr_end": 0.03, "gamma": GAMMA,
@@ -115,7 +116,7 @@ def test_values_of_states_after_which_an_episode_terminates(algo: str, clip_valu
 @on_policy
 def test_values_of_states_of_episodes_that_are_truncated(algo: str) -> None:
     """Taken for an end, the time limit after ten steps would pull them down to at most 4.5."""
-    found = state_values(algo, "Endless", ticks=1600, **WANDERS)
+    found = state_values(algo, "Endless", ticks=640, **WANDERS)
     np.testing.assert_allclose(found, np.full((2, 4), 1 / (1 - GAMMA)), atol=0.1)
 
 
@@ -130,7 +131,7 @@ def test_values_of_a_chain_under_the_policy_that_was_learned(algo: str) -> None:
 @on_policy
 @pytest.mark.slow
 def test_values_of_episodes_of_one_step(algo: str) -> None:
-    found = state_values(algo, "OneStep")
+    found = state_values(algo, "OneStep", ticks=960)
     np.testing.assert_allclose(found[:, :2], [[0.5, 1.0]] * 2, atol=0.1)
 
 
@@ -173,6 +174,7 @@ def test_values_of_continuous_actions_where_only_zeros_are_seen(algo: str) -> No
             np.testing.assert_allclose(found, np.ones_like(found), atol=0.25)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("algo", ["ppo", "ppo:continuous"])
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])
 def test_values_of_states_where_only_zeros_are_seen(algo: str, kind: str) -> None:

@@ -316,7 +316,7 @@ for line in sys.stdin:
 
 
 def test_killed_in_the_middle_of_saves(tmp_path: Path) -> None:
-    """30 kills at random instants: what `save` had acknowledged is there, intact, and no temporary outlives a load."""
+    """20 kills at random instants: what `save` had acknowledged is there, intact, and no temporary outlives a load."""
     draw = random.Random(7)
     folder = tmp_path / "run"
     last = 0
@@ -326,7 +326,7 @@ def test_killed_in_the_middle_of_saves(tmp_path: Path) -> None:
     ) as writers:
         assert writers.stdin is not None
         assert writers.stdout is not None
-        for _ in range(30):
+        for _ in range(20):
             writers.stdin.write(f"{last}\n")
             writers.stdin.flush()
             acknowledged = last

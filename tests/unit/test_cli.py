@@ -9,16 +9,16 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import evopipe
-from evopipe.__main__ import main, report
-from evopipe.cli import globals_first
+from evopipe.__main__ import _globals_first, _report, main
 from evopipe.errors import BusyError, Interrupted, ParamsError
+from evopipe.schema.params import Params
 from evopipe.schema.read import parse_yaml
+from tiny import call
 
 ROOT = Path(__file__).parents[2]
 STAGES = ("fetch", "buffer", "population", "train", "evaluate", "export")
@@ -151,13 +151,13 @@ def test_algos_lists_name_line_and_paper() -> None:
 def test_env_check() -> None:
     result = run("env", "check", "CartPole-v1")
     assert (result.returncode, result.stdout) == (0, "CartPole-v1: ok\n")
-    code, message = outcome(run("env", "check", "CartPol-v1"))
+    code, _, message = call(ROOT, "env", "check", "CartPol-v1")
     assert code == 65
     assert message == "error: env.id: unknown environment 'CartPol-v1', did you mean 'CartPole-v1'?\n"
 
 
 def test_env_check_of_an_environment_that_cannot_be_used() -> None:
-    code, message = outcome(run("env", "check", "envs_for_tests:Text-v0", cwd=ROOT / "tests"))
+    code, _, message = call(ROOT / "tests", "env", "check", "envs_for_tests:Text-v0")
     assert code == 71
     assert message.splitlines()[-1].startswith("error: envs_for_tests:Text-v0: ")
     assert "is not served" in message
@@ -224,7 +224,7 @@ def test_a_stage_without_params_file_exits_66(
 def test_every_failure_becomes_a_sentence_and_an_exit_code(
     error: Exception, code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert report(error) == code
+    assert _report(error) == code
     assert capsys.readouterr().err.startswith(message)
 
 
@@ -232,49 +232,51 @@ def copy_tree(target: Path) -> None:
     shutil.copytree(ROOT / "src", target / "src", ignore=shutil.ignore_patterns("__pycache__"))
 
 
+def test_an_interrupted_stage_exits_130(workspace: Path) -> None:
+    copy_tree(workspace)
+    (workspace / "src/evopipe/stages/fetch.py").write_text(
+        "import os, signal\n\ndef run(params, *, quiet):\n    os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    found = outcome(run("fetch", cwd=workspace, source=workspace / "src"))
+    assert found == (130, "error: interrupted\n")
+
+
 @pytest.fixture
-def failing_stage(workspace: Path) -> Callable[..., tuple[int, str]]:
-    """Runs `fetch` in a copy of the tree where that stage is one statement."""
+def odd_stage(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to run `fetch` in, which has a bug."""
 
-    def fail(statement: str, *arguments: str) -> tuple[int, str]:
-        copy_tree(workspace)
-        (workspace / "src/evopipe/stages/fetch.py").write_text(
-            f"import os, signal\n\ndef run(params, *, quiet):\n    {statement}\n"
-        )
-        return outcome(run("fetch", *arguments, cwd=workspace, source=workspace / "src"))
+    def run(params: Params, quiet: bool) -> None:
+        raise ValueError("odd")
 
-    return fail
+    monkeypatch.setattr("evopipe.stages.fetch.run", run)
+    return workspace
 
 
-def test_an_interrupted_stage_exits_130(failing_stage: Callable[..., tuple[int, str]]) -> None:
-    assert failing_stage("os.kill(os.getpid(), signal.SIGINT)") == (130, "error: interrupted\n")
-
-
-def test_a_bug_shows_one_sentence(failing_stage: Callable[..., tuple[int, str]]) -> None:
-    code, text = failing_stage("raise ValueError('odd')")
+def test_a_bug_shows_one_sentence(odd_stage: Path) -> None:
+    code, _, text = call(odd_stage, "fetch")
     assert code == 1
     assert text == (
         "error: internal error: ValueError: odd; this is a bug in evopipe: re-run with --debug and report it\n"
     )
 
 
-def test_debug_adds_the_traceback(failing_stage: Callable[..., tuple[int, str]]) -> None:
-    code, text = failing_stage("raise ValueError('odd')", "--debug")
+def test_debug_adds_the_traceback(odd_stage: Path) -> None:
+    code, _, text = call(odd_stage, "fetch", "--debug")
     assert code == 1
     assert text.startswith("Traceback (most recent call last):\n")
     assert "ValueError: odd\nerror: internal error: ValueError: odd; " in text
 
 
 def test_common_options_may_stand_after_the_command() -> None:
-    assert globals_first(["train", "--quiet", "--params", "x", "--debug"]) == [
+    assert _globals_first(["train", "--quiet", "--params", "x", "--debug"]) == [
         "--quiet",
         "--params",
         "x",
         "--debug",
         "train",
     ]
-    assert globals_first(["params", "show", "--params=x", "a"]) == ["--params=x", "params", "show", "a"]
-    assert globals_first(["params", "show", "--", "--quiet"]) == ["params", "show", "--", "--quiet"]
+    assert _globals_first(["params", "show", "--params=x", "a"]) == ["--params=x", "params", "show", "a"]
+    assert _globals_first(["params", "show", "--", "--quiet"]) == ["params", "show", "--", "--quiet"]
 
 
 # --- speed ------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from evopipe.data.episodes import Dataset, Episode, check_fits
 from evopipe.data.foreign import read_foreign
 from evopipe.data.hdf5 import SEAL, numbers, sealed
 from evopipe.data.minari import read_minari, read_own, write_minari
-from evopipe.data.remote import local_folder
 from evopipe.data.transitions import Transitions, read_transitions, write_transitions
 from evopipe.errors import DataError, EvopipeError, MissingInputError, ResourceError
 
@@ -397,8 +396,9 @@ def test_no_dataset_is_missing_input(tmp_path: Path) -> None:
 
 def test_a_silent_remote_ends_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    monkeypatch.setattr("evopipe.data.minari._REACH_SECONDS", 0.01)
     refused(
-        lambda: local_folder("nobody/nothing-v0", reach_seconds=0.01),
+        lambda: read_minari("nobody/nothing-v0"),
         "the remote of 'nobody/nothing-v0' did not answer within 0.01 s; check the network, or give a local folder",
         kind=MissingInputError,
     )

@@ -13,6 +13,7 @@ import pytest
 from evopipe.envs.check import check
 from evopipe.schema.params import Params, parse_params
 from evopipe.schema.read import parse_yaml
+from evopipe.schema.text import LanguageParams
 from tiny import ROOT, write_params
 
 DOCS = ROOT / "docs"
@@ -88,8 +89,12 @@ def test_links_resolve(name: str) -> None:
 
 
 def known(key: str) -> bool:
-    """Whether a dotted key names a parameter or a block."""
-    here: Any = Params
+    """Whether a dotted key names a parameter or a block, of either kind of params file."""
+    return any(_known(key, schema) for schema in (Params, LanguageParams))
+
+
+def _known(key: str, schema: Any) -> bool:
+    here: Any = schema
     for number, step in enumerate(steps := key.split(".")):
         if get_origin(here) is dict:  # names are free: policies, hyper-parameters that evolve
             here = get_args(here)[1]
@@ -101,7 +106,9 @@ def known(key: str) -> bool:
             from evopipe import algos
 
             name = steps[1]
-            return name in algos.names() and (len(steps) == 2 or _below(algos.get(name).Config, steps[2:]))
+            return name in algos.names(schema is LanguageParams) and (
+                len(steps) == 2 or _below(algos.get(name).Config, steps[2:])
+            )
     return True
 
 
@@ -121,12 +128,20 @@ def keys(page: Path) -> Iterator[str]:
     """Dotted words in backticks whose first part is a block of `params.yaml`; `: value` and `=value` are cut off."""
     for code in re.findall(r"`([^`\n]+)`", prose(page)):
         word = re.match(r"[a-z_]+(\.[a-z_0-9]+)+(?=$|:|=)", code)
-        if word and word[0].partition(".")[0] in Params.model_fields:
+        if word and word[0].partition(".")[0] in {*Params.model_fields, *LanguageParams.model_fields}:
             yield word[0]
 
 
 def test_what_counts_as_a_known_key() -> None:
-    good = "train.replay.capacity", "algos.dqn.network.encoder", "algos.dqn.evolve.lr.max", "fetch.collect", "env.id"
+    good = (
+        "language.tiny.layers",
+        "algos.grpo.beta",
+        "train.replay.capacity",
+        "algos.dqn.network.encoder",
+        "algos.dqn.evolve.lr.max",
+        "fetch.collect",
+        "env.id",
+    )
     bad = "train.replay.size", "algos.foo", "algos.dqn.lrr", "algos.dqn.evolve.lr.step", "env.idd", "train.algo.x"
     assert [known(key) for key in good + bad] == [True] * len(good) + [False] * len(bad)
 
@@ -229,6 +244,18 @@ def test_the_page_of_scripts_runs(
     assert {path.name for path in tmp_path.iterdir()} == {"elite", "agent"}
 
 
+@pytest.mark.slow
+def test_the_page_on_teams_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = DOCS / "teams.md"
+    names: dict[str, Any] = {"__name__": "teams_page"}
+    exec(compile(in_order(page), str(page), "exec"), names)
+    assert "{'listener': " in capsys.readouterr().out
+    assert not names["env"].agents
+
+
 def test_the_environment_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = DOCS / "environments.md"
     (module,) = blocks(page, "python")
@@ -238,6 +265,23 @@ def test_the_environment_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.
     env = parse_params(parse_yaml(blocks(page, "yaml")[0], "example").data).env
     assert env.id == "corridor:Corridor-v0"
     assert check(env.id, env.kwargs) == []
+
+
+def test_the_examples_of_the_language_page_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both params files are valid, and the task of one's own is one."""
+    from evopipe.language import tasks
+    from evopipe.language.data import generate
+
+    page = DOCS / "language-models.md"
+    first, other = (parse_params(parse_yaml(example, "example").data) for example in blocks(page, "yaml"))
+    assert (first.train.algo, first.algo_config.rows) == ("grpo", 256)
+    assert other.fetch.datasets.subset == "main"
+    (tmp_path / "vowels.py").write_text(blocks(page, "python")[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    task = tasks.get("vowels:Vowels", {"most": 3})
+    (row, *_) = generate(task, "vowels:Vowels", 1, 5, "reasoning")
+    assert task.score(row, "a" * int(row["answer"])) == 1.0
 
 
 def test_experiments_of_the_readme_leave_the_workspace_as_it_is() -> None:

@@ -264,6 +264,7 @@ def test_a_member_with_images_trains_alike_alone_and_in_a_crowd() -> None:
     alone.close()
 
 
+@pytest.mark.thorough
 def test_fixed_buffers_compute_the_same_with_images() -> None:
     """What a CUDA graph records, on the CPU."""
     p = populations.problem("envs_for_tests:Pixels-v0", config=SMALL, mutation=MUTATION)

@@ -536,9 +536,9 @@ def test_a_graph_sees_frames_that_come_later(device: Device) -> None:
     (formed,) = replace(p, device=DEVICE).form(first_members(p, 3)[0])
     remote, (local,) = replace(formed, runner=Recorder(device)), p.form(first_members(p, 3)[0])
     layout, images = RowLayout.of(p.spaces, False), byte_images(EnvPool(p.env, 1))
-    there, here = (Replay(layout, 1, 40, at, images=images) for at in (DEVICE, CPU))
+    there, here = (Replay(layout, 1, 20, at, images=images) for at in (DEVICE, CPU))
     g, obs = np.random.default_rng(0), np.zeros((4, p.observations), np.float32)
-    for tick in range(12):
+    for tick in range(6):
         after = g.integers(2, size=obs.shape).astype(np.float32)
         rows = layout.pack(obs, g.integers(2, size=4), g.standard_normal(4), g.random(4) < 0.2, after)
         for replay in (there, here):

@@ -66,6 +66,7 @@ def test_wrong_words_are_refused_with_a_sentence(tmp_path: Path) -> None:
         gpu.check(["dqm"], CPU, 3, 1, lambda _: None, envs=2)
 
 
+@pytest.mark.thorough
 def test_another_device_that_computes_the_same_is_good(grouped_like_a_gpu: None) -> None:
     told: list[str] = []
     with Device():

@@ -33,7 +33,7 @@ def small_work_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
 def online(processes: int, cohorts: Literal["merged", "exact"] = "merged", algo: str = "dqn") -> Run:
     """A run of unlike members: activations, widths, depths, batch sizes and learn steps differ."""
     mutation = {"before_training": True, "activations": ["ReLU", "ELU", "GELU", "Tanh"]}
-    p = problem(algo=algo, cohorts=cohorts, mutation=mutation)
+    p = problem(algo=algo, cohorts=cohorts, mutation=mutation, train={"evo_steps": 120})
     members, births = first_members(p, SIZE)
     each = int(members[0].hyper["learn_step"])
     members = [replace(m, hyper={**m.hyper, "learn_step": each * (1 + (m.slot == 3))}) for m in members]
@@ -55,7 +55,7 @@ def test_no_bit_depends_on_how_many_processes_learn(
     processes: int, cohorts: Literal["merged", "exact"], runs: list[Run]
 ) -> None:
     runs += [online(1, cohorts), online(processes, cohorts)]
-    for _ in range(3):
+    for _ in range(2):
         for run in runs:
             while not run.clock.generation_over:
                 run.advance()
@@ -66,7 +66,7 @@ def test_no_bit_depends_on_how_many_processes_learn(
         assert equal_states(runs[0].state(), runs[1].state()) == []
 
 
-@pytest.mark.parametrize("algo", cases())
+@pytest.mark.parametrize("algo", cases(teams=True))
 def test_every_algorithm_learns_alike_in_two_processes(algo: str, runs: list[Run]) -> None:
     runs += [online(1, algo=algo), online(2, algo=algo)]
     for run in runs:

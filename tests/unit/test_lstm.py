@@ -205,6 +205,7 @@ def test_one_cell_by_hand() -> None:
     assert float(h) == pytest.approx(0.5 * np.tanh(float(c)), abs=1e-12)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize(("activation", "norm"), [("Tanh", False), ("ReLU", True), ("Sigmoid", False), ("GELU", True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_members_of_an_unlike_cohort_compute_what_they_compute_alone(

@@ -132,12 +132,12 @@ def critic_of(given: Crewed, state: Any) -> Any:
 
 def q(given: Crewed, critic: Any, obs: torch.Tensor, acts: torch.Tensor) -> torch.Tensor:
     """Every agent's Q `[P, B, K]`, of twins `[2, P, B, K]`."""
-    return _central.value(given.cfg, critic, obs.transpose(1, 2), acts.transpose(1, 2)).transpose(-1, -2)
+    return _central.value(given.cfg, critic, obs, acts).transpose(-1, -2)
 
 
 def numbers(given: Crewed, action: torch.Tensor) -> torch.Tensor:
     """Actions as critics read them, `[P, B, K, A]`."""
-    return _central.as_numbers(given.cfg, action.transpose(1, 2)).transpose(1, 2).clone()
+    return _central.as_numbers(given.cfg, action).clone()
 
 
 def said(given: Crewed, state: Any, obs: torch.Tensor) -> torch.Tensor:
@@ -422,3 +422,33 @@ def test_one_agent_alone_is_a_team_too() -> None:
     assert found["actor"] == (4, 2, "whole", 1)
     assert found["critic"] == (6, 1, "whole", 1)
     assert _team.crew(algos.get("maddpg").Config(), Spaces(4, 2)).agents == 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "sentence"),
+    [
+        ({"red": ("red_0", "red_1"), "blue": ("blue_0",)}, None),
+        ({"red": ("red_0", "red_2"), "blue": ("blue_0", "red_1")}, "there is no agent 'red_2'; the agents are "),
+        ({"red": ("red_0", "red_1"), "blue": ()}, "the group 'blue' names no agent; the agents are "),
+        ({"red": ("red_0", "red_1")}, "the agent 'blue_0' stands in no group; name each agent once"),
+    ],
+)
+@pytest.mark.parametrize("share", GROUPS)
+def test_groups_that_do_not_fit_the_team_are_refused(share: Any, groups: Any, sentence: str | None) -> None:
+    """Whoever shares: scores are told by group, too."""
+    found = algos.misfit("maddpg", algos.get("maddpg").Config(share=share, groups=groups), SPACES["discrete"])
+    assert (found is None) == (sentence is None)
+    if found is not None and sentence is not None:
+        assert found[0] == "groups"
+        assert found[1].startswith(sentence)
+
+
+def test_an_algorithm_for_as_many_agents_as_there_are_not_is_refused() -> None:
+    found = algos.unserved("maddpg", Spaces(4, 2), "CartPole-v1", "Discrete(2)")
+    assert found is not None
+    assert found.startswith("train.algo: maddpg serves teams of agents, CartPole-v1 has one agent; take ")
+    assert "ppo" in found.split("take ")[1].split(", ")
+    found = algos.unserved("dqn", SPACES["continuous"], "pistonball_v6", "Box")
+    able = "take ippo, maddpg, mappo, matd3"
+    assert found == f"train.algo: dqn serves one agent, pistonball_v6 has a team of agents; {able}"
+    assert algos.unserved("maddpg", SPACES["discrete"], "simple_spread_v3", "Discrete(5)") is None

@@ -102,6 +102,7 @@ def test_discrete_sac_keeps_its_temperature_and_its_mass_on_legal_actions(opened
         assert cohort.state.log_alpha.exp().tolist() == pytest.approx([limit] * len(cohort.slots), rel=0.02)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("algo", ["sac", pytest.param("cqn", marks=pytest.mark.slow), "iql"])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_restored_run_with_masks_continues_bit_for_bit(algo: str, steps: int, opened: list[OffPolicy]) -> None:

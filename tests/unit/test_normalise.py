@@ -318,7 +318,7 @@ def test_a_clone_has_seen_what_its_parent_has(algo: str, run: Callable[..., Any]
 
 
 @BOTH
-@pytest.mark.parametrize("ticks", [7, 61])
+@pytest.mark.parametrize("ticks", [pytest.param(7, marks=pytest.mark.thorough), 61])
 def test_a_run_that_is_restored_goes_on_bit_for_bit(algo: str, ticks: int, run: Callable[..., Any]) -> None:
     p = normalising(algo, mutation=UNLIKE)
     whole, stopped, resumed = run(p), run(p), run(p)
@@ -367,7 +367,7 @@ def test_recorded_work_reads_statistics_where_they_are(algo: str, run: Callable[
     assert made < 40, "recorded once a generation, not once a tick"
 
 
-@BOTH
+@pytest.mark.parametrize("algo", [pytest.param("dqn", marks=pytest.mark.thorough), "ppo"])
 def test_another_device_need_not_be_waited_for(
     algo: str, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

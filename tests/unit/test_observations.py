@@ -191,7 +191,11 @@ def test_a_wrong_part_is_named(wrong: Any, says: str) -> None:
     pool.close()
 
 
-@pytest.mark.parametrize("env", ["FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "CliffWalking-v1", "Odd-v0"])
+@pytest.mark.parametrize(
+    "env",
+    ["FrozenLake-v1", "Blackjack-v1", "Odd-v0"]
+    + [pytest.param(name, marks=pytest.mark.thorough) for name in ("Taxi-v4", "CliffWalking-v1")],
+)
 def test_dqn_trains_resumes_and_plays_on_it(env: str) -> None:
     """Some generations with unlike members, then the elite acts on the environment's own observations."""
     p = populations.problem(

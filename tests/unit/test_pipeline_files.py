@@ -16,6 +16,7 @@ from evopipe import layout
 from evopipe.algos import get, names
 from evopipe.schema.blocks import NEUTRAL as NEUTRAL_RUNTIME
 from evopipe.schema.read import parse_yaml, read_yaml
+from evopipe.schema.text import LanguageParams
 from evopipe.schema.write import dump_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ STAGES: dict[str, Any] = read_yaml(ROOT / "dvc.yaml").data["stages"]
 NEUTRAL = {
     "__init__.py", "algos/_hyper.py", "errors.py", "keys.py", "layout.py", "machine.py", "parallel.py", "signals.py",
     "watchdog.py",
-    "types.py", "stages/tell.py", "stages/tracking.py", "storage/checkpoint.py", "storage/files.py",
+    "own.py", "types.py", "stages/tell.py", "stages/tracking.py", "storage/checkpoint.py", "storage/files.py",
     "storage/folders.py", "storage/lock.py", "storage/tensors.py",
 }  # fmt: skip
 
@@ -135,7 +136,7 @@ def test_the_fitness_plot_names_columns_of_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "params", sorted((ROOT / "pipelines").glob("*/params.yaml")), ids=lambda path: path.parent.name
+    "params", sorted((ROOT / "pipelines").glob("**/params.yaml")), ids=lambda path: path.parent.name
 )
 def test_every_algorithm_of_a_pipeline_can_be_chosen(params: Path, tmp_path: Path) -> None:
     """As by `dvc exp run -S train.algo=...`: its block is as complete as that of the pipeline's own."""
@@ -151,14 +152,22 @@ def test_every_algorithm_of_a_pipeline_can_be_chosen(params: Path, tmp_path: Pat
 def test_every_pipeline_folder_can_be_run_as_it_is() -> None:
     from evopipe.schema.params import load_params
 
-    for params in (ROOT / "pipelines").glob("*/params.yaml"):
+    for params in (ROOT / "pipelines").glob("**/params.yaml"):
         load_params(params)
         assert parse_yaml((params.parent / "dvc.yaml").read_text(), "dvc.yaml").data["stages"]
 
 
 # --- Files that pipelines/make.py writes ------------------------------------------------------------------------------
 
-WORKLOADS = sorted(path.parent.name for path in (ROOT / "pipelines").glob("*/changes.yaml"))
+
+def names_of(file: str) -> list[str]:
+    """The folders, below pipelines, that hold such a file: some build on each other and share one."""
+    found = [path.parent for pattern in ("*", "*/*") for path in (ROOT / "pipelines").glob(f"{pattern}/{file}")]
+    return sorted(path.relative_to(ROOT / "pipelines").as_posix() for path in found)
+
+
+WORKLOADS = names_of("changes.yaml")
+OF_TEXT = {name for name in WORKLOADS if "language" in read_yaml(ROOT / "pipelines" / name / "params.yaml").data}
 
 
 @pytest.fixture
@@ -177,13 +186,13 @@ def leaves(values: dict[str, Any], path: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in values.items():
         here = f"{path}.{key}".lstrip(".")
-        blocks = isinstance(value, dict) and value and here != "env.kwargs"
+        blocks = isinstance(value, dict) and value and here not in ("env.kwargs", "language.kwargs")
         found |= leaves(value, here) if blocks else {here: value}
     return found
 
 
 def test_every_pipelines_files_are_made_and_fresh(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sorted(path.parent.name for path in (ROOT / "pipelines").glob("*/dvc.yaml")) == WORKLOADS
+    assert names_of("dvc.yaml") == WORKLOADS
     assert make.main(["--check"]) == 0, capsys.readouterr().err
 
 
@@ -191,7 +200,8 @@ def test_every_pipelines_files_are_made_and_fresh(make: Any, capsys: pytest.Capt
 def test_a_pipeline_is_the_root_and_the_blocks_defaults_with_its_changes(name: str) -> None:
     made = read_yaml(ROOT / "pipelines" / name / "params.yaml").data
     changes = read_yaml(ROOT / "pipelines" / name / "changes.yaml").data
-    root = {key: value for key, value in PARAMS.items() if key != "algos"}
+    whole = LanguageParams().model_dump(mode="json") if name in OF_TEXT else PARAMS
+    root = {key: value for key, value in whole.items() if key != "algos"}
     blocks = made.pop("algos")
     assert leaves(made) == leaves(root) | leaves(changes["params"])
     assert list(blocks) == list(changes["algos"])
@@ -203,13 +213,18 @@ def test_a_pipeline_is_the_root_and_the_blocks_defaults_with_its_changes(name: s
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_pipelines_stages_are_its_shapes_and_depend_on_its_own_files(name: str) -> None:
     data = read_yaml(ROOT / "pipelines" / name / "dvc.yaml").data
-    offline = read_yaml(ROOT / "pipelines" / name / "params.yaml").data["train"]["mode"] == "offline"
+    params, text = read_yaml(ROOT / "pipelines" / name / "params.yaml").data, name in OF_TEXT
+    offline = text or params["train"]["mode"] == "offline"
     own = sorted(path.name for path in (ROOT / "pipelines" / name).glob("*.py"))
     assert list(data["stages"]) == list(STAGES)[0 if offline else 2 :]
     for stage in data["stages"].values():
         assert [dep for dep in stage["deps"] if dep.endswith(".py")] == own
     assert {dep for stage in data["stages"].values() for dep in stage["deps"]} >= {"src/evopipe", "models/elite"}
-    assert ("data/transitions.h5" in data["stages"]["train"]["deps"]) == offline
+    assert ("data/transitions.h5" in data["stages"]["train"]["deps"]) == (offline and not text)
+    assert ("data/tokens" in data["stages"]["train"]["deps"]) == text
+    base = params["language"]["model"] if text else "tiny"
+    for stage in ("buffer", "population", "train", "evaluate", "export"):
+        assert base == "tiny" or base in data["stages"][stage]["deps"]
 
 
 def test_the_root_speaks_of_its_own_stages_alone(tmp_path: Path) -> None:

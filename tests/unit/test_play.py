@@ -296,23 +296,22 @@ _WINDOW = """
 import sys, pygame
 from evopipe import play, policy
 
-elite = policy.load("elite")
 def tell(score):
     print(score.steps, pygame.display.get_driver(), pygame.display.get_surface().get_size())
     if score.seed == 1:
         pygame.event.post(pygame.event.Event(pygame.QUIT))  # someone closes the window
-print(len(play.watch(elite, play.environment_of(elite, trust=True), episodes=5, max_steps=4, tell=tell)))
+for folder in sys.argv[1:]:
+    elite = policy.load(folder)
+    print(len(play.watch(elite, play.environment_of(elite, trust=True), episodes=5, max_steps=4, tell=tell)))
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "size"), [("CartPole-v1", "(600, 400)"), ("rendering_envs:DrawnPicture-v0", "(45, 33)")]
-)
-def test_a_window(tmp_path: Path, display: str, kind: str, size: str) -> None:
+def test_a_window(tmp_path: Path, display: str) -> None:
     """Of an environment that opens its own, and of one that only gives frames."""
-    save(tmp_path / "elite", kind, *((4, 2, 0) if kind == "CartPole-v1" else (2, 2, 3)))
+    save(tmp_path / "opens", "CartPole-v1", 4, 2, 0)
+    save(tmp_path / "gives", "rendering_envs:DrawnPicture-v0", 2, 2, 3)
     run = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", _WINDOW],
+        [sys.executable, "-W", "error::UserWarning", "-c", _WINDOW, "opens", "gives"],
         cwd=tmp_path,
         env=environment(DISPLAY=display),
         capture_output=True,
@@ -320,7 +319,8 @@ def test_a_window(tmp_path: Path, display: str, kind: str, size: str) -> None:
         timeout=60,
         check=False,
     )
-    assert run.stdout.splitlines() == [f"4 x11 {size}", f"4 x11 {size}", "2"], run.stderr
+    shown = [[f"4 x11 {size}"] * 2 + ["2"] for size in ((600, 400), (45, 33))]
+    assert run.stdout.splitlines() == [*shown[0], *shown[1]], run.stderr
 
 
 def test_a_display_that_is_not_there(tmp_path: Path) -> None:

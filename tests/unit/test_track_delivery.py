@@ -35,8 +35,8 @@ from evopipe.policy import Policy
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.track.backends.mlflow import connect, serve
-from evopipe.track.delivery import sync
 from evopipe.track.events import End, Generation, JsonlSink, MemberRow, Progress, Start, Tracker
+from evopipe.track.outbox import sync
 from evopipe.track.record import FILES, Kept, New, Run, TrainingRecord, md5_of
 
 KEY = "0123456789abcdef0123456789abcdef"

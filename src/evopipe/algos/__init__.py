@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 from evopipe.errors import ParamsError, did_you_mean
@@ -22,7 +25,8 @@ from evopipe.types import Chosen, Learned, Spaces
 
 REQUIRED = {
     "PAPER": "the paper's link",
-    "REGIME": "what members live on: `off_policy`, transitions; `on_policy`, their last steps",
+    "REGIME": "what members live on: `off_policy`, transitions; `on_policy`, their last steps; `dialogue`, completions "
+    "that they write; `text`, rows of a dataset",
     "POLICY": "the network that acts",
     "ACTIONS": "the kinds of action space served: `discrete`, `continuous`",
     "Config": "the pydantic schema of its block in params.yaml",
@@ -43,7 +47,19 @@ REGIMES = {
         "value": "values of observations",
         "schedule": "what hyper-parameters are multiplied by after so many steps",
     },
+    "dialogue": {
+        "asks": "what is to be known of completions before `estimate`: `reference`, `value`",
+        "estimate": "the advantages of a rollout",
+    },
+    "text": {
+        "asks": "what is to be known of rows before `loss`: `reference`",
+        "fitness": "the score of held-out rows",
+    },
 }
+OF_TEXT = ("dialogue", "text")
+"""Regimes of language models."""
+OF_ENVIRONMENTS = ("ACTIONS", "greedy")
+"""Names that an algorithm of no environment goes without."""
 OPTIONAL: dict[str, Any] = {
     "values": None,  # (cfg, state, obs) → values of all actions, of which it takes the best
     "answers": None,  # (cfg) → `Answers`, what its policy can be asked; by default what follows from `values`
@@ -52,6 +68,8 @@ OPTIONAL: dict[str, Any] = {
     "RECURRENT": False,  # whether it serves networks with a memory
     "TEAM": False,  # whether it is for teams of agents, see `Spaces.team`
     "ACTS_WITH": (),  # rows of the state that an exported policy needs beside its network
+    "figures": None,  # (cfg, hp, now, text) → what else an evaluation tells of held-out rows, by name, `[P, n]` each
+    "PAIRS": False,  # whether a minibatch of text is chosen rows, then as many rejected ones
     "MASKED_LOSS": False,  # whether its loss reads which actions are legal in `obs`, `Batch.legal`
 }
 
@@ -62,6 +80,7 @@ MASKED = {
     for mode, key, value in (("online", "warm_start", "0"), ("offline", "mode", "online"))
 }
 """What is wrong where a run of either mode learns from a dataset and its environment masks actions."""
+ONE_AGENT = "train.warm_start: datasets are of one agent, the environment has a team; set it to 0"
 
 
 class Answers(NamedTuple):
@@ -97,10 +116,15 @@ class Algorithm(Protocol):
     step: Callable[..., Chosen]
     value: Callable[..., Any]
     schedule: Callable[[Any, int], Mapping[str, float]]
+    asks: Callable[[Any], frozenset[str]]
+    estimate: Callable[..., Any]
+    fitness: Callable[..., Any]
+    figures: Callable[..., Any] | None
     values: Callable[..., Any] | None
     answers: Callable[[Any], Answers] | None
     period: Callable[[Any], int]
     OFFLINE_ONLY: bool
+    PAIRS: bool
     RECURRENT: bool
     TEAM: bool
     ACTS_WITH: tuple[str, ...]
@@ -108,9 +132,18 @@ class Algorithm(Protocol):
 
 
 @cache
-def names() -> tuple[str, ...]:
-    """Return the names of all algorithms, sorted."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")))
+def names(of_text: bool = False) -> tuple[str, ...]:
+    """Return the names of all algorithms that serve environments, or of those that train language models, sorted."""
+    found = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    return tuple(name for name in found if (_regime_of(name) in OF_TEXT) == of_text)
+
+
+def _regime_of(name: str) -> str:
+    """Return the regime that a file names. It is not imported: that takes a tenth of a second for all."""
+    spec = find_spec(f"{__name__}.{name}")
+    text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+    found = re.search(r'^REGIME = "(\w+)"', text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def on_policy(algo: Algorithm) -> bool:
@@ -165,15 +198,17 @@ def get(name: str) -> Algorithm:
         ParamsError: there is none of that name.
         ImportError: its file lacks a name that an algorithm must define.
     """
-    if name not in names():
+    if name not in (known := names() + names(of_text=True)):
         raise ParamsError(
-            f"train.algo: no algorithm {name!r}{did_you_mean(name, names())} (there are: {', '.join(names())})"
+            f"train.algo: no algorithm {name!r}{did_you_mean(name, known)} (there are: {', '.join(known)})"
         )
     module: Any = importlib.import_module(f"{__name__}.{name}")
     regime = REGIMES.get(getattr(module, "REGIME", ""))
     if regime is None and hasattr(module, "REGIME"):
         raise ImportError(f"algos/{name}.py: REGIME is {module.REGIME!r}, there are {' and '.join(REGIMES)}")
-    for needed, what in (REQUIRED | (regime or {})).items():
+    of_text = getattr(module, "REGIME", "") in OF_TEXT
+    required = {name: what for name, what in REQUIRED.items() if not (of_text and name in OF_ENVIRONMENTS)}
+    for needed, what in (required | (regime or {})).items():
         if not hasattr(module, needed):
             raise ImportError(f"algos/{name}.py does not define {needed!r} ({what}): every such algorithm must")
     for optional, default in OPTIONAL.items():

@@ -6,8 +6,7 @@ Of a configuration and a state each function reads what it says, by the names th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 
@@ -75,9 +74,9 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
 
 
 def as_numbers(cfg: Any, action: Tensor) -> Tensor:
-    """Return actions as critics read them, `[P, K, B, A]`: int64 `[P, K, B]` as one-hot."""
+    """Return actions as critics read them, `[…, A]`: int64 as one-hot."""
     if cfg.spaces.continuous:
-        return crew(cfg).own(action)
+        return action
     return torch.nn.functional.one_hot(action, cfg.spaces.actions).to(torch.get_default_dtype())
 
 
@@ -88,60 +87,65 @@ def value(cfg: Any, critic: Net, obs: Tensor, actions: Tensor) -> Tensor:
     return of.run(critic, of.together(obs, actions)).squeeze(-1)
 
 
-def agents_first(cfg: Any, batch: Batch) -> Batch:
-    """Return a batch with agents before transitions, `[P, K, B, …]`, and `alive` if it was not given.
+class Steps(NamedTuple):
+    """A batch, and what of it is needed more than once or with agents first."""
 
-    The weight `[P, K, B]` is 0 where an agent is gone.
-    """
+    batch: Batch
+    alive: Tensor  # [P, B, K] float32, 0 where an agent is gone
+    weight: Tensor  # [P, K, B], 0 there too
+    taken: Tensor  # [P, B, K, A], actions as critics read them, and there 0s
+
+    @classmethod
+    def of(cls, cfg: Any, batch: Batch) -> Steps:
+        alive = torch.ones_like(batch.reward) if batch.alive is None else batch.alive
+        weight = crew(cfg).first(batch.weight[..., None] * alive)
+        return cls(batch, alive, weight, alive[..., None] * as_numbers(cfg, batch.action))
+
+
+def next_actions(cfg: Any, actor: Net, steps: Steps, draw: Stream) -> Tensor:
+    """Return what actors do in `next_obs`, as numbers `[P, K, B, A]`: tanh of what they say, or one-hot draws of their
+    softmax."""
     of = crew(cfg)
-    alive = torch.ones_like(batch.reward) if batch.alive is None else batch.alive
-    found = {f.name: getattr(batch, f.name) for f in fields(batch)} | {"alive": alive}
-    found = {name: x if x is None or name == "weight" else of.first(x) for name, x in found.items()}
-    return Batch(**found | {"weight": batch.weight[:, None] * found["alive"]})
-
-
-def next_actions(cfg: Any, actor: Net, batch: Batch, draw: Stream) -> Tensor:
-    """Return what actors do in `next_obs`, as numbers: tanh of what they say, or one-hot draws of their softmax. The
-    batch has agents first."""
-    out = output(cfg, actor, batch.next_obs)
+    out, legal = output(cfg, actor, of.first(steps.batch.next_obs)), steps.batch.next_legal
     if cfg.spaces.continuous:
         return torch.tanh(out)
-    return as_numbers(cfg, _chances(cfg, out, batch.next_legal).sample(draw))
+    return as_numbers(cfg, _chances(cfg, out, None if legal is None else of.first(legal)).sample(draw))
 
 
-def critics_loss(cfg: Any, critic: Net, target: Net, batch: Batch, next_action: Tensor) -> tuple[Tensor, Tensor]:
+def critics_loss(cfg: Any, critic: Net, target: Net, steps: Steps, next_action: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sum of the weighted squared errors of each member's critics `[P]`, and each transition's mean error
     `[P, B]`, without gradient, over the agents that act.
 
     They regress on r + γ Q⁻ of the next actions `[P, K, B, A]`, of twins the lesser. In critics the action of an agent
-    that is gone counts as 0; one that comes later counts from the step after on. The batch has agents first.
+    that is gone counts as 0; one that comes later counts from the step after on.
     """
-    assert batch.alive is not None
+    of, batch = crew(cfg), steps.batch
     with torch.no_grad():
-        stays = batch.alive * (batch.discount > 0)
-        q_t = value(cfg, target, batch.next_obs, stays[..., None] * crew(cfg).own(next_action))
-        y = torch.addcmul(batch.reward, batch.discount, q_t if q_t.ndim == 3 else q_t.amin(dim=0))
-    errors = value(cfg, critic, batch.obs, batch.alive[..., None] * as_numbers(cfg, batch.action)) - y
+        stays = steps.alive * (batch.discount > 0)
+        q_t = value(cfg, target, batch.next_obs, stays[..., None] * next_action.transpose(1, 2))
+        q_t = q_t if q_t.ndim == 3 else q_t.amin(dim=0)
+        y = torch.addcmul(of.first(batch.reward), of.first(batch.discount), q_t)
+    errors = value(cfg, critic, batch.obs, steps.taken) - y
     squares, sizes = errors.square(), errors.detach().abs()
     if errors.ndim == 4:
         squares, sizes = squares.sum(dim=0), sizes.mean(dim=0)
-    mean = (batch.alive * sizes).sum(dim=1) / batch.alive.sum(dim=1).clamp(min=1.0)
-    return (batch.weight * squares).sum(dim=(1, 2)), mean
+    mean = (of.first(steps.alive) * sizes).sum(dim=1) / steps.alive.sum(dim=2).clamp(min=1.0)
+    return (steps.weight * squares).sum(dim=(1, 2)), mean
 
 
-def actor_loss(cfg: Any, actor: Net, critic: Net, batch: Batch, draw: Stream) -> Tensor:
+def actor_loss(cfg: Any, actor: Net, critic: Net, steps: Steps, draw: Stream) -> Tensor:
     """Return −Q of each agent's own policy and the others' actions in the batch, weighted, of each member `[P]`; and
-    `output_penalty` times the outputs' mean square. The batch has agents first."""
-    assert batch.alive is not None
-    of, out = crew(cfg), output(cfg, actor, batch.obs)
+    `output_penalty` times the outputs' mean square."""
+    of, batch = crew(cfg), steps.batch
+    out, places = output(cfg, actor, of.first(batch.obs)), of.on(batch.obs.device)
     if cfg.spaces.continuous:
-        mine = of.own(torch.tanh(out))
+        mine = torch.tanh(out)
     else:
-        mine = relaxed(out, of.legal(batch.legal, out), cfg.temperature, draw)
-    taken = of.first(batch.alive[..., None] * as_numbers(cfg, batch.action))  # [P, B, K, A]
-    seen = torch.where(of.on(out.device).other, taken[:, None], mine[:, :, :, None])  # [P, critic, B, agent, A]
-    penalty = cfg.output_penalty * of.own(out).square().sum(dim=-1) / of.on(out.device).sizes[:, None]
-    each: Tensor = batch.weight * (penalty - value(cfg, critic, batch.obs, seen))
+        legal = of.legal(None if batch.legal is None else of.first(batch.legal), out)
+        mine = relaxed(out, legal, cfg.temperature, draw)
+    seen = torch.where(places.other, steps.taken[:, None], mine[:, :, :, None])  # [P, critic, B, agent, A]
+    penalty = cfg.output_penalty * (out.square() * places.share).sum(dim=-1)
+    each: Tensor = steps.weight * (penalty - value(cfg, critic, batch.obs, seen))
     return each.sum(dim=(1, 2))
 
 
@@ -151,15 +155,15 @@ def answers(critic: str) -> Callable[[Any], Answers]:
     def q_of(cfg: Any, state: Any, obs: Tensor, actions: Tensor) -> Tensor:
         of = crew(cfg)
         with torch.no_grad():
-            found = value(cfg, getattr(state, critic), of.apart(obs), actions)
+            found = value(cfg, getattr(state, critic), obs.unflatten(1, (-1, of.agents)), actions)
         return of.side_by_side(found.amin(dim=0) if found.ndim == 4 else found)
 
     def q_values(cfg: Any, state: Any, obs: Tensor, action: Tensor | None) -> Tensor:
         """Where no action is given, Q of all of an agent's own, while the others do their best: `[P, B · K, A]`."""
         of = crew(cfg)
         if action is not None:
-            return q_of(cfg, state, obs, as_numbers(cfg, of.apart(action)))
-        best = of.first(as_numbers(cfg, of.apart(greedy(cfg, state, obs, None))))[:, None]  # [P, 1, B, K, A]
+            return q_of(cfg, state, obs, as_numbers(cfg, action.unflatten(1, (-1, of.agents))))
+        best = as_numbers(cfg, greedy(cfg, state, obs, None).unflatten(1, (-1, of.agents)))[:, None]  # [P, 1, B, K, A]
         other, each = of.on(obs.device).other, torch.eye(cfg.spaces.actions, device=obs.device)
         return torch.stack([q_of(cfg, state, obs, torch.where(other, best, own)) for own in each], dim=-1)
 

@@ -36,9 +36,11 @@ class _Places(NamedTuple):
     group: Tensor | None  # [K] its group; None where each agent is one, in order
     together: Tensor  # [K, K] float32, 1 where two agents share a network
     ids: Tensor  # [K, n] which of its group an agent is, one-hot; [K, 0] where nobody shares
-    own: Tensor | None  # [K, A] bool, the actions that an agent has; None where all have as many
-    columns: Tensor | None  # of everyone's numbers side by side those that are no pads; None where none is
-    sizes: Tensor  # [K] float32, how many actions each agent has
+    missing: Tensor | None  # [K, 1, A] bool, the actions that an agent does not have; None where all have as many
+    share: Tensor  # [K, 1, A] float32, one part of each agent's own actions, which sum to 1
+    plain: Tensor | None  # `Crew.plain`, None where that is all
+    seen: Tensor | None  # `Crew.seen` and `Crew.done`, None where there are no pads
+    done: Tensor | None
     other: Tensor  # [K, 1, K, 1] bool, whether the second agent is another one
 
 
@@ -73,13 +75,15 @@ class Crew:
         return tuple(c for c in range(self.spaces.observations) if c not in within)
 
     @cached_property
-    def everyone(self) -> list[int]:
-        """Which of everyone's `plain` columns, side by side, then everyone's actions, are no pads."""
-        seen, done = len(self.plain), self.spaces.actions
-        numbers = [
-            i * seen + j for i, o in enumerate(self.team.observations) for j, c in enumerate(self.plain) if c < o
-        ]
-        return numbers + [self.agents * seen + i * done + j for i, a in enumerate(self.team.actions) for j in range(a)]
+    def seen(self) -> list[int]:
+        """Which of everyone's `plain` columns, side by side, are no pads."""
+        n = len(self.plain)
+        return [i * n + j for i, own in enumerate(self.team.observations) for j, c in enumerate(self.plain) if c < own]
+
+    @cached_property
+    def done(self) -> list[int]:
+        """Which of everyone's actions, side by side, are no pads."""
+        return [i * self.spaces.actions + j for i, own in enumerate(self.team.actions) for j in range(own)]
 
     @property
     def observed(self) -> int:
@@ -89,8 +93,7 @@ class Crew:
     def joint(self, actions: bool = True) -> int:
         """Width of what a centralised critic reads, of everyone's actions too or not."""
         own = self.spaces.observations if self.spaces.images else 0
-        numbers = len(self.everyone) - (0 if actions else sum(self.team.actions))
-        return own + numbers + self.ids
+        return own + len(self.seen) + (len(self.done) if actions else 0) + self.ids
 
     def on(self, device: torch.device) -> _Places:
         if device not in self._on:
@@ -107,7 +110,6 @@ class Crew:
         if self.ids:
             ids[range(self.agents), [at % n for at in back]] = 1.0
         own = torch.arange(self.spaces.actions) < actions[:, None]
-        padded = len(self.everyone) < self.agents * (len(self.plain) + self.spaces.actions)
 
         def given(values: Tensor, wanted: bool = True) -> Tensor | None:
             return values.to(device) if wanted else None
@@ -119,9 +121,11 @@ class Crew:
             group=given(group, not each),
             together=(group == group[:, None]).float().to(device),
             ids=ids.to(device),
-            own=given(own, self.team.unlike),
-            columns=given(torch.tensor(self.everyone), padded),
-            sizes=actions.float().to(device),
+            missing=given(~own[:, None], self.team.unlike),
+            share=(own / actions[:, None])[:, None].to(device),
+            plain=given(torch.tensor(self.plain, dtype=torch.int64), bool(self.spaces.images)),
+            seen=given(torch.tensor(self.seen, dtype=torch.int64), len(self.seen) < self.agents * len(self.plain)),
+            done=given(torch.tensor(self.done), len(self.done) < self.agents * self.spaces.actions),
             other=~torch.eye(self.agents, dtype=torch.bool, device=device)[:, None, :, None],
         )
 
@@ -168,31 +172,29 @@ class Crew:
     def together(self, obs: Tensor, actions: Tensor | None = None) -> Tensor:
         """Return what every agent's centralised critic reads, `[P, K, B, joint]`.
 
-        Observations are `[P, K, B, O]`, actions `[P, K, B, A]`, or as each agent's critic is to see all agents',
+        Observations are `[P, B, K, O]`, actions `[P, B, K, A]`, or as each agent's critic is to see all agents',
         `[P, K, B, K, A]`. Images are each agent's own alone: one network has convolutions for those of one observation.
         """
-        own = [obs] if self.spaces.images else []
-        seen = obs[..., list(self.plain)] if self.spaces.images else obs
-        everyones = [seen] if actions is None or actions.ndim == 5 else [seen, actions]
-        parts = [torch.cat([x.transpose(1, 2).flatten(2) for x in everyones], dim=-1)[:, None]]
-        parts = [parts[0].expand(-1, self.agents, -1, -1)]
+        places = self.on(obs.device)
+        numbers = _side_by_side(obs if places.plain is None else obs.index_select(-1, places.plain), places.seen)
+        if actions is not None and actions.ndim == 4:
+            numbers = torch.cat((numbers, _side_by_side(actions, places.done)), dim=-1)
+        parts = [numbers[:, None].expand(-1, self.agents, -1, -1)]
         if actions is not None and actions.ndim == 5:
-            parts.append(actions.flatten(3))
-        numbers, columns = torch.cat(parts, dim=-1), self.on(obs.device).columns
-        if columns is not None:
-            chosen = columns if actions is not None else columns[: len(columns) - sum(self.team.actions)]
-            numbers = numbers.index_select(-1, chosen)
-        return self.named(torch.cat((*own, numbers), dim=-1) if own else numbers)
+            parts.append(_side_by_side(actions, places.done))
+        if self.spaces.images:
+            parts.insert(0, obs.transpose(1, 2))
+        return self.named(torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0])
 
     def own(self, actions: Tensor, else_: float = 0.0) -> Tensor:
         """Set to exactly 0, or to another number, what an agent does not have of its actions `[P, K, B, A]`."""
-        own = self.on(actions.device).own
-        return actions if own is None else actions.masked_fill(~own[:, None], else_)
+        missing = self.on(actions.device).missing
+        return actions if missing is None else actions.masked_fill(missing, else_)
 
     def legal(self, legal: Tensor | None, like: Tensor) -> Tensor | None:
         """Return the legal ones among an agent's own actions, `[P, K, B, A]`, None where all are."""
-        own = self.on(like.device).own
-        return own[:, None].expand_as(like) if legal is None and own is not None else legal
+        missing = self.on(like.device).missing
+        return ~missing.expand_as(like) if legal is None and missing is not None else legal
 
     def of_group(self, x: Tensor) -> Tensor:
         """Give every agent what is its group's: `[P, G, …]` → `[P, K, …]`."""
@@ -204,6 +206,12 @@ class Crew:
         if len(self.groups) == self.agents:
             return x
         return (x[:, None] * self.on(x.device).together).sum(dim=2)
+
+
+def _side_by_side(x: Tensor, columns: Tensor | None) -> Tensor:
+    """Put agents' numbers side by side, without pads: `[…, K, F]` → `[…, columns]`."""
+    x = x.flatten(-2)
+    return x if columns is None else x.index_select(-1, columns)
 
 
 def crew(cfg: Any, spaces: Spaces | None = None) -> Crew:

@@ -40,8 +40,8 @@ class Config(AlgoConfig):
     """Hyper-parameters of MADDPG."""
 
     lr_actor: _hyper.ActorRate = 1e-3
-    lr_critic: _hyper.CriticRate = 1e-3
-    batch_size: _hyper.BatchSize = 512
+    lr_critic: _hyper.CriticRate = 3e-3
+    batch_size: _hyper.BatchSize = 256
     learn_step: _hyper.LearnStep = 16
     gamma: _hyper.Discount = 0.95
     tau: _hyper.TargetShare = 1e-2
@@ -86,23 +86,23 @@ answers = _central.answers("critic")
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
     """Return the loss of each member's critics `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
-    return _loss(cfg, state, _central.agents_first(cfg, batch), draw)
+    return _loss(cfg, state, _central.Steps.of(cfg, batch), draw)
 
 
-def _loss(cfg: Config, state: State, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
+def _loss(cfg: Config, state: State, steps: _central.Steps, draw: Stream) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
-        action_t = _central.next_actions(cfg, state.actor_target, batch, draw)
-    return _central.critics_loss(cfg, state.critic, state.critic_target, batch, action_t)
+        action_t = _central.next_actions(cfg, state.actor_target, steps, draw)
+    return _central.critics_loss(cfg, state.critic, state.critic_target, steps, action_t)
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    # The actors' own loss may come later, and what discrete actions are drawn from cannot be seen in them.
-    healthy = healthy & state.actor.finite & state.actor_target.finite
-    batch = _central.agents_first(cfg, batch)
-    losses, errors = _loss(cfg, state, batch, draw)
+    steps, healthy = _central.Steps.of(cfg, batch), healthy & state.actor.finite  # its own loss may come later
+    if not cfg.spaces.continuous:
+        healthy = healthy & state.actor_target.finite  # an action does not tell what it was drawn from
+    losses, errors = _loss(cfg, state, steps, draw)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.critic, state.critic_adam, hp["lr_critic"]))
     if turn == cfg.policy_delay - 1:
-        climbed = _central.actor_loss(cfg, state.actor, state.critic.frozen, batch, draw.part(1))
+        climbed = _central.actor_loss(cfg, state.actor, state.critic.frozen, steps, draw.part(1))
         healthy = optim.descend(climbed, healthy, hp["grad_clip"], (state.actor, state.actor_adam, hp["lr_actor"]))
         optim.polyak(state.critic_target, state.critic, hp["tau"] * healthy)
         optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)

@@ -74,7 +74,7 @@ def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
 
 def _seen(of: Crew, obs: Tensor) -> Tensor:
     """Return what critics read, everyone's observations: `[P, K, B, O]` → `[P, K, B, inputs]`."""
-    return of.together(obs)
+    return of.together(obs.transpose(1, 2))
 
 
 def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None) -> Chosen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
@@ -12,9 +13,17 @@ from evopipe.core.structure import Architecture
 from evopipe.schema.blocks import EncoderKind
 from evopipe.types import Tensor
 
-ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Architecture]] = dict.fromkeys(
-    get_args(EncoderKind), Arch.from_json
-)
+
+def _adapter(data: dict[str, Any]) -> Architecture:
+    read: Callable[[dict[str, Any]], Architecture] = importlib.import_module("evopipe.language.adapters").read_adapter
+    return read(data)
+
+
+ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Architecture]] = {
+    **dict.fromkeys(get_args(EncoderKind), Arch.from_json),
+    "lora": _adapter,
+    "full": _adapter,
+}
 """How an architecture is read, by the `kind` that its JSON data names."""
 
 

@@ -11,7 +11,7 @@ import torch
 
 from evopipe.core.copies import Copies
 from evopipe.core.structure import Structure
-from evopipe.types import Tensor
+from evopipe.types import Scored, Tensor, Text
 
 Nets: TypeAlias = "Mapping[str, Net]"
 
@@ -133,3 +133,16 @@ def unroll(net: Net | None, x: Tensor, memory: Tensor, begins: Tensor) -> Tensor
         return net.structure.unroll(net.views, x, memory, begins)
     out: Tensor = forward(net, x.flatten(1, 2)).unflatten(1, x.shape[1:3])
     return out
+
+
+def score(policy: Net, text: Text, value: Net | None = None, entropy: bool = False) -> Scored:
+    """Return what each member's language model, and its value head if there is one, say of its own rows of text.
+
+    Entropies are 0 unless they are asked for: they take as much memory as the logits.
+    """
+    structure: Any = policy.structure
+    scored: Scored
+    hidden, scored = structure.score(policy.views, text, entropy)
+    if value is None:
+        return scored
+    return scored._replace(value=forward(value, hidden.flatten(1, 2)).view(scored.log_prob.shape))

@@ -27,17 +27,13 @@ Behaviour = Callable[[EnvPool, np.random.Generator], Any]
 def collect(
     cfg: CollectConfig, pool: EnvPool, env_id: str, seed: int, exported: Any = None
 ) -> tuple[list[Episode], dict[str, Any]]:
-    """Play episodes, each by one of the behaviour policies that have a weight.
+    """Play episodes, each by one of the behaviour policies that have a weight; return what the report says of them too.
 
     Args:
-        cfg: how many episodes of which policies.
         pool: of one row.
         env_id: its id, which the rules are found by.
         seed: of the run; an episode's draws are a function of it and of the episode's number.
-        exported: the `evopipe.policy.Policy` on rows that `policy` stands for; needed where that has a weight.
-
-    Returns:
-        The episodes, and what the report says of them.
+        exported: the `evopipe.policy.Policy` on rows that `policy` stands for; needed if that has a weight.
 
     Raises:
         ParamsError: no policy with a weight is there for this environment, or the exported one is another's.

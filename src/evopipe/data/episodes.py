@@ -20,23 +20,14 @@ _SLACK = 1e-4  # share of its width by which an action may lie outside of a Box,
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One episode of `T` steps.
+    """One episode of `T` steps."""
 
-    Attributes:
-        obs: `[T + 1, O]` float32.
-        action: `[T]` int64 or `[T, A]` float32, the environment's own values.
-        reward: `[T]` float32.
-        terminated: `[T]` bool, True at most in the last step.
-        truncated: `[T]` bool, True at most in the last step.
-        seed: what the environment was reset with, where known.
-    """
-
-    obs: Array
-    action: Array
-    reward: Array
-    terminated: Array
-    truncated: Array
-    seed: int | None = None
+    obs: Array  # [T + 1, O] float32
+    action: Array  # [T] int64 or [T, A] float32, the environment's own values
+    reward: Array  # [T] float32
+    terminated: Array  # [T] bool, True at most in the last step
+    truncated: Array  # [T] bool, True at most in the last step
+    seed: int | None = None  # what the environment was reset with, if that is known
 
     def __len__(self) -> int:
         return len(self.action)
@@ -44,29 +35,18 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Episodes and what their source says of them.
-
-    Attributes:
-        episodes: in the source's order.
-        where: the source's name in messages.
-        action_space: the recorded one; None where the source records none.
-        dropped: steps left out because their true next observation is not known.
-        notes: what else there is to say of the source, in sentences.
-    """
+    """Episodes, in their source's order, and what that says of them."""
 
     episodes: list[Episode]
-    where: str
-    action_space: gymnasium.Space[Any] | None = None
-    dropped: int = 0
-    notes: tuple[str, ...] = ()
+    where: str  # the source's name in messages
+    action_space: gymnasium.Space[Any] | None = None  # if the source records one
+    dropped: int = 0  # steps left out, for their true next observation is not known
+    notes: tuple[str, ...] = ()  # what else there is to say of the source, in sentences
 
 
 def check_fits(dataset: Dataset, obs_size: int, action_space: gymnasium.Space[Any]) -> None:
-    """Compare what a dataset records and holds with an environment: rows of `O` numbers, and its action space.
-
-    Raises:
-        DataError: they differ, the message says which and how; or there is no step at all.
-    """
+    """Compare what a dataset records and holds with an environment: rows of `O` numbers, and its action space; a
+    `DataError` says how they differ, or that there is no step at all."""
     if not any(len(episode) for episode in dataset.episodes):
         raise DataError(f"{dataset.where}: holds no step; give a dataset with at least one episode")
     actions, recorded = ActionSpace.of(action_space), dataset.action_space

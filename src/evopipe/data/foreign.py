@@ -27,7 +27,7 @@ _TIMES, _SPARE = 64, 2**30  # a file may take 64 times its size and 1 GiB
 def read_foreign(path: Path, read: Callable[[h5py.File], T]) -> T:
     """Return what `read` makes of a file: data that can be pickled.
 
-    Where this system has no helper processes (it is not Linux), this process reads it, without a limit of memory.
+    A system without helper processes (not Linux) reads it in this process, without a limit of memory.
 
     Raises:
         MissingInputError: it is not there.

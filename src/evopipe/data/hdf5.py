@@ -71,8 +71,7 @@ def check_regular(path: Path) -> None:
 def opened(source: Path | bytes, where: str) -> Iterator[h5py.File]:
     """Open a file or the content of one: evopipe's own after its checksum, anybody's in a process of its own.
 
-    Raises:
-        DataError: it is not HDF5, or the block found it `Unusable`; the message begins with `where`.
+    What is not HDF5, or the block found `Unusable`, is a `DataError`, which begins with `where`.
     """
     try:
         with h5py.File(io.BytesIO(source) if isinstance(source, bytes) else source, "r") as file:
@@ -131,7 +130,7 @@ def numbers(
     return np.asarray(found[:limit])
 
 
-def column(group: h5py.Group, name: str, kinds: str = "biuf") -> Array:
+def _column(group: h5py.Group, name: str, kinds: str = "biuf") -> Array:
     """Read one number a step, `[N]`; some files keep them as `[N, 1]`."""
     array = numbers(group, name, kinds)
     if array.ndim == 2 and array.shape[1] == 1:
@@ -143,12 +142,12 @@ def column(group: h5py.Group, name: str, kinds: str = "biuf") -> Array:
 
 def rewards(group: h5py.Group, name: str) -> Array:
     """Read rewards, `[N]` float32."""
-    return finite(float32(column(group, name, "fiu")), label(group, name))
+    return finite(float32(_column(group, name, "fiu")), label(group, name))
 
 
 def flags(group: h5py.Group, name: str) -> Array:
     """Read flags, `[N]` bool, stored as any numbers that are 0 or 1."""
-    array = column(group, name)
+    array = _column(group, name)
     wrong = np.flatnonzero((array != 0) & (array != 1))
     if wrong.size:
         raise Unusable(f"dataset '{label(group, name)}' holds {array[wrong[0]]} at index {wrong[0]}, expected 0 or 1")

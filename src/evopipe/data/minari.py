@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +25,6 @@ from evopipe.data.episodes import Dataset, Episode
 from evopipe.data.foreign import read_foreign
 from evopipe.data.hdf5 import Unusable, actions, flags, label, member, opened, rewards, same_length
 from evopipe.data.observations import compare, read_rows
-from evopipe.data.remote import local_folder
 from evopipe.errors import DataError, MissingInputError
 from evopipe.storage.files import TEMPORARY, dump_json, make_folder, parse_json, read_bytes, translating
 from evopipe.storage.folders import MANIFEST, read_folder, write_folder
@@ -34,6 +37,15 @@ Space = gymnasium.Space[Any]
 _OWN = "evopipe/"  # namespace of the ids of evopipe's own datasets, which hold observations as rows
 _METADATA, _CONTENT = "metadata.json", "main_data.hdf5"
 _MAX_METADATA = 16 * 2**20
+_REACH_SECONDS = 30.0
+_DOWNLOAD_SECONDS = 6 * 3600.0
+_ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+", re.ASCII)
+# Minari answers a dead network with hours of retries or a long traceback: a child process can be stopped and summed up.
+# It ends with its parent (prctl(PR_SET_PDEATHSIG, SIGKILL)), which may be killed while it waits.
+_END = "import ctypes,sys;sys.platform=='linux' and ctypes.CDLL(None).prctl(1,9);"
+_LIST = _END + "import json,minari,sys;print(json.dumps(sorted(minari.list_remote_datasets(prefix=sys.argv[1]))))"
+# Without force a folder that a stopped download left behind would count as the dataset.
+_DOWNLOAD = _END + "import minari,sys;minari.download_dataset(sys.argv[1],force_download=sys.argv[2]=='again')"
 
 
 def write_minari(
@@ -47,13 +59,10 @@ def write_minari(
     algorithm: str,
     description: str,
 ) -> None:
-    """Write a Minari dataset (`MinariDataset(folder / "data")` opens it) and a manifest of checksums beside it.
+    """Write the Minari dataset `evopipe/<name>-v0` (`MinariDataset(folder / "data")` opens it) and a manifest of
+    checksums beside it; `DiskError` if that fails.
 
-    Equal content gives equal bytes. A folder in its place is replaced as a whole. The dataset's id is
-    `evopipe/<name>-v0`.
-
-    Raises:
-        DiskError: it cannot be written.
+    Equal content gives equal bytes. A folder in its place is replaced as a whole.
     """
     from minari import __version__ as minari_version
     from minari.data_collector.episode_buffer import EpisodeBuffer
@@ -99,12 +108,8 @@ def _plain_spec(env_spec: EnvSpec | None) -> EnvSpec | None:
 
 
 def read_own(folder: Path) -> Dataset:
-    """Read what `write_minari` wrote, checked against its manifest.
-
-    Raises:
-        MissingInputError: it is not there, or its manifest is not.
-        DataError: it is damaged.
-    """
+    """Read what `write_minari` wrote; `MissingInputError` if it or its manifest is not there, `DataError` if it is
+    damaged."""
     files, data = read_folder(folder, (f"data/{_METADATA}", f"data/{_CONTENT}")), folder / "data"
     metadata = _metadata(files[f"data/{_METADATA}"], f"{data / _METADATA}")
     with opened(files[f"data/{_CONTENT}"], str(data / _CONTENT)) as file:
@@ -125,7 +130,7 @@ def read_minari(dataset: str | Path, shows: Space | None = None) -> Dataset:
         DataError: the content cannot be used; the message names file, dataset and index.
         ResourceError: reading it takes more memory than its size explains.
     """
-    root = Path(dataset) if Path(dataset).exists() else local_folder(str(dataset))
+    root = Path(dataset) if Path(dataset).exists() else _local_folder(str(dataset))
     data = next((folder for folder in (root / "data", root) if (folder / _METADATA).is_file()), None)
     if data is None:
         raise MissingInputError(f"{root}: holds no Minari dataset (no data/{_METADATA})")
@@ -192,3 +197,40 @@ def _episode(file: h5py.File, name: str, recorded: Space | None, shows: Space | 
     truncated[-1:] |= ~terminated[-1:]  # where recording stopped, the episode is cut
     seed = group.attrs.get("seed")
     return Episode(obs, taken, reward, terminated, truncated, int(seed) if isinstance(seed, int | np.integer) else None)
+
+
+# --- remote datasets --------------------------------------------------------------------------------------------------
+
+
+def _local_folder(dataset_id: str) -> Path:
+    """Return the local folder of a remote dataset, downloaded unless Minari's cache has it."""
+    if not _ID.fullmatch(dataset_id):
+        raise MissingInputError(
+            f"fetch.minari.dataset: {dataset_id!r} is no folder here and no remote id (namespace/name-v0)"
+        )
+    cache = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
+    folder = cache / dataset_id
+    if not all((folder / "data" / name).is_file() for name in ("metadata.json", "main_data.hdf5")):
+        known = json.loads(_child([_LIST, dataset_id.rpartition("-v")[0]], dataset_id, _REACH_SECONDS) or "[]")
+        if dataset_id not in known:
+            others = f"; it has {', '.join(known)}" if known else ""
+            raise MissingInputError(f"fetch.minari.dataset: the remote has no dataset {dataset_id!r}{others}")
+        _child([_DOWNLOAD, dataset_id, "again" if folder.exists() else "new"], dataset_id, _DOWNLOAD_SECONDS)
+    return folder
+
+
+def _child(script: list[str], dataset_id: str, seconds: float) -> str:
+    """Run a line of Python with arguments in a process of its own and return the last line it printed."""
+    what = f"fetch.minari.dataset: the remote of {dataset_id!r}"
+    remedy = "check the network, or give a local folder"
+    command = [sys.executable, "-c", *script]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=True
+        )
+    except subprocess.TimeoutExpired as error:
+        raise MissingInputError(f"{what} did not answer within {seconds:g} s; {remedy}") from error
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.strip().rpartition("\n")[2].strip()[:300] or f"exit code {error.returncode}"
+        raise MissingInputError(f"{what} cannot be used ({reason}); {remedy}") from error
+    return done.stdout.strip().rpartition("\n")[2]

@@ -35,13 +35,11 @@ def compare(recorded: Space, shows: Space) -> None:
 
 
 def read_rows(group: h5py.Group, name: str, recorded: Space | None, shows: Space | None) -> Array:
-    """Read observations as rows `[n, O]` float32.
+    """Read observations, a dataset or, for a Dict or Tuple, a group, as rows `[n, O]` float32.
 
     Args:
-        group: where they lie.
-        name: a dataset's name, or a group's for a Dict or Tuple.
-        recorded: the space that they were recorded in; `shows` where the file does not say.
-        shows: the environment's observation space; None where the file holds rows already.
+        recorded: the space that they were recorded in; `shows` if the file does not say.
+        shows: the environment's observation space; None if the file holds rows already.
     """
     if shows is None:
         rows = float32(numbers(group, name, "fiu", rank=2))

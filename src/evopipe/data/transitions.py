@@ -31,57 +31,41 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """`N` transitions, one row each.
+    """`N` transitions, one row each."""
 
-    Attributes:
-        obs: `[N, O]` float32.
-        action: `[N]` int64, indices from 0 whatever the action space starts at; or `[N, A]` float32 in [-1, 1],
-            relative to the action space's bounds.
-        reward: `[N]` float32.
-        terminated: `[N]` bool; `next_obs` has no future.
-        truncated: `[N]` bool; the episode was cut after this step, `next_obs` is still its true next observation.
-        next_obs: `[N, O]` float32.
-        episode: `[N]` int64, the episode's number.
-    """
-
-    obs: Array
-    action: Array
-    reward: Array
-    terminated: Array
-    truncated: Array
-    next_obs: Array
-    episode: Array
+    obs: Array  # [N, O] float32
+    action: Array  # [N] int64, indices from 0; or [N, A] float32 in [-1, 1], relative to the action space's bounds
+    reward: Array  # [N] float32
+    terminated: Array  # [N] bool; `next_obs` has no future
+    truncated: Array  # [N] bool; the episode was cut after this step, `next_obs` is still its true next observation
+    next_obs: Array  # [N, O] float32
+    episode: Array  # [N] int64, the episode's number
 
     def __len__(self) -> int:
         return len(self.action)
 
 
 def pack(episodes: Sequence[Episode], relative: Callable[[Array], Array]) -> Transitions:
-    """Flatten episodes into transitions.
+    """Flatten episodes, at least one, into transitions.
 
-    Args:
-        episodes: at least one.
-        relative: from the environment's own actions `[N, …]` to indices from 0, or to vectors in [-1, 1].
+    `relative` turns the environment's own actions `[N, …]` into indices from 0, or into vectors in [-1, 1].
     """
+    whole = {
+        name: np.concatenate([getattr(episode, name) for episode in episodes])
+        for name in ("reward", "terminated", "truncated")
+    }
     return Transitions(
         obs=np.concatenate([episode.obs[:-1] for episode in episodes]),
         action=relative(np.concatenate([episode.action for episode in episodes])),
-        reward=np.concatenate([episode.reward for episode in episodes]),
-        terminated=np.concatenate([episode.terminated for episode in episodes]),
-        truncated=np.concatenate([episode.truncated for episode in episodes]),
         next_obs=np.concatenate([episode.obs[1:] for episode in episodes]),
         episode=np.repeat(np.arange(len(episodes)), [len(episode) for episode in episodes]),
+        **whole,
     )
 
 
 def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, Any]) -> None:
-    """Write transitions and their statistics as one sealed HDF5 file, atomically; equal content gives equal bytes.
-
-    Observations that are images of bytes from end to end are bytes in it.
-
-    Raises:
-        DiskError: it cannot be written.
-    """
+    """Write transitions and their statistics as one sealed HDF5 file, atomically; equal content gives equal bytes, and
+    `DiskError` if that fails. Observations that are images of bytes from end to end are bytes in it."""
     memory = io.BytesIO()
     with h5py.File(memory, "w", userblock_size=SEAL) as file:
         file.attrs["format"] = _FORMAT
@@ -130,12 +114,8 @@ def _read(file: h5py.File, name: str, limit: int | None) -> Array:
 
 
 def statistics(transitions: Transitions, num_actions: int) -> dict[str, Any]:
-    """Describe transitions as plain numbers.
-
-    Returns:
-        Counts, returns by episode, reward, each observation element, and how often each action was taken, or each
-        element of continuous ones.
-    """
+    """Describe transitions as plain numbers: counts, returns by episode, reward, each observation element, and how
+    often each action was taken, or each element of continuous ones."""
     returns = np.bincount(transitions.episode, weights=transitions.reward.astype(np.float64))
     lengths = np.bincount(transitions.episode).astype(np.float64)
     played = lengths > 0

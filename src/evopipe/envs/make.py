@@ -13,13 +13,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 import gymnasium
 
 from evopipe.envs.team import TeamEnv
 from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, did_you_mean, said, text_of
+from evopipe.own import import_module
 from evopipe.schema.blocks import EnvConfig, WrapperConfig
 from evopipe.watchdog import Hung, Watchdog
 
@@ -153,7 +153,7 @@ def _find_team(env_id: str) -> Callable[..., Any] | None:
         return None
     for home in () if module or "/" in name else _HOMES:
         if importlib.util.find_spec(home) is not None and importlib.util.find_spec(f"{home}.{name}") is not None:
-            source = _imported(f"{home}.{name}", "env.id")
+            source = import_module(f"{home}.{name}", "env.id")
             function: Callable[..., Any] = getattr(source, "parallel_env", None) or source.env
             return function
     # What is registered by a module of one's own has imported PettingZoo.
@@ -170,7 +170,7 @@ def _import_module(env_id: str) -> None:
     module, _, name = env_id.partition(":")
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module) or not name or ":" in name:
         raise ParamsError(f"env.id: {env_id!r} is not of the form 'module:EnvId'")
-    _imported(module, "env.id")
+    import_module(module, "env.id")
 
 
 def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig, cfg: EnvConfig, key: str) -> gymnasium.Env[Any, Any]:
@@ -186,7 +186,7 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig, cfg: EnvConfi
     kwargs = {name: tuple(value) if isinstance(value, list) else value for name, value in wrapper.kwargs.items()}
     try:
         with guard(cfg):
-            source = _imported(module or "gymnasium.wrappers", key)
+            source = import_module(module or "gymnasium.wrappers", key)
             if not hasattr(source, name):
                 raise ParamsError(f"{key}: the module {module!r} has no {name!r}{did_you_mean(name, vars(source))}")
             kind = getattr(source, name)
@@ -202,21 +202,6 @@ def _wrapped(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig, cfg: EnvConfi
         text = " ".join(said(error).split())
         raise ParamsError(f"{key}: {wrapper.name}{given} cannot be put around {cfg.id!r}: {text}") from error
     return made
-
-
-def _imported(module: str, key: str) -> ModuleType:
-    folder = os.getcwd()
-    if folder not in sys.path:  # stays there: the environment's constructor may import from its project too
-        sys.path.append(folder)  # last: a file there takes the place of no package
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        missing = error.name or module
-        if module == missing or module.startswith(missing + "."):
-            raise ParamsError(f"{key}: no module named {missing!r} in {folder} or among the packages") from error
-        raise ParamsError(f"{key}: module {module!r} needs the package {missing!r}; install it") from error
-    except (Exception, SystemExit) as error:
-        raise EnvironmentFailed(f"{key}: importing {module!r} raised {said(error)}") from error
 
 
 def _explain(error: BaseException, cfg: EnvConfig) -> NoReturn:

@@ -267,3 +267,16 @@ class TeamSpace:
         except ParamsError as error:
             raise ValueError(str(error)) from error
         return found
+
+
+def read_spaces(env: gymnasium.Env[Any, Any]) -> tuple[Spaces, dict[str, Any]]:
+    """Return what an algorithm knows of an environment's spaces, and how a policy's description has them.
+
+    Raises:
+        ParamsError: they are not served.
+    """
+    if isinstance(env, TeamEnv):
+        team = TeamSpace.of(env)
+        return team.spaces, team.to_json()
+    action, observation = ActionSpace.of(env.action_space), ObservationSpace.of(env.observation_space)
+    return action.spaces(observation), action.to_json() | observation.to_json()

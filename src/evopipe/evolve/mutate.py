@@ -61,11 +61,8 @@ NONE = Mutation("none")
 
 
 def read_births(data: Any, members: int) -> list[Mutation]:
-    """Return the mutations that a population was born with, one a member, from what `Mutation.to_json` gave.
-
-    Raises:
-        DataError: they are something else.
-    """
+    """Return the mutations that a population was born with, one a member, from what `Mutation.to_json` gave; what is
+    something else is a `DataError`."""
     try:
         births = TypeAdapter(list[Mutation]).validate_python(data)
     except ValidationError:

@@ -140,7 +140,7 @@ def breed_of(
     Raises:
         ParamsError: the algorithm does not serve them, or a setting is out of its bounds.
     """
-    params = parse_params(
+    params = params_of(
         {
             "seed": seed,
             "env": {"id": NOWHERE, "num_envs": num_envs},
@@ -154,6 +154,18 @@ def breed_of(
         }
     )  # fmt: skip
     return build(params, observations, actions)
+
+
+def params_of(data: Mapping[str, Any]) -> Params:
+    """Return the parameters of a run in environments, see `parse_params`.
+
+    Raises:
+        ParamsError: they cannot be used, or are a language model's.
+    """
+    params = parse_params(data)
+    if not isinstance(params, Params):
+        raise ParamsError("language: these are parameters of a language model, which has functions of its own")
+    return params
 
 
 def build(params: Params, observations: Any, actions: Any) -> Breed:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evopipe.errors import DataError, EvopipeError
-from evopipe.face.breed import Breed, build, by_agent, device_of
-from evopipe.schema.params import parse_params
+from evopipe.face.breed import Breed, build, by_agent, device_of, params_of
 from evopipe.storage import members
 
 _FORMAT, _REMEDY = "agent 1", "save the agent again"
@@ -31,7 +30,7 @@ def read(folder: Path, device: Any = None) -> tuple[Any, Breed, dict[str, Any]]:
     """
     (member, *_), about = members.read(folder, {"format": _FORMAT}, _REMEDY)
     try:
-        params = parse_params(about["params"])
+        params = params_of(about["params"])
         if device is not None:
             runtime = params.runtime.model_copy(update={"device": device_of(device)})
             params = params.model_copy(update={"runtime": runtime})

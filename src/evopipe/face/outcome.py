@@ -17,6 +17,7 @@ from evopipe.face.breed import Breed
 from evopipe.keys import content_key, state_folder
 from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Champion, Run
+from evopipe.run.spec import Spec
 from evopipe.schema.params import Params
 from evopipe.stages import tracking
 from evopipe.stages.setup import about_spec
@@ -34,7 +35,7 @@ class Checkpoints:
     """
 
     def __init__(
-        self, run: Run, agents: Callable[[], list[Agent]], every: int | None, path: str, overwrite: bool
+        self, run: Run[Spec], agents: Callable[[], list[Agent]], every: int | None, path: str, overwrite: bool
     ) -> None:
         self._run, self._agents, self._every, self._path, self._overwrite = run, agents, every, path, overwrite
         self._saved = self._generation = 0
@@ -78,7 +79,7 @@ class Delivery:
 
 
 @contextlib.contextmanager
-def deliver(params: Params, key: str | None, run: Run, breed: Breed, folder: Path) -> Iterator[Delivery]:
+def deliver(params: Params, key: str | None, run: Run[Spec], breed: Breed, folder: Path) -> Iterator[Delivery]:
     """Bring a training to the trackers that are asked for; without any its log stays in `folder`.
 
     Raises:

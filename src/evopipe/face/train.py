@@ -19,6 +19,7 @@ from evopipe.envs.make import opened
 from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError, translate_failures
 from evopipe.face.agent import Agent
+from evopipe.face.breed import params_of
 from evopipe.face.evolution import Mutations, TournamentSelection
 from evopipe.face.given import config_of
 from evopipe.face.outcome import Checkpoints, deliver, save_policy
@@ -27,7 +28,7 @@ from evopipe.face.settings import algorithm_of, block_of
 from evopipe.machine import configure
 from evopipe.run.drive import begin, train
 from evopipe.run.learners import learner_count
-from evopipe.schema.params import Params, parse_params
+from evopipe.schema.params import Params
 from evopipe.signals import StopSignal
 from evopipe.stages.setup import make_spec
 from evopipe.storage.checkpoint import CheckpointStore
@@ -140,7 +141,7 @@ class Call:
                 for name, each in self.mutation.ranges(self.name, breed.spec.traits.evolve).items()
             }
         seed = None if self.mutation is None else self.mutation.rand_seed
-        return parse_params(
+        return params_of(
             {
                 "seed": breed.params.seed if seed is None else seed,
                 "env": env.model_dump(),

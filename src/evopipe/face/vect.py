@@ -13,9 +13,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from evopipe.envs import make
 from evopipe.envs.team import TeamEnv
 from evopipe.errors import UsageError
+from evopipe.face.breed import params_of
 from evopipe.face.given import made_by, remember
 from evopipe.schema.blocks import EnvConfig
-from evopipe.schema.params import parse_params
 
 _Bools = npt.NDArray[np.bool_]
 
@@ -152,5 +152,5 @@ def make_vect_envs(
         config = made_by(make_env, num_envs)
     else:
         block = {"id": env_name, "num_envs": num_envs, "kwargs": env_kwargs, "wrappers": list(wrappers)}
-        config = parse_params({"env": block, "train": {"evo_steps": max(5_000, num_envs)}}).env
+        config = params_of({"env": block, "train": {"evo_steps": max(5_000, num_envs)}}).env
     return TeamEnvs(config) if make.is_team(config) else VectEnvs(config, seed)

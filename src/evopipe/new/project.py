@@ -24,9 +24,7 @@ _REQUIREMENTS = "requirements.txt"
 def make(folder: Path, env_id: str | None = None) -> str:
     """Write a project, dvc.yaml, params.yaml, an environment, README, and a git and DVC repository; say what was made.
 
-    Args:
-        folder: where; it must not exist, or be empty.
-        env_id: an environment that is installed; None: an example of one's own, `my_env.py`.
+    Without the id of an installed environment it has an example of one's own, `my_env.py`.
 
     Raises:
         UsageError: the folder is not empty, or is a file.
@@ -54,12 +52,7 @@ def make(folder: Path, env_id: str | None = None) -> str:
 
 
 def contents(name: str, env_id: str | None = None) -> dict[str, str]:
-    """Return the files of a project: its texts by path.
-
-    Args:
-        name: the project's name.
-        env_id: as `make`.
-    """
+    """Return the files of a project called `name`: its texts by path; see `make`."""
     stub = env_id is None
     row = f"| `{_MODULE}` | the environment: replace it by yours; `evopipe env check {_STUB}` tries it |\n"
     readme = Template(_text("README.md")).substitute(name=name, env=env_id or _STUB, environment=row if stub else "")

@@ -56,13 +56,9 @@ def style() -> Iterator[None]:
 
 
 class Plot:
-    """One figure with its axes.
+    """One figure with its axes, in pixels; `margins` of the axes are left, right, top and bottom.
 
-    Args:
-        name: its name on the page; it keeps the ids of different figures apart.
-        width, height: in pixels.
-        margins: left, right, top, bottom of the axes, in pixels.
-        head: what the vertical axis shows, written above it.
+    Its name keeps the ids of different figures apart; `head` says what the vertical axis shows, above it.
     """
 
     def __init__(
@@ -123,11 +119,7 @@ class Plot:
         found.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
 
     def svg(self, label: Markup) -> Markup:
-        """Return it as an `<svg>` element that says what it shows.
-
-        Raises:
-            KeyError: something has a colour that is not in the palette.
-        """
+        """Return it as an `<svg>` element that says what it shows; a colour that no palette has is a KeyError."""
         import matplotlib
 
         stream = io.BytesIO()

@@ -26,8 +26,8 @@ def page(folder: str | Path, params: Mapping[str, Any]) -> str:
         params: the parameters to show, in the layout of `params.yaml`.
 
     Raises:
-        MissingInputError: a file of the run is not there.
-        DataError: a file of the run is damaged, or the run is another one than the parameters describe.
+        MissingInputError, DataError: a file of the run is not there, or is damaged.
+        DataError: the run is another one than the parameters describe.
     """
     run, elite = read(Path(folder)), Path(folder) / ELITE
     wanted = {"algo": params.get("train", {}).get("algo"), "env": params.get("env", {}).get("id")}

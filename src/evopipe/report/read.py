@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
@@ -106,11 +106,18 @@ class _Summary:
 class _Score:
     mean: float
     interval: tuple[float, float]
+    agents: Mapping[str, float] = field(default_factory=dict)
+    groups: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class _Evaluation:
     elite: _Score
+
+
+@dataclass(frozen=True)
+class _WithBase:
+    base: _Score
 
 
 @dataclass(frozen=True)
@@ -127,6 +134,8 @@ class _Held:
     mean: float
     interval: tuple[float, float]
     episodes: tuple[_Episode, ...]  # at least one
+    agents: Mapping[str, float]  # the mean return of each agent of a team; none where one agent acts
+    groups: Mapping[str, float]  # and of each group's agents, summed up
 
     @property
     def returns(self) -> list[float]:
@@ -156,6 +165,32 @@ class Payoff:
 
 
 @dataclass(frozen=True)
+class Said:
+    """What a completion was, and its reward, None where none could be given."""
+
+    text: str
+    reward: float | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A held-out prompt, and what the elite and the base make of it."""
+
+    prompt: str
+    elite: Said
+    base: Said
+
+
+@dataclass(frozen=True)
+class Told:
+    """What language models did: means of each generation by name, and completions."""
+
+    measures: Mapping[str, Mapping[Key, float | str]]
+    completions: tuple[Completion, ...]
+    base: float  # the base's mean score
+
+
+@dataclass(frozen=True)
 class Run:
     """One finished run; `policy` is the elite's `policy.json`, `members` are those of the last population."""
 
@@ -166,6 +201,7 @@ class Run:
     elite: _Held
     members: tuple[_Held, ...]
     timing: tuple[_Timing, ...]
+    told: Told | None = None  # of language models
 
     @cached_property
     def slots(self) -> int:
@@ -214,32 +250,53 @@ class Run:
 
 
 def read(folder: Path) -> Run:
-    """Read a finished run from the folder that holds its `reports/` and `models/elite/`.
-
-    Raises:
-        MissingInputError: a file is not there.
-        DataError: a file is damaged, or does not hold what its stage writes.
-    """
+    """Read a finished run from the folder that holds its `reports/` and `models/elite/`; `MissingInputError` if a file
+    is not there, `DataError` if one does not hold what its stage writes."""
     for out in (*layout.OUTS["train"][1:], *layout.OUTS["evaluate"], layout.ELITE):  # all but the trained members
         layout.need(folder, out)
     best = _json(folder, layout.EVALUATION, _Evaluation).elite
     scores = {"elite": best, **_json(folder, layout.MEMBERS, dict[str, _Score])}
     episodes = _rows(folder, layout.EPISODES, _Episode)
     held = {name: tuple(episode for episode in episodes if episode.member == name) for name in scores}
-    for name in scores:
+    for name, score in scores.items():
         if not held[name]:
             raise _unlike(folder, layout.EPISODES, f"no episode of {name}")
-    elite, *last = (_Held(n.replace("member_", "slot "), at.mean, at.interval, held[n]) for n, at in scores.items())
+        if (score.agents.keys(), score.groups.keys()) != (best.agents.keys(), best.groups.keys()):
+            raise _unlike(folder, layout.MEMBERS, f"{name}: other agents or groups than the elite's")
     policy = read_folder(folder / layout.ELITE, only=("policy.json",))["policy.json"]
+    about = parse_json(policy, str(folder / layout.ELITE / "policy.json"))
+    order = [str(agent["id"]) for agent in about.get("team", ())]  # files have names sorted
+    if sorted(order) != sorted(best.agents):
+        raise _unlike(folder, layout.EVALUATION, "other agents than the policy's")
+    elite, *last = (
+        _Held(n.replace("member_", "slot "), at.mean, at.interval, held[n], {a: at.agents[a] for a in order}, at.groups)
+        for n, at in scores.items()
+    )
     return Run(
         generations=_rows(folder, layout.FITNESS, _Generation),
         nodes=_nodes(read_lineage(read_bytes(folder / layout.LINEAGE), str(folder / layout.LINEAGE))),
         summary=_json(folder, layout.TRAIN, _Summary),
-        policy=parse_json(policy, str(folder / layout.ELITE / "policy.json")),
+        policy=about,
         elite=elite,
         members=tuple(last),
         timing=_rows(folder, layout.TIMING, _Timing),
+        told=_told(folder) if about.get("kind") == "language" else None,
     )
+
+
+def _told(folder: Path) -> Told:
+    """Read what language models did; MissingInputError or DataError as `read`."""
+    for out in (layout.MEASURES, layout.COMPLETIONS):
+        layout.need(folder, out)
+    measures: dict[str, dict[Key, float | str]] = {}
+    for row in _rows(folder, layout.MEASURES, dict[str, float | Literal[""]]):
+        key = int(row.pop("generation") or 0), int(row.pop("slot") or 0)
+        for name, value in row.items():
+            if isinstance(value, float):
+                measures.setdefault(name, {})[key] = value
+    base = _json(folder, layout.EVALUATION, _WithBase).base.mean
+    measures = {name: column for name, column in measures.items() if len(set(column.values())) > 1}
+    return Told(measures, _json(folder, layout.COMPLETIONS, tuple[Completion, ...]), base)
 
 
 def _nodes(lineage: Sequence[Record]) -> dict[Key, Node]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evopipe.run.spec import Spec
+from evopipe.run.spec import Job
 
 
 @dataclass
@@ -25,8 +25,8 @@ class Clock:
     rewarded: bool = False  # whether any reward so far, of the dataset or of a step, was another than 0
 
     @classmethod
-    def of(cls, spec: Spec, members: int) -> Clock:
-        envs, train = spec.env.num_envs, spec.train
+    def of(cls, spec: Job, members: int) -> Clock:
+        envs, train = spec.each, spec.train
         return cls(members, envs, -(-train.evo_steps // envs), -(-train.max_steps // envs))
 
     @property

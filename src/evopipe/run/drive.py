@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -49,7 +49,7 @@ def begin(
     workers: Workers | None = None,
     learners: int = 1,
     collect_rollouts: CollectRollouts | None = None,
-) -> Run:
+) -> Run[Spec]:
     """Return a run at its beginning, in the regime of its algorithm.
 
     For warm, workers and learners see `Setup`, for collect_rollouts `OnPolicy`. Raises UsageError if `collect_rollouts`
@@ -71,7 +71,7 @@ def begin(
 
 
 def train(
-    run: Run,
+    run: Run[Any],
     store: CheckpointStore,
     save_seconds: float,
     stop: StopSignal,
@@ -93,12 +93,12 @@ def train(
         _warn(tracker, loaded.warnings)
         if lost := run.restore(loaded.tensors, loaded.meta):
             sentence = (
-                f"{lost} environments did not return to where they were: {spec.env.id} is not a function of its seed "
+                f"{lost} environments did not return to where they were: {spec.name} is not a function of its seed "
                 "and actions. They begin new episodes; the run goes on, but not bit for bit"
             )
             _warn(tracker, [sentence])
         resumed = clock.step
-    tracker.emit(Start("train", spec.env.id, spec.train.algo, clock.members, clock.total * clock.envs, resumed))
+    tracker.emit(Start("train", spec.name, spec.train.algo, clock.members, clock.total * clock.envs, resumed))
     _warn(tracker, run.regime.remarks)
     saver = _Saver(run, store, save_seconds)
 
@@ -138,7 +138,7 @@ def _warn(tracker: Tracker, sentences: Iterable[str]) -> None:
         tracker.emit(Message("warning", sentence))
 
 
-def _drive(run: Run, tracker: Tracker, stop: Callable[[], bool], save: Callable[[], None]) -> None:
+def _drive(run: Run[Any], tracker: Tracker, stop: Callable[[], bool], save: Callable[[], None]) -> None:
     """Advance a run until it ends or `stop` says so, then the caller saves; `save` is called between ticks."""
     watch, clock = _Stopwatch(run), run.clock
     while not run.reason and not stop():
@@ -167,7 +167,7 @@ def _drive(run: Run, tracker: Tracker, stop: Callable[[], bool], save: Callable[
 class _Stopwatch:
     """Wall time for people; no state of the run depends on it."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run[Any]) -> None:
         clock = run.clock
         self.run, self.clock, self.shown = run, clock, 0.0
         self.began = self.lapped = time.perf_counter()
@@ -203,7 +203,7 @@ class _Stopwatch:
 class _Saver:
     """Saves every so many seconds, and never more often than a hundredth of wall time allows."""
 
-    def __init__(self, run: Run, store: CheckpointStore, seconds: float) -> None:
+    def __init__(self, run: Run[Any], store: CheckpointStore, seconds: float) -> None:
         self.run, self.store, self.seconds = run, store, seconds
         self.last, self.cost = time.perf_counter(), 0.0
 

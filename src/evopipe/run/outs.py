@@ -17,7 +17,7 @@ CURVE = ("generation", "step", "env_steps", "eval_steps", "best", "mean", "elite
 TIMING = ("generation", "seconds", "env_steps", "eval_steps")
 
 
-def write_results(run: Run, champion: Champion, about: Mapping[str, Any], folder: Path) -> None:
+def write_results(run: Run[Any], champion: Champion, about: Mapping[str, Any], folder: Path) -> None:
     """Write what a run that has ended leaves, but for the timing: the elite stands behind the members. `about` says
     what they were made for. No clock is in any of it, so that equal runs give equal bytes."""
     elite = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -24,9 +24,10 @@ from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes
 from evopipe.run.regime import Regime
-from evopipe.run.spec import Spec
+from evopipe.run.spec import Job
 from evopipe.storage import members as stored
 
+JobT = TypeVar("JobT", bound=Job)
 _DIVERGED_IN_A_ROW = 3
 _BROKEN_SHARE = 0.1  # of a member's evaluation episodes that may be broken
 
@@ -43,7 +44,7 @@ class Champion:
     generation: int
 
 
-class Run:
+class Run(Generic[JobT]):
     """Generations of a population: its members, champion and lineage; `advance` and `close` are its regime's.
 
     The state between two ticks is `state()`: from it `restore()` continues bit for bit.
@@ -51,7 +52,7 @@ class Run:
 
     def __init__(
         self,
-        spec: Spec,
+        spec: JobT,
         regime: Regime,
         clock: Clock,
         members: Sequence[Member],
@@ -118,10 +119,7 @@ class Run:
         seeds = self.spec.seeds(Purpose.EVALUATE, self.spec.train.eval_episodes)
         played = self.regime.evaluate(cohorts, seeds, stopped)
         if not np.isfinite(played.returns).any():
-            raise EnvironmentFailed(
-                f"environment {self.spec.env.id!r} returned non-finite observations or rewards in every evaluation "
-                f"episode: mend it; `evopipe env check {self.spec.env.id}` may show where"
-            )
+            raise EnvironmentFailed(self.spec.broken)
         members = []
         for member, returns in zip(dissolve(cohorts), played.returns, strict=True):
             # Few broken episodes are left out; a member with many must not be judged by those that went well.
@@ -165,7 +163,8 @@ class Run:
     def _reached(self) -> bool:
         if self.champion is None or self.target is None or not self.champion.confirmed:
             return False
-        return self.champion.score - self.spec.train.target_sigmas * self.champion.error >= self.target
+        sigmas: float = self.spec.train.target_sigmas
+        return self.champion.score - sigmas * self.champion.error >= self.target
 
     def _evolve(self, members: Sequence[Member], fitness: np.ndarray) -> None:
         p = self.spec

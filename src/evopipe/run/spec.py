@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from evopipe.core.fit import forms_of_networks, forms_of_rows
 from evopipe.core.fit import misfit as misfit_of
 from evopipe.core.graphs import Paths
 from evopipe.core.member import Member, tensor_kinds
-from evopipe.core.structure import Widths, acting_networks
+from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.errors import DataError, ParamsError
 from evopipe.evolve.mutate import NONE, Mutation, Traits, mutate
 from evopipe.rng import Purpose
@@ -31,6 +31,40 @@ from evopipe.types import Spaces
 
 if TYPE_CHECKING:
     from evopipe.schema.blocks import TrainConfig
+
+
+class Job(Protocol):
+    """What a `Run` asks of its configuration, whether its members live in environments or write text."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def train(self) -> Any: ...
+    @property
+    def tournament(self) -> TournamentConfig: ...
+    @property
+    def mutation(self) -> MutationConfig: ...
+    @property
+    def algo(self) -> Algorithm: ...
+    @property
+    def algo_config(self) -> Any: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def broken(self) -> str: ...
+    @property
+    def each(self) -> int: ...
+    @property
+    def widths(self) -> Mapping[str, Widths]: ...
+    @property
+    def rates(self) -> list[str]: ...
+    @property
+    def traits(self) -> Traits: ...
+    def architecture(self) -> Architecture: ...
+    def form(self, members: Sequence[Member]) -> list[Cohort]: ...
+    def form_alone(self, member: Member) -> list[Cohort]: ...
+    def check(self, members: Sequence[Member]) -> str | None: ...
+    def seeds(self, purpose: Purpose, n: int) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -64,6 +98,31 @@ class Spec:
                 f"generation may hold (train.evo_steps {self.train.evo_steps}, an update every {every:g} steps): the "
                 "policy would never move; lower it, or raise train.evo_steps"
             )
+
+    @property
+    def name(self) -> str:
+        """What it is called where runs are listed."""
+        return self.env.id
+
+    @property
+    def broken(self) -> str:
+        """What to say where no evaluation gave a score."""
+        return (
+            f"environment {self.name!r} returned non-finite observations or rewards in every evaluation episode: mend "
+            f"it; `evopipe env check {self.name}` may show where"
+        )
+
+    @property
+    def each(self) -> int:
+        """Steps of a member that a tick counts as."""
+        return self.env.num_envs
+
+    def architecture(self) -> Architecture:
+        """Return what members start with; ParamsError where it cannot be built."""
+        try:
+            return Arch.start(self.algo_config.network, self.spaces.images)
+        except ParamsError as error:
+            raise ParamsError(f"algos.{self.train.algo}.{error}") from None
 
     @property
     def widths(self) -> dict[str, Widths]:
@@ -154,13 +213,10 @@ class Spec:
         return seeds
 
 
-def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
+def first_members(spec: Job, size: int) -> tuple[list[Member], list[Mutation]]:
     """Make the initial population; return its mutations too: none unless `evolution.mutation.before_training`."""
     keys = [int(key) for key in rng.member_keys(spec.seed, range(size))]
-    try:
-        arch = Arch.start(spec.algo_config.network, spec.spaces.images)
-    except ParamsError as error:
-        raise ParamsError(f"algos.{spec.train.algo}.{error}") from None
+    arch = spec.architecture()
     hyper = {name: getattr(spec.algo_config, name) for name in evolvable(spec.algo.Config)}
     bare = [Member(slot, slot, None, key, arch, dict(hyper), {}) for slot, key in enumerate(keys)]
     rows: dict[str, list[Tensor]] = {}
@@ -176,7 +232,7 @@ def first_members(spec: Spec, size: int) -> tuple[list[Member], list[Mutation]]:
     return [member for member, _ in born], [mutation for _, mutation in born]
 
 
-def go_on(spec: Spec, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
+def go_on(spec: Job, trained: Sequence[Member], fresh: Sequence[Member]) -> tuple[list[Member], list[Mutation]]:
     """Let trained members take the places of fresh ones, again from the first on if they are fewer.
 
     Raises:

@@ -398,7 +398,9 @@ class TrackingConfig(Schema):
     backends: _Names[Tracker] = Field(
         ("mlflow",), description="trackers that runs are brought to; none: the local log only"
     )
-    experiment: _Name | None = Field(None, description="name that gathers runs in the tracker; null: `env.id`")
+    experiment: _Name | None = Field(
+        None, description="name that gathers runs in the tracker; null: `env.id`, or `language.task`"
+    )
     register_as: _Name | None = Field(None, description="model name under which MLflow registers the elite; null: none")
     finish_seconds: float = Field(
         60.0, ge=0.0, le=86_400.0, description="how long a tracker may go on, in the background, after the run"

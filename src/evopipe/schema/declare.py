@@ -86,10 +86,8 @@ def hyper(
     """Declare one hyper-parameter of an algorithm.
 
     Args:
-        default: value where a caller gives none (`params.yaml` gives all); without it for a type, `Annotated`.
-        doc: what it does.
-        unit: its unit, empty where it has none.
-        raising: what raising it does.
+        default: value if a caller gives none (`params.yaml` gives all); without it for a type, `Annotated`.
+        doc: what it does, `unit` its unit, `raising` what raising it does.
         evolvable: whether the RL hyper-parameter mutation may change it. Such a value becomes a tensor `[P]`.
         **bounds: pydantic's `gt`, `ge`, `lt`, `le`.
     """
@@ -120,6 +118,20 @@ class AlgoConfig(Schema):
         config = self.model_copy()
         config._spaces = spaces
         return config
+
+
+def out_of_bounds(config: Any, name: str) -> Iterator[Problem]:
+    """Tell ends of a hyper-parameter's range that it could not be set to by hand."""
+    whole = type(config).model_fields[name].annotation is int
+    for end in ("min", "max"):
+        value = getattr(config.evolve[name], end)
+        if whole and not value.is_integer():
+            yield ("evolve", name, end), f"{name} is a whole number, got {value}"
+            continue
+        try:
+            type(config).model_validate({**dict(config), name: int(value) if whole else value})
+        except ValidationError as error:
+            yield ("evolve", name, end), f"{name} cannot be {value:g}: {error.errors()[0]['msg']}"
 
 
 # --- what is wrong with a block ---------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 from pydantic import Field, ValidationError, ValidationInfo, create_model, field_validator
 
@@ -20,8 +20,9 @@ from evopipe.schema.blocks import (
     TrackingConfig,
     TrainConfig,
 )
-from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain, located
+from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain, located, out_of_bounds
 from evopipe.schema.read import read_yaml
+from evopipe.schema.text import LanguageParams
 from evopipe.types import Spaces
 
 MAX_PROBLEMS = 50
@@ -30,6 +31,8 @@ _MAX_ENVIRONMENTS = 65_536
 
 class Params(Schema):
     """All of `params.yaml`."""
+
+    of_text: ClassVar[bool] = False  # whether members are language models
 
     class Population(Schema):
         """The initial population."""
@@ -83,11 +86,7 @@ class Params(Schema):
         return self.algos[self.train.algo]
 
     def at(self, path: str) -> Any:
-        """Return what stands at a dotted key, as JSON data.
-
-        Raises:
-            UsageError: nothing does.
-        """
+        """Return what stands at a dotted key, as JSON data; `UsageError` if nothing does."""
         value: Any = self.model_dump(mode="json")
         for step in path.split("."):
             if isinstance(value, list):
@@ -133,6 +132,10 @@ class Params(Schema):
         export = info.data.get("export")
         if tracking.register_as and export is not None and not export.program:
             raise located([(("register_as",), "MLflow serves the elite's program: set export.program to true")])
+        train = info.data.get("train")
+        if tracking.register_as and train is not None and registry.get(train.algo).TEAM:
+            sentence = f"MLflow serves one program, and a team of {train.algo} has one for each agent: set it to null"
+            raise located([(("register_as",), sentence)])
         return tracking
 
     @field_validator("algos")
@@ -166,7 +169,10 @@ class Params(Schema):
         return parsed
 
 
-def load_params(path: str | os.PathLike[str] = "params.yaml") -> Params:
+AnyParams: TypeAlias = Params | LanguageParams
+
+
+def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
     """Read and check a params file. It must be complete, for DVC does not see defaults that live in code.
 
     Raises:
@@ -175,25 +181,28 @@ def load_params(path: str | os.PathLike[str] = "params.yaml") -> Params:
             what is wrong and what to do.
     """
     document = read_yaml(path)
+    schema = _schema_of(document.data)
     try:
-        return Params.model_validate(document.data, context=COMPLETE)
+        return schema.model_validate(document.data, context=COMPLETE)
     except ValidationError as error:
-        found = explain(error, Params, document.data)
+        found = explain(error, schema, document.data)
     placed = sorted((document.mark(keys), _line(keys, sentence)) for keys, sentence in found)
     raise _refusal(f"{document.name}:{line}:{column}: {text}" for (line, column), text in placed)
 
 
-def parse_params(data: Mapping[str, Any]) -> Params:
-    """Check a mapping in the layout of `params.yaml`; keys that are not given take their defaults.
-
-    Raises:
-        ParamsError: the mapping cannot be used; the message has one line for each problem.
-    """
+def parse_params(data: Mapping[str, Any]) -> AnyParams:
+    """Check a mapping in the layout of `params.yaml`; keys that are not given take their defaults, and one that cannot
+    be used is a `ParamsError` with a line for each problem."""
+    schema = _schema_of(data)
     try:
-        return Params.model_validate(data)
+        return schema.model_validate(data)
     except ValidationError as error:
-        found = explain(error, Params, data)
+        found = explain(error, schema, data)
     raise _refusal(_line(*problem) for problem in found)
+
+
+def _schema_of(data: Mapping[str, Any]) -> type[Params] | type[LanguageParams]:
+    return LanguageParams if "language" in data else Params
 
 
 def _line(keys: tuple[str | int, ...], sentence: str) -> str:
@@ -227,7 +236,11 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
         least = f"must be at least env.num_envs ({env.num_envs}), for one step of all environments counts as that many"
         yield ("evo_steps",), f"{least}, got {train.evo_steps}"
     if train.algo not in registry.names():
-        yield ("algo",), f"unknown algorithm {train.algo!r}{suggestion(train.algo, registry.names())}"
+        sentence = f"unknown algorithm {train.algo!r}{suggestion(train.algo, registry.names())}"
+        if train.algo in registry.names(of_text=True):
+            sentence = f"{train.algo} trains language models: put `language` in the place of `env`, or take "
+            sentence += ", ".join(registry.names())
+        yield ("algo",), sentence
         return
     algo = registry.get(train.algo)
     memory = train.mode == "online" and not registry.on_policy(algo)
@@ -236,10 +249,9 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
         yield ("replay", "n_step"), f"{holds}; lower it, or raise train.replay.capacity; got {train.replay.n_step}"
     if train.mode == "online" and algo.OFFLINE_ONLY:
         yield ("mode",), f"{train.algo} only learns from a dataset: set it to offline"
-    elif train.mode == "offline" and registry.on_policy(algo):
-        yield ("mode",), f"{train.algo} only learns from its own steps: set it to online"
-    elif algo.TEAM and train.mode == "offline":
-        yield ("mode",), f"{train.algo} is for teams, and no dataset holds a team's steps: set it to online"
+    elif train.mode == "offline" and (registry.on_policy(algo) or algo.TEAM):
+        why = "is for teams, and datasets are of one agent" if algo.TEAM else "only learns from its own steps"
+        yield ("mode",), f"{train.algo} {why}: set it to online"
     elif train.normalise.rewards and not registry.on_policy(algo):
         why = f"{train.algo} learns from a memory, and the scale of its values would move under its targets"
         yield ("normalise", "rewards"), f"{why}: set it to false, or take an on-policy algorithm"
@@ -250,7 +262,7 @@ def _algo_problems(name: str, config: Any) -> Iterator[Problem]:
     algo, able = registry.get(name), evolvable(type(config))
     for hyper in config.evolve:
         if hyper in able:
-            yield from _out_of_bounds(config, hyper)
+            yield from out_of_bounds(config, hyper)
         else:
             yield ("evolve", hyper), f"no hyper-parameter of that name can evolve{suggestion(hyper, able)}"
     if registry.on_policy(algo) and config.batch_size > config.learn_step:
@@ -273,17 +285,3 @@ def _run_problems(name: str, config: Any, train: TrainConfig) -> Iterator[Proble
     if memory and config.batch_size > train.replay.capacity:
         holds = f"a memory of {train.replay.capacity} transitions (train.replay.capacity) cannot hold so many"
         yield ("batch_size",), f"{holds}; lower it, or raise train.replay.capacity; got {config.batch_size}"
-
-
-def _out_of_bounds(config: Any, name: str) -> Iterator[Problem]:
-    """Ends of a hyper-parameter's range that it could not be set to by hand."""
-    whole = type(config).model_fields[name].annotation is int
-    for end in ("min", "max"):
-        value = getattr(config.evolve[name], end)
-        if whole and not value.is_integer():
-            yield ("evolve", name, end), f"{name} is a whole number, got {value}"
-            continue
-        try:
-            type(config).model_validate({**dict(config), name: int(value) if whole else value})
-        except ValidationError as error:
-            yield ("evolve", name, end), f"{name} cannot be {value:g}: {error.errors()[0]['msg']}"

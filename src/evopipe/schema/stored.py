@@ -13,6 +13,7 @@ from evopipe.schema.declare import explain
 
 _LAYERS = 8  # of a part of a network, as in `NetworkConfig`
 _COLUMNS = 1 << 20  # of an observation or a mask, as in `envs.spaces`
+_CROWD = 1 << 22  # of all agents of a team
 _LOW, _HIGH = -(2**63), 2**63 - 1
 
 
@@ -40,13 +41,13 @@ _Numbers = Annotated[tuple[Number, ...], Field(max_length=_COLUMNS, strict=False
 _Choices = Annotated[tuple[_Side, ...], Field(max_length=_COLUMNS, strict=False)]
 
 
-class Stored(BaseModel):
+class _Stored(BaseModel):
     """Base of what is read back: immutable and strictly typed; what it does not know stays unread."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, strict=True, defer_build=True)
 
 
-class StoredArch(Stored):
+class StoredArch(_Stored):
     """A perceptron, see `core.arch.Arch.to_json`."""
 
     encoder: _Blocks
@@ -59,8 +60,8 @@ class StoredArch(Stored):
     kind: EncoderKind = "mlp"
 
 
-class StoredMember(Stored):
-    """A member without its tensors, see `storage.members.describe`."""
+class StoredMember(_Stored):
+    """A member without its tensors, see `storage.members`."""
 
     slot: Count
     id: Count
@@ -72,13 +73,13 @@ class StoredMember(Stored):
     fitness: list[Number | None]
 
 
-class StoredMembers(Stored):
+class StoredMembers(_Stored):
     """The content of `members.json`."""
 
     members: list[Any] = Field(min_length=1)
 
 
-class StoredLeaf(Stored):
+class _StoredLeaf(_Stored):
     """One array of an observation, see `envs.spaces.Leaf`."""
 
     path: Annotated[tuple[str | int, ...], Field(max_length=32, strict=False)]
@@ -90,11 +91,11 @@ class StoredLeaf(Stored):
     high: Number
 
 
-class StoredSpaces(Stored):
+class StoredSpaces(_Stored):
     """What one agent sees and does."""
 
     observations: _Side
-    observation: Annotated[tuple[StoredLeaf, ...], Field(min_length=1, max_length=4096, strict=False)] | None = None
+    observation: Annotated[tuple[_StoredLeaf, ...], Field(min_length=1, max_length=4096, strict=False)] | None = None
     actions: _Side
     action_start: Whole = 0
     action_kind: Literal["multidiscrete", "multibinary"] | None = None
@@ -105,7 +106,7 @@ class StoredSpaces(Stored):
     action_high: _Numbers | None = None
 
 
-class StoredPolicy(Stored):
+class StoredPolicy(_Stored):
     """The content of `policy.json` that a policy is made of, beside the spaces."""
 
     algo: str
@@ -121,10 +122,18 @@ class StoredAgent(StoredSpaces):
     masked: bool
 
 
-class StoredTeam(Stored):
+def _no_crowd(team: tuple[StoredAgent, ...]) -> tuple[StoredAgent, ...]:
+    columns = len(team) * max(agent.observations + agent.actions for agent in team)
+    if columns > _CROWD:
+        raise ValueError(f"has {columns} numbers of observations and actions, at most {_CROWD} are served")
+    return team
+
+
+class StoredTeam(_Stored):
     """The spaces of a team."""
 
-    team: Annotated[tuple[StoredAgent, ...], Field(min_length=1, max_length=1024, strict=False)]
+    team: Annotated[tuple[StoredAgent, ...], Field(min_length=1, max_length=1024, strict=False),
+                    AfterValidator(_no_crowd)]  # fmt: skip
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from io import StringIO
 from typing import Any, Literal, get_args, get_origin
 
@@ -28,19 +28,25 @@ def dump_yaml(data: Any, on_one_line: bool = False) -> str:
 
 def block(name: str, values: BaseModel) -> str:
     """Return the block of one algorithm, ready to stand in the block `algos` of `params.yaml`."""
-    return "\n".join((f"{_INDENT}{name}:", *_entries(values, 2 * _INDENT))) + "\n"
+    return "\n".join((f"{_INDENT}{name}:", *entries(values, 2 * _INDENT))) + "\n"
 
 
-def _entries(values: BaseModel, indent: str) -> Iterator[str]:
+def entries(values: BaseModel, indent: str = "", but: Collection[str] = ()) -> Iterator[str]:
+    """Yield the lines of a block, or of a whole file, `but` some of its keys."""
     data = values.model_dump(mode="json")
     for name, field in type(values).model_fields.items():
-        below, plain, start = getattr(values, name), data[name], f"{indent}{name}:"
-        blocks = isinstance(below, BaseModel) or (isinstance(below, dict) and below)
-        yield from _commented(start if blocks else f"{start} {_on_one_line(plain)}", _comment(field), indent)
-        if isinstance(below, BaseModel):
-            yield from _entries(below, indent + _INDENT)
-        elif blocks:
-            yield from (f"{indent}{_INDENT}{key}: {_on_one_line(value)}" for key, value in plain.items())
+        if name not in but:
+            yield from _entry(values, name, field, data[name], indent)
+
+
+def _entry(values: BaseModel, name: str, field: FieldInfo, plain: Any, indent: str) -> Iterator[str]:
+    below, start = getattr(values, name), f"{indent}{name}:"
+    blocks = isinstance(below, BaseModel) or (isinstance(below, dict) and below)
+    yield from _commented(start if blocks else f"{start} {_on_one_line(plain)}", _comment(field), indent)
+    if isinstance(below, BaseModel):
+        yield from entries(below, indent + _INDENT)
+    elif blocks:
+        yield from (f"{indent}{_INDENT}{key}: {_on_one_line(value)}" for key, value in plain.items())
 
 
 def _on_one_line(value: Any) -> str:

@@ -19,8 +19,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     """Write `data/transitions.h5` and `reports/buffer.json` below `folder`.
 
     Raises:
-        MissingInputError: `data/dataset` is not there.
-        DataError: it is empty, damaged, or does not fit the environment.
+        MissingInputError, DataError: `data/dataset` is not there, is empty, damaged, or does not fit the environment.
         DiskError: a file cannot be written.
     """
     source = folder / DATASET

@@ -28,17 +28,17 @@ def check(params: Params) -> None:
     """
     name, cfg = params.train.algo, params.env
     plain = not any(cfg.model_dump(exclude={"id", *_NO_SPACES}).values())
-    if plain and KNOWN.get(cfg.id) in algos.get(name).ACTIONS:
+    if plain and not algos.get(name).TEAM and KNOWN.get(cfg.id) in algos.get(name).ACTIONS:
         return
     from evopipe.envs.make import opened
-    from evopipe.stages.describe import spaces_of
+    from evopipe.envs.team import read_spaces
 
     with opened(cfg) as env:
-        spaces, _ = spaces_of(env)
+        spaces, _ = read_spaces(env)
         if sentence := algos.unserved(name, spaces, cfg.id, env.action_space):
             raise ParamsError(sentence)
         if needs_dataset(params) and spaces.team is not None:
-            raise ParamsError(f"train.warm_start: {cfg.id} is a team, whose steps no dataset holds: set it to 0")
+            raise ParamsError(algos.ONE_AGENT)
         if needs_dataset(params) and "action_mask" in _reset(env, cfg):
             raise ParamsError(algos.MASKED[params.train.mode])
 

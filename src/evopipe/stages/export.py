@@ -25,8 +25,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     """Write `models/elite`: policy.safetensors, policy.json, policy.pt2 and a model card.
 
     Raises:
-        MissingInputError: `models/trained` or `reports/evaluation.json` is not there.
-        DataError: one of them is damaged.
+        MissingInputError, DataError: `models/trained` or `reports/evaluation.json` is not there, or is damaged.
     """
     configure(params.runtime)
     spec = make_spec(params)

@@ -24,8 +24,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
 
     Raises:
         ParamsError: a setting under `fetch` or `env` cannot be used.
-        MissingInputError: the source is not there or cannot be reached.
-        DataError: the source's content cannot be used, or does not fit the environment.
+        MissingInputError, DataError: the source cannot be reached, cannot be used, or does not fit the environment.
         EnvironmentFailed: the environment raised or broke its contract.
         ResourceError: the source takes more memory than its size explains.
         DiskError: a file cannot be written.

@@ -21,8 +21,8 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
 
     Raises:
         ParamsError: the environment is unknown, or the algorithm does not serve its spaces.
-        MissingInputError: `population.start` is not there.
-        DataError: it is damaged, or belongs to another algorithm or environment.
+        MissingInputError, DataError: `population.start` is not there, is damaged, or belongs to another algorithm or
+            environment.
     """
     spec, start = make_spec(params), params.population.start
     members, mutations = first_members(spec, params.population.size)

@@ -18,8 +18,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     """Write `reports/report.html` from the files in `reports/` and from `models/elite`.
 
     Raises:
-        MissingInputError: an upstream output is not there.
-        DataError: one of them is damaged.
+        MissingInputError, DataError: one of them is not there, or is damaged.
     """
     configure(params.runtime)
     with translate_failures():

@@ -13,21 +13,17 @@ from evopipe.algos import get, unserved
 from evopipe.core.graphs import Paths
 from evopipe.core.member import Member
 from evopipe.envs.make import opened
+from evopipe.envs.team import read_spaces
 from evopipe.errors import ParamsError
 from evopipe.run.spec import Spec
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.params import Params
-from evopipe.stages import describe
 from evopipe.storage import members
 from evopipe.types import Spaces
 
 
 def make_spec(params: Params, device: torch.device | None = None) -> Spec:
-    """Bundle what a run is about.
-
-    Raises:
-        ParamsError: the environment is unknown, or the algorithm does not serve its spaces.
-    """
+    """Bundle what a run is about; errors are those of `spaces_of`."""
     device = device or torch.device("cpu")
     return Spec(
         seed=params.seed,
@@ -45,13 +41,10 @@ def make_spec(params: Params, device: torch.device | None = None) -> Spec:
 
 
 def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
-    """Return what an algorithm needs to know of an environment's spaces.
-
-    Raises:
-        ParamsError: the environment is unknown, its spaces are not served, or not by this algorithm.
-    """
+    """Return what an algorithm needs to know of an environment's spaces; `ParamsError` if the environment is unknown or
+    its spaces are not served, be it by this algorithm only."""
     with opened(env_config) as env:
-        spaces, _ = describe.spaces_of(env)
+        spaces, _ = read_spaces(env)
     if sentence := unserved(algo, spaces, env_config.id, env.action_space):
         raise ParamsError(sentence)
     return spaces
@@ -64,11 +57,7 @@ def about_spec(spec: Spec) -> dict[str, Any]:
 
 
 def read_members(folder: Path, out: Path, spec: Spec) -> tuple[list[Member], dict[str, Any]]:
-    """Read the members that an earlier stage wrote, and what it said of them.
-
-    Raises:
-        MissingInputError: they are not there.
-        DataError: they are damaged, or were written for another algorithm or environment.
-    """
+    """Read the members that an earlier stage wrote, and what it said of them; `MissingInputError` if they are not
+    there, `DataError` if they are damaged or were written for another algorithm or environment."""
     stage, path = layout.WRITER[out], layout.need(folder, out)
     return members.read(path, about_spec(spec), f"run `evopipe {stage}` or `dvc repro {stage}` again", spec.check)

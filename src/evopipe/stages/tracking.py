@@ -12,7 +12,7 @@ from evopipe import __version__
 from evopipe.errors import EvopipeError
 from evopipe.keys import dvc_root
 from evopipe.machine import git_revision
-from evopipe.schema.params import Params
+from evopipe.schema.params import AnyParams
 from evopipe.track.outbox import ADVICE, Outbox
 from evopipe.track.record import TRAINED, TrainingRecord, md5_of
 
@@ -25,14 +25,9 @@ _WRITTEN_BY = {
 """Which of `record.FILES` a stage writes: the others in the folder may still be another training's."""
 
 
-def outbox(params: Params, state: Path, folder: Path) -> Outbox:
-    """Begin a training's record and return the outbox that will deliver it.
-
-    Args:
-        params: the parameters.
-        state: the training's state folder.
-        folder: the folder that the pipeline runs in.
-    """
+def outbox(params: AnyParams, state: Path, folder: Path) -> Outbox:
+    """Begin a training's record in its `state` folder and return the outbox that will deliver it; the pipeline runs in
+    `folder`."""
     wanted = None
     if _wanted(params):
         with _warning():
@@ -42,14 +37,14 @@ def outbox(params: Params, state: Path, folder: Path) -> Outbox:
     return Outbox(wanted, dvc_root(folder), params.tracking)
 
 
-def finish(params: Params, state: Path, folder: Path) -> None:
+def finish(params: AnyParams, state: Path, folder: Path) -> None:
     """Put a finished training's outcome into its record."""
     if _wanted(params):
         with _warning():
             TrainingRecord(state).keep(folder, _WRITTEN_BY["train"], ended=True)
 
 
-def attach(params: Params, stages: Iterable[str], folder: Path = Path()) -> None:
+def attach(params: AnyParams, stages: Iterable[str], folder: Path = Path()) -> None:
     """Put what these stages have just written into the record of their training, and have it delivered."""
     names = [name for stage in stages if stage != "train" for name in _WRITTEN_BY.get(stage, ())]
     if not _wanted(params) or not names or not (folder / TRAINED).exists():
@@ -61,7 +56,7 @@ def attach(params: Params, stages: Iterable[str], folder: Path = Path()) -> None
             Outbox(record.folder, root, params.tracking).deliver()
 
 
-def _wanted(params: Params) -> bool:
+def _wanted(params: AnyParams) -> bool:
     """Whether a tracker is named; `evopipe verify`, whose runs nobody wants to see, sets the variable."""
     return bool(params.tracking.backends) and os.environ.get("EVOPIPE_TRACKING") != "off"
 

@@ -34,8 +34,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     of everything the run depends on, so that another run's state is never taken for it.
 
     Raises:
-        MissingInputError: an upstream output is not there.
-        DataError: an upstream output is damaged, or every checkpoint is.
+        MissingInputError, DataError: an upstream output is not there, or is damaged, or every checkpoint is.
         BusyError: another process trains the same run.
         DivergedError, EnvironmentFailed, Interrupted: see `run.drive.train`.
     """

@@ -23,20 +23,11 @@ _META = "meta.json"
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What `CheckpointStore.load` found.
-
-    Attributes:
-        step: the number given to `save`.
-        tensors: by name, on the CPU, each with its own writable memory.
-        meta: plain JSON values, floats exact.
-        warnings: one sentence for each newer checkpoint that was damaged, naming its file.
-    """
-
-    step: int
-    tensors: dict[str, torch.Tensor]
-    meta: dict[str, Any]
-    warnings: tuple[str, ...]
+class _Loaded:
+    step: int  # the number given to `save`
+    tensors: dict[str, torch.Tensor]  # on the CPU, each with its own writable memory
+    meta: dict[str, Any]  # plain JSON values, floats exact
+    warnings: tuple[str, ...]  # a sentence for each newer checkpoint that was damaged, naming its file
 
 
 class CheckpointStore:
@@ -50,15 +41,11 @@ class CheckpointStore:
         self._damaged: set[Path] = set()
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
-        """Save durably, then remove what is no longer needed.
+        """Save durably, then remove all but the last two, those of a later step (they belong to a future that this run
+        left behind) and those that `load` found damaged.
 
-        Removed are all but the last two, checkpoints of a later step (they belong to a future that this run left
-        behind) and those that `load` found damaged.
-
-        Args:
-            step: a count that grows from save to save; an equal one replaces.
-            tensors: the state's tensors, any device. Contiguous CPU tensors are written without a copy.
-            meta: plain JSON values (no NaN or infinity: keep such numbers in a tensor).
+        The step grows from save to save; an equal one replaces. Tensors may be on any device; contiguous ones on the
+        CPU are written without a copy. Meta is plain JSON (no NaN or infinity: keep such numbers in a tensor).
 
         Raises:
             DataError: a tensor or a value cannot be saved.
@@ -73,12 +60,8 @@ class CheckpointStore:
             if each not in usable[-_KEPT:]:
                 remove_folder(each)
 
-    def load(self) -> Loaded | None:
-        """Return the newest intact checkpoint, or None where none was ever saved.
-
-        Raises:
-            DataError: there are checkpoints, and all of them are damaged.
-        """
+    def load(self) -> _Loaded | None:
+        """Return the newest intact checkpoint, None if none was ever saved; `DataError` if all are damaged."""
         warnings: list[str] = []
         try:
             clean_temporaries(self.folder)
@@ -93,7 +76,7 @@ class CheckpointStore:
                 faults.append(str(error).removesuffix(f": {RESTORE}"))
             else:
                 skipped = [f"{fault}: skipped, the checkpoint of step {step} is used instead" for fault in faults]
-                return Loaded(step, tensors, meta, (*warnings, *skipped))
+                return _Loaded(step, tensors, meta, (*warnings, *skipped))
         if faults:
             raise DataError(
                 f"{self.folder}: none of its {len(faults)} checkpoints is intact ({'; '.join(faults)}): "
@@ -102,11 +85,7 @@ class CheckpointStore:
         return None
 
     def clear(self) -> None:
-        """Remove the folder and every checkpoint in it, the newest last.
-
-        Raises:
-            DiskError: something cannot be removed.
-        """
+        """Remove the folder and every checkpoint in it, the newest last; `DiskError` if that fails."""
         for _, path in self._saved():
             remove_folder(path)
         with translating(self.folder):

@@ -61,10 +61,8 @@ def translating(path: Path) -> Iterator[None]:
 def publishing(path: Path, rename: Callable[[Path, Path], None] = os.replace) -> Iterator[Path]:
     """Yield a temporary name beside `path`; what the block makes there is renamed to `path` at its end.
 
-    If the block or the renaming fails, the temporary goes and `path` is as before. Missing parents are created.
-
-    Raises:
-        DiskError: the system refuses.
+    If the block or the renaming fails, the temporary goes and `path` is as before. Missing parents are created. What
+    the system refuses is a `DiskError`.
     """
     make_folder(path.parent)
     with translating(path):
@@ -80,11 +78,7 @@ def publishing(path: Path, rename: Callable[[Path, Path], None] = os.replace) ->
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents durably.
-
-    Raises:
-        DiskError: it cannot be created.
-    """
+    """Create a folder and its missing parents durably; `DiskError` if that fails."""
     with translating(path):
         for folder in reversed([path, *path.parents]):
             if not folder.is_dir():
@@ -93,7 +87,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder's entries: without it a power cut may undo a rename."""
+    """Flush a folder's entries: otherwise a power cut may undo a rename."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -134,10 +128,9 @@ def pieces(data: Content) -> Sequence[bytes | bytearray | memoryview]:
 
 
 def write_bytes(path: Path, data: Content) -> None:
-    """Write a file atomically and durably. A link is replaced, not written through: a linked cache stays as it was.
+    """Write a file atomically and durably; `DiskError` if that fails: the old content, if any, is still there.
 
-    Raises:
-        DiskError: it cannot be written; the old content, if any, is still there.
+    A link is replaced, not written through: a linked cache stays as it was.
     """
     with publishing(path) as temporary:
         create(temporary, data)
@@ -163,13 +156,8 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 def dump_json(obj: Any, where: str, *, indent: int | None = None) -> bytes:
     """Return deterministic JSON bytes (sorted keys, newline at the end) that `parse_json` gives back exactly.
 
-    Args:
-        obj: dicts with text keys, lists, tuples (read back as lists), text, numbers, booleans and None.
-        where: the name that error messages begin with.
-        indent: spaces of indentation; None writes one line and is several times faster.
-
-    Raises:
-        DataError: a value has no exact JSON form; the place is named.
+    Without `indent` they are one line, which is several times faster. Tuples are read back as lists. A value that has
+    no exact JSON form is a `DataError`, which begins with `where` and names the place.
     """
     separators = (",", ":") if indent is None else None
     try:
@@ -206,12 +194,7 @@ def _encode(text: str, where: str) -> bytes:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file.
-
-    Raises:
-        MissingInputError: it is not there.
-        DataError: it is not a regular file, or cannot be read.
-    """
+    """Read a file; `MissingInputError` if it is not there, `DataError` if it is no regular file or cannot be read."""
     try:
         if path.exists() and not path.is_file():  # a pipe would block
             raise DataError(f"{path}: is not a regular file: {RESTORE}")
@@ -228,11 +211,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(data: bytes, where: str) -> Any:
-    """Parse JSON bytes; error messages begin with `where`.
-
-    Raises:
-        DataError: they are not valid JSON (NaN and infinity are not).
-    """
+    """Parse JSON bytes; what is not valid (NaN and infinity are not) is a `DataError`, which begins with `where`."""
     try:
         return json.loads(data.decode(), parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:

@@ -35,14 +35,10 @@ _FORMAT = 1
 
 
 def write_folder(path: Path, files: Mapping[str, Content]) -> None:
-    """Publish a folder of files at once. A folder in its place is replaced as a whole, whatever it holds.
+    """Publish files, by relative name with `/` between the parts, as a folder; equal files give equal bytes.
 
-    Between the two renames of a replacement only its retired copy exists, which `read_folder` reads and
-    `clean_temporaries` puts back.
-
-    Args:
-        path: the folder.
-        files: content by relative name, `/` between the parts. Equal files give an equal folder, to the byte.
+    A folder in its place is replaced as a whole, whatever it holds. Between the two renames only its retired copy
+    exists, which `read_folder` reads and `clean_temporaries` puts back.
 
     Raises:
         DiskError: it cannot be written; what was there before still is.
@@ -77,11 +73,8 @@ def _swap_in(temporary: Path, path: Path) -> None:
 
 
 def read_folder(path: Path, only: Collection[str] | None = None) -> dict[str, bytes]:
-    """Return the files of a folder that `write_folder` published, each checked against the manifest.
-
-    Args:
-        path: the folder. Files that the manifest does not list are ignored.
-        only: the names wanted; None reads all.
+    """Return the files of a folder, or `only` some, each checked against the manifest; what that does not list is
+    ignored.
 
     Raises:
         MissingInputError: there is no such folder, it has no manifest, or a wanted name is not in the manifest.
@@ -108,12 +101,9 @@ def read_folder(path: Path, only: Collection[str] | None = None) -> dict[str, by
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder and what is in it; one that is not there is fine.
+    """Remove a folder with what is in it, if it is there; `DiskError` if that fails.
 
     It is renamed first, so that a kill leaves a temporary for `clean_temporaries` instead of half a folder.
-
-    Raises:
-        DiskError: it cannot be removed.
     """
     with translating(path):
         if os.path.lexists(path):
@@ -124,13 +114,8 @@ def remove_folder(path: Path) -> None:
 
 
 def clean_temporaries(folder: Path) -> None:
-    """Remove what killed writers left in a folder, and put back what a killed replacement had moved away.
-
-    Call it only while no other process writes there: a living writer's temporaries would go too.
-
-    Raises:
-        DiskError: a leftover cannot be removed.
-    """
+    """Remove what killed writers left in a folder, and put back what a killed replacement had moved away; `DiskError`
+    if that fails. No other process may write there: a living writer's temporaries would go too."""
     with translating(folder):
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
             target = entry.with_name(entry.name.removeprefix(_RETIRED))

@@ -23,10 +23,7 @@ class RunLock:
     """Hold a file's lock while a `with` block runs; never wait for it.
 
     The file says who holds the lock and is removed at release. A file left by a killed holder is not locked any more
-    and is taken over.
-
-    Args:
-        path: the lock file; missing parent folders are created. Keep it outside a folder that its holder removes.
+    and is taken over. Keep it outside a folder that its holder removes.
 
     Raises:
         BusyError: on entry, another process (or another lock in this one) holds it.

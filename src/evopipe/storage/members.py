@@ -22,10 +22,10 @@ _MEMBERS, _TENSORS = "members.json", "members.safetensors"
 def pack(members: Sequence[Member], prefix: str) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     """Return tensors named `<prefix>.<index>.<name>` and one JSON object a member."""
     tensors = {f"{prefix}.{i}.{name}": t for i, member in enumerate(members) for name, t in member.tensors.items()}
-    return tensors, [describe(member) for member in members]
+    return tensors, [_describe(member) for member in members]
 
 
-def describe(member: Member) -> dict[str, Any]:
+def _describe(member: Member) -> dict[str, Any]:
     """Return everything but the tensors. JSON has no −∞: such a fitness is null."""
     return {
         "slot": member.slot,
@@ -40,11 +40,7 @@ def describe(member: Member) -> dict[str, Any]:
 
 
 def unpack(tensors: Mapping[str, torch.Tensor], described: Sequence[Mapping[str, Any]], prefix: str) -> list[Member]:
-    """Build members from what `pack` returned.
-
-    Raises:
-        DataError: the description lacks something, or has no tensors.
-    """
+    """Build members from what `pack` returned; `DataError` if a description lacks something, or has no tensors."""
     members = []
     for i, data in enumerate(described):
         start = f"{prefix}.{i}."
@@ -72,10 +68,7 @@ def unpack(tensors: Mapping[str, torch.Tensor], described: Sequence[Mapping[str,
 
 
 def write(folder: Path, members: Sequence[Member], about: Mapping[str, Any]) -> None:
-    """Write members as a folder of safetensors and JSON, byte-deterministic, with checksums.
-
-    `about` is JSON data: what they were made for, and whatever else a reader should know.
-    """
+    """Write members as a folder of safetensors and JSON, and what they were made for and else a reader should know."""
     tensors, described = pack(members, "members")
     data = dump_json({**about, "members": described}, str(folder / _MEMBERS), indent=2)
     write_folder(folder, {_MEMBERS: data, _TENSORS: dump_tensors(tensors)})
@@ -87,13 +80,12 @@ def read(
     remedy: str,
     check: Callable[[list[Member]], str | None] = lambda members: None,
 ) -> tuple[list[Member], dict[str, Any]]:
-    """Read what `write` wrote: the members, and what was said of them, `wanted` included.
-
-    `check` says what of the members cannot be used, or None.
+    """Read what `write` wrote: the members, and what was said of them.
 
     Raises:
         MissingInputError: the folder is not there.
-        DataError: it is damaged, or something else was said; the message ends with `remedy`.
+        DataError: it is damaged, says something else than `wanted`, or `check` says what of the members cannot be used;
+            the message ends with `remedy`.
     """
     files = read_folder(folder, only=(_MEMBERS, _TENSORS))
     about = parse_json(files[_MEMBERS], str(folder / _MEMBERS))

@@ -25,16 +25,12 @@ _DTYPES = {
 
 
 def dump_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Return tensors of any shapes and devices as safetensors bytes; equal tensors give equal bytes.
-
-    Raises:
-        DataError: a tensor has a layout or type that the format cannot hold.
-    """
+    """Return what `tensor_pieces` gives in one piece; equal tensors give equal bytes."""
     return b"".join(tensor_pieces(tensors))
 
 
 def tensor_pieces(tensors: Mapping[str, torch.Tensor]) -> list[bytes | memoryview]:
-    """Return the pieces whose concatenation is `dump_tensors(tensors)`.
+    """Return tensors of any shapes and devices in the safetensors format, in pieces that follow each other.
 
     They view the memory of contiguous CPU tensors, so write them before the tensors change. The library's own writer
     needs one more copy of all bytes, which costs more than hashing them.
@@ -72,11 +68,8 @@ def _piece(name: str, tensor: torch.Tensor) -> tuple[str, memoryview]:
 
 
 def load_tensors(data: bytes, where: str = "tensors") -> dict[str, torch.Tensor]:
-    """Return the tensors of safetensors bytes, on the CPU, each with its own writable memory.
-
-    Raises:
-        DataError: the bytes are not in the safetensors format; the message begins with `where`.
-    """
+    """Return the tensors of safetensors bytes, on the CPU, each with its own writable memory; what has another format
+    is a `DataError`, which begins with `where`."""
     import safetensors
     import safetensors.torch
 

@@ -43,14 +43,10 @@ _WORDS = {"trend", "network", "act", "mutation", "what changed"}  # the other co
 
 
 def console_sink(quiet: bool = False, stream: TextIO | None = None) -> _PlainSink | _LiveSink:
-    """Return the sink that suits where the output goes.
+    """Return the sink that suits where the output goes, by default stderr; a `quiet` one writes warnings only.
 
     A terminal gets the live view (`NO_COLOR` is respected); a pipe, a file, a CI job (`CI` is set) and a terminal that
     is dumb or knows ASCII only get one line at the start, one a generation, the messages, and one at the end.
-
-    Args:
-        quiet: write nothing but warnings.
-        stream: where to write; stderr by default.
     """
     out = stream or sys.stderr  # None in a process without a stderr
     in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
@@ -178,7 +174,6 @@ class RunView:
         self._messages: deque[Message] = deque(maxlen=3)
 
     def apply(self, event: Event) -> None:
-        """Take in one event."""
         match event:
             case Start():
                 self._start = event

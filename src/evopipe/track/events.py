@@ -110,15 +110,12 @@ class Generation:
         steps: tuple[int, int],
         losses: Sequence[float] = (),
     ) -> Generation:
-        """Describe a generation of the lineage.
+        """Describe a generation of the lineage; `births` and `losses`, if these are known, go by slot.
 
         Args:
-            record: the generation.
-            births: how its members were made, by slot.
             evolve: the hyper-parameters to tell.
             seconds: wall-clock time that it took.
             steps: training and evaluation steps of the whole population so far.
-            losses: every member's last loss, by slot, if they are known.
         """
         rows = []
         for m in record.members:
@@ -173,13 +170,11 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
 
 
 class _Sink(Protocol):
-    """Where events go."""
+    """Where events go. `emit` may raise: the sink is then dropped. `close` is called once, at the end."""
 
-    def emit(self, event: Event) -> None:
-        """Take one event. May raise: the sink is then dropped."""
+    def emit(self, event: Event) -> None: ...
 
-    def close(self) -> None:
-        """Let go. Called once; no event follows."""
+    def close(self) -> None: ...
 
 
 class Tracker:
@@ -224,12 +219,8 @@ def _warn(sink: _Sink, what: str, error: Exception) -> None:
 class JsonlSink:
     """Appends events to a file, one JSON object a line: `event`, `time` (seconds since 1970), and the event's fields.
 
-    Numbers that are not finite become null. A disk that is full costs the lines that do not fit, not the run; writing
-    goes on when there is space again.
-
-    Args:
-        path: the file; it and its folder are made at the first event.
-        progress_seconds: least time between two `Progress` events; those between are left out.
+    Numbers that are not finite become null, and a `Progress` that follows another one within `progress_seconds` is left
+    out. A disk that is full costs the lines that do not fit, not the run; writing goes on when there is space again.
     """
 
     def __init__(self, path: Path, progress_seconds: float = 1.0) -> None:
@@ -239,7 +230,6 @@ class JsonlSink:
         self._next_progress = -math.inf
 
     def emit(self, event: Event) -> None:
-        """Append one event."""
         if isinstance(event, Progress):
             if time.monotonic() < self._next_progress:
                 return
@@ -253,7 +243,6 @@ class JsonlSink:
             self._torn = self._file.write(line) < len(line)
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 

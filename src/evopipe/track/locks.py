@@ -75,12 +75,8 @@ class Locked:
         return cls(result=outs[TRAINED], outs=outs, params=params, read=read, **about)
 
     def run(self, folder: Path) -> Run:
-        """Read the training, with copies of its files in a folder.
-
-        Raises:
-            MissingInputError: the cache does not hold its lineage.
-            DataError: one of its files is damaged.
-        """
+        """Read the training, with copies of its files in a folder; `MissingInputError` if the cache does not hold its
+        lineage, `DataError` if one of its files is damaged."""
         files = {}
         for name, out in FILES.items():
             with contextlib.suppress(MissingInputError, KeyError):

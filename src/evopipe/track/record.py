@@ -68,12 +68,11 @@ class Run:
 
     @property
     def env(self) -> str:
-        """The environment's id."""
-        return str(self.params["env"]["id"])
+        """The environment's id, or the task of language models."""
+        return str(self.params["env"]["id"] if "env" in self.params else self.params["language"]["task"])
 
     @property
     def algo(self) -> str:
-        """The algorithm's name."""
         return str(self.params["train"]["algo"])
 
     @property
@@ -127,7 +126,8 @@ class Run:
         if isinstance(used.get("algos"), Mapping):
             used["algos"] = {self.algo: used["algos"].get(self.algo, {})}
         if isinstance(used.get("fetch"), Mapping):
-            unused = {"collect", "minari", "hdf5"} - {used["fetch"].get("source")}
+            sources = {"collect", "minari", "hdf5", "generate", "jsonl", "datasets"}
+            unused = sources - {used["fetch"].get("source")}
             used["fetch"] = {name: value for name, value in used["fetch"].items() if name not in unused}
         return dict(_leaves(used, ""))
 
@@ -170,27 +170,15 @@ class TrainingRecord:
         return None
 
     def begin(self, params: Mapping[str, Any], **told: str | None) -> None:
-        """Begin it; one that is there already (the run goes on, or is repeated) stays.
-
-        Args:
-            params: all of `params.yaml`.
-            told: the git `revision`, the DVC `experiment`, the `version` of evopipe.
-        """
+        """Begin it with all of `params.yaml`, git `revision`, DVC `experiment` and `version` of evopipe; one that is
+        there already (the run goes on, or is repeated) stays."""
         if not (self.folder / _ABOUT).exists():
             about = {"key": self.folder.name, "params": params, "started": round(time.time(), 3), **told}
             write_json(self.folder / _ABOUT, {**about, "result": None, "files": {}})
 
     def keep(self, work: Path, names: Iterable[str], ended: bool = False) -> bool:
-        """Keep the files of a pipeline that are there and new, so that later runs cannot overwrite them.
-
-        Args:
-            work: the folder that the pipeline runs in.
-            names: which of `FILES`; they must be of this training.
-            ended: whether training has just ended: its outcome is noted as well.
-
-        Returns:
-            whether any was new.
-        """
+        """Keep those of the files `names` of the pipeline in `work` that are there and new, so that later runs cannot
+        overwrite them, and note the outcome if training has just `ended`; return whether anything was new."""
         about = self._about()
         new = {**about, "files": {**about["files"]}}
         if ended:
@@ -209,11 +197,8 @@ class TrainingRecord:
     def run(self, writing: bool = False) -> Run:
         """Return the run as it stands; a later call reads what was added.
 
-        Args:
-            writing: whether its process lives; a run that has not ended and is not written any more was killed.
-
-        Raises:
-            MissingInputError, DataError: its description is not there, or is damaged.
+        One that has not ended, and whose process is not `writing` any more, was killed. Its description may be missing
+        or damaged: `MissingInputError`, `DataError`.
         """
         about = self._about()
         run = self._run = self._run or Run(**{name: about[name] for name in _TOLD})

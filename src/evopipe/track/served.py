@@ -15,15 +15,11 @@ import torch
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 
-class Elite(PythonModel):
-    """One policy."""
-
+class _Elite(PythonModel):
     def load_context(self, context: PythonModelContext) -> None:
-        """Read the program."""
         self._program = torch.export.load(context.artifacts["program"]).module()
 
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]  # mlflow reads types its way
-        """Choose actions, without exploring."""
         recurrent = isinstance(model_input, Mapping)
         given = [model_input["obs"], model_input["memory"]] if recurrent else [model_input]
         with torch.no_grad():
@@ -33,4 +29,4 @@ class Elite(PythonModel):
         return {name: each.numpy() for name, each in zip(names, gave, strict=False)}
 
 
-mlflow.models.set_model(Elite())
+mlflow.models.set_model(_Elite())

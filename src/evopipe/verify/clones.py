@@ -158,12 +158,9 @@ def verify(
 ) -> None:
     """Run HEAD in two clean clones, or (`lock`) in one against the committed dvc.lock, and compare every out.
 
-    Args:
-        pipeline: the folder that holds dvc.yaml.
-        jobs: clones that run at the same time.
-        tolerance: with `lock`, by how much the elite's score may differ, as a share of the committed one.
-        keep: leave the clones there, and say where.
-        show: receives the table; `tell` progress, `warn` warnings.
+    The pipeline is the folder that holds dvc.yaml, and so many jobs run at the same time. With `lock` the elite's score
+    may differ by the tolerance, a share of the committed one. With `keep` the clones stay, and it is said where. `show`
+    receives the table, `tell` progress, `warn` warnings.
 
     Raises:
         UsageError: no git repository, or nothing committed.

@@ -31,7 +31,7 @@ from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.blocks import RuntimeConfig
-from evopipe.schema.params import parse_params
+from evopipe.schema.params import Params
 from evopipe.stages.setup import make_spec
 
 _UPDATES, _ROWS = 4, 4096  # updates at a time; transitions that are there before the first step
@@ -92,7 +92,7 @@ def _spec(name: str, device: torch.device, envs: int) -> Spec:
     length = {"evo_steps": ticks * envs, "learning_delay": 0, "eval_episodes": 1, "eval_steps": 2, "target": 1e9}
     env = {"id": "CartPole-v1" if "discrete" in algo.ACTIONS else "Pendulum-v1", "num_envs": envs}
     params = {"algos": {name: block}, "env": env, "train": {"algo": name, "mode": mode, **length}}
-    return make_spec(parse_params({**params, "evolution": {"mutation": {"before_training": True}}}), device)
+    return make_spec(Params.model_validate({**params, "evolution": {"mutation": {"before_training": True}}}), device)
 
 
 def _transitions(spec: Spec) -> Transitions:
@@ -135,7 +135,7 @@ def _check(spec: Spec, members: int, repeats: int) -> Iterator[_Finding]:
             yield _Finding("learning waits for nothing", waits or "yes", not waits)
 
 
-def _numbers(run: Run) -> dict[str, list[torch.Tensor]]:
+def _numbers(run: Run[Spec]) -> dict[str, list[torch.Tensor]]:
     """Return what members draw and their values, or actions; let all learn once, and return what came of it."""
     spec, algo, replay = run.spec, run.spec.algo, getattr(run.regime, "replay", None)
     keys, when = (torch.tensor(x, device=spec.device) for x in ([m.key for m in run.members], [0, 1, 2]))
@@ -160,7 +160,7 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return far if np.isfinite(far) else float("inf")
 
 
-def _train(run: Run) -> None:
+def _train(run: Run[Spec]) -> None:
     """Train for two generations: cohorts form anew in between."""
     for _ in range(2):
         if run.clock.generation_over:
@@ -169,7 +169,7 @@ def _train(run: Run) -> None:
             run.advance()
 
 
-def _act(run: Run) -> None:
+def _act(run: Run[Spec]) -> None:
     spec, device = run.spec, run.spec.device
     for cohort in run.cohorts:
         shape = len(cohort.members), spec.env.num_envs
@@ -181,7 +181,7 @@ def _act(run: Run) -> None:
             choose(spec, cohort, obs.numpy(), legal.numpy(), None)
 
 
-def _learn(run: Run) -> None:
+def _learn(run: Run[Spec]) -> None:
     """Take so many updates, on-policy from a rollout of so many ticks."""
     regime: Any = run.regime
     for i, cohort in enumerate(run.cohorts):
@@ -191,12 +191,12 @@ def _learn(run: Run) -> None:
             learn(run.spec, cohort, regime.replay, run.clock.tick, _UPDATES)
 
 
-def _seconds(work: Callable[[Run], None], run: Run) -> float:
+def _seconds(work: Callable[[Run[Spec]], None], run: Run[Spec]) -> float:
     timer = Timer("work(run)", globals={"work": work, "run": run}, num_threads=torch.get_num_threads())
     return timer.timeit(10).mean
 
 
-def _waits(run: Run) -> str:
+def _waits(run: Run[Spec]) -> str:
     """Learn with every wait of the host an error, and return it."""
     torch.cuda.set_sync_debug_mode("error")
     try:

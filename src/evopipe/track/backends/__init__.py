@@ -20,21 +20,18 @@ from evopipe.track.record import New, Run
 
 
 class Backend(Protocol):
-    """An open tracker. Every method may raise anything; whoever calls tries again later, with a new one."""
+    """An open tracker. `deliver` brings what it does not hold yet, and returns how much that was.
 
-    def deliver(self, run: Run) -> New:
-        """Bring what the tracker does not hold yet, and return how much that was."""
+    Both methods may raise anything; whoever calls tries again later, with a new one.
+    """
 
-    def close(self) -> None:
-        """Let go."""
+    def deliver(self, run: Run) -> New: ...
+
+    def close(self) -> None: ...
 
 
 def connect(name: str, config: TrackingConfig, root: Path) -> Backend:
-    """Open a tracker.
-
-    Raises:
-        TrackerError: its package is not installed, or the DVC root is gone.
-    """
+    """Open a tracker; `TrackerError` if its package is not installed, or the DVC root is gone."""
     if not root.is_dir():  # a temporary copy; do not make a part of it anew
         raise TrackerError(f"{root}: this folder is gone, and with it what was to be delivered")
     if (missing := missing_package(name)) is not None:
@@ -55,18 +52,16 @@ def _tracker(name: str) -> Any:
 
 
 class _Writer(Protocol):
-    """One run that is being written."""
+    """One run that is being written: `write` appends a generation and when it ended, in seconds since 1970, `finish`
+    what there is to say of the whole, and closes; `close` lets go of a run that is not complete."""
 
     sent: int  # the last generation that is there
 
-    def write(self, clock: float, event: Generation) -> None:
-        """Append a generation, and when it ended, in seconds since 1970."""
+    def write(self, clock: float, event: Generation) -> None: ...
 
-    def finish(self, run: Run) -> None:
-        """Append what there is to say of the run as a whole, and close."""
+    def finish(self, run: Run) -> None: ...
 
-    def close(self) -> None:
-        """Let go of a run that is not complete."""
+    def close(self) -> None: ...
 
 
 class Appending:
@@ -83,7 +78,6 @@ class Appending:
         self._key = ""
 
     def deliver(self, run: Run) -> New:
-        """Bring what is not there yet."""
         noted = self._noted(run)
         brought, held = (noted["generations"], noted["files"]) if noted else (0, {})
         fresh = run.fresh(held, self._names)
@@ -105,7 +99,6 @@ class Appending:
         return new
 
     def close(self) -> None:
-        """Let go of the run that is open."""
         if self._writer is not None:
             self._writer.close()
         self._writer = None

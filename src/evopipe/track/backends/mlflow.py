@@ -112,7 +112,6 @@ class _Mlflow:
         self._config, self._client, self._database = config, client, database
 
     def deliver(self, run: Run) -> New:
-        """Bring what is not there yet."""
         found, new = self._find(run), New()
         if found is None:
             found, new["run"] = self._create(run), 1

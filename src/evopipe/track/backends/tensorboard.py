@@ -31,8 +31,6 @@ def connect(config: TrackingConfig, root: Path) -> Appending:
 
 
 class _Writer:
-    """The event files of one run."""
-
     def __init__(self, folder: Path, run: Run) -> None:
         if folder.exists():
             shutil.rmtree(folder)

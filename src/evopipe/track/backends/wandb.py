@@ -32,8 +32,6 @@ def connect(config: TrackingConfig, root: Path) -> Appending:
 
 
 class _Writer:
-    """A run that is open."""
-
     def __init__(self, project: str, home: Path, run: Run) -> None:
         import wandb
 

@@ -1,0 +1,119 @@
+"""What algorithms for language models have in common: hyper-parameters, which tokens count, and a step of learning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+
+from evopipe.core import optim
+from evopipe.core.net import Net
+from evopipe.ops import language as ops
+from evopipe.schema.declare import hyper
+from evopipe.types import Hyper, Scored, Tensor, Text
+
+Rows = Annotated[int, hyper(doc="completions of a member between two rounds of updates",
+    raising="steadier, less often", ge=1, le=1 << 20)]  # fmt: skip
+GroupSize = Annotated[int, hyper(
+    doc="completions of one prompt; the others of the `rows` are of as many other prompts as fit",
+    raising="better compared, fewer prompts", evolvable=True, ge=1, le=1 << 12)]  # fmt: skip
+RowsAnUpdate = Annotated[int, hyper(doc="completions an update, at most `rows`", raising="fewer, steadier updates",
+    ge=1, le=1 << 20)]  # fmt: skip
+RowsOfText = Annotated[int, hyper(doc="texts an update", raising="steadier gradients, slower updates", ge=1,
+    le=1 << 20)]  # fmt: skip
+Epochs = Annotated[int, hyper(doc="times that completions are gone through",
+    raising="learns more from each, goes further from it", ge=1, le=100)]  # fmt: skip
+Temperature = Annotated[float, hyper(doc="what logits are divided by when completions are drawn",
+    raising="explores more", evolvable=True, gt=0, le=100)]  # fmt: skip
+TopK = Annotated[int, hyper(doc="draw from so many likeliest tokens; 0: from all", raising="explores more", ge=0,
+    le=1 << 24)]  # fmt: skip
+TopP = Annotated[float, hyper(doc="draw from the likeliest tokens that together have this probability",
+    raising="explores more", gt=0, le=1)]  # fmt: skip
+ClipLow = Annotated[float, hyper(doc="how far below 1 a probability ratio may go",
+    raising="tokens fall faster", evolvable=True, gt=0, le=1)]  # fmt: skip
+ClipHigh = Annotated[float, hyper(doc="how far above 1 a probability ratio may go",
+    raising="tokens rise faster, entropy lasts longer", evolvable=True, gt=0)]  # fmt: skip
+Kl = Annotated[float, hyper(doc="β, weight of the divergence from the base", raising="stays nearer to it",
+    evolvable=True, ge=0)]  # fmt: skip
+EntropyWeight = Annotated[float, hyper(doc="weight of the entropy", raising="explores longer", evolvable=True, ge=0)]
+RatioLevel = Annotated[ops.Level, hyper(
+    doc="what has a probability ratio: each token, or in the mean each turn or sequence (GSPO)")]  # fmt: skip
+MeanOver = Annotated[ops.Mean, hyper(doc="whether the loss is a mean over all tokens, or over sequences of means")]
+
+
+def check_groups(cfg: Any, least: int) -> None:
+    """Refuse groups that do not fit into a round, or are too small to compare anything.
+
+    Raises:
+        ValueError: they are; the text is a sentence for the file's reader.
+    """
+    sizes = {"group_size": (cfg.group_size, cfg.group_size)}
+    if "group_size" in cfg.evolve:
+        sizes["evolve.group_size"] = cfg.evolve["group_size"].min, cfg.evolve["group_size"].max
+    for name, (low, high) in sizes.items():
+        if low < least:
+            raise ValueError(f"{name} ({low:g}) must be at least {least}: a completion is compared with others")
+        if high > cfg.rows:
+            raise ValueError(f"{name} ({high:g}) is above rows ({cfg.rows}): a prompt's completions are of one round")
+
+
+def wants_reference(cfg: Any) -> bool:
+    """Whether the base's log-probabilities are needed: β is above 0, or may come to be."""
+    return bool(cfg.beta > 0 or "beta" in cfg.evolve)
+
+
+def wants_entropy(cfg: Any) -> bool:
+    """Whether entropies are needed: their weight is above 0, or may come to be."""
+    return bool(cfg.ent_coef > 0 or "ent_coef" in cfg.evolve)
+
+
+def counted(batch: Text) -> Tensor:
+    """Return which tokens count `[P, B, T]`: those of rows that do."""
+    return batch.mask if batch.keep is None else batch.mask & batch.keep[..., None]
+
+
+def groups_of(reward: Tensor, size: int) -> Tensor:
+    """Number the groups of completions `[P, B]`, of which so many stand together, from 0: int64."""
+    return (torch.arange(reward.shape[1], device=reward.device) // size).expand(reward.shape)
+
+
+def present(batch: Text) -> Tensor:
+    """Return which rows are there, `[P, B]` bool."""
+    return torch.ones_like(batch.mask[..., 0]) if batch.keep is None else batch.keep
+
+
+def surrogate(cfg: Any, hp: Hyper, now: Scored, batch: Text, mask: Tensor, cispo: bool = False) -> Tensor:
+    """Return the policy's loss of every token `[P, B, T]`, with the entropy that it is to keep and, where the base's
+    log-probabilities are given, its divergence from the base."""
+    ratio = ops.log_ratios(now.log_prob, given(batch.log_prob), mask, cfg.level, batch.turn)
+    advantage, low, high = given(batch.advantage), hp["clip_low"], hp["clip_high"]
+    each = ops.cispo(now.log_prob, ratio, advantage, low, high) if cispo else ops.clipped(ratio, advantage, low, high)
+    each = each - hp["ent_coef"][:, None, None] * now.entropy
+    if batch.reference is None:
+        return each
+    return each + hp["beta"][:, None, None] * ops.k3(now.log_prob, batch.reference, mask)
+
+
+def drift(now: Scored, batch: Text) -> Tensor:
+    """Return how far at most a token's log-probability is from what it was when it was written, `[P, 1]`."""
+    return ops.drift(now.log_prob, given(batch.log_prob), batch.mask)[:, None]
+
+
+def descend(
+    losses: Tensor, healthy: Tensor, limit: Tensor, batch: Text, updates: Tensor,
+    *learners: tuple[Net, optim.Adam, Tensor],
+) -> Tensor:  # fmt: skip
+    """Take one step down each member's loss `[P]`, see `optim.descend`, and count it; return who is healthy, `[P]`.
+
+    A member without a token that counts takes none: its moments would carry it on.
+    """
+    learning = counted(batch).flatten(1).any(dim=1)
+    stepped = optim.descend(losses, healthy & learning, limit, *learners)
+    updates.add_(stepped)
+    return torch.where(learning, stepped, healthy)
+
+
+def given(x: Tensor | None) -> Tensor:
+    """Return a tensor of a `Text` that the regime fills before it asks for a loss."""
+    assert x is not None
+    return x

@@ -1,0 +1,112 @@
+"""Group relative policy optimisation: completions are compared with others of the same prompt, no value is learned.
+
+Shao et al., "DeepSeekMath: pushing the limits of mathematical reasoning in open language models", 2024.
+
+With ρ = π(token) / π_old(token), A = (R − mean) / (std + 10⁻⁴) of the rewards of a prompt's completions, a member's
+loss is the mean over tokens of
+
+    −min(ρ A, clip(ρ, 1 − ε_low, 1 + ε_high) A)  +  β (π_ref/π − log π_ref/π − 1)  −  c_h H(π),
+
+π_ref the base. Groups whose rewards are all equal say nothing: they are left out, of the mean too. What later papers
+changed are options: `dr` leaves out the division by the deviation (Liu et al., "Understanding R1-Zero-like training",
+2025; its mean over all tokens of a constant length is `mean: token`, but for a factor that Adam takes out); `level:
+sequence` is GSPO (Zheng et al., 2025); unlike ends of the clip are DAPO's (Yu et al., 2025); `cispo` clips the weight
+of a token in place of its gradient (MiniMax, "MiniMax-M1", 2025).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pydantic import model_validator
+
+from evopipe.algos import _hyper, _language
+from evopipe.algos._language import given
+from evopipe.core import optim
+from evopipe.core.member import moments, parameters, row
+from evopipe.core.net import Net, Nets, score
+from evopipe.core.structure import Widths
+from evopipe.ops import language as ops
+from evopipe.rng import Stream
+from evopipe.schema.declare import AlgoConfig, hyper
+from evopipe.types import Hyper, Learned, Scored, Tensor, Text, Words
+
+PAPER = "https://arxiv.org/abs/2402.03300"
+REGIME = "dialogue"
+POLICY = "policy"
+
+
+class Config(AlgoConfig):
+    """Hyper-parameters of GRPO."""
+
+    lr: _hyper.Rate = 1e-3
+    rows: _language.Rows = 64
+    group_size: _language.GroupSize = 8
+    batch_size: _language.RowsAnUpdate = 64
+    epochs: _language.Epochs = 1
+    temperature: _language.Temperature = 1.0
+    top_k: _language.TopK = 0
+    top_p: _language.TopP = 1.0
+    clip_low: _language.ClipLow = 0.2
+    clip_high: _language.ClipHigh = 0.28
+    cispo: bool = hyper(False, doc="clip the weight of a token, which keeps its gradient, in place of the surrogate")
+    beta: _language.Kl = 0.001
+    ent_coef: _language.EntropyWeight = 0.0
+    grad_clip: _hyper.GradientClip = 1.0
+    level: _language.RatioLevel = "token"
+    mean: _language.MeanOver = "token"
+    dr: bool = hyper(False, doc="advantages without the division by the group's standard deviation")
+    evolve: _hyper.Evolving = _hyper.ranges(
+        lr=(1e-5, 1e-2), beta=(1e-4, 0.1), clip_high=(0.1, 0.5), temperature=(0.5, 1.5), group_size=(4, 16)
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Config:
+        _language.check_groups(self, least=2)
+        return self
+
+
+@dataclass(frozen=True)
+class State:
+    policy: Net = parameters("policy", trainable=True)
+    adam: optim.Adam = moments("policy")
+    updates: Tensor = row()  # [P] float32
+
+
+def networks(cfg: Config, words: Words) -> Mapping[str, Widths]:
+    return {"policy": Widths(words.hidden, words.vocabulary)}
+
+
+def init(cfg: Config, nets: Nets) -> State:
+    return State(nets["policy"], *optim.start(nets["policy"]))
+
+
+def asks(cfg: Config) -> frozenset[str]:
+    """Return what else has to be known of completions: the base's log-probabilities where β counts."""
+    return frozenset({"reference"} if _language.wants_reference(cfg) else ())
+
+
+def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
+    """Compare completions with those of the same prompt, of which `group` stand together."""
+    reward = given(done.reward)
+    found = ops.group_advantages(
+        reward, _language.groups_of(reward, group), _language.present(done), "mean" if cfg.dr else "standardised"
+    )
+    return replace(done, advantage=found.value[..., None].expand(done.mask.shape), keep=found.counts)
+
+
+def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+    """Return each member's loss `[P]`; hp values are `[P]`."""
+    mask = _language.counted(batch)
+    each = _language.surrogate(cfg, hp, now, batch, mask, cfg.cispo)
+    return ops.total(ops.token_weights(mask, cfg.mean), each)
+
+
+def update(cfg: Config, state: State, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
+    now = score(state.policy, batch, entropy=_language.wants_entropy(cfg))
+    losses = loss(cfg, hp, now, batch)
+    healthy = _language.descend(
+        losses, healthy, hp["grad_clip"], batch, state.updates, (state.policy, state.adam, hp["lr"])
+    )
+    return Learned(losses.detach(), healthy, _language.drift(now, batch))

@@ -1,0 +1,117 @@
+"""Proximal policy optimisation of language models: every token is an action, and a head learns what comes of it.
+
+Schulman et al., "Proximal policy optimization algorithms", 2017; for language models Ouyang et al., "Training language
+models to follow instructions with human feedback", 2022.
+
+The reward of a completion is given with its last token; the advantages Â of its tokens are generalised estimates by the
+values of a head on the policy's own hidden states. With ρ = π / π_old a member's loss is the mean over tokens of
+
+    −min(ρ Â, clip(ρ, 1 − ε_low, 1 + ε_high) Â)  +  c_v ½ max((V − V̂)², (V_old + clip(V − V_old, ±ε_v) − V̂)²)
+        +  β (π_ref/π − log π_ref/π − 1)  −  c_h H(π),   V̂ = Â + V_old,
+
+Â standardised over all of a member's tokens, π_ref the base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import model_validator
+
+from evopipe.algos import _hyper, _language
+from evopipe.algos._language import given
+from evopipe.core import optim
+from evopipe.core.member import moments, parameters, row
+from evopipe.core.net import Net, Nets, score
+from evopipe.core.structure import Widths
+from evopipe.ops import language as ops
+from evopipe.rng import Stream
+from evopipe.schema.declare import AlgoConfig, hyper
+from evopipe.types import Hyper, Learned, Scored, Tensor, Text, Words
+
+PAPER = "https://arxiv.org/abs/2203.02155"
+REGIME = "dialogue"
+POLICY = "policy"
+
+
+class Config(AlgoConfig):
+    """Hyper-parameters of PPO for language models."""
+
+    lr: _hyper.ActorRate = 1e-3
+    lr_value: Annotated[float, _hyper.rate("the value head's Adam")] = 1e-3
+    rows: _language.Rows = 64
+    group_size: _language.GroupSize = 1
+    batch_size: _language.RowsAnUpdate = 64
+    epochs: _language.Epochs = 2
+    temperature: _language.Temperature = 1.0
+    top_k: _language.TopK = 0
+    top_p: _language.TopP = 1.0
+    gamma: _hyper.Discount = 1.0
+    gae_lambda: float = hyper(0.95, doc="λ of the advantage estimates", raising="less bias, more variance",
+        evolvable=True, ge=0, le=1)  # fmt: skip
+    clip_low: _language.ClipLow = 0.2
+    clip_high: _language.ClipHigh = 0.2
+    clip_value: float = hyper(0.2, doc="how far the value may go from what it was", raising="larger steps of the value",
+        evolvable=True, gt=0)  # fmt: skip
+    vf_coef: float = hyper(0.5, doc="weight of the value loss", raising="values first", evolvable=True, ge=0)
+    beta: _language.Kl = 0.001
+    ent_coef: _language.EntropyWeight = 0.0
+    grad_clip: _hyper.GradientClip = 1.0
+    level: _language.RatioLevel = "token"
+    mean: _language.MeanOver = "token"
+    evolve: _hyper.Evolving = _hyper.ranges(
+        lr=(1e-5, 1e-2), lr_value=(1e-4, 1e-2), beta=(1e-4, 0.1), temperature=(0.5, 1.5)
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Config:
+        _language.check_groups(self, least=1)
+        return self
+
+
+@dataclass(frozen=True)
+class State:
+    policy: Net = parameters("policy", trainable=True)
+    value: Net = parameters("value", trainable=True)
+    adam: optim.Adam = moments("policy")
+    value_adam: optim.Adam = moments("value")
+    updates: Tensor = row()  # [P] float32
+
+
+def networks(cfg: Config, words: Words) -> Mapping[str, Widths]:
+    """Return input and output width of every network: the value head reads the policy's hidden states."""
+    return {"policy": Widths(words.hidden, words.vocabulary), "value": Widths(words.hidden, 1, "head")}
+
+
+def init(cfg: Config, nets: Nets) -> State:
+    return State(nets["policy"], nets["value"], *optim.start(nets["policy"], nets["value"]))
+
+
+def asks(cfg: Config) -> frozenset[str]:
+    """Return what else has to be known of completions: values, and the base's log-probabilities where β counts."""
+    return frozenset({"value", "reference"} if _language.wants_reference(cfg) else {"value"})
+
+
+def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
+    """Return a rollout with the advantages of its tokens, and what their values should have been."""
+    mask, value = _language.counted(done), given(done.value)
+    advantage = ops.token_gae(ops.on_last(given(done.reward), mask), value, mask, hp["gamma"], hp["gae_lambda"])
+    return replace(done, advantage=ops.whiten(advantage, mask), target=advantage + value)
+
+
+def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+    """Return each member's loss `[P]`; hp values are `[P]`."""
+    mask = _language.counted(batch)
+    error = ops.value_loss(given(now.value), given(batch.value), given(batch.target), hp["clip_value"])
+    each = _language.surrogate(cfg, hp, now, batch, mask) + hp["vf_coef"][:, None, None] * error
+    return ops.total(ops.token_weights(mask, cfg.mean), each)
+
+
+def update(cfg: Config, state: State, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
+    now = score(state.policy, batch, state.value, entropy=_language.wants_entropy(cfg))
+    losses = loss(cfg, hp, now, batch)
+    learners = (state.policy, state.adam, hp["lr"]), (state.value, state.value_adam, hp["lr_value"])
+    healthy = _language.descend(losses, healthy, hp["grad_clip"], batch, state.updates, *learners)
+    return Learned(losses.detach(), healthy, _language.drift(now, batch))

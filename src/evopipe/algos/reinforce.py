@@ -1,0 +1,115 @@
+"""REINFORCE on completions: a whole completion is one action, and other completions are its baseline.
+
+Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement learning", 1992; for
+language models Ahmadian et al., "Back to basics: revisiting REINFORCE style optimization for learning from human
+feedback in LLMs", 2024.
+
+The return of a completion is R − β Σ log π_old/π_ref over its tokens, π_ref the base. Its advantage A is the return,
+standardised over all of a member's completions (`baseline: batch`) or less the mean of the prompt's others (`rloo`). A
+member's loss is the mean of
+
+    −min(ρ A, clip(ρ, 1 − ε_low, 1 + ε_high) A)  −  c_h H(π),   ρ = π / π_old.
+
+At a rollout's first update ρ is 1, and its gradient is −A ∂ log π, that of REINFORCE; later updates of the same
+completions, where `batch_size` or `epochs` ask for them, need the ratio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pydantic import model_validator
+
+from evopipe.algos import _hyper, _language
+from evopipe.algos._language import given
+from evopipe.core import optim
+from evopipe.core.member import moments, parameters, row
+from evopipe.core.net import Net, Nets, score
+from evopipe.core.structure import Widths
+from evopipe.ops import language as ops
+from evopipe.rng import Stream
+from evopipe.schema.declare import AlgoConfig, hyper
+from evopipe.types import Hyper, Learned, Scored, Tensor, Text, Words
+
+PAPER = "https://arxiv.org/abs/2402.14740"
+REGIME = "dialogue"
+POLICY = "policy"
+
+
+class Config(AlgoConfig):
+    """Hyper-parameters of REINFORCE."""
+
+    lr: _hyper.Rate = 1e-3
+    rows: _language.Rows = 64
+    group_size: _language.GroupSize = 4
+    batch_size: _language.RowsAnUpdate = 64
+    epochs: _language.Epochs = 1
+    temperature: _language.Temperature = 1.0
+    top_k: _language.TopK = 0
+    top_p: _language.TopP = 1.0
+    baseline: Literal["batch", "rloo"] = hyper("batch",
+        doc="what a return is compared with: `batch`, all completions; `rloo`, the prompt's others")  # fmt: skip
+    clip_low: _language.ClipLow = 0.2
+    clip_high: _language.ClipHigh = 0.2
+    beta: _language.Kl = 0.001
+    ent_coef: _language.EntropyWeight = 0.0
+    grad_clip: _hyper.GradientClip = 1.0
+    level: _language.RatioLevel = "token"
+    mean: _language.MeanOver = "token"
+    evolve: _hyper.Evolving = _hyper.ranges(
+        lr=(1e-5, 1e-2), beta=(1e-4, 0.1), temperature=(0.5, 1.5), group_size=(2, 16)
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Config:
+        _language.check_groups(self, least=2 if self.baseline == "rloo" else 1)
+        return self
+
+
+@dataclass(frozen=True)
+class State:
+    policy: Net = parameters("policy", trainable=True)
+    adam: optim.Adam = moments("policy")
+    updates: Tensor = row()  # [P] float32
+
+
+def networks(cfg: Config, words: Words) -> Mapping[str, Widths]:
+    return {"policy": Widths(words.hidden, words.vocabulary)}
+
+
+def init(cfg: Config, nets: Nets) -> State:
+    return State(nets["policy"], *optim.start(nets["policy"]))
+
+
+def asks(cfg: Config) -> frozenset[str]:
+    """Return what else has to be known of completions: the base's log-probabilities where β counts."""
+    return frozenset({"reference"} if _language.wants_reference(cfg) else ())
+
+
+def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
+    """Compare the returns of completions, of which `group` of a prompt stand together."""
+    returns = given(done.reward)
+    if done.reference is not None:
+        apart = (given(done.log_prob) - done.reference).masked_fill(~done.mask, 0.0).sum(dim=-1)
+        returns = returns - hp["beta"][:, None] * apart
+    alone = cfg.baseline == "rloo"
+    groups = _language.groups_of(returns, group if alone else returns.shape[1])
+    found = ops.group_advantages(returns, groups, _language.present(done), "leave_one_out" if alone else "standardised")
+    return replace(done, advantage=found.value[..., None].expand(done.mask.shape), keep=found.counts)
+
+
+def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+    """Return each member's loss `[P]`; hp values are `[P]`."""
+    mask, batch = _language.counted(batch), replace(batch, reference=None)  # the divergence is in the return
+    return ops.total(ops.token_weights(mask, cfg.mean), _language.surrogate(cfg, hp, now, batch, mask))
+
+
+def update(cfg: Config, state: State, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
+    now = score(state.policy, batch, entropy=_language.wants_entropy(cfg))
+    losses = loss(cfg, hp, now, batch)
+    healthy = _language.descend(
+        losses, healthy, hp["grad_clip"], batch, state.updates, (state.policy, state.adam, hp["lr"])
+    )
+    return Learned(losses.detach(), healthy, _language.drift(now, batch))

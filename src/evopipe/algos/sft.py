@@ -1,0 +1,78 @@
+"""Supervised fine-tuning: the language model learns to write what a dataset wrote.
+
+Ouyang et al., "Training language models to follow instructions with human feedback", 2022, § 3.5.
+
+A member's loss is the mean of −log π(token | all before it) over the tokens of completions; prompts are read and not
+learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from evopipe.algos import _hyper, _language
+from evopipe.core import optim
+from evopipe.core.member import moments, parameters, row
+from evopipe.core.net import Net, Nets, score
+from evopipe.core.structure import Widths
+from evopipe.ops import language as ops
+from evopipe.rng import Stream
+from evopipe.schema.declare import AlgoConfig
+from evopipe.types import Hyper, Learned, Scored, Tensor, Text, Words
+
+PAPER = "https://arxiv.org/abs/2203.02155"
+REGIME = "text"
+POLICY = "policy"
+
+
+class Config(AlgoConfig):
+    """Hyper-parameters of supervised fine-tuning."""
+
+    lr: _hyper.Rate = 1e-3
+    batch_size: _language.RowsOfText = 32
+    grad_clip: _hyper.GradientClip = 1.0
+    mean: _language.MeanOver = "token"
+    evolve: _hyper.Evolving = _hyper.ranges(lr=(1e-5, 1e-2))
+
+
+@dataclass(frozen=True)
+class State:
+    policy: Net = parameters("policy", trainable=True)
+    adam: optim.Adam = moments("policy")
+    updates: Tensor = row()  # [P] float32
+
+
+def networks(cfg: Config, words: Words) -> Mapping[str, Widths]:
+    return {"policy": Widths(words.hidden, words.vocabulary)}
+
+
+def init(cfg: Config, nets: Nets) -> State:
+    return State(nets["policy"], *optim.start(nets["policy"]))
+
+
+def asks(cfg: Config) -> frozenset[str]:
+    return frozenset()
+
+
+def fitness(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+    """Return the mean log-probability `[P, B]` of the tokens of each completion, in nats."""
+    return ops.row_means(now.log_prob, batch.mask)
+
+
+def figures(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> dict[str, Tensor]:
+    """Return what a report tells of each row `[P, B]`: the chance of the whole completion."""
+    return {"chance": now.log_prob.masked_fill(~batch.mask, 0.0).sum(dim=-1).exp()}
+
+
+def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
+    """Return each member's loss `[P]`."""
+    return ops.total(ops.token_weights(_language.counted(batch), cfg.mean), -now.log_prob)
+
+
+def update(cfg: Config, state: State, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
+    losses = loss(cfg, hp, score(state.policy, batch), batch)
+    healthy = _language.descend(
+        losses, healthy, hp["grad_clip"], batch, state.updates, (state.policy, state.adam, hp["lr"])
+    )
+    return Learned(losses.detach(), healthy)

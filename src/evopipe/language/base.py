@@ -1,0 +1,306 @@
+"""The base model that members adapt, frozen and there once, and its tokenizer.
+
+No file is ever unpickled, and no code of a repository is run: weights come from safetensors, architectures from
+`transformers`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from evopipe import rng
+from evopipe.errors import DataError, MissingInputError, need_package
+from evopipe.language.hub import REACH_SECONDS, first_line, reach
+from evopipe.language.layers import Layer, all_weights, linear_layers
+from evopipe.rng import Purpose
+from evopipe.schema.language import LanguageConfig
+from evopipe.types import Tensor, Words
+
+PAD, END, UNKNOWN = "<pad>", "<|end|>", "<unk>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' }}"
+    "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] + '<|end|>' }}{% endgeneration %}"
+    "{% else %}{{ m['content'] + '<|end|>' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")  # of a repository: never code, never a pickle
+_NARROW = 0.02  # standard deviation of a tiny model's first weights
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """A frozen causal language model and its tokenizer.
+
+    Attributes:
+        name: as the parameters name it.
+        model: of `transformers`; none of its parameters learns.
+        tokenizer: of `transformers`.
+        digest: of its files: an adapter is of no use to another base.
+        words: its vocabulary and width.
+        ends: tokens that end a completion.
+        pad: the token that stands in pads; no mask lets it count.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    digest: str
+    words: Words
+    ends: tuple[int, ...]
+    pad: int
+    device: torch.device
+    hooked: list[Any] = field(default_factory=list, repr=False)  # its hooks, see `hooks`
+    active: list[Any] = field(default_factory=list, repr=False)  # what they add now
+
+    @cached_property
+    def linear(self) -> tuple[Layer, ...]:
+        """Every linear layer but the last one."""
+        return linear_layers(self.model, self.model.get_output_embeddings(), self.name)
+
+    @cached_property
+    def weights(self) -> tuple[Layer, ...]:
+        """Every weight, for `language.full`."""
+        return all_weights(self.model, self.name)
+
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """Return the tokens of a text; with `special` those that the tokenizer begins a text with too."""
+        return list(self.tokenizer.encode(text, add_special_tokens=special))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def prompt(self, prompt: str | Sequence[Mapping[str, str]], chat: bool, system: str | None) -> list[int]:
+        """Return the tokens of a prompt, at least one: a text as it is, or messages through the chat template.
+
+        Raises:
+            DataError: there is no chat template, or it refuses the messages.
+        """
+        if isinstance(prompt, str) and not chat:
+            found = self.encode((system or "") + prompt, special=True)
+            return found or [self.ends[0]]
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        if system is not None:
+            messages = [{"role": "system", "content": system}, *messages]
+        if not self.tokenizer.chat_template:
+            raise DataError(f"language.chat: {self.name} has no chat template; set it to false, with prompts as texts")
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:
+            raise DataError(f"the chat template of {self.name} refuses a prompt ({error}): mend its messages") from None
+        return self.encode(text) or [self.ends[0]]
+
+
+def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
+    """Load or make a base.
+
+    Raises:
+        MissingInputError: the extra `language` is not installed, a folder or hub id is not there, or lacks a file.
+        DataError: a file is damaged, or would need pickle or code of its own.
+    """
+    for package in ("transformers", "tokenizers"):
+        need_package(package, "language", "language.model")
+    device = device or torch.device("cpu")
+    if cfg.model == "tiny":
+        model, tokenizer = _tiny(cfg.tiny, seed), tiny_tokenizer(cfg.tiny.characters)
+        digest = _digest_of(model, tokenizer)
+    else:
+        folder = _folder_of(cfg.model)
+        model, tokenizer = _read(folder, cfg.dtype)
+        digest = _digest_of_files(folder)
+    model.to(device).eval().requires_grad_(False)
+    vocabulary = int(model.get_output_embeddings().weight.shape[0])
+    if len(tokenizer) > vocabulary:
+        raise DataError(
+            f"language.model: {cfg.model} has a tokenizer of {len(tokenizer)} tokens and a model of {vocabulary}: "
+            "they do not belong together"
+        )
+    words = Words(vocabulary, int(model.get_output_embeddings().weight.shape[1]))
+    ends = _ends(model, tokenizer)
+    if not ends:
+        raise DataError(f"language.model: {cfg.model} has no token that ends a text: set eos_token in its tokenizer")
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
+    return Base(cfg.model, model, tokenizer, digest, words, ends, int(pad), device)
+
+
+def _ends(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    found = [tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])]
+    return tuple(dict.fromkeys(int(token) for token in found if token is not None))
+
+
+# --- tiny -------------------------------------------------------------------------------------------------------------
+
+
+def tiny_tokenizer(characters: str) -> Any:
+    """Return a tokenizer of these characters, a token each, or of all bytes where there are none."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = [PAD, END, *ROLES]
+    if characters:
+        known = [*specials, UNKNOWN, *dict.fromkeys(characters)]
+        made = Tokenizer(models.WordLevel({token: i for i, token in enumerate(known)}, unk_token=UNKNOWN))
+        made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+        made.decoder = decoders.Fuse()
+    else:
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        made = Tokenizer(models.BPE({token: i for i, token in enumerate([*specials, *alphabet])}, []))
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.decoder = decoders.ByteLevel()
+    unknown = {"unk_token": UNKNOWN} if characters else {}
+    make: Any = PreTrainedTokenizerFast
+    tokenizer = make(
+        tokenizer_object=made, pad_token=PAD, eos_token=END, padding_side="left",
+        additional_special_tokens=list(ROLES), **unknown,
+    )  # fmt: skip
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def _tiny(cfg: LanguageConfig.Tiny, seed: int) -> Any:
+    """Make a Llama; its weights are drawn in the order of their names, not by torch's generator."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = tiny_tokenizer(cfg.characters)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=cfg.hidden, intermediate_size=4 * cfg.hidden,
+        num_hidden_layers=cfg.layers, num_attention_heads=cfg.heads, max_position_embeddings=2048,
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        model = LlamaForCausalLM(config)
+    draws = rng.host(rng.run_key(seed), Purpose.INIT)
+    with torch.no_grad():
+        for _, weight in sorted(model.named_parameters()):
+            if weight.ndim == 2:
+                drawn = draws.standard_normal(tuple(weight.shape), dtype=np.float32)
+                weight.copy_(torch.from_numpy(_NARROW * drawn))
+    return model
+
+
+def _digest_of(model: Any, tokenizer: Any) -> str:
+    digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+# --- folders and the hub ----------------------------------------------------------------------------------------------
+
+
+def _folder_of(name: str) -> Path:
+    """Return the folder that a model lies in, fetched from the hub where it is none."""
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    if name.count("/") > 1 or name.startswith((".", "/", "~")) or folder.exists():
+        raise MissingInputError(f"language.model: {name} is no folder; run what writes it, or correct the name")
+    need_package("huggingface_hub", "language", f"language.model: {name}")
+    import huggingface_hub
+
+    with contextlib.suppress(Exception):  # what was fetched before needs no network
+        return Path(huggingface_hub.snapshot_download(name, local_files_only=True, allow_patterns=list(_FILES)))
+    failed = reach(lambda: huggingface_hub.HfApi().model_info(name, timeout=REACH_SECONDS / 2))
+    if failed is None:
+        try:
+            patterns = list(_FILES)
+            return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns, etag_timeout=REACH_SECONDS))
+        except Exception as error:
+            failed = first_line(error)
+    raise MissingInputError(
+        f"language.model: {name} is no folder here, and the hub does not give it ({failed}): correct the name, or "
+        "name a folder"
+    )
+
+
+def _read(folder: Path, dtype: str) -> tuple[Any, Any]:
+    where = f"language.model: {folder}"
+    config = _config(folder, where)
+    if "auto_map" in config:
+        raise DataError(f"{where} brings code of its own (auto_map in config.json), which is never run: take another")
+    if not list(folder.glob("*.safetensors")):
+        pickled = [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]
+        if pickled:
+            raise DataError(f"{where} has its weights in {pickled[0].name}, a pickle, which is never read: convert it")
+        raise MissingInputError(f"{where} has no *.safetensors: it holds no model's weights")
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")):
+        raise MissingInputError(f"{where} has no tokenizer (tokenizer.json): save it into the same folder")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with quiet():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:
+            raise DataError(f"{where}: its tokenizer cannot be read ({first_line(error)}): write it anew") from None
+        try:
+            with torch.random.fork_rng(devices=[]):
+                load: Any = AutoModelForCausalLM.from_pretrained
+                model, told = load(
+                    folder, local_files_only=True, trust_remote_code=False, use_safetensors=True,
+                    dtype=getattr(torch, dtype), output_loading_info=True,
+                )  # fmt: skip
+        except Exception as error:
+            raise DataError(f"{where}: cannot be read ({first_line(error)}): fetch or write it anew") from None
+    if lacking := sorted(told["missing_keys"]):
+        raise DataError(f"{where}: its files lack {lacking[0]!r}, {len(lacking)} tensors in all: write it anew")
+    return model, tokenizer
+
+
+def _config(folder: Path, where: str) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MissingInputError(f"{where} has no config.json: it is no model as `save_pretrained` writes it") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{where}/config.json cannot be read ({first_line(error)}): write it anew") from None
+    if not isinstance(config, dict):
+        raise DataError(f"{where}/config.json holds no mapping: write it anew")
+    return config
+
+
+def _digest_of_files(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted({file for pattern in _FILES for file in folder.glob(pattern)}):
+        with path.open("rb") as stream:
+            digest.update(path.name.encode() + hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep bars and advice of `transformers` from the terminal."""
+    from transformers import utils
+
+    logging: Any = utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def stacked(rows: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[Tensor, Tensor]:
+    """Return rows of tokens padded to one length `[n, L]`, and where they are real, bool."""
+    width = max((len(row) for row in rows), default=0)
+    ids = torch.full((len(rows), width), pad, dtype=torch.int64)
+    real = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        place = slice(width - len(row), width) if left else slice(0, len(row))
+        ids[i, place], real[i, place] = torch.tensor(row, dtype=torch.int64), True
+    return ids, real

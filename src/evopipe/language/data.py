@@ -1,0 +1,304 @@
+"""Rows of text: what a task makes, a JSONL file holds, or a Hugging Face dataset.
+
+A row is a JSON object. What it must have depends on its form:
+
+- `reasoning`: a `prompt`, and the `answer` that a reward function compares with, a text or a number;
+- `preference`: a `prompt`, and two completions, `chosen` and `rejected`;
+- `supervised`: a `prompt` and its `completion`; or `messages`, of which the assistant's are learned.
+
+A prompt is a text, or a list of messages. A message has a `role` and a `content`. What else a row has it keeps, for
+reward functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evopipe import rng
+from evopipe.errors import DataError, EnvironmentFailed, EvopipeError, MissingInputError, need_package, said, suggestion
+from evopipe.language.hub import REACH_SECONDS, first_line, reach
+from evopipe.language.tasks import Task
+from evopipe.rng import Purpose
+from evopipe.storage.files import RESTORE, dump_json, parse_json, read_bytes, write_bytes
+
+FIELDS = {
+    "reasoning": ("prompt", "answer"),
+    "preference": ("prompt", "chosen", "rejected"),
+    "supervised": ("prompt", "completion"),
+}
+ROLES = ("system", "user", "assistant", "tool")
+MAX_LINE = 1_000_000  # bytes
+_BOM = b"\xef\xbb\xbf"
+
+Row = dict[str, Any]
+
+
+# --- what a row must have ---------------------------------------------------------------------------------------------
+
+
+def check_row(row: Any, form: str, where: str) -> None:
+    """Check a row by its form.
+
+    Raises:
+        DataError: it is no object, or lacks a field, or a field has a wrong type; the message begins with `where`.
+    """
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: is {_kind(row)}, a row is an object with the fields {', '.join(FIELDS[form])}")
+    if form == "supervised" and "messages" in row:
+        _check_messages(row["messages"], f"{where}: messages")
+        if not any(message["role"] == "assistant" for message in row["messages"]):
+            raise DataError(f"{where}: messages: none is the assistant's: there is nothing to learn")
+        return
+    for name in FIELDS[form]:
+        if name not in row:
+            has = ", ".join(map(str, row)) or "nothing"
+            raise DataError(f"{where}: has no field {name!r}, which {form} rows must have (it has {has}): add it")
+        value = row[name]
+        if name == "answer" and isinstance(value, int | float) and not isinstance(value, bool):
+            continue
+        if name == "prompt" and isinstance(value, list):
+            _check_messages(value, f"{where}: prompt")
+        elif not isinstance(value, str):
+            wanted = {"prompt": "a text, or a list of messages", "answer": "a text or a number"}.get(name, "a text")
+            raise DataError(f"{where}: {name} must be {wanted}, got {_kind(value)}")
+        else:
+            _check_text(value, f"{where}: {name}")
+
+
+def check_rows(rows: Sequence[Any], form: str, where: str) -> None:
+    """Check rows, see `check_row`; they are counted from 1. No row at all is a DataError too."""
+    if not rows:
+        raise DataError(f"{where}: holds no row")
+    for number, row in enumerate(rows, start=1):
+        check_row(row, form, f"{where}: row {number}")
+
+
+def _check_messages(messages: Any, where: str) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise DataError(f"{where} must be a list of one message or more, got {_kind(messages)}")
+    for number, message in enumerate(messages, start=1):
+        here = f"{where}: message {number}"
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+            raise DataError(f"{here} must be an object with a `role` and a `content` that is a text")
+        if message.get("role") not in ROLES:
+            raise DataError(f"{here} has the role {message.get('role')!r:.40}, it must be one of {', '.join(ROLES)}")
+        _check_text(message["content"], here)
+
+
+def _check_text(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        bad = text[error.start : error.end]
+        raise DataError(f"{where}: {bad!r} has no UTF-8 form: remove it from the text") from None
+
+
+def _kind(value: Any) -> str:
+    names = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+        str: "a text",
+    }
+    return "null" if value is None else names.get(type(value), f"a value of type {type(value).__name__}")
+
+
+# --- sources ----------------------------------------------------------------------------------------------------------
+
+
+def generate(task: Task, name: str, seed: int, n: int, form: str) -> list[Row]:
+    """Return `n` rows that a task makes by the run's seed.
+
+    Raises:
+        EnvironmentFailed: the task raised.
+        DataError: its rows are not of the form.
+    """
+    try:
+        rows = list(task.rows(rng.host(rng.run_key(seed), Purpose.BEHAVIOUR), n))
+    except EvopipeError:
+        raise
+    except Exception as error:
+        raise EnvironmentFailed(f"language.task: {name!r}: making rows raised {said(error)}") from error
+    check_rows(rows, form, f"language.task: {name!r}")
+    return rows
+
+
+def read_jsonl(path: Path, form: str) -> list[Row]:
+    """Return the rows of a file with one JSON object a line; lines that are empty are passed over.
+
+    Raises:
+        MissingInputError: it is not there.
+        DataError: it cannot be used; the line is named.
+    """
+    if not path.is_file():
+        if path.exists():
+            raise DataError(f"{path}: is not a regular file")
+        raise MissingInputError(f"{path}: is not there; correct the path")
+    rows: list[Row] = []
+    number = 0
+    try:
+        with path.open("rb") as file:
+            while line := file.readline(MAX_LINE + 1):
+                number += 1
+                where = f"{path}:{number}"
+                if len(line) > MAX_LINE:
+                    raise DataError(
+                        f"{where}: is longer than {MAX_LINE} bytes: a line is one row, shorten or remove it"
+                    )
+                line = line.removeprefix(_BOM) if number == 1 else line
+                if line.strip():
+                    row = _parse(line.rstrip(b"\r\n"), where)
+                    check_row(row, form, where)
+                    rows.append(row)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    if not rows:
+        raise DataError(f"{path}: holds no row: write one JSON object a line")
+    return rows
+
+
+def _parse(line: bytes, where: str) -> Any:
+    try:
+        return json.loads(line.decode(), parse_constant=_finite, parse_float=_finite)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: is not UTF-8 at byte {error.start + 1}: save the file as UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: is not valid JSON ({first_line(error)}): a line is one JSON object") from None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number
+
+
+def read_datasets(name: str, split: str, columns: Mapping[str, str], form: str, subset: str | None = None) -> list[Row]:
+    """Return the rows of a Hugging Face dataset: a local folder, or an id on the hub. No code of it is ever run.
+
+    Args:
+        name: the folder or the id.
+        split: which of its splits.
+        columns: its columns by the names that fields have here, where they are others.
+        form: of the rows.
+        subset: which of its configurations, where it has several.
+
+    Raises:
+        MissingInputError: `datasets` is not installed, or there is no such dataset, or the hub cannot be reached.
+        DataError: it cannot be read, lacks a column, or its rows are not of the form.
+    """
+    need_package("datasets", "language", "fetch.source: datasets")
+    where = f"fetch.datasets: {name}"
+    with tempfile.TemporaryDirectory() as cache:
+        table = _local(Path(name), split, subset, cache) if Path(name).exists() else _of_hub(name, split, subset)
+        rows = _rows(table, columns, where)
+    check_rows(rows, form, where)
+    return rows
+
+
+def _local(folder: Path, split: str, subset: str | None, cache: str) -> Any:
+    """Read a folder of JSON, CSV or Parquet files, or one that `save_to_disk` wrote."""
+    import datasets
+
+    with _quiet():
+        try:
+            if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+                found = datasets.load_from_disk(str(folder))
+                return found[split] if isinstance(found, dict) else found
+            return datasets.load_dataset(str(folder), subset, split=split, cache_dir=cache)
+        except Exception as error:
+            raise DataError(
+                f"fetch.datasets: {folder}: its split {split!r} cannot be read ({first_line(error)}): correct split or "
+                "subset, or write it anew"
+            ) from None
+
+
+def _of_hub(name: str, split: str, subset: str | None) -> Any:
+    if name.count("/") > 1 or name.startswith((".", "/", "~")):
+        raise MissingInputError(f"fetch.datasets.name: {name} is no folder here, and no id of the hub; correct it")
+    import datasets
+    import huggingface_hub
+
+    offline = datasets.config.HF_HUB_OFFLINE  # it then takes what was fetched before
+    failed = None if offline else reach(lambda: huggingface_hub.HfApi().dataset_info(name, timeout=REACH_SECONDS / 2))
+    if failed is not None:
+        raise MissingInputError(
+            f"fetch.datasets.name: {name} is no folder here, and the hub does not give it ({failed}): correct the "
+            "name, or name a folder"
+        )
+    with _quiet():
+        try:
+            return datasets.load_dataset(name, subset, split=split)
+        except Exception as error:
+            raise DataError(
+                f"fetch.datasets: {name}: its split {split!r} cannot be read ({first_line(error)}): correct split or "
+                "subset, or take another dataset"
+            ) from None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the bars of `datasets` from the terminal."""
+    import datasets
+
+    shown = datasets.utils.logging.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def _rows(table: Any, columns: Mapping[str, str], where: str) -> list[Row]:
+    """Return a table's rows under the names that fields have here, without what has no JSON form."""
+    for column in columns.values():
+        if column not in table.column_names:
+            raise DataError(f"{where}: has no column {column!r}{suggestion(column, table.column_names)}")
+    renamed = set(columns.values())
+    names = {name: name for name in table.column_names if name not in renamed} | dict(columns)
+    return [{ours: row[theirs] for ours, theirs in names.items() if _is_plain(row[theirs])} for row in table]
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+# --- files of evopipe's own -------------------------------------------------------------------------------------------
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write rows as JSONL, atomically; equal rows give equal bytes.
+
+    Raises:
+        DataError: a row has no JSON form.
+        DiskError: the file cannot be written.
+    """
+    write_bytes(path, [dump_json(row, f"{path}:{number}") for number, row in enumerate(rows, start=1)])
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read what `write_rows` wrote.
+
+    Raises:
+        MissingInputError: it is not there.
+        DataError: it is damaged.
+    """
+    lines = read_bytes(path).splitlines(keepends=False)
+    rows = [parse_json(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise DataError(f"{path}:{number}: is no object: {RESTORE}")
+    return rows

@@ -1,0 +1,120 @@
+"""Members in the base's forward pass: hooks on its modules add what each row's own member has learned.
+
+Where nothing is active the base is what it was: the reference of a KL term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from evopipe.language.base import Base
+from evopipe.types import Scored, Tensor, Text
+
+
+class LowRank(NamedTuple):
+    """Beside a linear layer: `W x + s · B A x`."""
+
+    a: Tensor  # [P, in, r]
+    b: Tensor  # [P, r, out]
+    scale: float
+
+    def __call__(self, module: nn.Module, x: Tensor, out: Tensor) -> Tensor:
+        members = len(self.a)
+        inner = torch.bmm(x.reshape(members, -1, x.shape[-1]).to(self.a.dtype), self.a)
+        plain = out.reshape(members, -1, out.shape[-1]).to(self.a.dtype)
+        return torch.baddbmm(plain, inner, self.b, alpha=self.scale).view(out.shape).to(out.dtype)
+
+
+class Change(NamedTuple):
+    """Beside any module of `language.layers`: a change of its weight and of its bias, by kind."""
+
+    parts: dict[str, Tensor]  # [P, rows, columns] each
+
+    def __call__(self, module: nn.Module, x: Tensor, out: Tensor) -> Tensor:
+        members = len(next(iter(self.parts.values())))
+        plain: Any = module
+        found = out.reshape(members, -1, out.shape[-1])
+        for kind, delta in self.parts.items():
+            if kind == "embedding":
+                first = torch.arange(members, device=x.device)[:, None] * delta.shape[1]
+                found = found + nn.functional.embedding(x.reshape(members, -1) + first, delta.flatten(0, 1))
+            elif kind == "scale":
+                bias = getattr(plain, "bias", None)
+                normal = (out if bias is None else out - bias) / plain.weight
+                found = found + delta * normal.reshape(found.shape)
+            elif kind == "bias":
+                found = found + delta
+            else:
+                weight = delta.transpose(1, 2) if kind == "linear" else delta
+                found = torch.baddbmm(found, x.reshape(members, -1, x.shape[-1]), weight)
+        return found.view(out.shape)
+
+
+class _Hook(NamedTuple):
+    base: Base
+    name: str
+
+    def __call__(self, module: nn.Module, args: Any, out: Any) -> Any:
+        add = self.base.active[-1].get(self.name) if self.base.active else None
+        return None if add is None else add(module, args[0], out)
+
+
+@contextmanager
+def adapting(base: Base, changes: Mapping[str, Any]) -> Iterator[Any]:
+    """Return the base's model with changes in it, by module's name, for batches whose rows are members', `[P · B, …]`.
+
+    The hooks are made at first use.
+    """
+    if not base.hooked:
+        for name, module in base.model.named_modules():
+            if next(module.parameters(recurse=False), None) is not None:
+                base.hooked.append(module.register_forward_hook(_Hook(base, name)))
+    base.active.append(changes)
+    try:
+        yield base.model
+    finally:
+        base.active.pop()
+
+
+def score(base: Base, text: Text, entropy: bool = False) -> tuple[Tensor, Scored]:
+    """Score rows of text by the base with what is active in it.
+
+    Returns the hidden states `[P, B, T, H]` that the last `T` tokens were told from, too. For `entropy` see
+    `core.net.score`.
+    """
+    ids, real, width = text.ids.flatten(0, 1), text.real.flatten(0, 1), text.mask.shape[-1]
+    seen: list[Tensor] = []
+    hook = base.model.get_output_embeddings().register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    try:
+        logits = base.model(
+            input_ids=ids, attention_mask=real.long(), position_ids=positions(real), use_cache=False,
+            logits_to_keep=width + 1,
+        ).logits  # fmt: skip
+    finally:
+        hook.remove()
+    logits = logits[:, -width - 1 : -1].float()  # [P · B, T, V]
+    log_prob = logits.gather(-1, ids[:, -width:, None])[..., 0] - logits.logsumexp(dim=-1)
+    spread = torch.zeros_like(log_prob)
+    if entropy:
+        log_probs = logits.log_softmax(dim=-1)
+        spread = -(log_probs.exp() * log_probs).sum(dim=-1)
+    members = text.ids.shape[:2]
+    hidden = seen[0][:, -width - 1 : -1].unflatten(0, members)
+    return hidden, Scored(log_prob.unflatten(0, members), spread.unflatten(0, members), None)
+
+
+@torch.no_grad()
+def reference(base: Base, text: Text) -> Tensor:
+    """Return the log-probabilities `[P, B, T]` of a text's last tokens by the base as it is, 0 outside the mask."""
+    _, scored = score(base, text)
+    return scored.log_prob.masked_fill(~text.mask, 0.0)
+
+
+def positions(real: Tensor) -> Tensor:
+    """Return each token's place in its row, pads not counted."""
+    return (real.long().cumsum(dim=-1) - 1).clamp(min=0)

@@ -1,0 +1,30 @@
+"""The Hugging Face hub: asked in a thread, for without a network its library tries for minutes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+REACH_SECONDS = 8.0
+
+
+def reach(ask: Callable[[], object], seconds: float = REACH_SECONDS) -> str | None:
+    """Return why a question to the hub has no answer within so many seconds; None where it has one."""
+    said: list[str | None] = [f"no answer within {seconds:g} s"]
+
+    def run() -> None:
+        try:
+            ask()
+            said.append(None)
+        except Exception as error:
+            said.append(first_line(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return said[-1]
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, cut short; its type where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

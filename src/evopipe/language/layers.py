@@ -1,0 +1,67 @@
+"""The weights of a base that members can change, and which modules read them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import nn
+
+from evopipe.errors import DataError
+
+
+class Layer(NamedTuple):
+    """A weight of the base, or for an adapter the module that it stands beside.
+
+    Kinds: `linear` [out, in], `conv` [in, out] (a linear layer the other way round), `embedding` [V, H], `scale` [H] of
+    a normalisation, `bias` [H]. An adapter's shape is always (in, out).
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    modules: tuple[tuple[str, str], ...]  # (module, kind there): tied weights are read by two
+
+
+def _is_linear(module: nn.Module) -> str | None:
+    if isinstance(module, nn.Linear):
+        return "linear"
+    return "conv" if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None
+
+
+def linear_layers(model: nn.Module, last: nn.Module, called: str) -> tuple[Layer, ...]:
+    """Return every linear layer of a model but the last, which gives the logits; DataError where there is none."""
+    found = []
+    for name, module in model.named_modules():
+        kind = _is_linear(module)
+        if kind and module is not last:
+            shape: list[int] = list(module.weight.shape)
+            inner, out = reversed(shape) if kind == "linear" else shape
+            found.append(Layer(name, kind, (inner, out), ((name, kind),)))
+    if not found:
+        raise DataError(f"language.model: {called} has no linear layer that an adapter could be put beside")
+    return tuple(found)
+
+
+def all_weights(model: nn.Module, called: str) -> tuple[Layer, ...]:
+    """Return every weight of a model; DataError where a module reads one that no change can be put beside."""
+    readers: dict[int, list[tuple[str, str]]] = {}
+    for name, module in model.named_modules():
+        for part, weight in module.named_parameters(recurse=False):
+            readers.setdefault(id(weight), []).append((name, _kind_of(module, f"{name}.{part}", part, called)))
+    return tuple(
+        Layer(name, readers[id(weight)][0][1], tuple(weight.shape), tuple(readers[id(weight)]))
+        for name, weight in model.named_parameters()
+    )
+
+
+def _kind_of(module: nn.Module, name: str, part: str, called: str) -> str:
+    kind = _is_linear(module) or ("embedding" if type(module) is nn.Embedding else None)
+    weight = getattr(module, "weight", None)
+    if kind is None and "norm" in type(module).__name__.lower() and weight is not None and bool((weight != 0).all()):
+        kind = "scale"  # what it multiplies by must be known to be taken out again
+    if kind is None or part not in ("weight", "bias"):
+        raise DataError(
+            f"language.full: {called} has the weight {name}, of a {type(module).__name__}, which members cannot change "
+            "by themselves: set it to false"
+        )
+    return "bias" if part == "bias" else kind

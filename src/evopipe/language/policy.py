@@ -1,0 +1,134 @@
+"""An exported language model at work: `models/elite` of a language pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from evopipe import rng
+from evopipe.core.net import Net
+from evopipe.errors import DataError, UsageError
+from evopipe.language import peft
+from evopipe.language.adapters import Adapted, Full
+from evopipe.language.base import Base, load_base, stacked
+from evopipe.language.generate import Sampling, generate
+from evopipe.schema.language import LanguageConfig
+from evopipe.storage.files import parse_json
+from evopipe.storage.folders import read_folder
+from evopipe.storage.tensors import load_tensors
+
+POLICY, CHANGE, MERGED = "policy.json", "change.safetensors", "merged"
+_AT_ONCE = 64  # prompts that are completed at a time
+
+
+class LanguagePolicy:
+    """A trained language model.
+
+    Attributes:
+        about: what `policy.json` says: scores, lineage, provenance.
+        base: the model and its tokenizer.
+    """
+
+    def __init__(self, base: Base, config: LanguageConfig, about: Mapping[str, Any], net: Net | None) -> None:
+        self.base, self.about, self._config, self._net = base, dict(about), config, net
+
+    def generate(
+        self,
+        prompts: str | Sequence[Any],
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        samples: int = 1,
+        seed: int = 0,
+    ) -> Any:
+        """Complete prompts: the likeliest tokens unless `temperature` is above 0.
+
+        Args:
+            prompts: a text, a list of texts, or a list of chats, each a list of messages (`role`, `content`).
+            max_tokens: most tokens of a completion; None: as it was trained.
+            temperature: what logits are divided by when tokens are drawn; 0: the likeliest.
+            top_k: draw from the likeliest so many; 0: from all.
+            top_p: draw from the likeliest that have so much of the probability; 1: from all.
+            samples: completions of each prompt.
+            seed: of the draws.
+
+        Returns:
+            A text for a text, a list of texts for a list; lists of so many texts in their place with `samples` above 1.
+
+        Raises:
+            UsageError: a value is out of its range.
+            DataError: the chat template refuses a chat.
+        """
+        many = [prompts] if isinstance(prompts, str) else list(prompts)
+        limit = self._config.max_completion if max_tokens is None else max_tokens
+        for name, value, least in (("max_tokens", limit, 1), ("samples", samples, 1), ("top_k", top_k, 0)):
+            if type(value) is not int or value < least:
+                raise UsageError(f"generate: {name} must be a whole number of at least {least}, got {value!r:.40}")
+        if not temperature >= 0 or not 0 < top_p <= 1:
+            raise UsageError("generate: temperature must be at least 0, and top_p above 0 and at most 1")
+        told: list[list[str]] = []
+        for start in range(0, len(many), _AT_ONCE):
+            part = many[start : start + _AT_ONCE]
+            tokens = [self.base.prompt(prompt, self._config.chat, self._config.system) for prompt in part]
+            ids, real = (x[None].to(self.base.device) for x in stacked(tokens, self.base.pad, left=True))
+            one = torch.ones(1, device=self.base.device)
+            how = Sampling(one * temperature, one.long() * top_k, one * top_p)
+            keys = torch.tensor([rng.run_key(seed)], device=self.base.device)
+            written = generate(self.base, self._active, ids, real, samples, limit, how, keys, start)
+            texts = [
+                self.base.decode(row[:n])
+                for row, n in zip(written.ids[0].tolist(), written.lengths[0].tolist(), strict=True)
+            ]
+            told += [texts[i : i + samples] for i in range(0, len(texts), samples)]
+        found = [each[0] for each in told] if samples == 1 else told
+        return found[0] if isinstance(prompts, str) else found
+
+    def _active(self) -> Any:
+        if self._net is None:
+            return nullcontext()
+        structure: Any = self._net.structure
+        return structure.active(self._net.views)
+
+
+def load(folder: Path, about: Mapping[str, Any]) -> LanguagePolicy:
+    """Load an exported language model, of which `policy.json` says `about`.
+
+    Raises:
+        MissingInputError: the folder, or its base, lacks a file.
+        DataError: it is damaged, or belongs to another base.
+    """
+    try:
+        config = LanguageConfig.model_validate(about["language"])
+        kind, seed, digest = about["arch"]["kind"], int(about["seed"]), str(about["base"])
+    except (KeyError, TypeError, ValueError, ValidationError) as error:
+        raise DataError(f"{folder / POLICY}: does not say what it is ({error}); export it again") from None
+    if about.get("merged"):
+        merged = config.model_copy(update={"model": str(folder / MERGED)})
+        return LanguagePolicy(load_base(merged, seed), config, about, None)
+    base = load_base(config, seed)
+    if base.digest != digest:
+        raise DataError(f"{folder}: was trained over another base than {config.model} is now; export it again")
+    if kind == "full":
+        tensors = load_tensors(read_folder(folder, only=(CHANGE,))[CHANGE], str(folder / CHANGE))
+        arch: Any = Full()
+        row = torch.zeros(arch.size(Adapted.of(base)))
+        for name, part in arch.named(Adapted.of(base), row).items():
+            if name not in tensors or tensors[name].shape != part.shape:
+                raise DataError(f"{folder / CHANGE}: does not fit its base at {name!r}; export it again")
+            part.copy_(tensors[name])
+    else:
+        arch, row = peft.read_adapter(folder, base)
+    structure = arch.stack([arch], Adapted.of(base), base.device)
+    return LanguagePolicy(base, config, about, Net(structure, structure.pack([row])))
+
+
+def described(folder: Path) -> dict[str, Any] | None:
+    """Return what an exported folder says of a language model; None where it is none."""
+    about = parse_json(read_folder(folder, only=(POLICY,))[POLICY], str(folder / POLICY))
+    return about if isinstance(about, dict) and about.get("kind") == "language" else None

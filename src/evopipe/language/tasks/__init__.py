@@ -1,0 +1,110 @@
+"""Tasks: what language models are asked, and how good an answer is.
+
+A task is found by its name here, or is a class of one's own, `module:Class`. Its rows are plain JSON data, and may
+serve several kinds of algorithm at once, see `language.data.check_row`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from pydantic import ValidationError
+
+from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, said, suggestion
+from evopipe.language.tasks.arithmetic import Arithmetic
+from evopipe.language.tasks.gym import ReasoningGym
+from evopipe.language.tasks.symbols import Symbols
+from evopipe.own import import_name
+from evopipe.schema.declare import Schema, explain
+from evopipe.watchdog import Hung, Watchdog
+
+Score: TypeAlias = "Callable[[Mapping[str, Any], str], float]"
+"""(row, completion) → reward."""
+
+_SECONDS = 60.0  # that code of one's own has to be imported, and to be made
+
+
+class Task(Protocol):
+    """What a task is. One may name all characters of its rows, `characters`, for a model that knows no others."""
+
+    def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
+        """Make rows, equal ones with equal generators: a `prompt`, and its `answer`, its `completion`, or a pair
+        `chosen` and `rejected`."""
+
+    def score(self, row: Mapping[str, Any], completion: str) -> float:
+        """Return the reward of a completion of a row's prompt."""
+
+
+TASKS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "arithmetic": (Arithmetic, {}),
+    "copy": (Symbols, {"operations": ["copy"]}),
+    "reasoning-gym": (ReasoningGym, {}),
+    "reverse": (Symbols, {"operations": ["reverse"]}),
+    "sort": (Symbols, {"operations": ["sort"]}),
+    "symbols": (Symbols, {}),
+}
+"""What makes each task, and from which arguments; those of the parameters come after."""
+
+
+def get(name: str, kwargs: Mapping[str, Any]) -> Task:
+    """Return a task.
+
+    Raises:
+        ParamsError: there is none of that name, or it does not take these arguments.
+        MissingInputError: it needs a package that is not installed.
+        EnvironmentFailed: a module of one's own, or its class, raised or did not return.
+    """
+    if name not in TASKS and ":" not in name:
+        raise ParamsError(f"language.task: no task {name!r} (`module:Class` is one's own){suggestion(name, TASKS)}")
+    make, given = TASKS.get(name, (None, {}))
+    with _foreign(f"language.task: making {name!r}"):
+        make = make or import_name(name, "language.task")
+        try:
+            task: Task = make(**{**given, **kwargs})
+        except ValidationError as error:
+            wrong = explain(error, make, dict(kwargs)) if isinstance(make, type) and issubclass(make, Schema) else []
+            lines = [": ".join((".".join(map(str, ("language.kwargs", *keys))), text)) for keys, text in wrong]
+            raise ParamsError("\n".join(lines) or f"language.kwargs: {error}") from None
+        except TypeError as error:
+            raise ParamsError(f"language.kwargs: {name!r} does not take {dict(kwargs)}: {error}") from error
+    for method in ("rows", "score"):
+        if not callable(getattr(task, method, None)):
+            raise ParamsError(f"language.task: {name!r} has no method {method!r}: a task makes rows and scores them")
+    return task
+
+
+def score_of(task: Task, own: str | None) -> Score:
+    """Return what rewards completions: the task's own score, or a function of one's own, `module:function`, which is
+    called with completion and row.
+
+    Raises:
+        ParamsError: there is no such function.
+        EnvironmentFailed: importing its module raised, or did not return.
+    """
+    if own is None:
+        return task.score
+    with _foreign(f"language.reward: importing {own!r}"):
+        function = import_name(own, "language.reward")
+
+    def score(row: Mapping[str, Any], completion: str) -> float:
+        found: float = function(completion, row)
+        return found
+
+    return score
+
+
+@contextlib.contextmanager
+def _foreign(what: str) -> Iterator[None]:
+    """Run code of one's own; a sentence that begins with `what` says where it raised or did not return."""
+    try:
+        with Watchdog(_SECONDS):
+            yield
+    except Hung as hung:
+        raise EnvironmentFailed(f"{what} {hung}") from None
+    except EvopipeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFailed(f"{what} raised {said(error)}") from error

@@ -1,0 +1,73 @@
+"""Tasks of the package `reasoning-gym`: a hundred generators of questions, each with a score of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from pydantic import Field, PrivateAttr, model_validator
+
+from evopipe.errors import need_package, suggestion
+from evopipe.schema.declare import Schema
+
+
+class ReasoningGym(Schema):
+    """One of the package's generators. A row says how its question is made again: the score needs more than JSON."""
+
+    dataset: str = Field(description="the generator's name, for example `chain_sum`")
+    config: dict[str, Any] = Field(default_factory=dict, description="what the generator is configured with")
+    tag: str | None = Field(
+        None, pattern=r"\w+", description="score what stands between `<tag>` and `</tag>`; null: the whole completion"
+    )
+    _made: dict[tuple[int, int], Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _can_be(self) -> ReasoningGym:
+        need_package("reasoning_gym", "reasoning", "language.task: reasoning-gym")
+        from reasoning_gym.factory import DATASETS
+
+        if self.dataset not in DATASETS:
+            raise ValueError(
+                f"dataset: reasoning-gym has no generator {self.dataset!r}{suggestion(self.dataset, DATASETS)}"
+            )
+        try:
+            self._questions(0, 1)
+        except Exception as error:
+            raise ValueError(f"config: {self.dataset!r} does not take {self.config}: {error}") from None
+        return self
+
+    def _questions(self, seed: int, size: int) -> Any:
+        import reasoning_gym
+
+        if (seed, size) not in self._made:
+            self._made[seed, size] = reasoning_gym.create_dataset(self.dataset, seed=seed, size=size, **self.config)
+        return self._made[seed, size]
+
+    def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
+        """Make rows. Where a question has no single answer, that is empty, and there is no completion to learn."""
+        seed = int(rng.integers(2**31))
+        rows = []
+        for index, made in zip(range(n), self._questions(seed, n), strict=False):
+            answer = made["answer"]
+            row = {"prompt": made["question"], "answer": answer or "", "seed": seed, "size": n, "index": index}
+            rows.append(row if answer is None else {**row, "completion": answer})
+        return rows
+
+    def score(self, row: Mapping[str, Any], completion: str) -> float:
+        """Return the generator's own score, from 0 to 1.
+
+        Raises:
+            ValueError: the installed package makes another question of this row.
+        """
+        questions = self._questions(row["seed"], row["size"])
+        made = questions[row["index"]]
+        if made["question"] != row["prompt"]:
+            raise ValueError("this version of reasoning-gym makes another question of the row; run `fetch` again")
+        if self.tag is not None:
+            found = re.findall(f"<{self.tag}>(.*?)</{self.tag}>", completion, re.DOTALL)
+            if not found:
+                return 0.0
+            completion = found[-1]
+        return float(questions.score_answer(completion.strip(), made))

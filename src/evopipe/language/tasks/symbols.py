@@ -1,0 +1,80 @@
+"""Rows of symbols to be copied, reversed or sorted: `314=` → `314`, `413` or `134`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from evopipe.schema.declare import Schema
+
+Operation = Literal["copy", "reverse", "sort"]
+OPERATIONS: dict[Operation, Callable[[str], str]] = {
+    "copy": lambda text: text,
+    "reverse": lambda text: text[::-1],
+    "sort": lambda text: "".join(sorted(text)),
+}
+_DRAWS = 20  # of a text that is to be new
+
+
+class Symbols(Schema):
+    """Operations of which the prompt does not say which one is meant: of several one can only guess, or be taught."""
+
+    operations: Annotated[tuple[Operation, ...], Field(strict=False, min_length=1)] = Field(
+        ("copy", "reverse", "sort"), description="what is done to the symbols, each as often as the others"
+    )
+    alphabet: str = Field("0123456789", min_length=2, max_length=1000, description="the symbols")
+    shortest: int = Field(3, ge=1, le=1000, description="fewest symbols of a prompt")
+    longest: int = Field(3, ge=1, le=1000, description="most symbols of a prompt")
+    worse: Operation | None = Field(
+        None, description="the operation whose result is the worse one of a pair; null: the first that differs"
+    )
+    by_place: bool = Field(False, description="whether an answer that is not all right earns the share that is")
+
+    @model_validator(mode="after")
+    def _can_be(self) -> Symbols:
+        if self.shortest > self.longest:
+            raise ValueError(f"shortest ({self.shortest}) is above longest ({self.longest})")
+        if len(set(self.alphabet)) < len(self.alphabet) or "=" in self.alphabet:
+            raise ValueError(f"alphabet ({self.alphabet!r}) must name each symbol once, and no '='")
+        return self
+
+    @property
+    def characters(self) -> str:
+        """All characters of its rows."""
+        return self.alphabet + "="
+
+    def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
+        """Make rows: with pairs that differ, where there are any, and of new prompts, as long as there are enough."""
+        rows: list[dict[str, Any]] = []
+        seen: set[str] = set()
+        for _ in range(n):
+            row: dict[str, Any] = {}
+            for _ in range(_DRAWS):
+                drawn = self._row(rng)
+                if not row or "rejected" in drawn:
+                    row = drawn
+                if "rejected" in drawn and drawn["prompt"] not in seen:
+                    break
+            seen.add(row["prompt"])
+            rows.append(row)
+        return rows
+
+    def _row(self, rng: np.random.Generator) -> dict[str, Any]:
+        length = int(rng.integers(self.shortest, self.longest + 1))
+        text = "".join(self.alphabet[i] for i in rng.integers(0, len(self.alphabet), length))
+        answer = OPERATIONS[self.operations[int(rng.integers(len(self.operations)))]](text)
+        row = {"prompt": f"{text}=", "answer": answer, "completion": answer}
+        others = OPERATIONS.values() if self.worse is None else [OPERATIONS[self.worse]]
+        worse = next((other for other in (operation(text) for operation in others) if other != answer), None)
+        return row if worse is None else {**row, "chosen": answer, "rejected": worse}
+
+    def score(self, row: Mapping[str, Any], completion: str) -> float:
+        """Return 1 for the answer, else 0, or the share of places that agree with it."""
+        answer = str(row["answer"])
+        if not self.by_place:
+            return float(completion == answer)
+        same = sum(a == b for a, b in zip(completion, answer, strict=False))
+        return same / max(len(completion), len(answer), 1)

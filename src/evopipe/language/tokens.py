@@ -1,0 +1,219 @@
+"""Rows of a dataset as tokens: each a prompt, then one completion, or the chosen and the rejected one.
+
+Text is tokenised here, once: what members write is learned from as the tokens that it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, get_args
+
+import numpy as np
+import torch
+
+from evopipe import rng
+from evopipe.errors import DataError
+from evopipe.language.base import Base, stacked
+from evopipe.rng import Purpose
+from evopipe.schema.language import Form, LanguageConfig, TextFetch
+from evopipe.storage.files import dump_json, parse_json
+from evopipe.storage.folders import read_folder, write_folder
+from evopipe.storage.tensors import dump_tensors, load_tensors
+from evopipe.types import Tensor, Text
+
+Rows: TypeAlias = "Sequence[int] | np.ndarray"
+SPLITS = ("train", "validation", "test")
+_ROWS, _TENSORS, _ABOUT = "rows.jsonl", "tokens.safetensors", "about.json"
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Lists of numbers, one behind the other."""
+
+    values: Tensor  # int64
+    ends: Tensor  # [n] int64
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> Ragged:
+        lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+        return cls(torch.tensor([x for row in rows for x in row], dtype=torch.int64), lengths.cumsum(0))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, i: int) -> list[int]:
+        start = int(self.ends[i - 1]) if i else 0
+        found: list[int] = self.values[start : int(self.ends[i])].tolist()
+        return found
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Rows as data and as tokens.
+
+    Attributes:
+        form: of the rows.
+        rows: as they were read.
+        prompts: of every row.
+        answers: what is to be learned: none, the completion, or the chosen and the rejected one.
+        learned: of every token of the first answer, 1 where it is to be learned, 0 where it is another's.
+        splits: which rows train, score members while they train, and are held out.
+        left_out: rows that were too long.
+        digest: of the base's tokens.
+    """
+
+    form: Form
+    rows: Sequence[Mapping[str, Any]]
+    prompts: Ragged
+    answers: tuple[Ragged, ...]
+    learned: Ragged
+    splits: Mapping[str, np.ndarray]
+    left_out: int
+    digest: str
+
+    def prompt_batch(self, index: Rows, pad: int) -> tuple[Tensor, Tensor]:
+        """Return the prompts of rows `[n, L]`, padded on the left, and where they are real."""
+        return stacked([self.prompts[int(i)] for i in index], pad, left=True)
+
+    def batch(self, index: Rows, pad: int) -> Text:
+        """Return rows as one member's text, `[1, n, …]`: with two answers the chosen ones, then the rejected."""
+        ids, real = self.prompt_batch(index, pad)
+        answers = [answer[int(i)] for answer in self.answers for i in index]
+        told, there = stacked(answers, pad, left=False)
+        times = len(self.answers)
+        learned = there.clone()
+        if times == 1:
+            marks, _ = stacked([self.learned[int(i)] for i in index], 0, left=False)
+            learned &= marks.bool()
+        ids = torch.cat((ids.repeat(times, 1), told), dim=1)
+        real = torch.cat((real.repeat(times, 1), there), dim=1)
+        return Text(ids[None], real[None], learned[None], torch.zeros_like(told)[None])
+
+
+def tokenise(
+    rows: Sequence[Mapping[str, Any]], form: Form, base: Base, cfg: LanguageConfig, fetch: TextFetch, seed: int
+) -> Corpus:
+    """Turn rows into tokens and split them; what is too long is left out.
+
+    Raises:
+        DataError: nothing is left of a split, or the chat template is missing or refuses a prompt.
+    """
+    kept: list[Mapping[str, Any]] = []
+    prompts: list[list[int]] = []
+    answers: list[list[list[int]]] = []
+    marks: list[list[int]] = []
+    for row in rows:
+        prompt, own, learned = _row(row, form, base, cfg)
+        if len(prompt) > cfg.max_prompt or any(len(answer) > cfg.max_completion for answer in own):
+            continue
+        kept.append(row)
+        prompts.append(prompt)
+        answers.append(own)
+        marks.append(learned)
+    splits = _split(len(kept), fetch, seed)
+    if any(not len(index) for index in splits.values()):
+        raise DataError(
+            f"of {len(rows)} rows {len(rows) - len(kept)} are longer than language.max_prompt ({cfg.max_prompt}) or "
+            f"language.max_completion ({cfg.max_completion}) allow, and {len(kept)} are too few to split: raise them, "
+            "or bring more rows"
+        )
+    columns = tuple(Ragged.of(list(column)) for column in zip(*answers, strict=True))
+    left_out = len(rows) - len(kept)
+    return Corpus(form, kept, Ragged.of(prompts), columns, Ragged.of(marks), splits, left_out, base.digest)
+
+
+def _row(
+    row: Mapping[str, Any], form: Form, base: Base, cfg: LanguageConfig
+) -> tuple[list[int], list[list[int]], list[int]]:
+    """Return a row's prompt, its answers, and which tokens of the first are learned."""
+    if form == "supervised" and "messages" in row:
+        return _chat(row["messages"], base, cfg.system)
+    prompt = base.prompt(row["prompt"], cfg.chat, cfg.system)
+    if form == "reasoning":
+        return prompt, [], []
+    names = ("chosen", "rejected") if form == "preference" else ("completion",)
+    own = [[*base.encode(row[name]), base.ends[0]] for name in names]
+    return prompt, own, [1] * len(own[0])
+
+
+def _chat(
+    messages: Sequence[Mapping[str, str]], base: Base, system: str | None
+) -> tuple[list[int], list[list[int]], list[int]]:
+    """Split a chat at the assistant's texts, which are learned; all else is not."""
+    first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    prompt = base.prompt(messages[:first], True, system)
+    answer: list[int] = []
+    learned: list[int] = []
+    for i in range(first, len(messages)):
+        if messages[i]["role"] == "assistant":
+            tokens, mark = [*base.encode(messages[i]["content"]), base.ends[0]], 1
+        else:
+            # What the template puts between two answers: the later prompt less the earlier one and its answer.
+            before = base.prompt(messages[:i], True, system)
+            after = base.prompt(messages[: i + 1], True, system)
+            tokens, mark = after[len(_common(before, after)) :], 0
+        answer += tokens
+        learned += [mark] * len(tokens)
+    while learned and not learned[-1]:  # what follows the last answer teaches nothing
+        answer.pop()
+        learned.pop()
+    return prompt, [answer], learned
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> Sequence[int]:
+    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return a[:n]
+
+
+def _split(n: int, fetch: TextFetch, seed: int) -> dict[str, np.ndarray]:
+    """Divide `n` rows at random: a tenth of 10 is 1, and no split is empty where there are 3."""
+    order = rng.host(rng.run_key(seed), Purpose.PROMPT).permutation(n)
+    test, validation = (max(1, round(share * n)) for share in (fetch.test, fetch.validation))
+    cuts = np.split(order, [test, test + validation])
+    return dict(zip(reversed(SPLITS), (np.sort(cut) for cut in cuts), strict=True))
+
+
+# --- as files ---------------------------------------------------------------------------------------------------------
+
+
+def write_corpus(path: Path, corpus: Corpus) -> None:
+    """Write a corpus as a folder."""
+    columns = {"prompt": corpus.prompts, "learned": corpus.learned}
+    columns |= {f"answer.{i}": answer for i, answer in enumerate(corpus.answers)}
+    tensors = {f"{name}.{part}": getattr(each, part) for name, each in columns.items() for part in ("values", "ends")}
+    tensors |= {f"split.{name}": torch.from_numpy(index) for name, index in corpus.splits.items()}
+    about = {"form": corpus.form, "answers": len(corpus.answers), "left_out": corpus.left_out, "base": corpus.digest}
+    files = {
+        _ROWS: b"".join(dump_json(dict(row), str(path / _ROWS)) for row in corpus.rows),
+        _TENSORS: dump_tensors(tensors),
+        _ABOUT: dump_json(about, str(path / _ABOUT), indent=2),
+    }
+    write_folder(path, files)
+
+
+def read_corpus(path: Path) -> Corpus:
+    """Read what `write_corpus` wrote; DataError where it is damaged or another thing."""
+    files = read_folder(path, only=(_ROWS, _TENSORS, _ABOUT))
+    about = parse_json(files[_ABOUT], str(path / _ABOUT))
+    tensors = load_tensors(files[_TENSORS], str(path / _TENSORS))
+    try:
+        if about["form"] not in get_args(Form):
+            raise ValueError(f"form {about['form']!r:.40}")
+        rows = [json.loads(line) for line in files[_ROWS].splitlines()]
+
+        def column(name: str) -> Ragged:
+            found = Ragged(tensors[f"{name}.values"], tensors[f"{name}.ends"])
+            if len(found.values) != (int(found.ends[-1]) if len(found) else 0):
+                raise ValueError(f"{name} is cut short")
+            return found
+
+        return Corpus(
+            about["form"], rows, column("prompt"), tuple(column(f"answer.{i}") for i in range(about["answers"])),
+            column("learned"), {name: tensors[f"split.{name}"].numpy() for name in SPLITS}, int(about["left_out"]),
+            str(about["base"]),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: holds no rows as tokens ({error}); run `dvc repro buffer` again") from error

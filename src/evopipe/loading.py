@@ -1,0 +1,30 @@
+"""Trained policies from their folders, whatever they are policies of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evopipe import policy
+from evopipe.language import policy as language
+from evopipe.language.policy import LanguagePolicy
+from evopipe.policy import Policy
+from evopipe.team_policy import TeamPolicy
+
+
+def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy | LanguagePolicy:
+    """Load a policy folder, for example `models/elite`, or one of the trained members in `models/trained`.
+
+    No module is imported that a folder names, and nothing in it is run.
+
+    Args:
+        path: the folder.
+        member: which of the trained members, as `reports/members.json` numbers them; None of a policy folder.
+
+    Raises:
+        MissingInputError: it is not there.
+        DataError: it is damaged, of a newer format, or not a policy.
+        UsageError: there is no such member.
+    """
+    if member is None and (about := language.described(Path(path))) is not None:
+        return language.load(Path(path), about)
+    return policy.load(path, member)

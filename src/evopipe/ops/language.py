@@ -1,0 +1,224 @@
+"""What language models learn from: advantages of completions, and losses over their tokens.
+
+Every member has `B` sequences of `T` tokens. A mask `[P, B, T]` bool says which tokens count: those that the member
+wrote, or those that it is to imitate. Log-probabilities `[P, B, T]` are the policy's (`log_prob`), the policy's when it
+wrote the tokens (`old`) and the reference's (`reference`). Whatever number stands where a mask is False, it reaches
+neither a result nor a gradient. Nothing is reduced over `P`. A loss is the `total` of what the tokens give, each with
+its share of `token_weights`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+
+from evopipe.types import Tensor
+
+Level = Literal["token", "turn", "sequence"]
+Mean = Literal["token", "sequence"]
+Baseline = Literal["standardised", "mean", "leave_one_out"]
+_EPS = 1e-4
+
+
+class Advantages(NamedTuple):
+    """Advantages of completions within their groups."""
+
+    value: Tensor  # [P, B], 0 where a completion does not count
+    counts: Tensor  # [P, B] bool, whether the completion is there and its group's rewards differ
+    groups: Tensor  # [P] int64, groups
+    skipped: Tensor  # [P] int64, those of them whose rewards are all equal: they say nothing
+
+
+def group_advantages(reward: Tensor, group: Tensor, present: Tensor, baseline: Baseline) -> Advantages:
+    """Compare rewards `[P, B]` within groups, any numbers int64 `[P, B]`; `present` `[P, B]` bool says what is there.
+
+    `standardised` is (R − mean) / (std + 10⁻⁴) with the sample's standard deviation (Shao et al., "DeepSeekMath", 2024,
+    § 4.1.2); `mean` leaves out the division (Liu et al., "Understanding R1-Zero-like training", 2025); `leave_one_out`
+    is R − the mean of the others (Kool et al., 2019; Ahmadian et al., "Back to basics", 2024). One group of all is a
+    baseline over the batch. A reward that is no number makes its group's advantages so, and no other's.
+    """
+    same = (group[:, :, None] == group[:, None, :]) & present[:, :, None] & present[:, None, :]  # [P, B, B]
+    size = same.sum(dim=-1).clamp(min=1)
+    others = reward[:, None, :].expand(same.shape)
+    # Asked of the rewards themselves: rounding can give equal ones a deviation.
+    differ = (same & (others != reward[:, :, None])).any(dim=-1)
+    value = reward - _within(others, same).sum(dim=-1) / size
+    if baseline == "standardised":
+        square = _within(value[:, None, :].square().expand(same.shape), same).sum(dim=-1)
+        value = value / ((square / (size - 1).clamp(min=1)).sqrt() + _EPS)
+    elif baseline == "leave_one_out":
+        value = value * (size / (size - 1).clamp(min=1))
+    first = present & ~same.tril(diagonal=-1).any(dim=-1)  # one of each group
+    return Advantages(_within(value, differ), differ, first.sum(dim=1), (first & ~differ).sum(dim=1))
+
+
+def _within(x: Tensor, mask: Tensor) -> Tensor:
+    return x.masked_fill(~mask, 0.0)
+
+
+def token_weights(mask: Tensor, mean: Mean) -> Tensor:
+    """Return weights `[P, B, T]` that sum to 1 in each member, to 0 where none of its tokens counts.
+
+    `token`: all tokens count the same (Yu et al., "DAPO", 2025); `sequence`: all sequences do, and a sequence's tokens
+    the same, so that a token of a long one counts less.
+    """
+    counted = mask.to(torch.float32)
+    if mean == "token":
+        return counted / counted.sum(dim=(1, 2), keepdim=True).clamp(min=1.0)
+    each = counted.sum(dim=2, keepdim=True)
+    sequences = (each > 0).sum(dim=1, keepdim=True)
+    return counted / (each.clamp(min=1.0) * sequences.clamp(min=1))
+
+
+def total(weight: Tensor, each: Tensor) -> Tensor:
+    """Return Σ weight · each `[P]` over `[P, B, T]` or `[P, B]`; what weighs 0 is not read."""
+    return (weight * _within(each, weight != 0)).flatten(1).sum(dim=1)
+
+
+def row_means(each: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean over what counts in each row, `[P, B, T]` → `[P, B]`; 0 where nothing does."""
+    return _within(each, mask).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
+
+
+def drift(log_prob: Tensor, old: Tensor, mask: Tensor) -> Tensor:
+    """Return the largest |log π − log π_old| `[P]` of a token that counts: at a rollout's first update, how far what
+    learns is from what wrote."""
+    return _within(log_prob.detach() - old, mask).abs().flatten(1).amax(dim=1)
+
+
+# --- from logits ------------------------------------------------------------------------------------------------------
+
+
+def log_probs(logits: Tensor, token: Tensor) -> Tensor:
+    """Return the log-probability `[…]` of each token, int64 `[…]`, under logits `[…, V]` that came before it."""
+    return logits.gather(-1, token.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(dim=-1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Return the entropy `[…]` in nats of the softmax of logits `[…, V]`; a logit of −∞ adds nothing."""
+    chances = logits.log_softmax(dim=-1)
+    return -(chances.exp() * chances.clamp(min=torch.finfo(chances.dtype).min)).sum(dim=-1)
+
+
+# --- ratios and policy losses -----------------------------------------------------------------------------------------
+
+
+def log_ratios(log_prob: Tensor, old: Tensor, mask: Tensor, level: Level, turn: Tensor | None = None) -> Tensor:
+    """Return log π(·) / π_old(·) `[P, B, T]`: of each token, or the mean over its turn or sequence; 0 outside the mask.
+
+    The mean over a sequence is the ratio of GSPO (Zheng et al., "Group sequence policy optimization", 2025, eq. 7).
+    `turn` int64 `[P, B, T]` numbers the turns of a sequence from 0.
+    """
+    each = _within(log_prob - old, mask)
+    if level == "token":
+        return each
+    if level == "sequence" or turn is None:
+        return _mean_over(each, mask)
+    out = torch.zeros_like(each)
+    for number in range(int(turn.max()) + 1):
+        out = out + _mean_over(each, mask & (turn == number))
+    return out
+
+
+def _mean_over(each: Tensor, mask: Tensor) -> Tensor:
+    """Put the mean of a sequence's masked tokens at each of them, 0 elsewhere."""
+    return _within(row_means(each, mask)[..., None].expand(each.shape), mask)
+
+
+def clipped(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Return −min(ρ A, clip(ρ, 1 − low, 1 + high) A) `[P, B, T]` (Schulman et al., 2017, eq. 7); the ends are `[P]`,
+    and may differ (Yu et al., "DAPO", 2025, eq. 10). Advantages are `[P, B, T]`, or `[P, B, 1]` of whole sequences."""
+    ratio = log_ratio.exp()
+    return -torch.minimum(ratio * advantage, _clip(ratio, low, high) * advantage)
+
+
+def cispo(log_prob: Tensor, log_ratio: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Return −clip(ρ, 1 − low, 1 + high) A log π `[P, B, T]`, the ratio a constant: every token keeps its gradient
+    (MiniMax, "MiniMax-M1", 2025, eq. 4). Shapes as `clipped`'s."""
+    return -_clip(log_ratio.detach().exp(), low, high) * advantage * log_prob
+
+
+def _clip(ratio: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return torch.clamp(ratio, 1.0 - low[:, None, None], 1.0 + high[:, None, None])
+
+
+def outside(log_ratio: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Return which ratios `[P, B, T]` bool lie outside of [1 − low, 1 + high], ends `[P]`."""
+    ratio = log_ratio.exp()
+    return (ratio < 1.0 - low[:, None, None]) | (ratio > 1.0 + high[:, None, None])
+
+
+def k3(log_prob: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+    """Return π_ref/π − log π_ref/π − 1 `[P, B, T]`, 0 outside the mask: never negative, and in the mean over the
+    policy's own tokens KL(π ‖ π_ref) (Schulman, "Approximating KL divergence", 2020)."""
+    gap = _within(reference - log_prob, mask)
+    return torch.expm1(gap) - gap
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def on_last(reward: Tensor, mask: Tensor) -> Tensor:
+    """Put the reward `[P, B]` of a completion on the last token that counts: `[P, B, T]`."""
+    places = torch.arange(1, mask.shape[-1] + 1, device=mask.device) * mask
+    last = mask & (places == places.amax(dim=-1, keepdim=True))
+    return last * reward[..., None]
+
+
+def token_gae(reward: Tensor, value: Tensor, mask: Tensor, gamma: Tensor, lam: Tensor) -> Tensor:
+    """Return generalised advantage estimates (Schulman et al., 2016, eq. 16) `[P, B, T]`, 0 outside the mask.
+
+    Rewards and values are `[P, B, T]`, γ and λ `[P]`. A token's successor is the next one of its sequence that counts:
+    what an environment wrote in between is no step. The last one has no future.
+    """
+    gamma, decay = gamma[:, None], (gamma * lam)[:, None]
+    reward, value = _within(reward, mask), _within(value, mask)
+    out = torch.zeros_like(value)
+    later, following = torch.zeros_like(value[..., 0]), torch.zeros_like(value[..., 0])
+    for t in range(value.shape[-1] - 1, -1, -1):
+        here = mask[..., t]
+        estimate = reward[..., t] + gamma * following - value[..., t] + decay * later
+        out[..., t] = _within(estimate, here)
+        later, following = torch.where(here, estimate, later), torch.where(here, value[..., t], following)
+    return out
+
+
+def whiten(x: Tensor, mask: Tensor) -> Tensor:
+    """Return x `[P, B, T]` with mean 0 and variance 1 over what counts in each member; 0 outside the mask."""
+    weight = token_weights(mask, "token")
+    apart = _within(x, mask) - total(weight, x)[:, None, None]
+    return _within(apart / (total(weight, apart.square()).sqrt()[:, None, None] + _EPS), mask)
+
+
+def value_loss(value: Tensor, old: Tensor, target: Tensor, clip: Tensor) -> Tensor:
+    """Return ½ max((V − V̂)², (V_old + clip(V − V_old, ±clip) − V̂)²) `[P, B, T]`, clip `[P]`: the value, too, goes no
+    further from what it was than that."""
+    limit = clip[:, None, None]
+    near = old + torch.clamp(value - old, -limit, limit)
+    return 0.5 * torch.maximum((value - target).square(), (near - target).square())
+
+
+# --- preferences ------------------------------------------------------------------------------------------------------
+
+
+class Preference(NamedTuple):
+    """What a pair of completions gives, each `[P, B]`."""
+
+    loss: Tensor
+    margin: Tensor  # implicit reward of the chosen one above the rejected one's
+
+
+def preference(
+    chosen: Tensor, rejected: Tensor, reference: tuple[Tensor, Tensor], tokens: Tensor, beta: Tensor, nll: Tensor
+) -> Preference:
+    """Return −log σ(m) − nll · log π(chosen) / tokens, m = β [log π/π_ref (chosen) − log π/π_ref (rejected)].
+
+    Rafailov et al., "Direct preference optimization", 2023, eq. 7; the second term keeps the chosen one's probability
+    from falling along with the rejected one's (Pang et al., "Iterative reasoning preference optimization", 2024).
+    Log-probabilities are sums over a completion's tokens, `[P, B]`, of the reference those of both; `tokens` counts the
+    chosen one's; β and nll are `[P]`.
+    """
+    margin = beta[:, None] * ((chosen - reference[0]) - (rejected - reference[1]))
+    imitation = nll[:, None] * chosen / tokens.clamp(min=1)
+    return Preference(-torch.nn.functional.logsigmoid(margin) - imitation, margin.detach())

@@ -1,0 +1,55 @@
+"""Code of one's own: modules from the installed packages, or from the working folder."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from types import ModuleType
+from typing import Any
+
+from evopipe.errors import EnvironmentFailed, ParamsError, did_you_mean, said
+
+_NAME = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)")
+
+
+def import_module(module: str, key: str) -> ModuleType:
+    """Import a module that the parameter `key` names.
+
+    Raises:
+        ParamsError: there is none of that name, or it needs a package that is not installed.
+        EnvironmentFailed: importing it raised.
+    """
+    folder = os.getcwd()
+    if folder not in sys.path:  # stays there: the module's functions may import from its project too
+        sys.path.append(folder)  # last: a file there takes the place of no package
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or module
+        if module == missing or module.startswith(missing + "."):
+            raise ParamsError(f"{key}: no module named {missing!r} in {folder} or among the packages") from error
+        raise ParamsError(f"{key}: module {module!r} needs the package {missing!r}; install it") from error
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFailed(f"{key}: importing {module!r} raised {said(error)}") from error
+
+
+def import_name(written: str, key: str) -> Any:
+    """Return what `module:name` names, a class or a function.
+
+    Raises:
+        ParamsError: it is not of that form, or there is no such thing, or nothing that can be called.
+        EnvironmentFailed: importing the module raised.
+    """
+    parts = _NAME.fullmatch(written)
+    if parts is None:
+        raise ParamsError(f"{key}: {written!r} is not of the form 'module:name'")
+    module = import_module(parts["module"], key)
+    found = getattr(module, parts["name"], None)
+    if found is None:
+        near = did_you_mean(parts["name"], vars(module))
+        raise ParamsError(f"{key}: the module {parts['module']!r} has no {parts['name']!r}{near}")
+    if not callable(found):
+        raise ParamsError(f"{key}: {written!r} is of type {type(found).__name__}, and cannot be called")
+    return found

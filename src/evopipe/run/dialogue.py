@@ -1,0 +1,245 @@
+"""Dialogues: members write completions of prompts, are rewarded for them, and learn from what they wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evopipe import rng
+from evopipe.core.cohort import Cohort
+from evopipe.core.member import Member
+from evopipe.core.net import score
+from evopipe.language.generate import Sampling, Written, generate
+from evopipe.language.hooks import reference
+from evopipe.language.tokens import Corpus, Rows
+from evopipe.language.vllm import Engine, weights
+from evopipe.rng import Purpose, Stream
+from evopipe.run.clock import Clock
+from evopipe.run.evaluate import Episodes, Stopped
+from evopipe.run.language import LanguageSpec
+from evopipe.run.measures import Measures
+from evopipe.run.order import held_out, rows_at
+from evopipe.types import Text
+
+AT_ONCE = 64  # prompts of each member that evaluation completes at a time
+_UPDATES = 1 << 12  # more than a tick takes of any member: keeps the draws of different ticks apart
+MEASURED = ("reward", "length", "ended", "entropy", "kl", "effective", "drift", "failed")
+
+Judge = Callable[[Sequence[Mapping[str, Any]], Sequence[str]], tuple[np.ndarray, int]]
+"""(rows, completions) → the rewards `[n]`, and how many of them could not be had and are 0."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What all dialogues of a run share."""
+
+    spec: LanguageSpec
+    corpus: Corpus
+    judge: Judge
+    engine: Engine | None = None
+
+    def write(self, cohort: Cohort, index: Rows, group: int, how: Sampling, when: int) -> tuple[Text, Written]:
+        """Let every member of a cohort complete these rows' prompts; return them with the prompts, too."""
+        spec, members = self.spec, len(cohort.members)
+        base, leave = spec.base, spec.cohorts == "merged"
+        batch = self.corpus.prompt_batch(index, base.pad)
+        ids, real = (x.to(spec.device).expand(members, -1, -1).contiguous() for x in batch)
+        policy = getattr(cohort.state, spec.algo.POLICY)
+        structure: Any = policy.structure
+
+        def active() -> Any:
+            return structure.active(policy.frozen.views)
+
+        limit = spec.language.max_completion
+        if self.engine is None:
+            written = generate(base, active, ids, real, group, limit, how, cohort.keys, when, leave)
+        else:
+            archs: list[Any] = [member.arch for member in cohort.members]
+            own = list(zip(archs, structure.unpack(policy.values.cpu()), strict=True))
+            written = self.engine.generate(own, ids, real, group, limit, how, cohort.keys, when)
+        if leave:  # columns that no completion of the cohort has
+            width = max(1, int(written.lengths.max()))
+            written = Written(*(getattr(written, f.name)[..., :width] for f in fields(written)))
+        ids, real = (x.repeat_interleave(group, dim=1) for x in (ids, real))
+        text = Text(
+            torch.cat((ids, written.ids), dim=-1), torch.cat((real, written.mask), dim=-1), written.mask,
+            torch.zeros_like(written.ids), log_prob=written.log_prob,
+        )  # fmt: skip
+        return text, written
+
+    def reward(self, written: Written, index: Rows, group: int) -> tuple[Tensor, int]:
+        """Return the rewards `[P, R]` float32, and how many of them could not be had."""
+        members, rows, _ = written.ids.shape
+        told = [
+            self.spec.base.decode(ids[:n])
+            for ids, n in zip(written.ids.flatten(0, 1).tolist(), written.lengths.flatten().tolist(), strict=True)
+        ]
+        asked = [self.corpus.rows[int(i)] for i in index for _ in range(group)] * members
+        rewards, failed = self.judge(asked, told)
+        return torch.from_numpy(np.asarray(rewards, np.float32)).view(members, rows).to(self.spec.device), failed
+
+    def evaluate(self, cohorts: Sequence[Cohort], index: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
+        """Score members by their likeliest completions of these rows' prompts; Stopped if `stopped` says so."""
+        slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
+        returns = np.full((len(slots), len(index)), np.nan)
+        lengths = np.zeros(returns.shape, np.int64)
+        for cohort in cohorts:
+            places = [slots.index(slot) for slot in cohort.slots]
+            how = Sampling.greedy(len(places), self.spec.device)
+            for start in range(0, len(index), AT_ONCE):
+                if stopped():
+                    raise Stopped
+                part = index[start : start + AT_ONCE]
+                _, written = self.write(cohort, part, 1, how, 0)
+                columns = np.arange(start, start + len(part))
+                returns[np.ix_(np.array(places), columns)] = self.reward(written, part, 1)[0].cpu().numpy()
+                lengths[np.ix_(np.array(places), columns)] = written.lengths.cpu().numpy()
+        return Episodes(returns, lengths, returns.size)
+
+
+class Dialogue:
+    """The regime (see `run.regime.Regime`) of algorithms that learn from completions: a tick is one round of them."""
+
+    warm = 0
+    threshold: float | None = None
+    remarks: Sequence[str] = ()
+
+    def __init__(self, spec: LanguageSpec, clock: Clock, corpus: Corpus, judge: Judge) -> None:
+        self.spec, self.clock, self.whole = spec, clock, True
+        self.room = Room(spec, corpus, judge, engine_of(spec, clock.members))
+        self.cohorts: Sequence[Cohort] = []
+        self.measures = Measures(clock.members, MEASURED)
+
+    def first(self, member: Member) -> Member:
+        return member
+
+    def hand_down(self, parents: Sequence[int] | None) -> None:
+        """Nothing is kept beside the members."""
+
+    def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        self.cohorts = cohorts
+
+    def advance(self) -> None:
+        """Let every member write a round of completions, and learn from it."""
+        self.whole = False
+        rewarded = [self._round(cohort) for cohort in self.cohorts]
+        self.clock.count(rewarded=any(rewarded))
+        self.whole = True
+
+    def _round(self, cohort: Cohort) -> bool:
+        spec, tick, one = self.spec, self.clock.tick, cohort.members[0]
+        group = spec.whole(one, "group_size")
+        prompts, train = spec.whole(one, "rows") // group, self.room.corpus.splits["train"]
+        index = train[rows_at(spec.seed, len(train), tick * prompts, prompts)]
+        text, written = self.room.write(cohort, index, group, sampling(cohort, spec), tick)
+        reward, failed = self.room.reward(written, index, group)
+        text = replace(text, reward=reward)
+        drawn = text.log_prob
+        if self.room.engine is not None:  # another program's numbers are not those that learning begins from
+            text = self._scored_anew(cohort, text)
+        asks = spec.algo.asks(spec.algo_config)
+        if "reference" in asks:
+            text = replace(text, reference=reference(spec.base, text))
+        if "value" in asks:
+            with torch.no_grad():
+                now = score(getattr(cohort.state, spec.algo.POLICY).frozen, text, cohort.state.value.frozen)
+            text = replace(text, value=now.value)
+        text = spec.algo.estimate(spec.algo_config, cohort.hyper, text, group)
+        if self.room.engine is not None and text.advantage is not None and drawn is not None:
+            assert text.log_prob is not None
+            text = replace(text, advantage=text.advantage * weights(text.log_prob, drawn, text.mask))
+        drift = self._learn(cohort, text)
+        self._measure(cohort, text, written, drift, failed)
+        return bool((reward != 0).any())
+
+    def _scored_anew(self, cohort: Cohort, text: Text) -> Text:
+        with torch.no_grad():
+            now = score(getattr(cohort.state, self.spec.algo.POLICY).frozen, text)
+        return replace(text, log_prob=now.log_prob.masked_fill(~text.mask, 0.0))
+
+    def _learn(self, cohort: Cohort, text: Text) -> Tensor:
+        """Go through a round as often as `epochs` says; return the drift of the first update, `[P]`."""
+        spec, one, rows = self.spec, cohort.members[0], text.ids.shape[1]
+        parts = -(-rows // spec.whole(one, "batch_size"))
+        healthy, drift, taken = cohort.healthy, None, 0
+        for _ in range(spec.whole(one, "epochs")):
+            now = torch.tensor([self.clock.tick * _UPDATES + taken], device=spec.device)
+            order = rng.uniform(cohort.keys, Purpose.REPLAY, now, rows)[:, 0].argsort(dim=1)
+            for part in order.tensor_split(parts, dim=1):
+                batch = text if parts == 1 else take(text, part)
+                draw = Stream(cohort.keys, Purpose.UPDATE, now + taken)
+                found = spec.algo.update(spec.algo_config, cohort.state, cohort.hyper, batch, healthy, draw, 0)
+                healthy, taken = found.healthy, taken + 1
+                drift = found.errors if drift is None else drift
+        cohort.healthy.copy_(healthy)
+        cohort.losses.copy_(found.losses)
+        return torch.zeros_like(cohort.losses) if drift is None else drift.flatten(1).amax(dim=1)
+
+    def _measure(self, cohort: Cohort, text: Text, written: Written, drift: Tensor, failed: int) -> None:
+        """Take note of a round, of each member."""
+        tokens = text.mask.flatten(1).sum(dim=1).clamp(min=1)
+        ended = torch.isin(written.ids, torch.tensor(self.spec.base.ends, device=written.ids.device)) & written.mask
+        kl = torch.full_like(drift, torch.nan)
+        if text.reference is not None and text.log_prob is not None:
+            apart = (text.reference - text.log_prob).masked_fill(~text.mask, 0.0)
+            kl = (apart.exp() - apart - 1).flatten(1).sum(dim=1) / tokens
+        assert text.reward is not None
+        every = {
+            "reward": text.reward.mean(dim=1),
+            "length": written.lengths.float().mean(dim=1),
+            "ended": ended.any(dim=-1).float().mean(dim=1),
+            "entropy": written.entropy.flatten(1).sum(dim=1) / tokens,
+            "kl": kl,
+            "effective": torch.ones_like(drift) if text.keep is None else text.keep.float().mean(dim=1),
+            "drift": drift,
+            "failed": torch.full_like(drift, failed / len(cohort.members)),
+        }
+        self.measures.note(self.clock.generation, cohort.slots, every)
+
+    def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
+        """See `Regime.evaluate`; seeds stand for rows of the validation split."""
+        rows = self.room.corpus.splits["validation"]
+        return self.room.evaluate(cohorts, rows[held_out(seeds, len(rows))], stopped)
+
+    def state(self) -> dict[str, Tensor]:
+        return self.measures.state()
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> int:
+        self.measures.restore(tensors)
+        return 0
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def engine_of(spec: LanguageSpec, members: int) -> Engine | None:
+    """Return what writes completions in the place of this program's own loop, where the parameters name it."""
+    if spec.language.engine == "transformers":
+        return None
+    return Engine(spec.base, members, max(spec.language.rank, spec.mutation.architecture.max_nodes))
+
+
+def sampling(cohort: Cohort, spec: LanguageSpec) -> Sampling:
+    """Return how a cohort's members draw tokens while they train."""
+    ones = torch.ones_like(cohort.losses)
+
+    def each(name: str, default: float) -> Tensor:
+        return cohort.hyper.get(name, ones * getattr(spec.algo_config, name, default))
+
+    return Sampling(each("temperature", 1.0), each("top_k", 0).long(), each("top_p", 1.0))
+
+
+def take(text: Text, rows: Tensor) -> Text:
+    """Return rows `[P, b]` of each member's text."""
+
+    def own(x: Tensor | None) -> Tensor | None:
+        if x is None:
+            return None
+        return x.gather(1, rows if x.ndim == 2 else rows[..., None].expand(-1, -1, x.shape[-1]))
+
+    return Text(**{f.name: own(getattr(text, f.name)) for f in fields(Text)})  # type: ignore[arg-type]

@@ -1,0 +1,31 @@
+"""In which order members see the rows of a dataset: whole passes, each shuffled, the same for all members."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from evopipe import rng
+from evopipe.rng import Purpose
+
+
+@lru_cache(maxsize=4)
+def _pass(seed: int, epoch: int, rows: int) -> np.ndarray:
+    return rng.host(rng.run_key(seed), Purpose.PROMPT, epoch + 1).permutation(rows)
+
+
+def rows_at(seed: int, rows: int, start: int, count: int) -> np.ndarray:
+    """Return which rows, of so many, stand at `count` places of the endless order from `start` on."""
+    place = np.arange(start, start + count)
+    found: np.ndarray = np.array([_pass(seed, int(p) // rows, rows)[int(p) % rows] for p in place])
+    return found
+
+
+def held_out(seeds: np.ndarray, rows: int) -> np.ndarray:
+    """Return which rows, of so many, seeds `[n]` stand for: n of them, all where there are no more, none twice."""
+    if len(seeds) >= rows:
+        return np.arange(rows)
+    draws = np.random.Generator(np.random.Philox(np.random.SeedSequence(seeds[:4].tolist())))
+    chosen: np.ndarray = np.sort(draws.permutation(rows)[: len(seeds)])
+    return chosen

@@ -1,0 +1,179 @@
+"""Text: members learn from rows of a dataset, supervised or by preferences, and are scored by rows held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evopipe.core.cohort import Cohort
+from evopipe.core.member import Member
+from evopipe.core.net import score
+from evopipe.language.hooks import reference
+from evopipe.language.tokens import Corpus, Rows
+from evopipe.rng import Purpose, Stream
+from evopipe.run.clock import Clock
+from evopipe.run.evaluate import Episodes, Stopped
+from evopipe.run.language import LanguageSpec
+from evopipe.run.measures import Measures
+from evopipe.run.order import held_out, rows_at
+from evopipe.types import Text
+
+AT_ONCE = 64  # rows that are scored at a time
+
+
+class References:
+    """What the base says of the rows of a dataset: found out once, in the order of the rows, so that a run that goes on
+    after a stop reads the same bits."""
+
+    def __init__(self, spec: LanguageSpec, corpus: Corpus, rows: np.ndarray) -> None:
+        self._held: dict[int, list[Tensor]] = {}
+        for start in range(0, len(rows), AT_ONCE):
+            part = rows[start : start + AT_ONCE]
+            text = on_device(corpus.batch(part, spec.base.pad), spec.device)
+            told = reference(spec.base, text)[0].view(-1, len(part), text.mask.shape[-1])
+            for i, row in enumerate(part.tolist()):
+                self._held[row] = list(told[:, i].cpu())
+
+    def of(self, index: Rows, text: Text) -> Tensor:
+        """Return the base's log-probabilities of these rows' text, `[1, n, T]`."""
+        width = text.mask.shape[-1]
+        found = torch.zeros(text.mask.shape[1:])
+        for i, row in enumerate(index):
+            for answer, told in enumerate(self._held[int(row)]):
+                n = min(width, len(told))
+                found[answer * len(index) + i, :n] = told[:n]
+        return found[None].to(text.mask.device)
+
+
+class TextRows:
+    """The regime (see `run.regime.Regime`) of learning from rows of text: a tick is one batch, the same for all."""
+
+    threshold: float | None = None
+    remarks: Sequence[str] = ()
+
+    def __init__(self, spec: LanguageSpec, clock: Clock, corpus: Corpus) -> None:
+        self.spec, self.clock, self.corpus, self.whole = spec, clock, corpus, True
+        self.warm = len(corpus.splits["train"])
+        self.clock.rewarded = True  # it learns from no reward
+        self.cohorts: Sequence[Cohort] = []
+        self.measures = Measures(clock.members, ("loss",))
+        kept = np.sort(np.concatenate([corpus.splits["train"], corpus.splits["validation"]]))
+        asks = "reference" in spec.algo.asks(spec.algo_config)
+        self.references = References(spec, corpus, kept) if asks else None
+
+    def first(self, member: Member) -> Member:
+        return member
+
+    def hand_down(self, parents: Sequence[int] | None) -> None:
+        """Nothing is kept beside the members."""
+
+    def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        self.cohorts = cohorts
+
+    def advance(self) -> None:
+        """Learn from one batch."""
+        self.whole, tick, train = False, self.clock.tick, self.corpus.splits["train"]
+        for cohort in self.cohorts:
+            size = self.spec.whole(cohort.members[0], "batch_size")
+            index = train[rows_at(self.spec.seed, len(train), tick * size, size)]
+            batch = rows_for(self.spec, self.corpus, index, len(cohort.members), self.references)
+            draw = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([tick], device=self.spec.device))
+            cfg = self.spec.algo_config
+            found = self.spec.algo.update(cfg, cohort.state, cohort.hyper, batch, cohort.healthy, draw, 0)
+            cohort.healthy.copy_(found.healthy)
+            cohort.losses.copy_(found.losses)
+            self.measures.note(self.clock.generation, cohort.slots, {"loss": found.losses})
+        self.clock.count()
+        self.whole = True
+
+    def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
+        """See `Regime.evaluate`; seeds stand for rows of the validation split."""
+        rows = self.corpus.splits["validation"]
+        index = rows[held_out(seeds, len(rows))]
+        return evaluate_rows(self.spec, self.corpus, cohorts, index, self.references, stopped)
+
+    def state(self) -> dict[str, Tensor]:
+        return self.measures.state()
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> int:
+        self.measures.restore(tensors)
+        return 0
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def rows_for(
+    spec: LanguageSpec, corpus: Corpus, index: np.ndarray, members: int, references: References | None
+) -> Text:
+    """Return rows as the text of so many members, `[P, n, …]`."""
+    text = on_device(corpus.batch(index, spec.base.pad), spec.device)
+    if references is not None:
+        text = replace(text, reference=references.of(index, text))
+    return _mapped(text, lambda x: x.expand(members, *x.shape[1:]))
+
+
+@torch.no_grad()
+def evaluate_rows(
+    spec: LanguageSpec,
+    corpus: Corpus,
+    cohorts: Sequence[Cohort],
+    index: np.ndarray,
+    references: References | None,
+    stopped: Callable[[], bool],
+) -> Episodes:
+    """Score members by the algorithm's `fitness` of these rows; Stopped if `stopped` says so."""
+    slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
+    returns = np.full((len(slots), len(index)), np.nan)
+    lengths = np.zeros(returns.shape, np.int64)
+    for cohort in cohorts:
+        places = [slots.index(slot) for slot in cohort.slots]
+        for start in range(0, len(index), AT_ONCE):
+            if stopped():
+                raise Stopped
+            part = index[start : start + AT_ONCE]
+            batch = rows_for(spec, corpus, part, len(places), references)
+            now = score(getattr(cohort.state, spec.algo.POLICY).frozen, batch)
+            found = spec.algo.fitness(spec.algo_config, cohort.hyper, now, batch)
+            columns = np.arange(start, start + len(part))
+            returns[np.ix_(np.array(places), columns)] = found.cpu().numpy()
+            lengths[np.ix_(np.array(places), columns)] = batch.mask.sum(dim=-1)[:, : len(part)].cpu().numpy()
+    return Episodes(returns, lengths, returns.size)
+
+
+@torch.no_grad()
+def figures(
+    spec: LanguageSpec, corpus: Corpus, cohorts: Sequence[Cohort], index: np.ndarray, references: References | None
+) -> dict[int, dict[str, float]]:
+    """Return what the algorithm tells of members' held-out rows, besides their score: means by slot and name."""
+    told: dict[int, dict[str, float]] = {}
+    if spec.algo.figures is None:
+        return told
+    for cohort in cohorts:
+        found: dict[str, list[Tensor]] = {}
+        for start in range(0, len(index), AT_ONCE):
+            batch = rows_for(spec, corpus, index[start : start + AT_ONCE], len(cohort.members), references)
+            now = score(getattr(cohort.state, spec.algo.POLICY).frozen, batch)
+            for name, each in spec.algo.figures(spec.algo_config, cohort.hyper, now, batch).items():
+                found.setdefault(name, []).append(each)
+        means = {name: torch.cat(parts, dim=1).mean(dim=1).tolist() for name, parts in found.items()}
+        for i, slot in enumerate(cohort.slots):
+            told[slot] = {name: values[i] for name, values in means.items()}
+    return told
+
+
+def on_device(text: Text, device: torch.device) -> Text:
+    return _mapped(text, lambda x: x.to(device))
+
+
+def _mapped(text: Text, change: Callable[[Tensor], Tensor]) -> Text:
+    found: dict[str, Any] = {}
+    for name in text.__slots__:
+        value = getattr(text, name)
+        found[name] = None if value is None else change(value)
+    return Text(**found)

@@ -1,0 +1,194 @@
+"""The blocks of a `params.yaml` whose members are language models: what stands in the place of `env`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from evopipe.schema.declare import Schema, located
+
+_Weight = Annotated[float, Field(ge=0.0)]
+_OWN = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
+Form = Literal["reasoning", "preference", "supervised"]
+
+
+class LanguageConfig(Schema):
+    """The base model that members adapt, and what they are to do with it."""
+
+    class Tiny(Schema):
+        """`language.model: tiny`: a Llama made here, by the run's seed."""
+
+        characters: str = Field(
+            "", max_length=1000, description="what its tokenizer knows, a token each; empty: all bytes"
+        )
+        hidden: int = Field(64, ge=8, le=1024, multiple_of=8, description="width of its hidden states")
+        layers: int = Field(2, ge=1, le=16, description="its layers")
+        heads: int = Field(4, ge=1, le=16, description="attention heads of a layer; they divide `hidden`")
+
+        @model_validator(mode="after")
+        def _divides(self) -> Self:
+            if self.hidden % (2 * self.heads):
+                raise ValueError(f"hidden ({self.hidden}) must be a multiple of 2 · heads ({2 * self.heads})")
+            return self
+
+    model: str = Field(
+        "tiny",
+        min_length=1,
+        description="the base: `tiny`, made here; a folder as `save_pretrained` writes it; or a model's id on the hub",
+    )
+    tiny: Tiny = Field(default_factory=Tiny)
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="numbers of the base's weights")
+    engine: Literal["transformers", "vllm"] = Field(
+        "transformers",
+        description="what writes completions: `transformers`, this program's own loop over the base; `vllm`, an extra, "
+        "on CUDA, for adapters of a base in a folder",
+    )
+    full: bool = Field(
+        False, description="whether members change every weight of the base, for tiny ones; false: low-rank adapters"
+    )
+    rank: int = Field(8, ge=1, le=512, description="rank of the adapters that members start with")
+    scale: float = Field(2.0, gt=0.0, le=1000.0, description="what adapters are multiplied by, PEFT's alpha / rank")
+    task: str = Field("copy", min_length=1, description="the task: its name, or `module:Class` for one's own")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the task")
+    reward: str | None = Field(
+        None, description="`module:function` that scores a completion, f(completion, row); null: the task's own score"
+    )
+    reward_seconds: float = Field(10.0, gt=0.0, le=3600.0, description="longest that a completion's score may take")
+    chat: bool = Field(
+        False, description="whether prompts go through the model's chat template; false: texts as they are"
+    )
+    system: str | None = Field(None, description="what a chat begins with, as the system's message; null: nothing")
+    max_prompt: int = Field(64, ge=1, le=1 << 20, description="most tokens of a prompt; longer ones are left out")
+    max_completion: int = Field(
+        16, ge=1, le=1 << 20, description="most tokens of a completion; to be learned from, longer ones are left out"
+    )
+
+    @model_validator(mode="after")
+    def _engine_fits(self) -> Self:
+        if self.engine == "vllm" and self.full:
+            raise located([(("engine",), "vllm serves adapters alone: set it to transformers, or `full` to false")])
+        return self
+
+    @field_validator("reward")
+    @classmethod
+    def _a_function(cls, reward: str | None) -> str | None:
+        if reward is not None and not re.fullmatch(_OWN, reward):
+            raise ValueError(f"{reward!r} is not of the form 'module:function'")
+        return reward
+
+
+class TextFetch(Schema):
+    """Where the rows of text come from."""
+
+    class Generate(Schema):
+        """`fetch.source: generate`: the task makes them."""
+
+        rows: int = Field(1000, ge=2, le=10**7, description="rows made")
+
+    class Jsonl(Schema):
+        """`fetch.source: jsonl`: one JSON object a line."""
+
+        path: str = Field("data/rows.jsonl", description="the file")
+
+    class Datasets(Schema):
+        """`fetch.source: datasets`: a Hugging Face dataset."""
+
+        name: str = Field("data/rows", min_length=1, description="a local folder, or an id on the hub")
+        subset: str | None = Field(
+            None, description="which of its configurations, where it has several; null: its only"
+        )
+        split: str = Field("train", min_length=1, description="which of its splits")
+        columns: dict[str, str] = Field(
+            default_factory=dict, description="its columns by the names that rows have here, where they are others"
+        )
+
+    source: Literal["generate", "jsonl", "datasets"] = Field(
+        "generate", description="which of the blocks below is read"
+    )
+    generate: Generate = Field(default_factory=Generate)
+    jsonl: Jsonl = Field(default_factory=Jsonl)
+    datasets: Datasets = Field(default_factory=Datasets)
+    validation: float = Field(0.1, gt=0.0, lt=0.9, description="share of the rows that score members while they train")
+    test: float = Field(0.1, gt=0.0, lt=0.9, description="share of the rows for the held-out evaluation alone")
+
+    @model_validator(mode="after")
+    def _some_left(self) -> Self:
+        if self.validation + self.test > 0.95:
+            raise located([(("test",), "with `validation` it leaves nothing to learn from: lower one of them")])
+        return self
+
+
+class TextTrain(Schema):
+    """The training run. A step is a batch of prompts and what members learn from their completions; offline a batch."""
+
+    algo: str = Field("grpo", description="which algorithm: a block of `algos`")
+    max_steps: int = Field(100, ge=1, le=10**9, description="steps of each member")
+    evo_steps: int = Field(10, ge=1, le=10**9, description="steps of each member between evolutions")
+    eval_episodes: int = Field(64, ge=1, le=10**6, description="held-out rows that score each member per generation")
+    confirm_episodes: int = Field(
+        256, ge=2, le=10**6, description="held-out rows that confirm a new best member that clears the target"
+    )
+    target: float | None = Field(None, description="score that ends training early; null: never")
+    target_sigmas: float = Field(0.0, ge=0.0, description="standard errors by which the confirmed mean must clear it")
+
+
+class TextEvaluate(Schema):
+    """The held-out evaluation."""
+
+    episodes: int = Field(256, ge=1, le=10**6, description="rows of the test split that score each member")
+    samples: int = Field(0, ge=0, le=1024, description="completions drawn of each for pass@k; 0: greedy ones alone")
+    bootstrap: int = Field(2_000, ge=100, le=10**5, description="resamples of the bootstrap interval")
+
+
+class TextExport(Schema):
+    """The exported elite."""
+
+    merged: bool = Field(
+        True, description="also write the base with the elite's adapter merged into it, a folder that can be a base"
+    )
+
+
+class TextMutation(Schema):
+    """Mutation of children after selection. What would change the base's own form is not for adapters."""
+
+    class Probabilities(Schema):
+        """Relative weights of the mutation kinds; they are normalised."""
+
+        none: _Weight = Field(0.4, description="child equals parent")
+        rank: _Weight = Field(0.0, description="the adapter's rank grows; the member stays what it is")
+        rl_hp: _Weight = Field(0.6, description="one RL hyper-parameter grows or shrinks")
+
+        @model_validator(mode="before")
+        @classmethod
+        def _of_a_base(cls, data: Any) -> Any:
+            named = [name for name in ("architecture", "parameters", "activation") if name in data]
+            if isinstance(data, dict) and named:
+                sentence = "members adapt a base whose form they share: delete this; `rank` lets their adapters grow"
+                raise located([((name,), sentence) for name in named])
+            return data
+
+        @model_validator(mode="after")
+        def _some_mass(self) -> Self:
+            if not any(dict(self).values()):
+                raise ValueError("all mutation probabilities are 0: give at least one kind a positive weight")
+            return self
+
+    probabilities: Probabilities = Field(default_factory=Probabilities)
+    max_rank: int = Field(32, ge=1, le=512, description="largest rank that mutation may reach")
+    mutate_elite: bool = Field(False, description="whether the elite's own copy in slot 0 mutates too")
+    before_training: bool = Field(False, description="mutate every initial member once (kind `none` excluded)")
+
+
+class TextRuntime(Schema):
+    """Where and how a run computes."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: CUDA where present, else CPU")
+    threads: int = Field(1, ge=1, le=256, description="torch threads; tracked, for it changes results in the last bits")
+    cohorts: Literal["merged", "exact"] = Field(
+        "merged",
+        description="`merged`: members of unlike ranks share a batch, and finished completions leave it; `exact`: no "
+        "bit of a member depends on its neighbours",
+    )
+    checkpoint_seconds: float = Field(30.0, gt=0.0, description="least time between two checkpoints")

@@ -1,0 +1,44 @@
+"""Stage `buffer` of language models: `data/text.jsonl` as tokens, split, without what is too long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from evopipe import layout
+from evopipe.language import data
+from evopipe.language.base import load_base
+from evopipe.language.tokens import tokenise, write_corpus
+from evopipe.schema.text import LanguageParams
+from evopipe.stages.language.setup import form_of, settled
+from evopipe.stages.tell import tell
+from evopipe.storage.files import write_json
+
+
+def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
+    """Write `data/tokens` and `reports/buffer.json` below `folder`.
+
+    Raises:
+        MissingInputError: `data/text.jsonl` or the base is not there.
+        DataError: one of them is damaged, or nothing is short enough.
+        DiskError: a file cannot be written.
+    """
+    cfg, form = settled(params), form_of(params)
+    rows = data.read_jsonl(layout.need(folder, layout.TEXT), form)
+    base = load_base(cfg, params.seed)
+    corpus = tokenise(rows, form, base, cfg, params.fetch, params.seed)
+    write_corpus(folder / layout.TOKENS, corpus)
+    lengths = np.array([len(corpus.prompts[i]) for i in range(len(corpus.prompts))])
+    answers = [len(answer[i]) for answer in corpus.answers for i in range(len(answer))]
+    stats = {
+        "form": form,
+        "rows": len(corpus.rows),
+        "left_out": corpus.left_out,
+        "splits": {name: len(index) for name, index in corpus.splits.items()},
+        "prompt_tokens": {"mean": float(lengths.mean()), "max": int(lengths.max())},
+        **({"answer_tokens": {"mean": float(np.mean(answers)), "max": max(answers)}} if answers else {}),
+    }
+    write_json(folder / layout.BUFFERED, stats)
+    counts = ", ".join(f"{len(index)} {name}" for name, index in corpus.splits.items())
+    tell(f"{layout.TOKENS}: {len(corpus.rows)} rows ({counts}), {corpus.left_out} too long and left out", quiet)

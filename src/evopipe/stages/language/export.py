@@ -1,0 +1,101 @@
+"""Stage `export` of language models: the elite's adapter, and the base with it merged in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import evopipe
+from evopipe import layout
+from evopipe.errors import DataError
+from evopipe.evolve.lineage import descent, read_lineage
+from evopipe.keys import content_key
+from evopipe.language import peft
+from evopipe.language.adapters import Adapted, LoRA
+from evopipe.machine import configure, fingerprint, git_revision
+from evopipe.schema.text import LanguageParams
+from evopipe.stages.language.describe import describe
+from evopipe.stages.language.setup import make_spec, read_members
+from evopipe.stages.tell import tell
+from evopipe.storage.files import dump_json, read_bytes, read_json
+from evopipe.storage.folders import write_folder
+from evopipe.storage.tensors import dump_tensors
+from evopipe.track.formats import score
+
+POLICY, CHANGE, MERGED = "policy.json", "change.safetensors", "merged"
+
+
+def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
+    """Write `models/elite`: the adapter as PEFT's files, the merged model, policy.json and a model card.
+
+    Raises:
+        MissingInputError: `models/trained` or `reports/evaluation.json` is not there.
+        DataError: one of them is damaged.
+    """
+    configure(params.runtime)
+    spec = make_spec(params)
+    (*_, elite), trained = read_members(folder, layout.TRAINED, spec)
+    scores = _scores(layout.need(folder, layout.EVALUATION))
+    about = {
+        **describe(params, spec),
+        "format": 1,
+        "arch": elite.arch.to_json(),
+        "merged": params.export.merged,
+        "hyper": dict(elite.hyper),
+        "training": trained.get("elite"),
+        "evaluation": scores["elite"],
+        "before": scores.get("base"),
+        "lineage": descent(read_lineage(read_bytes(folder / layout.LINEAGE), str(layout.LINEAGE)), elite.id),
+        "provenance": {
+            "evopipe": evopipe.__version__,
+            "git_revision": git_revision(folder.absolute()),
+            "code_hash": content_key({}, [Path(evopipe.__file__).parent]),
+            "params_hash": content_key(params.tracked()),
+            "fingerprint": fingerprint(),
+        },
+    }
+    arch: Any = elite.arch
+    row = elite.tensors[spec.algo.POLICY]
+    files = {POLICY: dump_json(about, POLICY, indent=2), "README.md": _card(about, spec.base.name).encode()}
+    if isinstance(arch, LoRA):
+        files |= peft.adapter_files(spec.base, arch, row)
+    else:
+        files[CHANGE] = dump_tensors(arch.named(Adapted.of(spec.base), row))
+    if params.export.merged:
+        merged = peft.merged_files(spec.base, arch, row)
+        files |= {f"{MERGED}/{name}": data for name, data in merged.items()}
+    write_folder(folder / layout.ELITE, files)
+    tell(f"{layout.ELITE}: {arch.describe()}, held-out mean {score(scores['elite']['mean'])}", quiet)
+
+
+def _scores(path: Path) -> dict[str, Any]:
+    report = read_json(path)
+    scores = report.get("elite") if isinstance(report, dict) else None
+    if not isinstance(scores, dict) or not scores.keys() >= {"mean", "interval"}:
+        raise DataError(f"{path}: has no scores of the elite; run `evopipe evaluate` or `dvc repro evaluate` again")
+    return dict(report)
+
+
+def _card(about: dict[str, Any], base: str) -> str:
+    """Return the model card, Markdown."""
+    found, before = about["evaluation"], about["before"]
+    was = f" The base's mean is {score(before['mean'])}." if before else ""
+    merged = (
+        "\nThe folder `merged` is a whole model, for `transformers` or as `language.model` of another pipeline:\n\n"
+        "```python\nfrom transformers import AutoModelForCausalLM\n"
+        'model = AutoModelForCausalLM.from_pretrained("models/elite/merged")\n```\n'
+        if about["merged"]
+        else ""
+    )
+    adapter = (
+        "\n`adapter_model.safetensors` and `adapter_config.json` are an adapter that PEFT loads onto the base.\n"
+        if about["arch"]["kind"] == "lora"
+        else ""
+    )
+    return (
+        f"# {about['env']['id']}\n\nThe elite of a population trained by {about['algo']} over the base `{base}` "
+        f"with evopipe.\n\nMean score {score(found['mean'])} on held-out rows, 95 % interval "
+        f"[{score(found['interval'][0])}, {score(found['interval'][1])}].{was}\n{adapter}{merged}\n"
+        "```python\nimport evopipe\n\n"
+        'policy = evopipe.load("models/elite")\nprint(policy.generate(["…"]))\n```\n'
+    )

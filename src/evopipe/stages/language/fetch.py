@@ -1,0 +1,34 @@
+"""Stage `fetch` of language models: rows of text into `data/text.jsonl`, whatever `fetch.source` is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evopipe.language import data
+from evopipe.layout import FETCHED, TEXT
+from evopipe.schema.text import LanguageParams
+from evopipe.stages.language.setup import form_of, task_of
+from evopipe.stages.tell import tell
+from evopipe.storage.files import write_json
+
+
+def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
+    """Write `data/text.jsonl` and `reports/fetch.json` below `folder`. Paths in `params` are the working folder's.
+
+    Raises:
+        ParamsError: a setting under `fetch` or `language` cannot be used.
+        MissingInputError: the source is not there or cannot be reached.
+        DataError: a row lacks what the algorithm reads, or cannot be read at all.
+        DiskError: a file cannot be written.
+    """
+    cfg, source, form = params.language, params.fetch.source, form_of(params)
+    if source == "generate":
+        rows = data.generate(task_of(cfg), cfg.task, params.seed, params.fetch.generate.rows, form)
+    elif source == "jsonl":
+        rows = data.read_jsonl(Path(params.fetch.jsonl.path), form)
+    else:
+        asked = params.fetch.datasets
+        rows = data.read_datasets(asked.name, asked.split, asked.columns, form, asked.subset)
+    data.write_rows(folder / TEXT, rows)
+    write_json(folder / FETCHED, {"task": cfg.task, "source": source, "form": form, "rows": len(rows)})
+    tell(f"{TEXT}: {len(rows)} {form} rows from {source}", quiet)

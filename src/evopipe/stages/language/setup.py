@@ -1,0 +1,93 @@
+"""From params of language models to a spec, its rows and its members: what several stages begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from evopipe import layout
+from evopipe.algos import get
+from evopipe.core.member import Member
+from evopipe.errors import DataError
+from evopipe.language import tasks
+from evopipe.language.base import load_base
+from evopipe.language.tasks.guard import rewards
+from evopipe.language.tokens import Corpus, read_corpus
+from evopipe.run.language import LanguageSpec
+from evopipe.schema.language import Form, LanguageConfig
+from evopipe.schema.text import LanguageParams
+from evopipe.storage import members
+
+
+def form_of(params: LanguageParams) -> Form:
+    """Return what rows must hold for the algorithm."""
+    algo = get(params.train.algo)
+    if algo.REGIME == "dialogue":
+        return "reasoning"
+    return "preference" if algo.PAIRS else "supervised"
+
+
+def task_of(cfg: LanguageConfig) -> Any:
+    """Return the task; for errors see `language.tasks.get`."""
+    return tasks.get(cfg.task, cfg.kwargs)
+
+
+def settled(params: LanguageParams) -> LanguageConfig:
+    """Return the block `language` with what a tiny tokenizer must know, where the task says it."""
+    cfg = params.language
+    if cfg.model != "tiny" or cfg.tiny.characters or params.fetch.source != "generate":
+        return cfg
+    known = getattr(task_of(cfg), "characters", "")
+    return cfg.model_copy(update={"tiny": cfg.tiny.model_copy(update={"characters": known})})
+
+
+def make_spec(params: LanguageParams, device: torch.device | None = None) -> LanguageSpec:
+    """Bundle what a run is about; for errors see `load_base`."""
+    device, cfg = device or torch.device("cpu"), settled(params)
+    return LanguageSpec(
+        seed=params.seed,
+        language=cfg,
+        train=params.train,
+        tournament=params.evolution.tournament,
+        mutation=params.mutation,
+        algo=get(params.train.algo),
+        algo_config=params.algo_config,
+        base=load_base(cfg, params.seed, device),
+        device=device,
+        cohorts=params.runtime.cohorts,
+    )
+
+
+def judge_of(cfg: LanguageConfig) -> Callable[[Sequence[Mapping[str, Any]], Sequence[str]], tuple[np.ndarray, int]]:
+    """Return what rewards completions; whatever a score does, a run goes on."""
+    score = tasks.score_of(task_of(cfg), cfg.reward)
+
+    def judge(rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> tuple[np.ndarray, int]:
+        found = rewards(score, rows, completions, cfg.reward_seconds)
+        return found.values, found.failed
+
+    return judge
+
+
+def about_spec(spec: LanguageSpec) -> dict[str, Any]:
+    """Return what members were made for: they are of no use to another algorithm or base."""
+    return {"algo": spec.train.algo, "env": spec.name, "base": spec.base.digest}
+
+
+def corpus_of(folder: Path, spec: LanguageSpec, form: Form) -> Corpus:
+    """Read the rows; DataError where they are another base's, or of another form."""
+    corpus = read_corpus(layout.need(folder, layout.TOKENS))
+    if corpus.digest != spec.base.digest or corpus.form != form:
+        wrong = "another base" if corpus.digest != spec.base.digest else f"{corpus.form} rows"
+        raise DataError(f"{folder / layout.TOKENS}: holds tokens of {wrong}; run `dvc repro buffer` again")
+    return corpus
+
+
+def read_members(folder: Path, out: Path, spec: LanguageSpec) -> tuple[list[Member], dict[str, Any]]:
+    """Read the members that an earlier stage wrote, and what it said of them; for errors see `storage.members.read`."""
+    stage, path = layout.WRITER[out], layout.need(folder, out)
+    return members.read(path, about_spec(spec), f"run `evopipe {stage}` or `dvc repro {stage}` again", spec.check)

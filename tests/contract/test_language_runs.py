@@ -1,0 +1,138 @@
+"""What every algorithm for language models promises of a run: the same bits, whatever stops it or spoils others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", reason="an extra of its own: pip install 'evopipe[language]'")
+
+from evopipe import algos
+from evopipe.core.member import Member
+from evopipe.language.data import generate
+from evopipe.language.tokens import Corpus, tokenise
+from evopipe.run.clock import Clock
+from evopipe.run.dialogue import Dialogue
+from evopipe.run.language import LanguageSpec
+from evopipe.run.run import Run
+from evopipe.run.spec import first_members
+from evopipe.run.text import TextRows
+from evopipe.schema.text import LanguageParams
+from evopipe.stages.language.setup import form_of, judge_of, make_spec, task_of
+from populations import advance, close_generation, equal_states, finish, of_slot, same
+
+QUICK = ("dpo", "grpo")  # one of each regime
+pytestmark = pytest.mark.parametrize(
+    "algo",
+    [pytest.param(n, marks=() if n in QUICK else pytest.mark.thorough) for n in algos.names(of_text=True)],
+)
+
+DIGITS = {"alphabet": "012", "shortest": 2, "longest": 3, "by_place": True}
+TINY = {"hidden": 16, "layers": 1, "heads": 2}
+ROWS = {"rows": 8, "group_size": 4, "batch_size": 4}
+
+
+@cache
+def problem(algo: str, seed: int = 3) -> tuple[LanguageSpec, Corpus]:
+    """A task of two or three digits; members begin with unlike ranks and hyper-parameters."""
+    able = algos.get(algo).Config.model_fields
+    block = {**{name: value for name, value in ROWS.items() if name in able}, "lr": 1e-2}
+    ranges = {"lr": {"min": 1e-3, "max": 1e-1}, "temperature": {"min": 0.5, "max": 2.0}}
+    params = LanguageParams.model_validate({
+        "seed": seed,
+        "language": {
+            "tiny": TINY, "task": "reverse", "kwargs": DIGITS, "rank": 3, "max_prompt": 4, "max_completion": 4,
+        },
+        "fetch": {"generate": {"rows": 40}},
+        "train": {"algo": algo, "max_steps": 4, "evo_steps": 2, "eval_episodes": 4, "confirm_episodes": 4},
+        "evolution": {
+            "tournament": {"size": 2, "window": 1},
+            "mutation": {"probabilities": {"none": 0.0, "rank": 1.0, "rl_hp": 1.0}, "before_training": True},
+        },
+        "runtime": {"cohorts": "exact", "device": "cpu"},
+        "algos": {algo: {**block, "evolve": {name: ends for name, ends in ranges.items() if name in able}}},
+    })  # fmt: skip
+    spec = make_spec(params)
+    rows = generate(task_of(spec.language), spec.language.task, seed, 40, form_of(params))
+    return spec, tokenise(rows, form_of(params), spec.base, spec.language, params.fetch, seed)
+
+
+def run_of(algo: str, members: int | list[Member] = 4, seed: int = 3) -> Any:
+    """A run at its beginning."""
+    spec, corpus = problem(algo, seed)
+    first = first_members(spec, members)[0] if isinstance(members, int) else members
+    clock = Clock.of(spec, len(first))
+    of_text = spec.algo.REGIME == "text"
+    regime = TextRows(spec, clock, corpus) if of_text else Dialogue(spec, clock, corpus, judge_of(spec.language))
+    return Run(spec, regime, clock, first)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(algo: str) -> None:
+    states = []
+    for seed in (3, 3, 4):
+        run = run_of(algo, seed=seed)
+        finish(run)
+        states.append(run.state())
+    assert run.reason == "max_steps"
+    assert equal_states(states[0], states[1]) == []
+    assert "members.0.policy" in equal_states(states[0], states[2])
+
+
+def test_a_member_trains_alike_by_itself_and_among_others(algo: str) -> None:
+    """To the bit, beside members of its own rank and of others."""
+    crowd = run_of(algo)
+    ranks = [member.arch.rank for member in crowd.members]
+    assert 1 < len(set(ranks)) < len(ranks)
+    advance(crowd, 2)
+    for slot in (0, 3):
+        alone = run_of(algo, [replace(first_members(crowd.spec, 4)[0][slot], slot=0)])
+        advance(alone, 2)
+        assert same(alone.members[0], crowd.members[slot]), slot
+    assert min(float(member.tensors["updates"]) for member in crowd.members) > 0
+
+
+def test_a_member_that_is_no_number_leaves_the_others_bit_identical(algo: str) -> None:
+    clean, ill = run_of(algo), run_of(algo)
+    for run in (clean, ill):
+        advance(run, 1)
+    cohort, row = of_slot(ill.cohorts, 2)
+    cohort.state.policy.values[row, 0] = math.nan
+    for run in (clean, ill):
+        advance(run, 1)
+    after = {member.slot: member for member in ill.members}
+    for slot in (0, 1, 3):
+        assert after[slot].healthy
+        assert same(after[slot], clean.members[slot]), slot
+    close_generation(ill)
+    record = ill.lineage[-1].to_json()
+    assert record["members"][2]["fitness"] is None
+    assert all(record["members"][slot]["fitness"] is not None for slot in (0, 1, 3))
+    assert all(member.healthy for member in ill.members), "a child of a healthy one took its place"
+
+
+@pytest.mark.parametrize("ticks", [1, 2])
+def test_a_run_goes_on_from_a_checkpoint_to_the_same_end(algo: str, ticks: int) -> None:
+    """From the middle of a generation, and from its end."""
+    whole, stopped, again = run_of(algo), run_of(algo), run_of(algo)
+    finish(whole)
+    advance(stopped, ticks)
+    assert again.restore(*stopped.state()) == 0
+    finish(again)
+    assert equal_states(whole.state(), again.state()) == []
+
+
+def test_what_learns_is_what_wrote(algo: str) -> None:
+    """In the first update after writing no log-probability is off by more than 1e-5."""
+    run = run_of(algo)
+    advance(run, 2)
+    rows = [dict(zip(run.regime.measures.names, row[2:], strict=True)) for row in run.regime.measures.rows()]
+    assert len(rows) == 4
+    if run.spec.algo.REGIME == "dialogue":
+        assert all(0 <= row["drift"] <= 1e-5 for row in rows)
+        assert all(row["failed"] == 0 and 1 <= row["length"] <= 4 and row["entropy"] > 0 for row in rows)
+    else:
+        assert all(math.isfinite(row["loss"]) for row in rows)

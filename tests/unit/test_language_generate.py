@@ -1,0 +1,148 @@
+"""Completions: what each row writes hangs on its own member, prompt and key alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import words
+from evopipe.core.net import Net, score
+from evopipe.language.adapters import LoRA
+from evopipe.language.generate import Sampling, Written, choose, generate
+from evopipe.types import Text
+
+KEYS = torch.tensor([5, 6, 7])
+LIMIT = 8
+
+
+def prompts(pads: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompts `[3, 4, 6]`, one of them shorter, with so many pads more before all of them."""
+    ids = torch.randint(7, 21, (3, 4, 6), generator=torch.Generator().manual_seed(3))
+    real = torch.ones(3, 4, 6, dtype=torch.bool)
+    real[:, 1, :2] = False
+    more = torch.zeros(3, 4, pads, dtype=torch.int64)
+    return torch.cat((more, ids), dim=-1), torch.cat((more.bool(), real), dim=-1)
+
+
+def write(
+    net: Net, ids: torch.Tensor, real: torch.Tensor, keys: torch.Tensor = KEYS, group: int = 3, leave: bool = True,
+    temperature: float = 2.0, when: int = 4,
+) -> Written:  # fmt: skip
+    structure: Any = net.structure
+    members = len(net.values)
+    how = Sampling(torch.full((members,), temperature), torch.zeros(members).long(), torch.ones(members))
+    return generate(words.base(), lambda: structure.active(net.views), ids, real, group, LIMIT, how, keys, when, leave)
+
+
+@pytest.fixture(scope="module")
+def net() -> Net:
+    return words.net([LoRA(2), LoRA(4), LoRA(3)], words.base())
+
+
+def test_log_probabilities_as_written_are_those_that_learning_finds(net: Net) -> None:
+    ids, real = prompts()
+    told = write(net, ids, real)
+    text = Text(
+        torch.cat((ids.repeat_interleave(3, 1), told.ids), -1),
+        torch.cat((real.repeat_interleave(3, 1), told.mask), -1),
+        told.mask, torch.zeros_like(told.ids),
+    )  # fmt: skip
+    with torch.no_grad():
+        now = score(net, text, entropy=True)
+    assert 0 < int((~told.mask).sum()) < told.mask.numel()  # some end before the limit
+    torch.testing.assert_close(now.log_prob[told.mask], told.log_prob[told.mask], atol=1e-5, rtol=0)
+    torch.testing.assert_close(now.entropy[told.mask], told.entropy[told.mask], atol=1e-5, rtol=0)
+    assert not told.log_prob[~told.mask].any()
+
+
+def test_a_completion_ends_with_the_token_that_ends_it_and_pads_follow(net: Net) -> None:
+    told = write(net, *prompts())
+    (end,), pad = words.base().ends, words.base().pad
+    for ids, mask in zip(told.ids.flatten(0, 1).tolist(), told.mask.flatten(0, 1).tolist(), strict=True):
+        n = ids.index(end) + 1 if end in ids else LIMIT
+        assert mask == [True] * n + [False] * (LIMIT - n)
+        assert ids[n:] == [pad] * (LIMIT - n)
+
+
+def same(one: Written, two: Written) -> None:
+    assert torch.equal(one.ids, two.ids)
+    torch.testing.assert_close(one.log_prob, two.log_prob, atol=1e-5, rtol=0)
+
+
+def test_a_member_writes_alone_what_it_writes_among_others(net: Net) -> None:
+    ids, real = prompts()
+    together, own = write(net, ids, real), net.part(1, 2)
+    same(write(own, ids[1:2], real[1:2], KEYS[1:2]), Written(*(getattr(together, f)[1:2] for f in told_fields())))
+
+
+def told_fields() -> tuple[str, ...]:
+    return "ids", "mask", "log_prob", "entropy"
+
+
+def test_pads_and_neighbours_change_nothing(net: Net) -> None:
+    ids, real = prompts()
+    whole = write(net, ids, real)
+    same(write(net, *prompts(pads=5)), whole)
+    few = write(net, ids[:, :2], real[:, :2])
+    torch.testing.assert_close(few.log_prob[:, :, 0], whole.log_prob[:, :6, 0], atol=1e-5, rtol=0)
+    same(few, Written(*(getattr(whole, f)[:, :6] for f in told_fields())))
+
+
+def test_what_is_finished_may_leave_or_stay(net: Net) -> None:
+    same(write(net, *prompts(), leave=False), write(net, *prompts()))
+
+
+def test_where_nothing_leaves_a_neighbour_that_is_not_finite_changes_no_bit(net: Net) -> None:
+    spoilt = Net(net.structure, net.values.clone())
+    spoilt.values[1] = torch.nan
+    before, after = (write(each, *prompts(), leave=False) for each in (net, spoilt))
+    for name in told_fields():
+        assert torch.equal(getattr(before, name)[[0, 2]], getattr(after, name)[[0, 2]])
+    assert int(after.ids.max()) < words.base().words.vocabulary
+
+
+def test_another_time_or_key_draws_others(net: Net) -> None:
+    first = write(net, *prompts())
+    assert not torch.equal(write(net, *prompts(), when=5).ids, first.ids)
+    assert not torch.equal(write(net, *prompts(), keys=KEYS + 1).ids, first.ids)
+    assert torch.equal(write(net, *prompts()).ids, first.ids)
+
+
+def test_without_temperature_the_likeliest_is_written_whatever_the_key(net: Net) -> None:
+    ids, real = prompts()
+    told = write(net, ids, real, group=1, temperature=0.0)
+    assert torch.equal(write(net, ids, real, KEYS + 9, group=1, temperature=0.0).ids, told.ids)
+    structure: Any = net.structure
+    with torch.no_grad():
+        logits = structure.forward(net.views, ids[:, :1])
+    assert torch.equal(told.ids[:, 0, 0], logits[:, 0, -1].argmax(dim=-1))
+
+
+def chosen(chances: list[float], u: list[float], temperature: float = 1.0, k: int = 0, p: float = 1.0) -> list[int]:
+    n = len(u)
+    how = Sampling(torch.full((1, n), temperature), torch.full((1, n), k), torch.full((1, n), p))
+    log_probs = torch.tensor(chances).log().expand(1, n, -1)
+    found: list[int] = choose(log_probs, how, torch.tensor([u], dtype=torch.float64))[0].tolist()
+    return found
+
+
+def test_tokens_are_drawn_by_their_chances() -> None:
+    chances, u = [0.1, 0.4, 0.2, 0.3], [0.0, 0.09, 0.11, 0.49, 0.51, 0.69, 0.71, 0.999]
+    assert chosen(chances, u) == [0, 0, 1, 1, 2, 2, 3, 3]
+    # 1/T = 2 squares them: .01 .16 .04 .09 of .3, summed .033 .567 .7 1
+    assert chosen(chances, [0.03, 0.04, 0.56, 0.57, 0.69, 0.71], temperature=0.5) == [0, 1, 1, 2, 2, 3]
+    # the two likeliest: .4 and .3 of .7, by place 1, then 3
+    assert chosen(chances, [0.0, 0.57, 0.58, 0.999], k=2) == [1, 1, 3, 3]
+    # .4 + .3 reach .7, not .65 alone: three with .75
+    assert chosen(chances, [0.0, 0.57, 0.58, 0.999], p=0.65) == [1, 1, 3, 3]
+    assert set(chosen(chances, [i / 50 for i in range(50)], p=0.75)) == {1, 2, 3}
+    assert chosen(chances, [0.0, 0.999], p=1e-9) == [1, 1]
+    assert chosen(chances, [0.0, 0.5, 0.999], temperature=0.0) == [1, 1, 1]
+
+
+def test_rows_may_be_drawn_unlike() -> None:
+    log_probs = torch.tensor([0.1, 0.4, 0.2, 0.3]).log().expand(1, 3, -1)
+    how = Sampling(torch.tensor([[0.0, 1.0, 1.0]]), torch.tensor([[0, 0, 1]]), torch.ones(1, 3))
+    assert choose(log_probs, how, torch.full((1, 3), 0.05, dtype=torch.float64)).tolist() == [[1, 0, 1]]

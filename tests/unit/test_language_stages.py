@@ -1,0 +1,216 @@
+"""A pipeline of language models: its parameters, its stages by the command line, its outs, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import words
+from evopipe import layout
+from evopipe.errors import DataError, ParamsError
+from evopipe.schema.params import load_params, parse_params
+from evopipe.schema.text import LanguageParams
+from evopipe.schema.write import block, dump_yaml
+from tiny import call, digests
+
+STAGES = ("fetch", "buffer", "population", "train", "evaluate", "export", "report")
+OUTS = tuple(dict.fromkeys(out.as_posix() for outs in layout.TEXT_OUTS.values() for out in outs))
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    """Write a whole params.yaml of a tiny run; changes are dotted keys with `__` for the dots."""
+    data = words.small_params()
+    for key, value in changes.items():
+        *blocks, name = key.split("__")
+        place = data
+        for each in blocks:
+            place = place.setdefault(each, {})
+        place[name] = value
+    path = folder / "params.yaml"
+    path.write_text(dump_yaml(data), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which all stages ran."""
+    folder: Path = tmp_path_factory.mktemp("run")
+    write(folder)
+    for stage in STAGES:
+        answer = call(folder, stage)
+        assert answer.code == 0, answer.err
+    return folder
+
+
+def test_every_stage_writes_its_outs(finished: Path) -> None:
+    for stage, outs in layout.TEXT_OUTS.items():
+        for out in outs:
+            assert (finished / out).exists(), f"{stage}: {out}"
+    evaluation = json.loads((finished / layout.EVALUATION).read_text())
+    assert {"elite", "base", "episodes"} <= evaluation.keys()
+    assert 0 <= evaluation["elite"]["best_of_2"] <= 1
+    lines = (finished / layout.MEASURES).read_text().splitlines()
+    assert lines[0].startswith("generation,slot,reward,length,ended,entropy,kl,effective,drift,failed")
+    assert len(lines) == 1 + 2 * 3  # two generations of three members
+    shown = json.loads((finished / layout.COMPLETIONS).read_text())
+    assert shown[0].keys() == {"prompt", "elite", "base"}
+
+
+def test_the_report_shows_what_was_written(finished: Path) -> None:
+    page = (finished / layout.REPORT).read_text()
+    assert "What members did while they learned" in page
+    for each in json.loads((finished / layout.COMPLETIONS).read_text()):
+        assert f"<td>{each['prompt']}</td>" in page.replace("\n", "")
+
+
+def test_a_second_run_gives_the_same_bytes(finished: Path, tmp_path: Path) -> None:
+    write(tmp_path)
+    for stage in STAGES:
+        assert call(tmp_path, "--quiet", stage).code == 0
+    assert digests(tmp_path, OUTS) == digests(finished, OUTS)
+
+
+def test_the_elite_writes_where_it_is_loaded(finished: Path) -> None:
+    import evopipe
+    from evopipe.language.policy import LanguagePolicy
+
+    policy = evopipe.load(finished / layout.ELITE)
+    assert isinstance(policy, LanguagePolicy)
+    shown = json.loads((finished / layout.COMPLETIONS).read_text())
+    prompts = [each["prompt"] for each in shown]
+    told = policy.generate(prompts)
+    assert told == [each["elite"]["text"] for each in shown]
+    assert policy.generate(prompts[0]) == told[0]
+    assert [len(each) for each in policy.generate(prompts[:2], samples=3, temperature=1.0, max_tokens=2)] == [3, 3]
+    answer = call(finished, "play", "--prompt", prompts[0])
+    assert (answer.code, answer.out) == (0, told[0] + "\n")
+
+
+def test_an_elite_without_the_merged_model_is_its_adapter_over_the_base(finished: Path, tmp_path: Path) -> None:
+    import evopipe
+
+    copy = Path(shutil.copytree(finished, tmp_path / "run"))
+    write(copy, export__merged=False)
+    assert call(copy, "export").code == 0
+    assert not (copy / layout.ELITE / "merged").exists()
+    prompts = ["12=", "0="]
+    one, two = (evopipe.load(folder / layout.ELITE).generate(prompts) for folder in (finished, copy))  # type: ignore[union-attr]
+    assert one == two
+
+
+def test_a_run_goes_on_from_trained_members_or_from_an_adapter_of_pefts(finished: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(finished, tmp_path / "run"))
+    for start in ("models/trained", "models/elite"):
+        write(copy, population__start=str(finished / start))
+        answer = call(copy, "population")
+        assert answer.code == 0, answer.err
+        assert call(copy, "--quiet", "train").code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"env": {"id": "CartPole-v1"}}, "env: a run has either an environment or a language model: delete this block"),
+        ({"train": {"algo": "dqn"}}, "train.algo: dqn serves environments: put `env` in the place of `language`"),
+        ({"train": {"algo": "grop"}}, "train.algo: unknown algorithm 'grop', did you mean 'grpo'?"),
+        (
+            {"evolution": {"mutation": {"probabilities": {"activation": 0.1}}}},
+            "evolution.mutation.probabilities.activation: members adapt a base whose form they share: delete this",
+        ),
+        ({"language": {"reward": "mine"}}, "language.reward: 'mine' is not of the form 'module:function'"),
+        ({"language": {"ranks": 4}}, "language.ranks: unknown key, did you mean 'rank'?"),
+        ({"language": {"tiny": {"hidden": 40, "heads": 3}}}, "language.tiny: hidden (40) must be a multiple of"),
+        ({"algos": {"dqn": {}}}, "algos.dqn: unknown key"),
+        (
+            {"algos": {"grpo": {"rows": 8, "group_size": 4, "batch_size": 16, "evolve": {}}}},
+            "algos.grpo.batch_size: 16",
+        ),
+        ({"algos": {"grpo": {"evolve": {"rows": {"min": 1, "max": 2}}}}}, "algos.grpo.evolve.rows: no hyper-parameter"),
+        ({"fetch": {"validation": 0.8, "test": 0.8}}, "fetch.test: with `validation` it leaves nothing to learn from"),
+    ],
+)
+def test_parameters_that_make_no_sense_are_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ParamsError) as refused:
+        parse_params({"language": {}, **change})
+    assert said in str(refused.value)
+
+
+def test_an_environment_with_an_algorithm_of_text_is_refused() -> None:
+    with pytest.raises(ParamsError, match=r"train.algo: grpo trains language models: put `language` in the place of"):
+        parse_params({"train": {"algo": "grpo"}})
+
+
+def test_a_line_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, language__rank=0)
+    with pytest.raises(ParamsError, match=r"params.yaml:\d+:\d+: language.rank: must be at least 1, got 0"):
+        load_params(path)
+    path.write_text(path.read_text() + "env: {id: CartPole-v1}\n")
+    with pytest.raises(ParamsError, match=r"params.yaml:\d+:1: env: a run has either"):
+        load_params(path)
+
+
+def test_a_file_must_be_complete(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    assert isinstance(load_params(path), LanguageParams)
+    assert call(tmp_path, "params", "check").out == "params.yaml: ok\n"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if "max_prompt" not in line))
+    with pytest.raises(ParamsError, match=r"language.max_prompt: missing key"):
+        load_params(path)
+
+
+@pytest.mark.parametrize("algo", ["dpo", "grpo", "ppo_language", "reinforce", "sft"])
+def test_an_algorithms_block_can_be_printed(algo: str, tmp_path: Path) -> None:
+    from evopipe import algos
+
+    answer = call(tmp_path, "params", "block", algo)
+    assert (answer.code, answer.out) == (0, block(algo, algos.get(algo).Config()))
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "stage", "code", "said"),
+    [
+        (lambda f: write(f, seed=9), "train", 65, "holds tokens of another base"),
+        (
+            lambda f: write(f, train__algo="reinforce"),
+            "train",
+            65,
+            "written for algo 'grpo', params.yaml says 'reinforce'",
+        ),
+        (lambda f: write(f, train__algo="dpo"), "train", 65, "holds tokens of reasoning rows"),
+        (lambda f: shutil.rmtree(f / "data/tokens"), "train", 66, "data/tokens: not there; run `evopipe buffer`"),
+        (lambda f: (f / "data/text.jsonl").unlink(), "buffer", 66, "data/text.jsonl: not there; run `evopipe fetch`"),
+        (lambda f: (f / "data/text.jsonl").write_text('{"prompt": "1"}\n'), "buffer", 65, "data/text.jsonl:1:"),
+        (lambda f: write(f, language__full=True), "train", 65, "holds adapters of rank 2, language.full is True"),
+        (lambda f: write(f, language__model="nowhere/"), "population", 66, "is no folder"),
+        (lambda f: write(f, language__task="juggle"), "fetch", 65, "language.task: no task 'juggle'"),
+        (lambda f: (f / "reports/evaluation.json").unlink(), "export", 66, "reports/evaluation.json: not there"),
+        (lambda f: (f / "reports/completions.json").write_text("{}"), "report", 65, "reports/completions.json"),
+        (lambda f: (f / "models/elite/policy.json").unlink(), "report", 65, "policy.json"),
+    ],
+)
+def test_a_stage_refuses_what_it_cannot_use(
+    copied: Path, spoil: Callable[[Path], Any], stage: str, code: int, said: str
+) -> None:
+    spoil(copied)
+    answer = call(copied, stage)
+    assert answer.code == code, answer
+    assert said in " ".join(answer.err.split())
+    assert "Traceback" not in answer.err
+
+
+def test_a_base_that_changed_is_told(copied: Path) -> None:
+    from evopipe.language import policy
+
+    about = json.loads((copied / layout.ELITE / "policy.json").read_text())
+    with pytest.raises(DataError, match="was trained over another base than tiny is now"):
+        policy.load(copied / layout.ELITE, {**about, "merged": False, "base": "0" * 32})
