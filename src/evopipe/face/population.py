@@ -34,7 +34,7 @@ def create_population(
     agent_ids: Sequence[Any] | None = None,
     seed: int = 1,
 ) -> list[Agent]:
-    """Make a population.
+    """Make a population. As every run does, it sets torch's threads in this process: one (`runtime.threads`).
 
     Args:
         algo: `DQN`, `Rainbow DQN`, `DDPG`, `TD3`, `PPO`, `CQN`, `MADDPG`, `MATD3`, `IPPO` …; `evopipe algos` lists all.

@@ -140,6 +140,9 @@ class Call:
                 name: each.model_dump()
                 for name, each in self.mutation.ranges(self.name, breed.spec.traits.evolve).items()
             }
+        # Nobody asks how good the best is where no target ends the run and it is not written: evolution does not.
+        asked = self.target is not None or self.save_elite or self.wb
+        confirm = {} if asked else {"confirm_episodes": 2}
         seed = None if self.mutation is None else self.mutation.rand_seed
         return params_of(
             {
@@ -149,7 +152,7 @@ class Call:
                 "train": {
                     "algo": self.name, "max_steps": self.max_steps, "evo_steps": self.evo_steps, "warm_start": 0,
                     "learning_delay": 0, "eval_episodes": self.eval_loop * env.num_envs, "eval_steps": self.eval_steps,
-                    "target": None if self.target is None else float(self.target), **self.train,
+                    "target": None if self.target is None else float(self.target), **confirm, **self.train,
                 },
                 "evolution": evolution,
                 "runtime": {"device": breed.params.runtime.device},
