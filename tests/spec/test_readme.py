@@ -44,7 +44,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_off_policy() -> None:
-    checked(older.off_policy(**SHORT, episodes=2, evo_epochs=1, max_steps=20, batch_size=16), 2)
+    pop, _ = result = older.off_policy(**SHORT, episodes=2, evo_epochs=1, max_steps=20, batch_size=16)
+    checked(result, 2)
+    assert [agent.steps for agent in pop] == [[80], [80]]  # 2 episodes of 20 steps of 2 environments
+    assert pop[0].breed.params.train.eval_steps == 20
 
 
 def test_off_policy_loop() -> None:
