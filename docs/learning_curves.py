@@ -38,9 +38,19 @@ TESTS = {
     ("dqn", "dqn-minigrid"): ("each must reach 0.95", "image::test_minigrid_in_pixels_by_its_pipeline"),
     ("dqn", "dqn-mountaincar"): ("each must reach -110", "dqn::test_mountaincar_by_its_pipeline"),
     ("dqn", "dqn-taxi"): ("each must reach 7.5", "dqn::test_taxi_by_its_pipeline"),
+    ("ippo", "ippo-meet"): ("each must reach 24", "ippo::test_meet_in_pixels_by_its_pipeline"),
+    ("ippo", "ippo-spread"): ("each must reach -40", "ippo::test_spread_by_its_pipeline"),
     ("iql", "iql-pendulum"): (
         "each must reach 300 more than cloning", "offline::test_pendulum_from_good_and_random_play",
     ),
+    ("maddpg", "maddpg-speaker-listener"): (
+        "each must reach -18", "maddpg::test_speaker_and_listener_talk_by_their_pipeline"
+    ),
+    ("matd3", "matd3-speaker-listener"): (
+        "each must reach -18", "matd3::test_speaker_and_listener_talk_by_their_pipeline"
+    ),
+    ("mappo", "mappo-spread"): ("each must reach -40", "mappo::test_spread_by_its_pipeline"),
+    ("matd3", "matd3-spread"): ("each must reach -50", "matd3::test_spread_by_its_pipeline"),
     ("ppo", "ppo-acrobot"): ("each must reach -85", "ppo::test_acrobot_by_its_pipeline"),
     ("ppo", "ppo-bipedalwalker"): ("each must reach 250", "ppo::test_bipedalwalker_by_its_pipeline"),
     ("ppo", "ppo-cartpole"): (

@@ -53,6 +53,8 @@ OWN = {
     "ppo": (
         "lr", "epochs", "gae_lambda", "clip", "clip_value", "vf_coef", "ent_coef", "max_seq_len", "share_encoder",
     ),
+    "maddpg": CONTINUOUS, "matd3": CONTINUOUS,
+    "ippo": ("lr", "epochs", "gae_lambda", "clip", "clip_value", "vf_coef", "ent_coef"),
 }  # fmt: skip
 
 
@@ -81,7 +83,10 @@ def params_of(s: Settings, size: int | None = None) -> Params:
     return parse_params(
         {
             "seed": s["seed"],
-            "env": {"id": s["env"], "num_envs": s["num_envs"], "backend": s.get("backend", "sync")},
+            "env": {
+                "id": s["env"], "kwargs": s.get("kwargs", {}), "num_envs": s["num_envs"],
+                "backend": s.get("backend", "sync"),
+            },
             "population": {"size": size or s["population"]},
             "train": {
                 "algo": algo, "max_steps": s["max_steps"], "evo_steps": s["evo_steps"],
@@ -154,7 +159,8 @@ def watch_parts() -> Parts:
 def end_to_end(s: Settings) -> dict[str, Any]:
     """Run `population` and `train` for a number of steps, outputs, logs and checkpoints included."""
     params = params_of(s)
-    clock, here = EnvClock(), params.runtime.env_workers == 0 and params.env.backend == "sync"
+    # Steps are counted in environments of Gymnasium that run in this process.
+    clock, here = EnvClock(), params.runtime.env_workers == 0 and params.env.backend == "sync" and not s.get("team")
     if here:
         count_environments(clock)
     updates, parts = count_updates(), watch_parts()

@@ -1,10 +1,11 @@
 """AgileRL's evolutionary training as it is documented: `Algorithm.population`, then `train_off_policy` with a memory,
-or `train_on_policy`.
+or `train_on_policy`; of teams `train_multi_agent_off_policy` or `train_multi_agent_on_policy`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import time
 import warnings
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ warnings.filterwarnings("ignore")
 import gymnasium  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from agilerl.algorithms import CQN, DDPG, DQN, PPO, TD3, RainbowDQN  # noqa: E402
+from agilerl.algorithms import CQN, DDPG, DQN, IPPO, MADDPG, MATD3, PPO, TD3, RainbowDQN  # noqa: E402
 from agilerl.algorithms.core.optimizer_wrapper import OptimizerWrapper  # noqa: E402
 from agilerl.algorithms.core.registry import HyperparameterConfig, RLParameter  # noqa: E402
 from agilerl.components.replay_buffer import (  # noqa: E402
@@ -26,8 +27,11 @@ from agilerl.components.replay_buffer import (  # noqa: E402
 from agilerl.components.rollout_buffer import RolloutBuffer  # noqa: E402
 from agilerl.hpo.mutation import Mutations  # noqa: E402
 from agilerl.hpo.tournament import TournamentSelection  # noqa: E402
+from agilerl.training.train_multi_agent_off_policy import train_multi_agent_off_policy  # noqa: E402
+from agilerl.training.train_multi_agent_on_policy import train_multi_agent_on_policy  # noqa: E402
 from agilerl.training.train_off_policy import train_off_policy  # noqa: E402
 from agilerl.training.train_on_policy import train_on_policy  # noqa: E402
+from agilerl.vector import AsyncPettingZooVecEnv  # noqa: E402
 from common import EnvClock, OutOfBudget, Parts, held_out_seeds, main, play_episodes, sync_of, timed  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 
@@ -36,6 +40,9 @@ CONTINUOUS = {
     "lr_actor": "lr_actor", "lr_critic": "lr_critic", "policy_freq": "policy_delay", "expl_noise": "noise_sd",
     "vect_noise_dim": "num_envs", "share_encoders": "share_encoders", "O_U_noise": "ou", "tau": "tau",
 }  # fmt: skip
+CENTRALISED = {
+    name: CONTINUOUS[name] for name in ("lr_actor", "lr_critic", "expl_noise", "vect_noise_dim", "O_U_noise", "tau")
+}
 # Each algorithm, and which setting each of its own arguments is.
 ALGORITHMS: dict[str, tuple[Any, dict[str, str]]] = {
     "dqn": (DQN, {"lr": "lr", "double": "double", "tau": "tau"}),
@@ -58,6 +65,15 @@ ALGORITHMS: dict[str, tuple[Any, dict[str, str]]] = {
             "max_seq_len": "max_seq_len",
         },
     ),
+    "maddpg": (MADDPG, CENTRALISED),
+    "matd3": (MATD3, CENTRALISED | {"policy_freq": "policy_delay"}),
+    "ippo": (
+        IPPO,
+        {
+            "lr": "lr", "update_epochs": "epochs", "gae_lambda": "gae_lambda", "clip_coef": "clip",
+            "vf_coef": "vf_coef", "ent_coef": "ent_coef", "max_grad_norm": "grad_clip",
+        },
+    ),
 }  # fmt: skip
 
 
@@ -66,14 +82,18 @@ def algorithm_of(s: Settings) -> Any:
     return ALGORITHMS[s.get("algo", "dqn")][0]
 
 
-def vector_of(s: Settings, clock: EnvClock, envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-    """Return the vector environment; every environment's steps are counted where they run in this process."""
+def vector_of(s: Settings, clock: EnvClock, envs: int) -> Any:
+    """Return the vector environment; every environment's steps are counted where they run in this process. Those of
+    teams have a process each, as it makes them."""
+    if s.get("team"):
+        source = importlib.import_module(f"mpe2.{s['env']}")
+        return AsyncPettingZooVecEnv([lambda: source.parallel_env(**s["kwargs"]) for _ in range(envs)])
     make = lambda: clock.watch(gymnasium.make(s["env"]))  # noqa: E731
     kind = gymnasium.vector.AsyncVectorEnv if s.get("vector") == "async" else gymnasium.vector.SyncVectorEnv
     return kind([make for _ in range(envs)])
 
 
-def population_of(s: Settings, env: gymnasium.vector.VectorEnv[Any, Any, Any], size: int) -> list[Any]:
+def population_of(s: Settings, env: Any, size: int) -> list[Any]:
     """Return the first agents."""
     encoder = {"hidden_size": list(s["encoder"]), "layer_norm": s["layer_norm"]}
     if s.get("recurrent"):
@@ -91,8 +111,12 @@ def population_of(s: Settings, env: gymnasium.vector.VectorEnv[Any, Any, Any], s
     own = {argument: s[setting] for argument, setting in names.items()}
     if s.get("replay"):
         own |= {"n_step": s["replay"]["n_step"], "beta": s["replay"]["beta"]}
+    spaces = {"observation_space": env.single_observation_space, "action_space": env.single_action_space}
+    if s.get("team"):
+        own["agent_ids"] = env.agents
+        spaces = {name: [space(agent) for agent in env.agents] for name, space in spaces.items()}
     return algorithm.population(
-        size=size, observation_space=env.single_observation_space, action_space=env.single_action_space,
+        size=size, **spaces,
         net_config=net, hp_config=HyperparameterConfig(**ranges), device=s["device"], batch_size=s["batch_size"],
         learn_step=s["learn_step"], gamma=s["gamma"], **own,
     )  # fmt: skip
@@ -137,6 +161,14 @@ def train(s: Settings, env: Any, population: list[Any]) -> None:
         "max_steps": s["max_steps"], "evo_steps": s["evo_steps"], "eval_steps": None, "eval_loop": 1,
         "selection_strategy": tournament, "mutation": mutation, "verbose": False,
     }  # fmt: skip
+    if s.get("team"):
+        shared["sum_scores"] = True
+    if algorithm_of(s) is IPPO:
+        train_multi_agent_on_policy(**shared)
+        return
+    if algorithm_of(s) in (MADDPG, MATD3):
+        train_multi_agent_off_policy(**shared, learning_delay=s["learning_delay"], **memories_of(s))
+        return
     if algorithm_of(s) is PPO:
         train_on_policy(**shared)
         return
@@ -147,6 +179,7 @@ def train(s: Settings, env: Any, population: list[Any]) -> None:
 def watch_parts(algorithm: Any) -> Parts:
     """Count the seconds of learning, acting, sampling, storing, evaluating and evolving."""
     parts = Parts()
+    optimiser = torch.optim.Adam if algorithm is IPPO else OptimizerWrapper  # IPPO takes each group's own out of it
     for owner, method, part in (
         (algorithm, "learn", "learn"), (algorithm, "get_action", "act"), (algorithm, "test", "evaluate"),
         (ReplayBuffer, "add", "store"), (MultiStepReplayBuffer, "add", "store"),
@@ -154,7 +187,7 @@ def watch_parts(algorithm: Any) -> Parts:
         (ReplayBuffer, "sample", "sample"), (PrioritizedReplayBuffer, "sample", "sample"),
         (MultiStepReplayBuffer, "sample_from_indices", "sample"), (Mutations, "mutation", "evolve"),
         (TournamentSelection, "select", "evolve"), (RolloutBuffer, "add", "store"),
-        (RolloutBuffer, "compute_returns_and_advantages", "learn"), (OptimizerWrapper, "step", "optimiser"),
+        (RolloutBuffer, "compute_returns_and_advantages", "learn"), (optimiser, "step", "optimiser"),
     ):  # fmt: skip
         parts.watch(owner, method, part)
     return parts
@@ -168,14 +201,15 @@ def end_to_end(s: Settings) -> dict[str, Any]:
     population = population_of(s, env, s["population"])
     train(s, env, population)
     seconds = clock.seconds
+    # PPO makes many of one call of `learn`, IPPO with two optimisers; TD3 and DDPG have two optimisers too.
+    updates = {PPO: parts.calls.get("optimiser", 0), IPPO: parts.calls.get("optimiser", 0) // 2}
     return {
         "seconds": seconds,
         "training_steps": s["population"] * s["max_steps"],
         "steps": clock.steps or None,
         "step_seconds": clock.step_seconds,
         "reset_seconds": clock.reset_seconds,
-        # PPO makes many of one call of `learn`; TD3 and DDPG have two optimisers.
-        "updates": parts.calls["optimiser" if algorithm_of(s) is PPO else "learn"],
+        "updates": updates.get(algorithm_of(s), parts.calls["learn"]),
         "parts": parts.seconds,
     }
 

@@ -182,6 +182,34 @@ def ppo_recurrent(o: Options) -> Settings:
     }  # fmt: skip
 
 
+def team(o: Options, algo: str, env: str, ticks: int, **own: Any) -> Settings:
+    """An algorithm for teams on one of mpe2's environments, by the peer's published settings as in `another`. Networks
+    are three layers of 64; a member is judged by its agents' returns summed up."""
+    net: Settings = {"encoder": [64], "latent": 64, "head": [64], "layers": [64] * 3}
+    return another(o, algo, ticks, **net, env=env, team=True, **own)
+
+
+def centralised(o: Options, algo: str, batch_size: int, policy_delay: int) -> Settings:
+    """MADDPG and MATD3, 49,920 training steps of the population; an update every 16 steps. Both sides explore by the
+    same Gaussian noise."""
+    rates = {"lr_actor": [1e-4, 1e-2], "lr_critic": [1e-4, 1e-2]}
+    return team(
+        o, algo, "simple_speaker_listener_v4", 390, kwargs={"continuous_actions": True}, batch_size=batch_size,
+        learn_step=16, lr_actor=1e-4, lr_critic=1e-3, gamma=0.95, tau=1e-3, noise_sd=0.1, ou=False, random_steps=0,
+        policy_delay=policy_delay, search=rates,
+    )  # fmt: skip
+
+
+def ippo(o: Options) -> Settings:
+    """IPPO, 98,304 training steps of the population: six rollouts a generation. Three agents share their networks. Ours
+    counts steps of the environment in a batch, of which all agents come; the peer counts each agent's."""
+    return team(
+        o, "ippo", "simple_spread_v3", 768, kwargs={"continuous_actions": False}, learn_step=256 if o.quick else 2048,
+        batch_size=128, epochs=4, lr=1e-4, gamma=0.99, gae_lambda=0.95, clip=0.2, clip_value=True, vf_coef=0.5,
+        ent_coef=0.05, grad_clip=0.5, search={"lr": [1e-6, 1e-2], "ent_coef": [1e-3, 0.1]},
+    )  # fmt: skip
+
+
 def ppo_native(o: Options) -> Settings:
     """PPO acts in evopipe's own CartPole: 8 members, 64 environments each, one rollout longer than the measurement."""
     ticks, warm = (40, 10) if o.quick else (1500, 50)
@@ -286,6 +314,7 @@ def measurements() -> dict[str, Measurement]:
         ours.append(Contestant("evopipe, envpool", changes={"backend": "envpool"}))
     peers_threads = tuple({"threads": n} for n in (1, 2))
     sharing = {"threads": 1, "share_encoders": True}
+    teams = EVOPIPE, Contestant("evopipe, tensors", changes={"backend": "torch"})
     listed = (
         Measurement(
             "end_to_end", "end-to-end", (*ours, AGILERL, SB3), lander,
@@ -303,6 +332,18 @@ def measurements() -> dict[str, Measurement]:
         Measurement(
             "ppo_recurrent", "end-to-end",
             (*ours[:2], Contestant("AgileRL", "agilerl", {"batch_size": 64})), ppo_recurrent,
+            chosen={"AgileRL": peers_threads},
+        ),
+        Measurement(
+            "maddpg", "end-to-end", (*teams, AGILERL), lambda o: centralised(o, "maddpg", 64, 1),
+            chosen={"AgileRL": peers_threads},
+        ),
+        Measurement(
+            "matd3", "end-to-end", (*teams, AGILERL), lambda o: centralised(o, "matd3", 128, 2),
+            chosen={"AgileRL": peers_threads},
+        ),
+        Measurement(
+            "ippo", "end-to-end", (*teams, Contestant("AgileRL", "agilerl", {"batch_size": 3 * 128})), ippo,
             chosen={"AgileRL": peers_threads},
         ),
         Measurement("ppo_native", "acting", (EVOPIPE,), ppo_native, cores=1),

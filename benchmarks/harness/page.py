@@ -16,6 +16,9 @@ MACHINE = ("cpu", "processors", "cpu_capability", "device", "torch", "gymnasium"
 ENVPOOL = "evopipe, envpool"
 NATIVE_RATE = 500_000  # steps per second of our own CartPole that are the aim
 PRIORITY_DRAW, MEMORY = 300, 100  # µs of a prioritised draw, and MB of a million transitions, that are the aim
+TENSORS = "evopipe, tensors"
+# Names, and least ratios with the environments that the peer steps and with tensors.
+TEAMS = {"maddpg": ("MADDPG", 4.0, 8.0), "matd3": ("MATD3", 4.0, 8.0), "ippo": ("IPPO", 2.5, 8.0)}
 OFF_POLICY = {"td3": ("TD3", 8.0), "ddpg": ("DDPG", 8.0), "rainbow": ("Rainbow", 6.0)}  # names, least ratios
 EQUAL_UPDATES = 0.02  # how far two contestants' numbers of updates may be apart
 MISSING = "Not measured yet."
@@ -192,6 +195,11 @@ def targets(results: Results) -> list[tuple[str, float, Ratio | None, bool]]:
     if "ppo_recurrent" in results:
         ratio = paired(results["ppo_recurrent"], "AgileRL", "evopipe", _seconds)
         listed.append(("steps/s of recurrent PPO end to end over AgileRL", 5.0, ratio, False))
+    for name, (title, least, of_tensors) in TEAMS.items():
+        if name in results:
+            for ours, bound, where in (("evopipe", least, "mpe2"), (TENSORS, of_tensors, "tensors")):
+                ratio = paired(results[name], "AgileRL", ours, _seconds)
+                listed.append((f"steps/s of {title} end to end over AgileRL, {where}", bound, ratio, False))
     if cartpole:
         listed.append(
             (
@@ -216,9 +224,10 @@ an hour on four cores (`make bench BENCH_ARGS="--lanes 2"`), goes on where it wa
 
 ## How it is measured
 
-- Peers: AgileRL 2.58.0 (evolutionary DQN, TD3, DDPG and Rainbow by `train_off_policy`, PPO by
-  `train_on_policy`; CQN's learn step), Stable-Baselines3 2.9.2 (DQN), Optuna 5.0.0; each in an environment of its own
-  under `benchmarks/.venvs`, all with the same torch, NumPy and Gymnasium.
+- Peers: AgileRL 2.58.0 (evolutionary DQN, TD3, DDPG and Rainbow by `train_off_policy`, PPO by `train_on_policy`, teams
+  by `train_multi_agent_off_policy` and `train_multi_agent_on_policy`; CQN's learn step), Stable-Baselines3 2.9.2 (DQN),
+  Optuna 5.0.0; each in an environment of its own under `benchmarks/.venvs`, all with the same torch, NumPy and
+  Gymnasium.
 - Contestants alternate (A B A B …) on the same pinned cores, at least five turns; every run is a fresh process. Imports
   are not counted; making populations and environments, logs, checkpoints and outputs are.
 - A figure is the median over turns (smallest – largest). A ratio is the median over turns of the ratio within the turn,
@@ -237,7 +246,7 @@ an hour on four cores (`make bench BENCH_ARGS="--lanes 2"`), goes on where it wa
 def page(results: Results) -> str:
     """Return the page. Results that are missing are said to be."""
     sections = (
-        _machine, _summary, _end_to_end, _off_policy, _on_policy, _roofline, _parts, _curve, _threads, _loop,
+        _machine, _summary, _end_to_end, _off_policy, _on_policy, _teams, _roofline, _parts, _curve, _threads, _loop,
         lambda r: _solved(r, "cartpole", "CartPole-v1, mean of 100 held-out episodes ≥ 475"),
         lambda r: _solved(r, "lunarlander", "LunarLander-v3, mean of 100 held-out episodes ≥ 200"),
     )  # fmt: skip
@@ -436,6 +445,33 @@ def _on_policy(results: Results) -> list[str]:
                 *_runs(result), *_choices(result), *_shares(result), *made_by(result),
             ]  # fmt: skip
     return [*lines, *(_native(results["ppo_native"]) if "ppo_native" in results else [])]
+
+
+def _teams(results: Results) -> list[str]:
+    lines = ["## Teams", ""]
+    if not {*TEAMS} & set(results):
+        return [*lines, MISSING]
+    lines += [
+        "End to end as above, with AgileRL's published settings, but for the length of a generation and the "
+        "environment of IPPO; a step is one of all agents at once. AgileRL has a process for each environment; ours "
+        "divides them among the cores, or steps them as tensors (*tensors*). Exploration is the same Gaussian noise, "
+        "and a member's agents share networks in IPPO only.", "",
+    ]  # fmt: skip
+    for name, (title, *_) in TEAMS.items():
+        if name in results:
+            result = results[name]
+            check_updates(result)
+            s = result["settings"]
+            rollouts = f"rollouts of {s['learn_step']:,} steps, {s['epochs']} epochs of " if "epochs" in s else ""
+            pace = "of all agents" if rollouts else f"an update every {s['learn_step']} steps"
+            lines += [
+                f"{title} on {s['env']}: {s['population']} members of {s['num_envs']} environments, networks "
+                f"{' × '.join(map(str, s['layers']))}, {rollouts}batches of {s['batch_size']}"
+                f"{' steps ' if rollouts else ', '}{pace}, {s['population'] * s['max_steps']:,} training steps of the "
+                "population.", "",
+                *_runs(result), *_choices(result), *_shares(result), *made_by(result),
+            ]  # fmt: skip
+    return lines
 
 
 def _sequences(s: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """evopipe: train populations of reinforcement-learning agents that tune themselves while they learn.
 
-`evopipe.train(...)` runs everything, `evopipe.load(...)` brings a trained policy back. Names are imported when first
+`evopipe.train(...)` runs everything, `evopipe.load(...)` brings a trained policy back; `evopipe.train_off_policy(...)`
+and its like do so for scripts of populations, memories and mutations (`evopipe.face`). Names are imported when first
 used, so that `import evopipe` costs nothing.
 """
 
@@ -14,15 +15,76 @@ if TYPE_CHECKING:
     from evopipe.api import Result
     from evopipe.api import run as train
     from evopipe.errors import EvopipeError
+    from evopipe.face import (
+        Agent,
+        Experiences,
+        HyperparameterConfig,
+        MultiAgentReplayBuffer,
+        MultiStepReplayBuffer,
+        Mutations,
+        PrioritizedReplayBuffer,
+        ReplayBuffer,
+        ReplayDataset,
+        RLParameter,
+        RolloutBuffer,
+        Sampler,
+        TournamentSelection,
+        collect_rollouts,
+        collect_rollouts_recurrent,
+        create_population,
+        default_progress_bar,
+        make_vect_envs,
+        observation_space_channels_to_first,
+        train_multi_agent_off_policy,
+        train_multi_agent_on_policy,
+        train_off_policy,
+        train_offline,
+        train_on_policy,
+    )
+    from evopipe.face.older import initialPopulation, makeVectEnvs
     from evopipe.loading import load
     from evopipe.policy import Policy
     from evopipe.schema.params import Params, load_params, parse_params
 
 __version__ = "0.1.0"
 __all__ = [
-    "AgentTrainer", "EvopipeError", "Params", "Policy", "Result", "__version__", "load", "load_params", "parse_params",
+    "Agent",
+    "AgentTrainer",
+    "EvopipeError",
+    "Experiences",
+    "HyperparameterConfig",
+    "MultiAgentReplayBuffer",
+    "MultiStepReplayBuffer",
+    "Mutations",
+    "Params",
+    "Policy",
+    "PrioritizedReplayBuffer",
+    "RLParameter",
+    "ReplayBuffer",
+    "ReplayDataset",
+    "Result",
+    "RolloutBuffer",
+    "Sampler",
+    "TournamentSelection",
+    "__version__",
+    "collect_rollouts",
+    "collect_rollouts_recurrent",
+    "create_population",
+    "default_progress_bar",
+    "initialPopulation",
+    "load",
+    "load_params",
+    "makeVectEnvs",
+    "make_vect_envs",
+    "observation_space_channels_to_first",
+    "parse_params",
     "train",
-]  # fmt: skip
+    "train_multi_agent_off_policy",
+    "train_multi_agent_on_policy",
+    "train_off_policy",
+    "train_offline",
+    "train_on_policy",
+]
 
 _MODULES = {
     "AgentTrainer": ("evopipe.agents.trainer", "AgentTrainer"),
@@ -34,11 +96,13 @@ _MODULES = {
     "load_params": ("evopipe.schema.params", "load_params"),
     "parse_params": ("evopipe.schema.params", "parse_params"),
     "train": ("evopipe.api", "run"),
+    "initialPopulation": ("evopipe.face.older", "initialPopulation"),
+    "makeVectEnvs": ("evopipe.face.older", "makeVectEnvs"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module 'evopipe' has no attribute {name!r}")
-    module, attribute = _MODULES[name]
+    module, attribute = _MODULES.get(name, ("evopipe.face", name))
     return getattr(import_module(module), attribute)

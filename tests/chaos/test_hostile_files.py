@@ -22,9 +22,9 @@ from evopipe import play, policy
 from evopipe.algos import on_policy
 from evopipe.core.member import Member
 from evopipe.envs.make import opened
+from evopipe.envs.team import read_spaces
 from evopipe.errors import DataError, EvopipeError, UsageError
 from evopipe.run.spec import Spec, first_members, go_on
-from evopipe.stages.describe import spaces_of
 from evopipe.stages.setup import about_spec
 from evopipe.storage import members as stored
 from evopipe.storage.folders import read_folder, write_folder
@@ -66,7 +66,7 @@ def grown(p: Spec, size: int) -> list[Member]:
 
 def described(p: Spec) -> dict[str, Any]:
     with opened(p.env) as env:
-        _, spaces = spaces_of(env)
+        _, spaces = read_spaces(env)
     config = p.algo_config.model_dump(mode="json")
     return {"algo": p.train.algo, "config": config, "env": {"id": p.env.id, "kwargs": p.env.kwargs}, **spaces}
 

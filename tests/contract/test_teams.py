@@ -44,9 +44,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "memory": ("ippo", LSTM, {}),
     "central memory": ("mappo:multidiscrete", {**LSTM, "share": "none"}, {}),
 }  # fmt: skip
-each_variant = pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if "central" in n else ()) for n in VARIANTS]
-)
+
+
+def quick(*names: str) -> Any:
+    """Every variant as a case; those of other names are slow."""
+    marks: list[tuple[str, Any]] = [(name, () if name in names else pytest.mark.slow) for name in VARIANTS]
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, mark in marks])
+
+
+each_variant = quick("n steps and priorities", "one network for all, masks", "memory")
 
 
 def variant(name: str, env: str = TEAM, **train: Any) -> Spec:
@@ -64,6 +70,59 @@ def played(loop: Any) -> None:
         loop.advance()
         gone |= ~pool.alive.all(axis=0)
     assert gone.tolist() == [True, True, False]
+
+
+# -------------------------------------------------------------------------------------------------------- ends
+
+
+def test_a_rollout_has_each_agents_own_ends(run: Callable[..., Any]) -> None:
+    """Also where all end together: advantages stop there."""
+    p = populations.problem(algo="ippo", config={"learn_step": 64}, num_envs=2, train=LONG)
+    loop = run(p, 1)
+    advance(loop, 30)  # less than a rollout; episodes have 9 steps
+    rollout = loop.regime.playing[0].rollout
+    flags = rollout.after[0, :30, :, -3:].view(30, 2, 3, 3).bool()  # [T, E, K, (terminated, cut, valid)]
+    tickets = rollout.rows[0, :30, :, 0].view(30, 2, 3)[..., 2]
+    for t in range(30):
+        for env in range(2):
+            step, dies = 1 + t % 9, 3 + int(4 * float(tickets[t, env]))
+            last = step == 9
+            assert flags[t, env, :, 2].tolist() == [step <= dies, step > 2, True]  # who took part
+            if step <= dies:
+                assert flags[t, env, 0, :2].tolist() == [step == dies] * 2
+            if step > 2:
+                assert flags[t, env, 1, :2].tolist() == [False, last]
+            assert flags[t, env, 2, :2].tolist() == [False, last]
+
+
+def test_a_cut_team_is_followed_by_its_true_last_observation(run: Callable[..., Any]) -> None:
+    """Not by the next episode's first one; who died has nothing after it."""
+    p = populations.problem(algo="maddpg", num_envs=2, train={**LONG, "learning_delay": 1000})
+    loop = run(p, 1)
+    advance(loop, 30)
+    layout = loop.regime.replay.layout
+    batch = layout.unpack(loop.regime.replay.rows[:1, :60], torch.ones(1, 60), torch.tensor([0.9]))
+    step = (9 * batch.obs[0, :, 2, 1]).round()  # as the third agent sees it
+    assert (step == 8).sum() == 6
+    assert batch.next_obs[0, step == 8, 2, 1].tolist() == [1.0] * 6
+    assert batch.discount[0, :, 2].tolist() == pytest.approx([0.9] * 60)
+    dies = 3 + (4 * batch.obs[0, :, 2, 0]).floor()
+    assert batch.alive is not None
+    assert batch.alive[0, :, 0].bool().tolist() == (step < dies).tolist()
+    assert (batch.discount[0, step == dies - 1, 0] == 0).all()
+    assert (batch.obs[0, step >= dies, 0] == 0).all()
+
+
+@pytest.mark.parametrize("algo", ["ippo", "maddpg"])
+def test_agents_that_take_turns_and_see_one_number_learn(algo: str, run: Callable[..., Any]) -> None:
+    p = populations.problem("teams_for_tests:Turns", algo, num_envs=2, train={**LONG, "learning_delay": 4})
+    assert p.spaces.observations == 1
+    loop = run(p, 2)
+    before = loop.members
+    advance(loop, 40)
+    for old, new in zip(before, loop.members, strict=True):
+        assert new.healthy
+        assert not equal(old.tensors["actor"], new.tensors["actor"])
 
 
 # ------------------------------------------------------------------------------------------------- containment
@@ -117,7 +176,7 @@ def test_a_member_trains_alike_alone_and_in_a_crowd(name: str, run: Callable[...
     assert float(one.members[0].tensors["updates"]) > 3
 
 
-@each_variant
+@quick("n steps and priorities", "memory")
 def test_a_saved_run_continues_bit_for_bit(name: str, tmp_path: Path, run: Callable[..., Any]) -> None:
     """In the middle of a generation, of rollouts and of windows, while some agents are gone; by way of a file."""
     p = variant(name)
@@ -146,7 +205,7 @@ def test_a_saved_run_continues_bit_for_bit(name: str, tmp_path: Path, run: Calla
 # ------------------------------------------------------------------------------------------- evolution, storage
 
 
-@each_variant
+@quick("one network for all, masks", "memory")
 @pytest.mark.parametrize("kind", ["architecture", pytest.param("rl_hp", marks=pytest.mark.slow)])
 def test_a_mutated_team_learns_on(name: str, kind: str, run: Callable[..., Any], tmp_path: Path) -> None:
     """All its networks mutate alike; what was stored of it comes back to the bit."""

@@ -536,6 +536,18 @@ def test_one_training_at_a_time_writes_a_state_and_a_folder(tmp_path: Path) -> N
     assert not (tmp_path / "models/trained").exists()
 
 
+def test_first_weights_are_made_with_the_runs_own_number_of_threads(tmp_path: Path) -> None:
+    """Of a layer 1024 wide three threads make other last bits than one: a machine's cores must not decide."""
+    found = []
+    for threads in (3, 1):
+        torch.set_num_threads(threads)
+        folder = tmp_path / str(threads)
+        population.run(small({"algos.dqn.network.latent": 1024}), quiet=True, folder=folder)
+        found.append((folder / "models/population/members.safetensors").read_bytes())
+    assert torch.get_num_threads() == small().runtime.threads
+    assert found[0] == found[1]
+
+
 def test_a_training_whose_outputs_cannot_be_written_is_not_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -234,6 +234,53 @@ def test_ppo_runs_as_the_settings_say(name: str, quick: bool) -> None:
     assert {**s, **peer.changes}["batch_size"] * sequences == s["batch_size"]
 
 
+@pytest.mark.parametrize("name", ["maddpg", "matd3", "ippo"])
+@pytest.mark.parametrize("quick", [False, True])
+def test_teams_run_as_the_settings_say(name: str, quick: bool) -> None:
+    from harness.measurements import Options, measurements
+    from ours import OWN, params_of
+
+    measurement = measurements()[name]
+    s = measurement.settings(Options(quick=quick))
+    for contestant in measurement.contestants[:2]:
+        params = params_of({**s, **contestant.changes, "seed": 1})
+        assert params.env.backend == contestant.changes.get("backend", "sync")
+    cfg = params.algo_config
+    assert (params.train.algo, params.env.kwargs, cfg.score) == (name, s["kwargs"], "sum")
+    for setting in ("batch_size", "learn_step", "gamma", "grad_clip", *OWN[name]):
+        assert getattr(cfg, setting) == s[setting], setting
+    assert [*cfg.network.encoder, cfg.network.latent, *cfg.network.head] == s["layers"] == [64] * 3
+    assert sorted(cfg.evolve) == sorted(s["search"])
+    assert not {"batch_size", "learn_step", "epochs"} & set(cfg.evolve)  # what would change the number of updates
+    (peer,) = (c for c in measurement.contestants if c.name == "AgileRL")
+    if name == "ippo":
+        assert {**s, **peer.changes}["batch_size"] == 3 * s["batch_size"], "it counts each agent's steps"
+        assert s["evo_steps"] % s["learn_step"] == 0
+    else:
+        assert (cfg.share, cfg.noise) == ("none", "gaussian")
+    if not quick:
+        assert s["population"] * s["max_steps"] == (98_304 if name == "ippo" else 49_920)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["maddpg", "ippo"])
+@pytest.mark.parametrize("backend", ["sync", "torch"])
+def test_a_team_of_ours_takes_the_updates_that_the_settings_say(name: str, backend: str) -> None:
+    """The peer takes one every 16 steps of 16 environments, from its second or fourth tick on; of a rollout
+    epochs · steps / batch."""
+    from harness.measurements import Options, measurements
+    from ours import end_to_end
+
+    s = {**measurements()[name].settings(Options(quick=True)), "seed": 1, "backend": backend, "env_workers": 0}
+    result = end_to_end(s)
+    assert result["training_steps"] == 4 * s["max_steps"]
+    rollouts = s["max_steps"] // s["learn_step"]
+    if name == "ippo":
+        assert result["updates"] == 4 * rollouts * s["epochs"] * s["learn_step"] // s["batch_size"]
+    else:
+        assert 4 * (rollouts - 4) <= result["updates"] <= 4 * rollouts
+
+
 def test_no_rollout_ends_while_acting_is_timed() -> None:
     from harness.measurements import Options, measurements
     from ours import acting
@@ -318,7 +365,21 @@ def test_a_failing_contestant_is_told(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "measurement",
-    ["end_to_end", "td3", "ddpg", "rainbow", "cqn", "ppo", "ppo_recurrent", "parts", "cartpole", "lunarlander"],
+    [
+        "end_to_end",
+        "td3",
+        "ddpg",
+        "rainbow",
+        "cqn",
+        "ppo",
+        "ppo_recurrent",
+        "maddpg",
+        "matd3",
+        "ippo",
+        "parts",
+        "cartpole",
+        "lunarlander",
+    ],
 )
 def test_the_peers_run(measurement: str, tmp_path: Path) -> None:
     import run
@@ -382,6 +443,33 @@ def test_the_page_has_the_other_off_policy_algorithms() -> None:
         run["result"]["updates"] += 3 * (run["contestant"] == "AgileRL")
     with pytest.raises(ValueError, match="td3: numbers of updates differ"):
         page({"td3": td3})
+
+
+def test_the_page_has_teams() -> None:
+    from harness.measurements import Options, measurements
+    from harness.page import page
+
+    maddpg = _result(measurement="maddpg", settings=measurements()["maddpg"].settings(Options()))
+    maddpg["runs"] += [
+        {**run, "contestant": "evopipe, tensors", "result": {**run["result"], "seconds": 6.0}}
+        for run in maddpg["runs"]
+        if run["contestant"] == "evopipe"
+    ]
+    maddpg["contestants"].append({"name": "evopipe, tensors"})
+    text = page({"maddpg": maddpg})
+    assert "| steps/s of MADDPG end to end over AgileRL, mpe2 | ≥ 4 × | 10.5 × [10.0, 11.0] | **reached** |" in text
+    assert "MADDPG end to end over AgileRL, tensors | ≥ 8 × | 7.00 × [6.67, 7.33] | **not reached** |" in text
+    assert (
+        "MADDPG on simple_speaker_listener_v4: 4 members of 16 environments, networks 64 × 64 × 64, batches of 64"
+        in text
+    )
+    ippo = _result(measurement="ippo", settings=measurements()["ippo"].settings(Options()))
+    text = page({"ippo": ippo})
+    assert "rollouts of 2,048 steps, 4 epochs of batches of 128 steps of all agents, 98,304 training steps" in text
+    for run in ippo["runs"]:
+        run["result"]["updates"] += 3 * (run["contestant"] == "AgileRL")
+    with pytest.raises(ValueError, match="ippo: numbers of updates differ"):
+        page({"ippo": ippo})
 
 
 def test_the_page_has_ppo() -> None:

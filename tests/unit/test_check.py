@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import evopipe
-from evopipe.algos import get
+from evopipe import algos
 from evopipe.envs.make import make_env
 from evopipe.envs.spaces import ActionSpace
 from evopipe.errors import ParamsError
@@ -17,16 +17,22 @@ from evopipe.schema.blocks import EnvConfig
 from evopipe.stages.check import KNOWN
 from tiny import call, params, write_params
 
+MADDPG = algos.get("maddpg").Config().model_dump(mode="json")
 MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"env.id": "CartPol-v1"}, "  id: CartPol-v1", "env.id: unknown environment 'CartPol-v1', did you mean 'CartPole-"),
     ({"env.id": "Pendulum-v1"}, "  algo: dqn", "train.algo: dqn serves discrete actions, Pendulum-v1 has continuous "),
     ({"env.id": "LunarLander-v3", "env.kwargs": {"continuous": True}}, "  algo: dqn", "train.algo: dqn serves discr"),
-    (
-        {"train.algo": "maddpg", "algos.maddpg": get("maddpg").Config().model_dump(mode="json")},
-        "  algo: maddpg",
-        "train.algo: maddpg serves teams of agents, CartPole-v1 has one agent; take ",
-    ),
     ({"env.id": "Taxi-v4", "train.warm_start": 5}, "  warm_start: 5", "train.warm_start: the environment masks act"),
+    (
+        {"train.algo": "maddpg", "algos.maddpg": MADDPG},
+        "  algo: maddpg",
+        "train.algo: maddpg serves teams of agents, Cart",
+    ),
+    (
+        {"env.id": "teams_for_tests:Crew", "train.algo": "maddpg", "algos.maddpg": MADDPG, "train.warm_start": 5},
+        "  warm_start: 5",
+        "train.warm_start: datasets are of one agent, the environment has a team; set it to 0",
+    ),
     (
         {"env.id": "envs_for_tests:Masked-v0", "train.mode": "offline", "train.warm_start": 0},
         "  mode: offline",

@@ -233,6 +233,29 @@ def test_the_python_page_runs(
     assert len(names["born"].members) == 2
 
 
+def test_the_page_of_scripts_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = DOCS / "scripts.md"
+    names: dict[str, Any] = {"__name__": "scripts_page"}
+    exec(compile(in_order(page), str(page), "exec"), names)
+    assert len(names["fitnesses"]) == len(names["pop"]) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"elite", "agent"}
+
+
+@pytest.mark.slow
+def test_the_page_on_teams_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = DOCS / "teams.md"
+    names: dict[str, Any] = {"__name__": "teams_page"}
+    exec(compile(in_order(page), str(page), "exec"), names)
+    assert "{'listener': " in capsys.readouterr().out
+    assert not names["env"].agents
+
+
 def test_the_environment_of_the_page_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = DOCS / "environments.md"
     (module,) = blocks(page, "python")

@@ -164,6 +164,56 @@ def test_a_merged_model_is_one_that_transformers_and_evopipe_load(arch: Any, tmp
     assert peft.merged_files(base, arch, own) == {p.name: p.read_bytes() for p in tmp_path.iterdir()}
 
 
+@pytest.fixture
+def gpt2(tmp_path: Path) -> Path:
+    """A model whose linear layers are the other way round, with biases, as a folder."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    base = words.base()
+    with torch.random.fork_rng(devices=[]):
+        config = GPT2Config(
+            vocab_size=21, n_embd=16, n_layer=1, n_head=2, n_positions=32, eos_token_id=1, bos_token_id=1
+        )
+        GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    base.tokenizer.save_pretrained(tmp_path / "gpt2")
+    return tmp_path / "gpt2"
+
+
+def test_layers_that_are_the_other_way_round_are_adapted_as_peft_does(gpt2: Path, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    from peft import PeftModel
+
+    base, arch, text = load_base(words.config(model=str(gpt2)), 1), LoRA(3), words.text(2, 3, 6, 4)
+    assert {layer.kind for layer in base.linear} == {"conv"}
+    net = words.net([LoRA(2), arch], base)
+    for name, data in peft.adapter_files(base, arch, words.row(arch, 1, base)).items():
+        (tmp_path / name).write_bytes(data)
+    theirs = PeftModel.from_pretrained(load_base(words.config(model=str(gpt2)), 1).model, str(tmp_path))
+    with torch.no_grad():
+        now, told = score(net, text).log_prob[1], plain_scores(theirs, text, 1)
+    torch.testing.assert_close(now[text.mask[1]], told[text.mask[1]], atol=1e-6, rtol=1e-6)
+
+
+def test_every_weight_of_such_a_base_can_change_and_of_one_that_hides_some_none(gpt2: Path) -> None:
+    base, text = load_base(words.config(model=str(gpt2)), 1), words.text(1, 3, 6, 4)
+    assert {layer.kind for layer in base.weights} == {"embedding", "conv", "bias", "scale"}
+    own = words.row(Full(), 3, base)
+    structure: Any = Full().stack([Full()], Adapted.of(base), words.CPU)
+    with torch.no_grad():
+        now = score(Net(structure, structure.pack([own])), text).log_prob[0]
+        change = Full().named(Adapted.of(base), own)
+        for name, weight in base.model.named_parameters():
+            weight.add_(change[name])
+        told = plain_scores(base.model, text, 0)
+    torch.testing.assert_close(now[text.mask[0]], told[text.mask[0]], atol=1e-5, rtol=1e-5)
+    base = load_base(words.config(model=str(gpt2)), 1)
+    base.model.transformer.ln_f.weight.data[0] = 0.0
+    with pytest.raises(
+        DataError, match=r"has the weight transformer.ln_f.weight, of a LayerNorm, which members cannot"
+    ):
+        _ = base.weights
+
+
 def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
     base, arch = words.base(), LoRA(2)
     for name, data in peft.adapter_files(base, arch, words.row(arch, 0, base)).items():

@@ -100,3 +100,11 @@ def test_selection_is_a_function_of_its_generator() -> None:
 )
 def test_fitness_is_the_mean_of_the_last_evaluations(history: tuple[float, ...], window: int, expected: float) -> None:
     assert windowed(history, window) == expected
+
+
+def test_without_a_tournament_healthy_members_go_on_and_the_fittest_takes_the_places_of_others() -> None:
+    fitness, rng = np.array([1.0, math.nan, 3.0, -INF]), np.random.default_rng(0)
+    before = rng.bit_generator.state
+    assert tournament(config(0), fitness, rng) == Selection((0, 2, 2, 2), 2)
+    assert tournament(config(0, elitism=True), fitness, rng) == Selection((2, 2, 2, 2), 2)
+    assert rng.bit_generator.state == before

@@ -776,10 +776,10 @@ def test_no_dataset_is_made_of_a_team(tmp_path: Path) -> None:
 def test_no_team_learns_from_a_dataset() -> None:
     env = {"id": "simple_spread_v3"}
     with pytest.raises(
-        ParamsError, match=r"train\.mode: maddpg is for teams, and no dataset holds .*: set it to online"
+        ParamsError, match=r"train\.mode: maddpg is for teams, and datasets are of one agent: set it to online"
     ):
         parse_params({"env": env, "train": {"algo": "maddpg", "mode": "offline"}})
-    with pytest.raises(ParamsError, match=r"^train\.warm_start: simple_spread_v3 is a team, .*: set it to 0$"):
+    with pytest.raises(ParamsError, match=r"^train\.warm_start: datasets are of one agent, .*; set it to 0$"):
         checked_params(parse_params({"env": env, "train": {"algo": "maddpg", "warm_start": 5}}))
     default = parse_params({"env": env, "train": {"algo": "maddpg"}})
     assert default.train.warm_start == 0

@@ -15,11 +15,11 @@ import populations
 from evopipe import policy
 from evopipe.card import card
 from evopipe.envs.make import opened
+from evopipe.envs.team import read_spaces
 from evopipe.errors import DataError, UsageError
 from evopipe.play import play
 from evopipe.policy import TeamPolicy
 from evopipe.run.spec import Spec, first_members
-from evopipe.stages.describe import spaces_of
 from evopipe.storage import members as stored
 from evopipe.storage.folders import read_folder
 from populations import TEAM
@@ -32,7 +32,7 @@ AGENTS, SIZES, CHOICES = ("red_0", "blue_0", "red_1"), (3, 2, 3), (2, 3, 4)
 
 def described(p: Spec) -> dict[str, Any]:
     with opened(p.env) as env:
-        _, spaces = spaces_of(env)
+        _, spaces = read_spaces(env)
     about = {"algo": p.train.algo, "config": p.algo_config.model_dump(mode="json"), **spaces}
     return {**about, "env": {"id": p.env.id, "kwargs": p.env.kwargs}}
 

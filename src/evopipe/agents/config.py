@@ -413,6 +413,8 @@ def _made(
     if algos.get(asked).REGIME != "dialogue":
         able = [name for name in algos.names(of_text=True) if algos.get(name).REGIME == "dialogue"]
         raise ParamsError(f"train.algo: {asked} learns from no episodes; take {', '.join(able)}")
+    if params.language.engine != "transformers":
+        raise ParamsError("language.engine: agents' completions are decoded in this process; leave it at transformers")
     made = _validated(Agents, agents, "agents")
     for role, name in made.estimators.items():
         if name not in algos.names(of_text=True) or "value" in algos.get(name).asks(algos.get(name).Config()):

@@ -80,6 +80,7 @@ MASKED = {
     for mode, key, value in (("online", "warm_start", "0"), ("offline", "mode", "online"))
 }
 """What is wrong where a run of either mode learns from a dataset and its environment masks actions."""
+ONE_AGENT = "train.warm_start: datasets are of one agent, the environment has a team; set it to 0"
 
 
 class Answers(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -91,19 +91,26 @@ def _clip_together(grads: list[Tensor], limit: Tensor) -> Tensor:
     return norms
 
 
-def update(
-    loss: Callable[..., tuple[Tensor, Tensor]], pairs: Sequence[tuple[Net | None, optim.Adam | None]], cfg: Any,
+def deviations(state: Any) -> Tensor:
+    """Return a state's `log_std` `[P, n]` as a leaf, for a loss that `descend` goes down."""
+    log_std: Tensor = state.log_std.detach().requires_grad_(True)
+    log_std.grad = torch.zeros_like(log_std)
+    return log_std
+
+
+def descend(
+    loss: tuple[Tensor, Tensor], log_std: Tensor, pairs: Sequence[tuple[Net | None, optim.Adam | None]], cfg: Any,
     state: Any, hp: Hyper, batch: Sequences, healthy: Tensor, turn: int,
 ) -> Learned:  # fmt: skip
     """Learn from one minibatch, the rollout's first where `turn` is 0, else 1; hp values and healthy are `[P]`.
 
-    Pairs are the networks and their moments; of the state the deviations of continuous actions, `log_std` `[P, n]` and
-    `log_std_adam`, learn too, where there are any. The loss is given the former as a leaf.
+    A loss is the members' losses, of `deviations`, and their distances from the old policy, `[P]`. Pairs are the
+    networks and their moments; of the state the deviations of continuous actions, `log_std` and `log_std_adam`, learn
+    too, where there are any.
     """
-    log_std = state.log_std.detach().requires_grad_(True)
-    log_std.grad = torch.zeros_like(log_std)
     learners = [(net, adam) for net, adam in pairs if net is not None and adam is not None]
-    losses, distance = loss(cfg, state, hp, batch, log_std)
+    losses, distance = loss
+    assert log_std.grad is not None
     optim.backward(losses, *(net for net, _ in learners))
     norms = _clip_together([*(net.grad for net, _ in learners), log_std.grad], hp["grad_clip"])
     given = batch.weight.flatten(1, 2).sum(dim=1) > 0

@@ -160,10 +160,8 @@ def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_st
 
 
 def update(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, turn: int) -> Learned:
-    """Learn from one minibatch, see `_ppo.update`."""
-
-    def of_batch(*given: Any) -> tuple[Tensor, Tensor]:
-        return loss(seen, *given)
-
+    """Learn from one minibatch, see `_ppo.descend`."""
+    log_std = _ppo.deviations(state)
     pairs = (state.actor, state.actor_adam), (state.critic, state.critic_adam)
-    return _ppo.update(of_batch, pairs, cfg, state, hp, batch, healthy, turn)
+    found = loss(seen, cfg, state, hp, batch, log_std)
+    return _ppo.descend(found, log_std, pairs, cfg, state, hp, batch, healthy, turn)

@@ -39,6 +39,9 @@ def tournament(cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Genera
     if not np.isfinite(score.max()):
         return Selection(tuple(range(len(score))), None)
     elite = int(score.argmax())
+    if cfg.size == 0:  # no tournament: everyone goes on but those who must not
+        own = [slot if np.isfinite(each) else elite for slot, each in enumerate(score)]
+        return Selection((elite, *own[1:]) if cfg.elitism else tuple(own), elite)
     drawn = np.sort(rng.integers(0, len(score), (len(score), cfg.size)), axis=1)
     winners = drawn[np.arange(len(score)), score[drawn].argmax(axis=1)]
     winners = np.where(np.isfinite(score[winners]), winners, elite)

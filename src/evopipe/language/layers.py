@@ -55,9 +55,10 @@ def all_weights(model: nn.Module, called: str) -> tuple[Layer, ...]:
 
 
 def _kind_of(module: nn.Module, name: str, part: str, called: str) -> str:
-    kind = _is_linear(module) or ("embedding" if isinstance(module, nn.Embedding) else None)
-    if kind is None and "norm" in type(module).__name__.lower():
-        kind = "scale"
+    kind = _is_linear(module) or ("embedding" if type(module) is nn.Embedding else None)
+    weight = getattr(module, "weight", None)
+    if kind is None and "norm" in type(module).__name__.lower() and weight is not None and bool((weight != 0).all()):
+        kind = "scale"  # what it multiplies by must be known to be taken out again
     if kind is None or part not in ("weight", "bias"):
         raise DataError(
             f"language.full: {called} has the weight {name}, of a {type(module).__name__}, which members cannot change "

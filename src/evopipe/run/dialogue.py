@@ -17,6 +17,7 @@ from evopipe.core.net import score
 from evopipe.language.generate import Sampling, Written, generate
 from evopipe.language.hooks import reference
 from evopipe.language.tokens import Corpus, Rows
+from evopipe.language.vllm import Engine, weights
 from evopipe.rng import Purpose, Stream
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
@@ -40,6 +41,7 @@ class Room:
     spec: LanguageSpec
     corpus: Corpus
     judge: Judge
+    engine: Engine | None = None
 
     def write(self, cohort: Cohort, index: Rows, group: int, how: Sampling, when: int) -> tuple[Text, Written]:
         """Let every member of a cohort complete these rows' prompts; return them with the prompts, too."""
@@ -54,7 +56,12 @@ class Room:
             return structure.active(policy.frozen.views)
 
         limit = spec.language.max_completion
-        written = generate(base, active, ids, real, group, limit, how, cohort.keys, when, leave)
+        if self.engine is None:
+            written = generate(base, active, ids, real, group, limit, how, cohort.keys, when, leave)
+        else:
+            archs: list[Any] = [member.arch for member in cohort.members]
+            own = list(zip(archs, structure.unpack(policy.values.cpu()), strict=True))
+            written = self.engine.generate(own, ids, real, group, limit, how, cohort.keys, when)
         if leave:  # columns that no completion of the cohort has
             width = max(1, int(written.lengths.max()))
             written = Written(*(getattr(written, f.name)[..., :width] for f in fields(written)))
@@ -104,7 +111,7 @@ class Dialogue:
 
     def __init__(self, spec: LanguageSpec, clock: Clock, corpus: Corpus, judge: Judge) -> None:
         self.spec, self.clock, self.whole = spec, clock, True
-        self.room = Room(spec, corpus, judge)
+        self.room = Room(spec, corpus, judge, engine_of(spec, clock.members))
         self.cohorts: Sequence[Cohort] = []
         self.measures = Measures(clock.members, MEASURED)
 
@@ -132,6 +139,9 @@ class Dialogue:
         text, written = self.room.write(cohort, index, group, sampling(cohort, spec), tick)
         reward, failed = self.room.reward(written, index, group)
         text = replace(text, reward=reward)
+        drawn = text.log_prob
+        if self.room.engine is not None:  # another program's numbers are not those that learning begins from
+            text = self._scored_anew(cohort, text)
         asks = spec.algo.asks(spec.algo_config)
         if "reference" in asks:
             text = replace(text, reference=reference(spec.base, text))
@@ -140,9 +150,17 @@ class Dialogue:
                 now = score(getattr(cohort.state, spec.algo.POLICY).frozen, text, cohort.state.value.frozen)
             text = replace(text, value=now.value)
         text = spec.algo.estimate(spec.algo_config, cohort.hyper, text, group)
+        if self.room.engine is not None and text.advantage is not None and drawn is not None:
+            assert text.log_prob is not None
+            text = replace(text, advantage=text.advantage * weights(text.log_prob, drawn, text.mask))
         drift = learn(spec, self.clock, cohort, text)
         self._measure(cohort, text, written, drift, failed)
         return bool((reward != 0).any())
+
+    def _scored_anew(self, cohort: Cohort, text: Text) -> Text:
+        with torch.no_grad():
+            now = score(getattr(cohort.state, self.spec.algo.POLICY).frozen, text)
+        return replace(text, log_prob=now.log_prob.masked_fill(~text.mask, 0.0))
 
     def _measure(self, cohort: Cohort, text: Text, written: Written, drift: Tensor, failed: int) -> None:
         """Take note of a round, of each member."""
@@ -198,6 +216,13 @@ def learn(spec: LanguageSpec, clock: Clock, cohort: Cohort, text: Text) -> Tenso
     cohort.healthy.copy_(healthy)
     cohort.losses.copy_(found.losses)
     return torch.zeros_like(cohort.losses) if drift is None else drift.flatten(1).amax(dim=1)
+
+
+def engine_of(spec: LanguageSpec, members: int) -> Engine | None:
+    """Return what writes completions in the place of this program's own loop, where the parameters name it."""
+    if spec.language.engine == "transformers":
+        return None
+    return Engine(spec.base, members, max(spec.language.rank, spec.mutation.architecture.max_nodes))
 
 
 def sampling(cohort: Cohort, spec: LanguageSpec) -> Sampling:

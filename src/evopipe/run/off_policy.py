@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evopipe.algos import MASKED
+from evopipe.algos import MASKED, ONE_AGENT
 from evopipe.core import pixels
 from evopipe.core.cohort import Cohort
 from evopipe.envs.pool import EnvPool
@@ -34,7 +34,8 @@ class OffPolicy:
     """The regime (see `Regime`) of off-policy algorithms.
 
     Raises:
-        ParamsError: the environment masks actions, which the transitions to learn from first know nothing of.
+        ParamsError: there are transitions to learn from first, and the environment has a team, or masks actions, of
+            which they know nothing.
     """
 
     remarks: Sequence[str] = ()
@@ -46,6 +47,8 @@ class OffPolicy:
         self.evaluate = Evaluator(spec, len(self.keys), setup.workers)
         self.world = World(spec, self.keys, self.clock, pool)
         self.threshold = pool.reward_threshold
+        if spec.spaces.team and warm:
+            raise ParamsError(ONE_AGENT)
         if self.world.masked and warm:
             raise ParamsError(MASKED["online"])
         cfg, memories = spec.train.replay, len(self.keys) if spec.train.replay.sharing == "own" else 1

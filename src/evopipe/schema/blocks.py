@@ -299,7 +299,12 @@ class TrainConfig(Schema):
 class TournamentConfig(Schema):
     """Tournament selection (Miller & Goldberg, 1995)."""
 
-    size: int = Field(2, ge=1, le=4096, description="members drawn, with replacement, for each tournament")
+    size: int = Field(
+        2,
+        ge=0,
+        le=4096,
+        description="members drawn, with replacement, for each tournament; 0: none, healthy members go on",
+    )
     elitism: bool = Field(True, description="the fittest member always survives, in slot 0")
     window: int = Field(1, ge=1, le=10**4, description="fitness is the mean of a member's last so many evaluations")
 

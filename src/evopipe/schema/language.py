@@ -40,6 +40,11 @@ class LanguageConfig(Schema):
     )
     tiny: Tiny = Field(default_factory=Tiny)
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="numbers of the base's weights")
+    engine: Literal["transformers", "vllm"] = Field(
+        "transformers",
+        description="what writes completions: `transformers`, this program's own loop over the base; `vllm`, an extra, "
+        "on CUDA, for adapters of a base in a folder",
+    )
     full: bool = Field(
         False, description="whether members change every weight of the base, for tiny ones; false: low-rank adapters"
     )
@@ -59,6 +64,12 @@ class LanguageConfig(Schema):
     max_completion: int = Field(
         16, ge=1, le=1 << 20, description="most tokens of a completion; to be learned from, longer ones are left out"
     )
+
+    @model_validator(mode="after")
+    def _engine_fits(self) -> Self:
+        if self.engine == "vllm" and self.full:
+            raise located([(("engine",), "vllm serves adapters alone: set it to transformers, or `full` to false")])
+        return self
 
     @field_validator("reward")
     @classmethod

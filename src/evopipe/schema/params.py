@@ -132,6 +132,10 @@ class Params(Schema):
         export = info.data.get("export")
         if tracking.register_as and export is not None and not export.program:
             raise located([(("register_as",), "MLflow serves the elite's program: set export.program to true")])
+        train = info.data.get("train")
+        if tracking.register_as and train is not None and registry.get(train.algo).TEAM:
+            sentence = f"MLflow serves one program, and a team of {train.algo} has one for each agent: set it to null"
+            raise located([(("register_as",), sentence)])
         return tracking
 
     @field_validator("algos")
@@ -245,10 +249,9 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
         yield ("replay", "n_step"), f"{holds}; lower it, or raise train.replay.capacity; got {train.replay.n_step}"
     if train.mode == "online" and algo.OFFLINE_ONLY:
         yield ("mode",), f"{train.algo} only learns from a dataset: set it to offline"
-    elif train.mode == "offline" and registry.on_policy(algo):
-        yield ("mode",), f"{train.algo} only learns from its own steps: set it to online"
-    elif algo.TEAM and train.mode == "offline":
-        yield ("mode",), f"{train.algo} is for teams, and no dataset holds a team's steps: set it to online"
+    elif train.mode == "offline" and (registry.on_policy(algo) or algo.TEAM):
+        why = "is for teams, and datasets are of one agent" if algo.TEAM else "only learns from its own steps"
+        yield ("mode",), f"{train.algo} {why}: set it to online"
     elif train.normalise.rewards and not registry.on_policy(algo):
         why = f"{train.algo} learns from a memory, and the scale of its values would move under its targets"
         yield ("normalise", "rewards"), f"{why}: set it to false, or take an on-policy algorithm"

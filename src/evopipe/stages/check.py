@@ -38,7 +38,7 @@ def check(params: Params) -> None:
         if sentence := algos.unserved(name, spaces, cfg.id, env.action_space):
             raise ParamsError(sentence)
         if needs_dataset(params) and spaces.team is not None:
-            raise ParamsError(f"train.warm_start: {cfg.id} is a team, whose steps no dataset holds: set it to 0")
+            raise ParamsError(algos.ONE_AGENT)
         if needs_dataset(params) and "action_mask" in _reset(env, cfg):
             raise ParamsError(algos.MASKED[params.train.mode])
 

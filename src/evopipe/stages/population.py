@@ -7,6 +7,7 @@ from pathlib import Path
 from evopipe.core.member import Member
 from evopipe.errors import DataError, MissingInputError
 from evopipe.layout import POPULATION
+from evopipe.machine import configure
 from evopipe.run.spec import Spec, first_members, go_on
 from evopipe.schema.params import Params
 from evopipe.stages.setup import about_spec, make_spec
@@ -24,6 +25,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         MissingInputError, DataError: `population.start` is not there, is damaged, or belongs to another algorithm or
             environment.
     """
+    configure(params.runtime)  # the number of threads decides the last bits of wide networks' first weights
     spec, start = make_spec(params), params.population.start
     members, mutations = first_members(spec, params.population.size)
     if start is not None:

@@ -8,6 +8,7 @@ from evopipe.core.member import Member
 from evopipe.errors import DataError, MissingInputError
 from evopipe.language import peft
 from evopipe.layout import POPULATION
+from evopipe.machine import configure
 from evopipe.run.language import LanguageSpec
 from evopipe.run.spec import first_members, go_on
 from evopipe.schema.text import LanguageParams
@@ -25,6 +26,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         MissingInputError: the base, or `population.start`, is not there.
         DataError: one of them is damaged, or they do not belong together.
     """
+    configure(params.runtime)  # the number of threads decides the last bits of wide networks' first weights
     spec, start = make_spec(params), params.population.start
     members, mutations = first_members(spec, params.population.size)
     if start is not None:

@@ -1,0 +1,58 @@
+"""The functions and objects of AgileRL-style scripts, over populations that train as tensors.
+
+`from evopipe import train_off_policy, create_population, ...`: every name of `__all__` is evopipe's own too.
+"""
+
+from __future__ import annotations
+
+from evopipe.face.agent import Agent
+from evopipe.face.buffers import (
+    Experiences,
+    MultiStepReplayBuffer,
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    ReplayDataset,
+    Sampler,
+)
+from evopipe.face.evolution import Mutations, TournamentSelection
+from evopipe.face.functions import (
+    train_multi_agent_off_policy,
+    train_multi_agent_on_policy,
+    train_off_policy,
+    train_offline,
+    train_on_policy,
+)
+from evopipe.face.population import create_population, observation_space_channels_to_first
+from evopipe.face.progress import default_progress_bar
+from evopipe.face.rollouts import collect_rollouts, collect_rollouts_recurrent
+from evopipe.face.settings import HyperparameterConfig, RLParameter
+from evopipe.face.steps import RolloutBuffer
+from evopipe.face.team_buffer import MultiAgentReplayBuffer
+from evopipe.face.vect import make_vect_envs
+
+__all__ = [
+    "Agent",
+    "Experiences",
+    "HyperparameterConfig",
+    "MultiAgentReplayBuffer",
+    "MultiStepReplayBuffer",
+    "Mutations",
+    "PrioritizedReplayBuffer",
+    "RLParameter",
+    "ReplayBuffer",
+    "ReplayDataset",
+    "RolloutBuffer",
+    "Sampler",
+    "TournamentSelection",
+    "collect_rollouts",
+    "collect_rollouts_recurrent",
+    "create_population",
+    "default_progress_bar",
+    "make_vect_envs",
+    "observation_space_channels_to_first",
+    "train_multi_agent_off_policy",
+    "train_multi_agent_on_policy",
+    "train_off_policy",
+    "train_offline",
+    "train_on_policy",
+]

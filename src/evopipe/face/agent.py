@@ -1,0 +1,366 @@
+"""An agent: a view of one member, which acts, learns and is tested by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from evopipe import rng
+from evopipe.algos import on_policy
+from evopipe.core.cohort import Cohort, dissolve
+from evopipe.core.member import Member
+from evopipe.errors import DataError, UsageError
+from evopipe.evolve.mutate import NONE, Mutation
+from evopipe.face.breed import Breed
+from evopipe.face.given import config_of, evaluation_pool
+from evopipe.face.keep import read, write
+from evopipe.face.learning import batch_of, rollout_of, steps_of
+from evopipe.face.steps import RolloutBuffer
+from evopipe.ops.statistics import mean_of_finite
+from evopipe.rng import Purpose, Stream
+from evopipe.run.act import choose, step
+from evopipe.run.evaluate import evaluate
+from evopipe.run.learn import discount_rate
+from evopipe.run.rollouts import learn_from_rollout
+
+_POOL = 16  # environments in which an agent is tested at once, at most
+
+
+class Agent:
+    """A view of one member of a population.
+
+    Alone it learns by the same updates as in a population, in a cohort of one; a whole population in one call is many
+    times faster: `train_off_policy` and its like.
+
+    Attributes:
+        breed: what it has in common with the others: algorithm, settings, spaces.
+        index: its place in the population.
+        fitness: what `test` returned, oldest first.
+        scores: returns of finished episodes, where a loop puts them.
+        steps: environment steps so far, the last one the present number; loops and training functions count them.
+        mut: what its last mutation changed, `None` where nothing.
+        rollout_buffer: what it did since it last learned, of on-policy algorithms.
+        training: whether it explores.
+    """
+
+    def __init__(self, breed: Breed, member: Member, mutation: Mutation = NONE, spared: bool = False) -> None:
+        self.breed, self._member = breed, member
+        self._cohort: Cohort | None = None
+        self.fitness: list[float] = [*member.fitness]
+        self.scores: list[float] = []
+        self.steps: list[int] = [0]
+        self.mutation, self.spared, self.training = mutation, spared, True
+        self.rollout_buffer = RolloutBuffer()
+        self._acted = self._learned = 0
+        self.carried: torch.Tensor | None = None  # what it remembers between two rollouts
+
+    # --- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def member(self) -> Member:
+        """The member as it is now."""
+        if self._cohort is not None:
+            (self._member,) = dissolve([self._cohort])
+        return replace(self._member, fitness=tuple(self.fitness))
+
+    @property
+    def index(self) -> int:
+        return self._member.slot
+
+    @property
+    def algo(self) -> str:
+        """The algorithm's name."""
+        return self.breed.algo
+
+    @property
+    def hp(self) -> Mapping[str, float]:
+        """Its hyper-parameters that may mutate, by name; the others are its breed's."""
+        return MappingProxyType(dict(self._member.hyper))
+
+    @property
+    def batch_size(self) -> int:
+        """Transitions, or steps, of an update."""
+        return int(self._setting("batch_size"))
+
+    @property
+    def learn_step(self) -> int:
+        """Environment steps between two updates, or of a rollout."""
+        return int(self._setting("learn_step"))
+
+    def _setting(self, name: str) -> float:
+        found: float = self._member.hyper[name] if name in self._member.hyper else getattr(
+            self.breed.params.algo_config, name
+        )  # fmt: skip
+        return found
+
+    @property
+    def mut(self) -> str:
+        return self.mutation.describe() or "None"
+
+    @property
+    def observation_space(self) -> Any:
+        """What it sees, as a space of Gymnasium's; of a team one each."""
+        return self.breed.observation_space
+
+    @property
+    def action_space(self) -> Any:
+        """What it does, as a space of Gymnasium's; of a team one each."""
+        return self.breed.action_space
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether it keeps a memory from step to step."""
+        return self.live().memory > 0
+
+    @property
+    def actor(self) -> Actor:
+        """How its actions become the environment's."""
+        return Actor(self)
+
+    def set_training_mode(self, training: bool) -> None:
+        """Explore, or not."""
+        self.training = bool(training)
+
+    def unwrap_models(self) -> None:
+        """Nothing is wrapped: all members train in one process."""
+
+    def wrap_models(self) -> None:
+        """See `unwrap_models`."""
+
+    def __repr__(self) -> str:
+        member = self._member
+        fitness = f"{self.fitness[-1]:.1f}" if self.fitness else "none"
+        return f"<Agent {self.index} of {self.algo}: network {member.arch.describe()}, fitness {fitness}>"
+
+    def live(self) -> Cohort:
+        """The cohort of one in which it acts and learns; its tensors change in place."""
+        if self._cohort is None:
+            (self._cohort,) = self.breed.spec.form([self._member])
+        return self._cohort
+
+    def tick(self) -> int:
+        """Count a choice; the number fixes its draws."""
+        self._acted += 1
+        return self._acted
+
+    # --- acting -------------------------------------------------------------------------------------------------------
+
+    def get_action(self, obs: Any, epsilon: float = 0.0, action_mask: Any = None, hidden_state: Any = None) -> Any:
+        """Choose actions; while `training` it explores, in its algorithm's own way.
+
+        Args:
+            obs: an observation as the environment gives it, or a batch of them; of a team by agent.
+            epsilon: chance of a random legal action, 0 to 1.
+            action_mask: legal actions `[A]` or `[n, A]`; None where all are.
+            hidden_state: what a recurrent agent remembered, `[n, M]`; None where episodes begin.
+
+        Returns:
+            Actions as the environment takes them, `[n, …]`, or one of one observation; of a team by agent. Of
+            algorithms that learn from rollouts (action, log-probability, entropy, value), `[n]` each, and of recurrent
+            ones what they remember too. Their continuous actions are as they were drawn: clip them to the bounds.
+
+        Raises:
+            UsageError: a shape does not fit.
+        """
+        if self.breed.team is not None:
+            return self._act_as_team(obs, epsilon, action_mask)
+        rows, single = self.breed.rows(obs)
+        n, spec, cohort = len(rows), self.breed.spec, self.live()
+        legal = np.ones((n, spec.actions), bool)
+        assert self.breed.actions is not None
+        if action_mask is not None:
+            legal[:] = np.asarray(self.breed.actions.flat_mask(action_mask)).astype(bool)
+        tick = self.tick()
+        if on_policy(spec.algo):
+            return self._act_on_policy(rows, single, legal, hidden_state, tick)
+        explore = (float(epsilon), tick) if self.training else None
+        (chosen,) = choose(spec, cohort, rows[None], legal[None], explore).cpu().numpy()
+        own = self.breed.actions.own(chosen)
+        return own[0] if single else own
+
+    def _act_on_policy(self, rows: np.ndarray, single: bool, legal: np.ndarray, hidden: Any, tick: int) -> Any:
+        spec, cohort, n = self.breed.spec, self.live(), len(rows)
+        memory = torch.zeros(1, n, cohort.memory) if hidden is None else torch.as_tensor(hidden)[None]
+        seen, may = torch.from_numpy(rows)[None], torch.from_numpy(legal)[None]
+        begins = torch.zeros(1, n, dtype=torch.bool)
+        seen, may, begins, memory = (x.to(spec.device) for x in (seen, may, begins, memory))
+        took = step(spec, cohort, seen, may, begins, memory, tick if self.training else None)
+        answers = spec.algo.answers(spec.algo_config) if spec.algo.answers is not None else None
+        assert answers is not None
+        assert answers.chances is not None
+        entropy = answers.chances(spec.algo_config, cohort.state, seen, may, memory).entropy()
+        found = (
+            self.breed.undrawn(took.action[0].cpu()),
+            *(x[0].cpu().numpy() for x in (took.log_prob, entropy, took.value)),
+        )
+        if single:
+            found = tuple(x[0] for x in found)
+        return (*found, took.memory[0].cpu()) if cohort.memory else found
+
+    def _act_as_team(self, obs: Mapping[Any, Any], epsilon: float, masks: Mapping[Any, Any] | None) -> dict[Any, Any]:
+        """Choose every agent's action, by agent: one observation of each, or a batch."""
+        team, spec, cohort = self.breed.team, self.breed.spec, self.live()
+        assert team is not None
+        read = {agent: team.observations[k].read(obs[agent]) for k, agent in enumerate(team.ids) if agent in obs}
+        if not read:
+            raise UsageError(f"get_action: obs names none of the agents {', '.join(team.agents)}")
+        n, single = len(next(iter(read.values()))[0]), all(one for _, one in read.values())
+        rows, alive = np.zeros((n, len(team.ids), spec.observations), np.float32), np.zeros((n, len(team.ids)), bool)
+        legal = np.broadcast_to(team.free, (n, *team.free.shape)).copy()
+        for k, agent in enumerate(team.ids):
+            if agent in read:
+                rows[:, k, : read[agent][0].shape[1]], alive[:, k] = read[agent][0], True
+            if masks and agent in masks:
+                legal[:, k, : team.actions[k].size] = np.asarray(team.actions[k].flat_mask(masks[agent])).astype(bool)
+        may = team.legal(alive, legal)
+        tick = self.tick()
+        flat = rows.reshape(1, -1, rows.shape[-1]), may.reshape(1, -1, may.shape[-1])
+        if on_policy(spec.algo):
+            raise UsageError(f"get_action: teams of {self.algo} are trained whole: train_multi_agent_on_policy")
+        explore = (float(epsilon), tick) if self.training else None
+        chosen = choose(spec, cohort, *flat, explore)[0].cpu().numpy()
+        own = team.own_each(chosen.reshape(n, len(team.ids), *chosen.shape[1:]))
+        return {agent: each[0] if single else np.asarray(each) for agent, each in zip(team.ids, own, strict=True)}
+
+    # --- learning -----------------------------------------------------------------------------------------------------
+
+    def learn(self, experiences: Any = None) -> float:
+        """Learn, by one update from a batch of transitions, or by all epochs from a rollout.
+
+        Args:
+            experiences: what `memory.sample` or `sampler.sample` gave, or arrays (state, action, reward, next_state,
+                done) `[B, …]`. Of algorithms that learn from rollouts lists of a step each, (observations, actions,
+                log-probabilities, rewards, dones, values, next observation), and next done where `dones` are those
+                before each step; None for what stands in `rollout_buffer`.
+
+        Returns:
+            The loss; NaN after the agent has diverged.
+
+        Raises:
+            UsageError: there is nothing to learn from, or it is of a wrong shape.
+        """
+        if self.breed.team is not None and on_policy(self.breed.spec.algo):
+            raise UsageError(f"learn: teams of {self.algo} are trained whole: train_multi_agent_on_policy")
+        if on_policy(self.breed.spec.algo):
+            taken = self.rollout_buffer.taken if experiences is None else steps_of(self.breed, experiences)
+            self.rollout_buffer.reset()
+            rollout = rollout_of(self.breed.spec, self.live(), taken)
+            self._learned += 1
+            learn_from_rollout(self.breed.spec, self.live(), rollout, len(taken), self._learned)
+            return float(self.live().losses[0])
+        if experiences is None:
+            raise UsageError(f"learn: {self.algo} learns from a batch: agent.learn(memory.sample(agent.batch_size))")
+        return self._update(experiences)
+
+    def _update(self, experiences: Any) -> float:
+        spec, cohort = self.breed.spec, self.live()
+        batch = batch_of(self.breed, experiences, discount_rate(cohort))
+        draw = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([self._learned], device=spec.device))
+        learned = spec.algo.update(
+            spec.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy, draw, self._learned % spec.period
+        )
+        self._learned += 1
+        cohort.healthy.copy_(learned.healthy)
+        cohort.losses.copy_(learned.losses.detach())
+        index = getattr(experiences, "places", None)
+        if index is not None and learned.errors is not None:
+            trees = experiences.memory.replay.priorities
+            trees.update(torch.zeros(1, dtype=torch.int64), index, learned.errors.detach().cpu())
+        return float(cohort.losses[0])
+
+    # --- testing and keeping ------------------------------------------------------------------------------------------
+
+    def test(self, env: Any, swap_channels: bool = False, max_steps: int | None = None, loop: int = 1) -> float:
+        """Play whole episodes without exploring; return their mean return, which `fitness` takes too.
+
+        Args:
+            env: the environment, as for the training functions. Its like is played in: `env` stays as it is.
+            swap_channels: not needed: images are turned where they enter.
+            max_steps: step cap of an episode; None until it ends.
+            loop: episodes for each environment of `env`. Their seeds are the same for all agents and every test.
+
+        Raises:
+            UsageError: nothing like the environment can be made.
+        """
+        config = config_of(env)
+        episodes = loop * config.num_envs
+        pool = evaluation_pool(env, min(episodes, _POOL))
+        seeds = self.breed.spec.seeds(Purpose.EVALUATE, episodes)
+        played = evaluate(self.breed.spec, [self.live()], pool, seeds, max_steps)
+        self.fitness.append(mean_of_finite(played.returns[0]))
+        return self.fitness[-1]
+
+    def go_on_from(self, parent: Agent, slot: Agent) -> None:
+        """Take over what a parent counted, and the draws of the agent whose place it takes."""
+        self.scores, self.steps, self.fitness = [*parent.scores], [*parent.steps], [*parent.fitness]
+        self._acted, self._learned, self.training = slot._acted, slot._learned, parent.training
+
+    def clone(self, index: int | None = None) -> Agent:
+        """Return a copy that shares nothing; with an index that slot's own draws are its."""
+        member = self.member
+        slot = member.slot if index is None else index
+        key = member.key if index is None else int(rng.member_keys(self.breed.params.seed, [slot])[0])
+        child = Agent(self.breed, replace(member.clone(slot, member.id, key), parent=member.parent), self.mutation)
+        child.scores, child.steps = [*self.scores], [*self.steps]
+        child._acted, child._learned = self._acted, self._learned
+        return child
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write it to a folder, safetensors and JSON with checksums; one in its place is replaced as a whole.
+
+        Raises:
+            DiskError: it cannot be written.
+        """
+        counters = {"acted": self._acted, "learned": self._learned, "steps": [*map(int, self.steps)]}
+        write(Path(path), self.member, self.breed, {**counters, "scores": [*map(float, self.scores)]})
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Become what `save_checkpoint` wrote.
+
+        Raises:
+            MissingInputError, DataError: it is not there, is damaged, or is of another algorithm or of other spaces.
+        """
+        found = Agent.load(path)
+        if found.algo != self.algo or found.breed.spec.spaces != self.breed.spec.spaces:
+            raise DataError(f"{path}: is an agent of {found.algo} for other spaces, or another algorithm's")
+        self.breed, self._member, self._cohort = found.breed, found._member, None
+        self.fitness, self.steps, self.scores = found.fitness, found.steps, found.scores
+        self._acted, self._learned, self.mutation = found._acted, found._learned, NONE
+
+    @classmethod
+    def load(cls, path: str | Path, device: Any = None) -> Agent:
+        """Return what `save_checkpoint` wrote, on a device: cpu, cuda, or None for where it was.
+
+        Raises:
+            MissingInputError, DataError: it is not there, or is damaged.
+        """
+        member, breed, counters = read(Path(path), device)
+        found = cls(breed, member)
+        found._acted, found._learned = int(counters["acted"]), int(counters["learned"])
+        found.steps, found.scores = [*counters["steps"]], [*counters["scores"]]
+        return found
+
+
+class Actor:
+    """How an agent's actions become the environment's, in a loop that steps it by itself."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    @property
+    def squash_output(self) -> bool:
+        """Whether actions are squashed into [-1, 1], and scaled from there."""
+        return bool(getattr(self._agent.breed.spec.algo_config, "squash", False))
+
+    def scale_action(self, action: Any) -> np.ndarray:
+        """Return squashed actions `[n, A]` between the environment's bounds."""
+        space = self._agent.breed.actions
+        assert space is not None
+        flat = np.asarray(action, np.float32)
+        return space.own(flat.reshape(-1, space.size))

@@ -1,0 +1,241 @@
+"""What all agents of a population have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from evopipe.algos import get, unserved
+from evopipe.core.graphs import Paths
+from evopipe.envs.spaces import ActionSpace, ObservationSpace
+from evopipe.envs.team import TeamEnv, TeamSpace
+from evopipe.errors import ParamsError, UsageError
+from evopipe.machine import configure
+from evopipe.run.spec import Spec
+from evopipe.schema.params import Params, parse_params
+from evopipe.types import Spaces
+
+NOWHERE = "no environment yet"  # an id that none has
+_EVER = 10**9
+
+
+@dataclass(frozen=True, eq=False)
+class Breed:
+    """An algorithm, its configuration and the spaces that it was made for."""
+
+    spec: Spec
+    params: Params
+    observations: ObservationSpace | None  # None of a team
+    actions: ActionSpace | None
+    team: TeamSpace | None
+    observation_space: Any  # Gymnasium's; of a team one each, by agent
+    action_space: Any
+
+    @property
+    def algo(self) -> str:
+        return self.params.train.algo
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a policy's description says, see `policy.load`."""
+        if self.team is not None:
+            spaces = self.team.to_json()
+        else:
+            assert self.actions is not None
+            assert self.observations is not None
+            spaces = self.actions.to_json() | self.observations.to_json()
+        return {
+            "algo": self.algo,
+            "config": self.params.algo_config.model_dump(mode="json"),
+            "env": self.params.env.model_dump(mode="json", include={"id", "kwargs", "wrappers"}),
+            **spaces,
+        }
+
+    def rows(self, obs: Any) -> tuple[np.ndarray, bool]:
+        """Return observations as rows `[n, O]` float32, and whether it was one observation."""
+        space = self.observations
+        assert space is not None
+        try:
+            rows, single = space.read(obs)
+        except ValueError as error:
+            raise UsageError(f"obs holds {error}; pass what the environment gives, or a batch of it") from error
+        return np.ascontiguousarray(np.asarray(rows, np.float32)), single
+
+    def undrawn(self, drawn: torch.Tensor) -> np.ndarray:
+        """Return drawn actions in the environment's units, but unclipped; squashed ones in [-1, 1]."""
+        space = self.actions
+        assert space is not None
+        if space.bounds is None:
+            return space.own(drawn.numpy())
+        if self.spec.algo_config.squash:
+            return drawn.numpy().reshape(-1, *space.shape)
+        low, high = space.bounds
+        own: np.ndarray = low + (drawn.double().numpy() + 1.0) / 2.0 * (high - low)
+        return own.astype(np.float32).reshape(-1, *space.shape)
+
+    def drawn(self, own: Any, count: int) -> torch.Tensor:
+        """Return the inverse of `undrawn`, `[n, …]`."""
+        space = self.actions
+        assert space is not None
+        array = np.asarray(own).reshape(count, *space.shape)
+        if space.bounds is None:
+            return torch.from_numpy(space.relative(array))
+        flat = array.reshape(count, -1)
+        if self.spec.algo_config.squash:
+            return torch.from_numpy(flat.astype(np.float32))
+        low, high = space.bounds
+        return torch.from_numpy((2.0 * (flat - low) / (high - low) - 1.0).astype(np.float32))
+
+    def told(self, params: Params, spec: Spec, spaces: tuple[Any, Any] | None = None) -> Breed:
+        """Return the breed as it goes on by other parameters, in an environment with these spaces of Gymnasium's."""
+        if spaces is None:
+            return replace(self, spec=spec, params=params)
+        return replace(_of_spaces(*spaces, self.team is not None), spec=spec, params=params)
+
+
+class _Shown(gymnasium.Env[Any, Any]):
+    """Spaces where an environment is expected."""
+
+
+class _TeamOf:
+    """Spaces where a team is expected."""
+
+    def __init__(self, observations: Mapping[Any, Any], actions: Mapping[Any, Any]) -> None:
+        self.possible_agents = self.agents = [*observations]
+        self._observations, self._actions = observations, actions
+
+    def observation_space(self, agent: Any) -> Any:
+        return self._observations[agent]
+
+    def action_space(self, agent: Any) -> Any:
+        return self._actions[agent]
+
+
+def _of_spaces(observations: Any, actions: Any, team: bool) -> Breed:
+    nothing: Any = None
+    if team:
+        found = TeamSpace.of(TeamEnv(_TeamOf(observations, actions)))
+        return Breed(nothing, nothing, None, None, found, observations, actions)
+    seen, done = ObservationSpace.of(observations), ActionSpace.of(actions)
+    return Breed(nothing, nothing, seen, done, None, observations, actions)
+
+
+def breed_of(
+    algo: str,
+    block: Mapping[str, Any],
+    observations: Any,
+    actions: Any,
+    size: int,
+    num_envs: int,
+    seed: int,
+    device: str,
+) -> Breed:
+    """Return a breed for spaces of Gymnasium's, by agent where both are dictionaries of such.
+
+    Raises:
+        ParamsError: the algorithm does not serve them, or a setting is out of its bounds.
+    """
+    params = params_of(
+        {
+            "seed": seed,
+            "env": {"id": NOWHERE, "num_envs": num_envs},
+            "population": {"size": size},
+            "train": {
+                "algo": algo, "mode": mode_of(algo), "max_steps": _EVER, "evo_steps": _EVER, "warm_start": 0,
+                "target": None, "replay": {"capacity": _EVER},
+            },
+            "runtime": {"device": device},
+            "algos": {algo: dict(block)},
+        }
+    )  # fmt: skip
+    return build(params, observations, actions)
+
+
+def params_of(data: Mapping[str, Any]) -> Params:
+    """Return the parameters of a run in environments, see `parse_params`.
+
+    Raises:
+        ParamsError: they cannot be used, or are a language model's.
+    """
+    params = parse_params(data)
+    if not isinstance(params, Params):
+        raise ParamsError("language: these are parameters of a language model, which has functions of its own")
+    return params
+
+
+def build(params: Params, observations: Any, actions: Any) -> Breed:
+    """Return the breed of a run's parameters in spaces of Gymnasium's, by agent where they are dictionaries of such.
+
+    Raises:
+        ParamsError: the algorithm does not serve them.
+    """
+    found = _of_spaces(observations, actions, by_agent(observations))
+    algo, spaces = params.train.algo, spaces_of(found)
+    if sentence := unserved(algo, spaces, "what is asked for", actions):
+        raise ParamsError(sentence.replace("train.algo", "algo", 1))
+    device = configure(params.runtime)
+    spec = Spec(
+        seed=params.seed, env=params.env, train=params.train, tournament=params.evolution.tournament,
+        mutation=params.evolution.mutation, algo=get(algo), algo_config=params.algo_config, spaces=spaces,
+        device=device, paths=Paths.choose(params.runtime.compile, device),
+    )  # fmt: skip
+    return found.told(params, spec)
+
+
+def by_agent(spaces: Any) -> bool:
+    """Whether spaces are a team's."""
+    return isinstance(spaces, Mapping) and not isinstance(spaces, gymnasium.Space)
+
+
+def mode_of(algo: str) -> str:
+    """Whether an algorithm learns from a dataset alone."""
+    return "offline" if get(algo).OFFLINE_ONLY else "online"
+
+
+def spaces_of(breed: Breed) -> Spaces:
+    """Return what the algorithm knows of its spaces."""
+    if breed.team is not None:
+        return breed.team.spaces
+    assert breed.actions is not None
+    assert breed.observations is not None
+    return breed.actions.spaces(breed.observations)
+
+
+def space_from(dims: Any, one_hot: bool) -> gymnasium.Space[Any]:
+    """Return the space that a script describes by `state_dim` and `one_hot`: how many values, or a shape. One of three
+    dimensions, channels first, is an image of bytes."""
+    if isinstance(dims, tuple) and one_hot and len(dims) == 1:
+        (dims,) = dims
+    if one_hot:
+        return gymnasium.spaces.Discrete(int(dims))
+    shape = tuple(int(n) for n in (dims if isinstance(dims, Sequence) else (dims,)))
+    if len(shape) == 3 and shape[0] in (1, 3, 4):
+        return gymnasium.spaces.Box(0, 255, shape, np.uint8)
+    return gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
+
+
+def actions_from(dim: Any, discrete: bool, low: Any, high: Any) -> gymnasium.Space[Any]:
+    """Return the space that a script describes by `action_dim`: so many choices, or a vector between bounds."""
+    if discrete:
+        return gymnasium.spaces.Discrete(int(dim))
+    least, most = (np.broadcast_to(np.asarray(x, np.float32), (int(dim),)) for x in (low, high))
+    return gymnasium.spaces.Box(least, most, dtype=np.float32)
+
+
+def device_of(device: Any) -> str:
+    """Return `runtime.device` for what a script passes: a torch device, its name, or None for what is there.
+
+    Raises:
+        UsageError: evopipe does not compute there.
+    """
+    if device is None:
+        return "auto"
+    kind = torch.device(device).type if not isinstance(device, str) or device != "auto" else "auto"
+    if kind not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"device: {device!s} is not served: take cpu or cuda")
+    return kind

@@ -1,0 +1,292 @@
+"""Memories for loops of one's own: what agents do goes in, batches come out.
+
+The memories of whole populations (`train_off_policy` …) are `evopipe.memory`'s own; these are the same ones, filled by
+the caller. They keep observations and actions as the environment has them, and learn their shapes when first filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from evopipe.errors import UsageError
+from evopipe.face.forms import Form, form_of
+from evopipe.face.vect import marks_of
+from evopipe.memory.nstep import NStep
+from evopipe.memory.priorities import Priorities
+from evopipe.memory.replay import Replay, RowLayout
+
+CPU = torch.device("cpu")
+FIELDS = ("state", "action", "reward", "next_state", "done")
+_SPELLED = {"obs": "state", "next_obs": "next_state", "terminated": "done"}
+
+
+def in_order(field_names: Sequence[str], what: str) -> list[int]:
+    """Return where each of `FIELDS` stands among a transition's parts; UsageError where they are not these."""
+    named = [_SPELLED.get(name, name) for name in field_names]
+    if sorted(named) != sorted(FIELDS):
+        raise UsageError(f"{what}: field_names must be {', '.join(FIELDS)}, got {[*field_names]}")
+    return [named.index(name) for name in FIELDS]
+
+
+class Experiences(tuple[Any, ...]):
+    """A batch: (state, action, reward, next_state, done) as NumPy arrays `[B, …]`, and where in its memory it lies.
+
+    Attributes:
+        memory: where it was drawn from.
+        rows: `[1, B, size]`, as the memory has them.
+        places, weight: `[1, B]` places and importance weights, of a prioritised memory; else None.
+    """
+
+    memory: ReplayBuffer
+    rows: torch.Tensor
+    places: torch.Tensor | None
+    weight: torch.Tensor | None
+
+
+class ReplayBuffer:
+    """A ring of transitions that all agents share.
+
+    Args:
+        memory_size: transitions kept; the oldest go first.
+        field_names: a transition's parts in the order in which they are saved: state, action, reward, next_state, done.
+        action_dim: not needed: it follows from what is saved.
+        device: where batches are put, when agents learn from them they are put where the agent is; not needed.
+        max_size: the newer name of `memory_size`.
+        seed: seed of the draws.
+
+    Raises:
+        UsageError: no size, both, or `field_names` that are not these five.
+    """
+
+    steps = 1
+    alpha: float | None = None
+
+    def __init__(
+        self,
+        memory_size: int | None = None,
+        field_names: Sequence[str] = FIELDS,
+        action_dim: Any = None,
+        device: Any = None,
+        *,
+        max_size: int | None = None,
+        num_envs: int | None = None,
+        seed: int = 1,
+    ) -> None:
+        if (memory_size is None) == (max_size is None):
+            raise UsageError(f"{type(self).__name__}: give memory_size, how many transitions it keeps")
+        self._order = in_order(field_names, type(self).__name__)
+        self.memory_size, self.num_envs = int(memory_size or max_size or 0), num_envs
+        self.counter = 0  # transitions saved so far
+        self.form: Form | None = None
+        self._replay: Replay | None = None
+        self._nstep: NStep | None = None
+        self._random = np.random.default_rng(seed)
+
+    def __len__(self) -> int:
+        """Transitions that are there."""
+        return 0 if self._replay is None else int(self._replay.size[0])
+
+    @property
+    def replay(self) -> Replay:
+        """The memory itself."""
+        if self._replay is None:
+            raise UsageError(f"{type(self).__name__}: nothing was saved yet")
+        return self._replay
+
+    def save_to_memory(self, *parts: Any, is_vectorised: bool = False) -> None:
+        """Save one transition, or with `is_vectorised` one of each environment."""
+        self._save(parts, is_vectorised)
+
+    def save_to_memory_vect_envs(self, *parts: Any) -> None:
+        """Save a step of several environments: each part `[n, …]`, in the order of `field_names`.
+
+        What follows no action, the reset of an environment of `make_vect_envs`, is left out.
+        """
+        self._save(parts, True)
+
+    def fill(self, named: Mapping[str, np.ndarray]) -> None:
+        """Hold these transitions, each part `[n, …]` by name, in place of all others."""
+        counter, self.form, self._replay, self._nstep = self.counter, None, None, None
+        parts: list[Any] = [None] * len(FIELDS)
+        for name, place in zip(FIELDS, self._order, strict=True):
+            parts[place] = named[name]
+        self._save(parts, True)
+        self.counter = counter
+
+    def _save(self, parts: Sequence[Any], several: bool) -> None:
+        if len(parts) != len(FIELDS):
+            raise UsageError(f"{type(self).__name__}: a transition has {len(FIELDS)} parts, {len(parts)} were saved")
+        state, action, reward, following, done = (parts[i] for i in self._order)
+        if self.form is None:
+            self._begin(state, action, several)
+        assert self.form is not None
+        assert self._replay is not None
+        obs, n = self.form.rows(state, several), 1
+        n = len(obs)
+        done = np.broadcast_to(np.asarray(done, bool).reshape(-1), (n,))
+        reward = np.asarray(reward, np.float32).reshape(-1)
+        marks = marks_of(following, n) if several else None
+        idle = np.zeros(n, bool) if marks is None else marks.began
+        terminated, truncated = (done, np.zeros(n, bool)) if marks is None else (marks.terminated, marks.truncated)
+        after, acts = self.form.rows(following, several), self.form.actions(action, n)
+        if self._nstep is None:
+            rows, keep = self._replay.layout.pack(obs, acts, reward, terminated, after), ~idle
+        else:
+            rows, keep = self._step(obs, acts, reward, terminated, truncated, after, idle)
+        self.counter += int((~idle).sum())
+        self._replay.add(rows.reshape(1, -1, rows.shape[-1]), keep.reshape(1, -1))
+
+    def _step(self, obs: Any, acts: Any, reward: Any, terminated: Any, truncated: Any, after: Any, idle: Any) -> Any:
+        """Take a step into the windows; a reset is no step, and windows wait."""
+        assert self._nstep is not None
+        return self._nstep.add(obs, acts, reward, terminated, truncated, after, None, idle)
+
+    def _begin(self, state: Any, action: Any, several: bool) -> None:
+        self.form = form = form_of(state, action, several)
+        layout = RowLayout(form.size, form.width, masked=False, continuous=form.vectors, steps=self.steps)
+        trees = None if self.alpha is None else Priorities(1, self.memory_size, self.alpha, CPU)
+        self._replay = Replay(layout, 1, self.memory_size, CPU, trees)
+        if self.steps > 1:
+            self._nstep = NStep(layout, len(form.rows(state, several)))
+
+    def sample(self, batch_size: int, *_: Any, beta: float = 0.4) -> Experiences:
+        """Draw so many transitions, with replacement: uniformly, or by what surprised.
+
+        Args:
+            batch_size: how many.
+            beta: how much importance weights correct for priorities, of a prioritised memory.
+
+        Raises:
+            UsageError: nothing is there to draw.
+        """
+        if not len(self):
+            raise UsageError(f"{type(self).__name__}: nothing can be sampled, it is empty")
+        replay, form = self.replay, self.form
+        assert form is not None
+        u = torch.from_numpy(self._random.random((1, batch_size)))
+        first, size = replay.first([0]), torch.from_numpy(replay.filled([0]))
+        index = weight = None
+        if replay.priorities is None:
+            rows = replay.draw(first, size, u[:, None])[:, 0]
+        else:
+            slots, ones = torch.zeros(1, dtype=torch.int64), torch.ones(1, batch_size)
+            rows, index, weight = replay.draw_by_priority(slots, first, size, u, ones, torch.tensor(beta))
+        layout, ones = replay.layout, torch.ones(1)
+        batch = layout.unpack(rows, torch.ones(1, batch_size), ones)
+        found = Experiences(
+            (form.back(batch.obs[0].numpy()), form.own(batch.action[0].numpy()), batch.reward[0].numpy(),
+             form.back(batch.next_obs[0].numpy()), 1.0 - batch.discount[0].numpy())
+        )  # fmt: skip
+        found.memory, found.rows, found.places, found.weight = self, rows, index, weight
+        return found
+
+
+class MultiStepReplayBuffer(ReplayBuffer):
+    """Transitions over several steps, fewer where an episode ends; each agent discounts by its own γ.
+
+    Args:
+        memory_size, field_names, device: as in `ReplayBuffer`.
+        num_envs: environments whose steps are saved.
+        n_step: steps that a transition spans.
+        gamma: not needed: agents' discounts differ and mutate.
+    """
+
+    def __init__(
+        self,
+        memory_size: int | None = None,
+        field_names: Sequence[str] = FIELDS,
+        num_envs: int | None = None,
+        n_step: int = 3,
+        gamma: float | None = None,
+        device: Any = None,
+        action_dim: Any = None,
+        *,
+        max_size: int | None = None,
+        seed: int = 1,
+    ) -> None:
+        super().__init__(memory_size, field_names, action_dim, device, max_size=max_size, num_envs=num_envs, seed=seed)
+        self.steps = self.n_step = int(n_step)
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """Transitions of which those are drawn most that surprised most (Schaul et al., 2016).
+
+    Args:
+        memory_size, field_names, device: as in `ReplayBuffer`.
+        num_envs: not needed: any number may be saved at once.
+        alpha: how much priorities count; 0 is uniform.
+        n_step: steps that a transition spans, as in `MultiStepReplayBuffer`.
+        gamma: not needed.
+    """
+
+    def __init__(
+        self,
+        memory_size: int | None = None,
+        field_names: Sequence[str] = FIELDS,
+        num_envs: int | None = None,
+        alpha: float = 0.6,
+        n_step: int = 1,
+        gamma: float | None = None,
+        device: Any = None,
+        action_dim: Any = None,
+        *,
+        max_size: int | None = None,
+        seed: int = 1,
+    ) -> None:
+        super().__init__(memory_size, field_names, action_dim, device, max_size=max_size, num_envs=num_envs, seed=seed)
+        self.alpha, self.steps = alpha, int(n_step)
+        self.n_step = self.steps
+
+    def update_priorities(self, index: Any, priorities: Any) -> None:
+        """Say how wrong transitions were found: index and priorities `[B]`. `agent.learn` does so by itself."""
+        assert self.replay.priorities is not None
+        at, errors = (torch.as_tensor(x).reshape(1, -1) for x in (index, priorities))
+        self.replay.priorities.update(torch.zeros(1, dtype=torch.int64), at.long(), errors.float())
+
+
+class ReplayDataset(IterableDataset[Experiences]):
+    """Batches of a memory without end, for a `torch.utils.data.DataLoader`."""
+
+    def __init__(self, buffer: ReplayBuffer, batch_size: int = 256) -> None:
+        self.buffer, self.batch_size = buffer, batch_size
+
+    def __iter__(self) -> Iterator[Experiences]:
+        while True:
+            yield self.buffer.sample(self.batch_size)
+
+
+class Sampler:
+    """One way to sample whatever the memory is.
+
+    Args:
+        distributed: whether batches come by `dataset`; of one process, as evopipe's, both are the same.
+        memory: where to sample from.
+        dataset: a `ReplayDataset`, with `distributed`.
+        dataloader: its loader; not needed.
+        per, n_step: not needed: the memory knows.
+
+    Raises:
+        UsageError: there is nothing to sample from, or two things.
+    """
+
+    def __init__(
+        self,
+        distributed: bool = False,
+        per: bool = False,
+        n_step: bool = False,
+        memory: ReplayBuffer | None = None,
+        dataset: ReplayDataset | None = None,
+        dataloader: Any = None,
+    ) -> None:
+        if (memory is None) == (dataset is None) or distributed != (dataset is not None):
+            raise UsageError("Sampler: give memory, or with distributed=True a dataset, one of both")
+        self.memory = memory if memory is not None else dataset.buffer  # type: ignore[union-attr]
+
+    def sample(self, batch_size: int, *args: Any, **kwargs: Any) -> Experiences:
+        """See `ReplayBuffer.sample`."""
+        return self.memory.sample(batch_size, *args, **kwargs)

@@ -1,0 +1,212 @@
+"""Selection and mutation of agents: `evopipe.evolve`'s, by the names and arguments of scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from evopipe import rng
+from evopipe.errors import ParamsError, UsageError, suggestion
+from evopipe.evolve import select
+from evopipe.evolve.mutate import NONE, mutate
+from evopipe.face.agent import Agent
+from evopipe.face.population import one_process
+from evopipe.face.settings import RLParameter, evolve_of, own_names
+from evopipe.rng import Purpose
+from evopipe.schema.blocks import MutationConfig, TournamentConfig
+from evopipe.schema.declare import Evolve
+from evopipe.schema.params import parse_params
+
+
+class TournamentSelection:
+    """Who becomes a parent.
+
+    Args:
+        tournament_size: agents drawn, with replacement, for each tournament.
+        elitism: whether the fittest agent always goes on, at index 0.
+        population_size: agents of the next generation: as many as of this one.
+        eval_loop: fitness is the mean of the last so many tests.
+        evo_step: the older name of `eval_loop`.
+    """
+
+    def __init__(
+        self,
+        tournament_size: int = 2,
+        elitism: bool = True,
+        population_size: int | None = None,
+        eval_loop: int | None = None,
+        *,
+        evo_step: int | None = None,
+    ) -> None:
+        if eval_loop is not None and evo_step is not None:
+            raise UsageError("TournamentSelection: eval_loop and evo_step are the same: give one")
+        self.population_size, self.generation = population_size, 0
+        window = eval_loop or evo_step or 1
+        self.config: TournamentConfig = _checked(
+            "tournament", {"size": tournament_size, "elitism": elitism, "window": window}
+        )
+
+    def check(self, size: int) -> None:
+        """Raise UsageError where the population is of another size."""
+        if self.population_size not in (None, size):
+            raise UsageError(
+                f"TournamentSelection: population_size is {self.population_size}, and there are {size} agents: a "
+                "population keeps its size"
+            )
+
+    def select(self, population: Sequence[Agent]) -> tuple[Agent, list[Agent]]:
+        """Return the fittest agent and the next generation, copies that share nothing with their parents.
+
+        Raises:
+            UsageError: no agent was tested.
+        """
+        self.check(len(population))
+        if not any(agent.fitness for agent in population):
+            raise UsageError("select: no agent has a fitness: call agent.test(env) for each first")
+        self.generation += 1
+        seed = population[0].breed.params.seed
+        fitness = np.array([select.windowed(agent.fitness, self.config.window) for agent in population])
+        fitness = np.where([agent.member.healthy for agent in population], fitness, -np.inf)
+        chooser = rng.host(rng.run_key(seed), Purpose.SELECT, self.generation)
+        chosen = select.tournament(self.config, fitness, chooser)
+        next_id = 1 + max(agent.member.id for agent in population)
+        children = []
+        for slot, parent in enumerate(chosen.parents):
+            old = population[parent].member
+            member = old.clone(slot, next_id + slot, population[slot].member.key)
+            spared = self.config.elitism and slot == 0 and chosen.elite is not None
+            child = Agent(population[0].breed, replace(member, id=old.id, parent=old.parent) if spared else member,
+                          NONE, spared)  # fmt: skip
+            child.go_on_from(population[parent], population[slot])
+            children.append(child)
+        return population[0 if chosen.elite is None else chosen.elite].clone(), children
+
+
+class Mutations:
+    """What changes in children. The weights are relative.
+
+    Args:
+        no_mutation: weight of none.
+        architecture: of another architecture: a layer or units more or less.
+        new_layer_prob: share of layers in those, 0 to 1.
+        parameters: weight of noise on weights of the policy.
+        activation: of another activation function.
+        rl_hp: of another learning hyper-parameter.
+        mutation_sd: standard deviation of the noise, relative to each weight.
+        activation_selection: activations to choose from; None for ReLU, ELU and GELU.
+        mutate_elite: whether the fittest agent, at index 0, mutates too.
+        rand_seed: seed of a run by `train_*`; None for the population's. `mutation(pop)` draws by the agents' keys.
+        rl_hp_selection: which hyper-parameters; None for those of `hp_config`, or the algorithm's.
+        min_lr, max_lr, min_learn_step, max_learn_step, min_batch_size, max_batch_size: ends of their ranges.
+        algo, arch, agent_ids: not needed: they follow from the agents. An `algo` must be theirs.
+        device, accelerator: not needed.
+    """
+
+    def __init__(
+        self,
+        no_mutation: float = 0.4,
+        architecture: float = 0.2,
+        new_layer_prob: float = 0.2,
+        parameters: float = 0.2,
+        activation: float = 0.0,
+        rl_hp: float = 0.2,
+        mutation_sd: float = 0.1,
+        activation_selection: Sequence[str] | None = None,
+        mutate_elite: bool = False,
+        rand_seed: int | None = None,
+        device: Any = None,
+        accelerator: Any = None,
+        *,
+        algo: str | None = None,
+        rl_hp_selection: Sequence[str] | None = None,
+        min_lr: float | None = None,
+        max_lr: float | None = None,
+        min_learn_step: int | None = None,
+        max_learn_step: int | None = None,
+        min_batch_size: int | None = None,
+        max_batch_size: int | None = None,
+        agent_ids: Sequence[Any] | None = None,
+        arch: str | None = None,
+    ) -> None:
+        one_process(accelerator)
+        self.rand_seed, self.algo, self.generation = rand_seed, algo, 0
+        self.selection = None if rl_hp_selection is None else [*rl_hp_selection]
+        self.ends = {"lr": (min_lr, max_lr), "learn_step": (min_learn_step, max_learn_step),
+                     "batch_size": (min_batch_size, max_batch_size)}  # fmt: skip
+        weights = {"none": no_mutation, "architecture": architecture, "parameters": parameters,
+                   "activation": activation, "rl_hp": rl_hp}  # fmt: skip
+        block: dict[str, Any] = {
+            "probabilities": {kind: float(weight) for kind, weight in weights.items()},
+            "new_layer_prob": float(new_layer_prob),
+            "sd": float(mutation_sd),
+            "mutate_elite": mutate_elite,
+        }
+        if activation_selection is not None:
+            block["activations"] = [*activation_selection]
+        self.config: MutationConfig = _checked("mutation", block)
+
+    def ranges(self, algo: str, known: Mapping[str, Evolve]) -> dict[str, Evolve]:
+        """Return which hyper-parameters of an algorithm may mutate, of those that are known to.
+
+        Raises:
+            UsageError: one that was selected has no range, or an end belongs to none.
+        """
+        found = dict(known)
+        if self.selection is not None:
+            chosen = {name: own_names(algo, name) for name in self.selection}
+            for name, names in chosen.items():
+                if not names:
+                    raise UsageError(
+                        f"rl_hp_selection: {algo} has no {name!r} that can mutate{suggestion(name, known)}"
+                    )
+            kept = [name for names in chosen.values() for name in names]
+            found = {name: known[name] for name in kept if name in known}
+            if missing := [name for name in kept if name not in known and not self._whole(algo, name)]:
+                raise UsageError(f"rl_hp_selection: {missing[0]} has no range: give hp_config one for it")
+            found |= {name: Evolve(min=0.0, max=0.0) for name in kept if name not in known}
+        for name, (low, high) in self.ends.items():
+            for own in own_names(algo, name):
+                if own in found and (low is not None or high is not None):
+                    old = found[own]
+                    ends = RLParameter(old.min if low is None else low, old.max if high is None else high,
+                                       old.shrink, old.grow)  # fmt: skip
+                    found[own] = Evolve(**evolve_of(algo, {own: ends})[own])
+        return found
+
+    def _whole(self, algo: str, own: str) -> bool:
+        """Whether both ends of a range are given here."""
+        return any(own in own_names(algo, name) and None not in ends for name, ends in self.ends.items())
+
+    def mutation(self, population: Sequence[Agent], pre_training_mut: bool = False) -> list[Agent]:
+        """Return the agents, mutated; `agent.mut` says what changed.
+
+        Args:
+            population: what `TournamentSelection.select` returned, or any agents.
+            pre_training_mut: mutate every agent, none is spared.
+        """
+        self.generation += 1
+        found = []
+        for agent in population:
+            if agent.spared and not self.config.mutate_elite and not pre_training_mut:
+                found.append(agent)
+                continue
+            spec, member = agent.breed.spec, agent.member
+            traits = replace(spec.traits, evolve=self.ranges(agent.algo, spec.traits.evolve))
+            draws = rng.host(member.key, Purpose.MUTATE, self.generation)
+            child, mutation = mutate(self.config, traits, member, draws, allow_none=not pre_training_mut)
+            made = Agent(agent.breed, child, mutation, agent.spared)
+            made.go_on_from(agent, agent)
+            found.append(made)
+        return found
+
+
+def _checked(block: str, values: dict[str, Any]) -> Any:
+    """Return a block of `evolution`, checked."""
+    try:
+        return getattr(parse_params({"evolution": {block: values}}).evolution, block)
+    except ParamsError as error:
+        name = "TournamentSelection" if block == "tournament" else "Mutations"
+        raise ParamsError(str(error).replace(f"evolution.{block}", name)) from None

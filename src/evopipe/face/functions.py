@@ -1,0 +1,367 @@
+"""`train_off_policy` and its like. Each returns the trained population and every generation's fitnesses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from evopipe.errors import UsageError
+from evopipe.face.agent import Agent
+from evopipe.face.buffers import MultiStepReplayBuffer, ReplayBuffer
+from evopipe.face.evolution import Mutations, TournamentSelection
+from evopipe.face.given import config_of
+from evopipe.face.team_buffer import MultiAgentReplayBuffer
+from evopipe.face.train import Call, Trained, epsilon_of, own_function, refuse_regime, transitions_of
+
+
+def train_off_policy(
+    env: Any,
+    env_name: str,
+    algo: str | None = None,
+    pop: Sequence[Agent] = (),
+    memory: ReplayBuffer | None = None,
+    INIT_HP: Mapping[str, Any] | None = None,
+    MUT_P: Mapping[str, Any] | None = None,
+    swap_channels: bool = False,
+    max_steps: int = 1_000_000,
+    evo_steps: int = 10_000,
+    eval_steps: int | None = None,
+    eval_loop: int = 1,
+    learning_delay: int = 0,
+    eps_start: float = 1.0,
+    eps_end: float = 0.1,
+    eps_decay: float = 0.995,
+    target: float | None = None,
+    n_step: bool = False,
+    per: bool = False,
+    n_step_memory: MultiStepReplayBuffer | None = None,
+    tournament: TournamentSelection | None = None,
+    mutation: Mutations | None = None,
+    checkpoint: int | None = None,
+    checkpoint_path: str | None = None,
+    overwrite_checkpoints: bool = False,
+    save_elite: bool = False,
+    elite_path: str | None = None,
+    wb: bool = False,
+    verbose: bool = True,
+    accelerator: Any = None,
+    wandb_api_key: str | None = None,
+    wandb_kwargs: Mapping[str, Any] | None = None,
+) -> Trained:
+    """Train agents that learn from a memory which all of them fill: DQN, Rainbow, DDPG, TD3, SAC.
+
+    Args:
+        env: what `make_vect_envs` gave, or an environment or a vector of Gymnasium that the caller made, wrappers
+            included. It is not stepped: more of its like are made.
+        env_name: what files and trackers call it.
+        algo: the population's algorithm; checked, no more.
+        pop: agents, as `create_population` makes them.
+        memory: the replay memory, of which size, steps and priorities count. What it holds is learned from first, and
+            what the population did is in it afterwards.
+        INIT_HP, MUT_P: must say what the population and `mutation` were made of; checked, no more.
+        swap_channels: not needed: images are turned where they enter.
+        max_steps: environment steps of each agent.
+        evo_steps: environment steps of each agent between evolutions.
+        eval_steps: step cap of an evaluation episode; None until it ends.
+        eval_loop: evaluation episodes for each environment of `env`.
+        learning_delay: environment steps of each agent before it learns.
+        eps_start, eps_end, eps_decay: chance of a random action at first, at last, and what it is multiplied by at
+            every step of the vector.
+        target: mean return that ends training early, once it is confirmed on other episodes.
+        n_step: whether transitions span several steps: those of `n_step_memory`, or of `memory`.
+        per: whether what surprised is sampled most; a `PrioritizedReplayBuffer` says so by itself.
+        n_step_memory: the memory of longer transitions; there is one memory here, and its `n_step` counts.
+        tournament: selection; None for none.
+        mutation: mutation; None for none.
+        checkpoint: environment steps of each agent between two checkpoints, each agent a folder; None for none.
+        checkpoint_path: how the folders' names begin.
+        overwrite_checkpoints: whether only the last ones are kept.
+        save_elite: whether the best agent is written, as `evopipe.load` reads it.
+        elite_path: where.
+        wb: whether Weights & Biases is told.
+        verbose: whether progress is shown.
+        accelerator: an Accelerator of one process.
+        wandb_api_key: key of Weights & Biases.
+        wandb_kwargs: `project`; others are refused.
+
+    Returns:
+        The trained agents by index, and one list of their fitnesses for each generation.
+
+    Raises:
+        UsageError: an argument would be without effect, or more of the environment cannot be made.
+        ParamsError: a value is out of its bounds.
+        DivergedError, EnvironmentFailed, Interrupted: see `evopipe.run.drive.train`.
+    """
+    call = Call(
+        env, env_name, algo, pop, INIT_HP, MUT_P, max_steps, evo_steps, eval_steps, eval_loop, target, tournament,
+        mutation, checkpoint, checkpoint_path, overwrite_checkpoints, save_elite, elite_path, wb, verbose, accelerator,
+        wandb_api_key, wandb_kwargs,
+    )  # fmt: skip
+    call.check()
+    refuse_regime(call.name, "train_off_policy", "off-policy", team=False)
+    if not isinstance(memory, ReplayBuffer):
+        raise UsageError("memory: give a ReplayBuffer, MultiStepReplayBuffer or PrioritizedReplayBuffer")
+    config = call.pop[0].breed.params.algo_config
+    call.train |= {"learning_delay": learning_delay, "replay": replay_of(memory, n_step, per, n_step_memory)}
+    call.block |= epsilon_of(call.name, config, config_of(env).num_envs, eps_start, eps_end, eps_decay)
+    warm = None
+    if len(memory):
+        if memory.steps > 1:
+            raise UsageError("memory: it holds transitions over several steps, which a run cannot begin with: empty it")
+        warm = _held(memory, call.pop[0])
+        call.train["warm_start"] = len(memory)
+
+    def adopt(regime: Any) -> None:
+        memory.counter += len(call.pop) * regime.clock.step
+        _fill(memory, regime.learning.replay, call.pop[0])
+
+    return call.run(warm, adopt=adopt)
+
+
+def replay_of(
+    memory: ReplayBuffer, n_step: bool, per: bool, n_step_memory: MultiStepReplayBuffer | None
+) -> dict[str, Any]:
+    """Return the block `train.replay` of a script's memories.
+
+    Raises:
+        UsageError: the flags say otherwise than the memories.
+    """
+    steps = memory.steps
+    if n_step_memory is not None:
+        if not n_step:
+            raise UsageError("n_step_memory: it would be without effect: set n_step=True")
+        if steps not in (1, n_step_memory.steps):
+            raise UsageError(f"n_step_memory: its n_step is {n_step_memory.steps}, memory's is {steps}: give one")
+        steps = n_step_memory.steps
+    if n_step and steps == 1:
+        raise UsageError("n_step: give a MultiStepReplayBuffer, as n_step_memory or as memory")
+    if per and memory.alpha is None:
+        raise UsageError("per: give a PrioritizedReplayBuffer as memory")
+    block: dict[str, Any] = {"capacity": memory.memory_size, "n_step": steps, "prioritised": memory.alpha is not None}
+    return block | ({} if memory.alpha is None else {"alpha": float(memory.alpha)})
+
+
+def _fill(memory: ReplayBuffer, replay: Any, agent: Agent) -> None:
+    """Put what a run's memory holds into a caller's, where it can be said in the environment's own terms."""
+    seen, actions = agent.breed.observations, agent.breed.actions
+    assert seen is not None
+    assert actions is not None
+    size = int(replay.size[0])
+    if not size or not seen.plain or replay.layout.steps > 1 or replay.layout.masked:
+        return
+    at = (int(replay.position[0]) - size + torch.arange(size)) % replay.capacity
+    rows = replay.rows[0].cpu()[at]
+    batch = replay.layout.unpack(rows[None], torch.ones(1, size), torch.ones(1))
+    action, obs, after, reward = (x[0].numpy() for x in (batch.action, batch.obs, batch.next_obs, batch.reward))
+    done = batch.discount[0].numpy() == 0.0
+    memory.fill({"state": obs, "action": actions.own(action), "reward": reward, "next_state": after, "done": done})
+
+
+def _held(memory: ReplayBuffer, agent: Agent) -> Any:
+    replay = memory.replay
+    size = int(replay.size[0])
+    at = (int(replay.position[0]) - size + torch.arange(size)) % replay.capacity
+    return transitions_of(replay.rows[0][at], agent, memory.form, replay.layout)
+
+
+def train_on_policy(
+    env: Any,
+    env_name: str,
+    algo: str | None = None,
+    pop: Sequence[Agent] = (),
+    INIT_HP: Mapping[str, Any] | None = None,
+    MUT_P: Mapping[str, Any] | None = None,
+    swap_channels: bool = False,
+    max_steps: int = 1_000_000,
+    evo_steps: int = 10_000,
+    eval_steps: int | None = None,
+    eval_loop: int = 1,
+    target: float | None = None,
+    tournament: TournamentSelection | None = None,
+    mutation: Mutations | None = None,
+    checkpoint: int | None = None,
+    checkpoint_path: str | None = None,
+    overwrite_checkpoints: bool = False,
+    save_elite: bool = False,
+    elite_path: str | None = None,
+    wb: bool = False,
+    verbose: bool = True,
+    accelerator: Any = None,
+    wandb_api_key: str | None = None,
+    wandb_kwargs: Mapping[str, Any] | None = None,
+    collect_rollouts_fn: Callable[..., Any] | None = None,
+) -> Trained:
+    """Train agents that learn from what they have just done: PPO, recurrent or not.
+
+    Args:
+        collect_rollouts_fn: None, `collect_rollouts` or `collect_rollouts_recurrent` for the way that there is; one's
+            own takes (regime, ticks), see `evopipe.parts.OnPolicy`, for all members are stepped together.
+
+    The other arguments, what is returned and raised, are those of `train_off_policy`.
+    """
+    call = Call(
+        env, env_name, algo, pop, INIT_HP, MUT_P, max_steps, evo_steps, eval_steps, eval_loop, target, tournament,
+        mutation, checkpoint, checkpoint_path, overwrite_checkpoints, save_elite, elite_path, wb, verbose, accelerator,
+        wandb_api_key, wandb_kwargs,
+    )  # fmt: skip
+    call.check()
+    refuse_regime(call.name, "train_on_policy", "on-policy", team=False)
+    return call.run(collect=own_function(collect_rollouts_fn))
+
+
+def train_offline(
+    env: Any,
+    env_name: str,
+    dataset: Any = None,
+    algo: str | None = None,
+    pop: Sequence[Agent] = (),
+    memory: ReplayBuffer | None = None,
+    INIT_HP: Mapping[str, Any] | None = None,
+    MUT_P: Mapping[str, Any] | None = None,
+    swap_channels: bool = False,
+    max_steps: int = 1_000_000,
+    evo_steps: int = 10_000,
+    eval_steps: int | None = None,
+    eval_loop: int = 1,
+    target: float | None = None,
+    tournament: TournamentSelection | None = None,
+    mutation: Mutations | None = None,
+    checkpoint: int | None = None,
+    checkpoint_path: str | None = None,
+    overwrite_checkpoints: bool = False,
+    save_elite: bool = False,
+    elite_path: str | None = None,
+    wb: bool = False,
+    verbose: bool = True,
+    accelerator: Any = None,
+    minari_dataset_id: str | None = None,
+    remote: bool = False,
+    wandb_api_key: str | None = None,
+) -> Trained:
+    """Train agents on a dataset; `env` is for their evaluation alone: CQN, IQL, TD3+BC, BC.
+
+    Args:
+        dataset: an open `h5py.File`, a path of one, or arrays by name: observations, actions, rewards, terminals and,
+            if there are any, timeouts and next_observations. None with `minari_dataset_id`.
+        memory: how many of its last transitions are learned from; what it holds already is refused.
+        max_steps, evo_steps: chances to learn of each agent: one update each where its learn step is 1.
+        minari_dataset_id: a dataset of Minari: a folder, or an id.
+        remote: whether it may be downloaded.
+
+    The other arguments, what is returned and raised, are those of `train_off_policy`.
+    """
+    from evopipe.face.datasets import transitions_from
+
+    call = Call(
+        env, env_name, algo, pop, INIT_HP, MUT_P, max_steps, evo_steps, eval_steps, eval_loop, target, tournament,
+        mutation, checkpoint, checkpoint_path, overwrite_checkpoints, save_elite, elite_path, wb, verbose, accelerator,
+        wandb_api_key,
+    )  # fmt: skip
+    call.check()
+    refuse_regime(call.name, "train_offline", "off-policy", team=False)
+    if not isinstance(memory, ReplayBuffer):
+        raise UsageError("memory: give a ReplayBuffer")
+    if len(memory):
+        raise UsageError("memory: it holds transitions, and the dataset is what is learned from: give an empty one")
+    call.train |= {"mode": "offline", "replay": replay_of(memory, False, False, None)}
+    limit = memory.memory_size
+    return call.run(transitions_from(config_of(env), dataset, minari_dataset_id, remote, limit))
+
+
+def train_multi_agent_off_policy(
+    env: Any,
+    env_name: str,
+    algo: str | None = None,
+    pop: Sequence[Agent] = (),
+    memory: MultiAgentReplayBuffer | None = None,
+    sum_scores: bool = True,
+    INIT_HP: Mapping[str, Any] | None = None,
+    MUT_P: Mapping[str, Any] | None = None,
+    swap_channels: bool = False,
+    max_steps: int = 50_000,
+    evo_steps: int = 25,
+    eval_steps: int | None = None,
+    eval_loop: int = 1,
+    learning_delay: int = 0,
+    target: float | None = None,
+    tournament: TournamentSelection | None = None,
+    mutation: Mutations | None = None,
+    checkpoint: int | None = None,
+    checkpoint_path: str | None = None,
+    overwrite_checkpoints: bool = False,
+    save_elite: bool = False,
+    elite_path: str | None = None,
+    wb: bool = False,
+    verbose: bool = True,
+    accelerator: Any = None,
+    wandb_api_key: str | None = None,
+) -> Trained:
+    """Train teams that learn from a memory: MADDPG, MATD3.
+
+    Args:
+        env: a parallel environment of PettingZoo, which is copied, or what `make_vect_envs` gave for a team.
+        memory: the replay memory, of which the size counts; its agents must be the environment's.
+        sum_scores: whether a team is judged by the sum of its agents' returns, or by their mean.
+
+    The other arguments, what is returned and raised, are those of `train_off_policy`.
+    """
+    call = Call(
+        env, env_name, algo, pop, INIT_HP, MUT_P, max_steps, evo_steps, eval_steps, eval_loop, target, tournament,
+        mutation, checkpoint, checkpoint_path, overwrite_checkpoints, save_elite, elite_path, wb, verbose, accelerator,
+        wandb_api_key,
+    )  # fmt: skip
+    call.check()
+    refuse_regime(call.name, "train_multi_agent_off_policy", "off-policy", team=True)
+    if not isinstance(memory, MultiAgentReplayBuffer):
+        raise UsageError("memory: give a MultiAgentReplayBuffer")
+    if len(memory):
+        raise UsageError("memory: it holds transitions, which a team's run cannot begin with: give an empty one")
+    team = call.pop[0].breed.team
+    if team is not None and memory.agent_ids is not None and {*map(str, memory.agent_ids)} != {*team.agents}:
+        raise UsageError(f"memory: its agents are {memory.agent_ids}, the population's {[*team.ids]}")
+    call.train |= {"learning_delay": learning_delay, "replay": {"capacity": memory.memory_size}}
+    call.block["score"] = "sum" if sum_scores else "mean"
+    return call.run()
+
+
+def train_multi_agent_on_policy(
+    env: Any,
+    env_name: str,
+    algo: str | None = None,
+    pop: Sequence[Agent] = (),
+    sum_scores: bool = True,
+    INIT_HP: Mapping[str, Any] | None = None,
+    MUT_P: Mapping[str, Any] | None = None,
+    swap_channels: bool = False,
+    max_steps: int = 50_000,
+    evo_steps: int = 25,
+    eval_steps: int | None = None,
+    eval_loop: int = 1,
+    target: float | None = None,
+    tournament: TournamentSelection | None = None,
+    mutation: Mutations | None = None,
+    checkpoint: int | None = None,
+    checkpoint_path: str | None = None,
+    overwrite_checkpoints: bool = False,
+    save_elite: bool = False,
+    elite_path: str | None = None,
+    wb: bool = False,
+    verbose: bool = True,
+    accelerator: Any = None,
+    wandb_api_key: str | None = None,
+) -> Trained:
+    """Train teams that learn from what they have just done: IPPO, MAPPO.
+
+    The arguments, what is returned and raised, are those of `train_multi_agent_off_policy`.
+    """
+    call = Call(
+        env, env_name, algo, pop, INIT_HP, MUT_P, max_steps, evo_steps, eval_steps, eval_loop, target, tournament,
+        mutation, checkpoint, checkpoint_path, overwrite_checkpoints, save_elite, elite_path, wb, verbose, accelerator,
+        wandb_api_key,
+    )  # fmt: skip
+    call.check()
+    refuse_regime(call.name, "train_multi_agent_on_policy", "on-policy", team=True)
+    call.block["score"] = "sum" if sum_scores else "mean"
+    return call.run()

@@ -1,0 +1,140 @@
+"""From what scripts hand over to what algorithms learn from: batches, and rollouts of a cohort of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from evopipe.core.cohort import Cohort
+from evopipe.envs.team import TeamSpace
+from evopipe.errors import UsageError
+from evopipe.face.breed import Breed
+from evopipe.face.buffers import Experiences
+from evopipe.face.steps import Taken, ends_of
+from evopipe.face.team_buffer import TeamExperiences
+from evopipe.memory.replay import RowLayout
+from evopipe.memory.rollout import Rollout, StepLayout
+from evopipe.run.spec import Spec
+from evopipe.types import Batch, Chosen, Tensor
+
+
+def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
+    """Return a batch `[1, B, …]` of what a memory gave, or of (state, action, reward, next_state, done), `[B, …]` each.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if breed.team is not None:
+        return _batch_of_team(breed, breed.team, experiences, gamma)
+    device = breed.spec.device
+    if isinstance(experiences, Experiences):
+        memory, rows = experiences.memory, experiences.rows.to(device)
+        weight = torch.full(rows.shape[:2], 1.0 / rows.shape[1], device=device)
+        if experiences.weight is not None:
+            weight = weight * experiences.weight.to(device)
+        batch = memory.replay.layout.unpack(rows, weight, gamma)
+        assert memory.form is not None
+        assert breed.observations is not None
+        assert breed.actions is not None
+        if not breed.observations.plain:
+            seen = [breed.rows(memory.form.back(part[0].cpu().numpy()))[0] for part in (batch.obs, batch.next_obs)]
+            obs, after = (torch.from_numpy(part)[None].to(device) for part in seen)
+            batch = replace(batch, obs=obs, next_obs=after)
+        if breed.actions.kind != "discrete" or breed.actions.start:
+            own = memory.form.own(batch.action[0].cpu().numpy())
+            batch = replace(batch, action=torch.from_numpy(breed.actions.relative(own))[None].to(device))
+        return batch
+    try:
+        state, action, reward, following, done = experiences[:5]
+    except (TypeError, ValueError):
+        raise UsageError("learn: a batch is (state, action, reward, next_state, done)") from None
+    obs, after = (torch.from_numpy(breed.rows(part)[0])[None].to(device) for part in (state, following))
+    assert breed.actions is not None
+    own = np.asarray(action).reshape(obs.shape[1], *breed.actions.shape)
+    acts = torch.from_numpy(breed.actions.relative(own))[None].to(device)
+    given, over = (
+        torch.as_tensor(np.asarray(x), dtype=torch.float32).reshape(1, -1).to(device) for x in (reward, done)
+    )
+    weight = torch.full_like(given, 1.0 / given.shape[1])
+    return Batch(obs, acts, given, gamma[:, None] * (1.0 - over), after, None, weight)
+
+
+def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tensor) -> Batch:
+    if not isinstance(experiences, TeamExperiences):
+        raise UsageError("learn: a team learns from what MultiAgentReplayBuffer.sample gave")
+    state, action, reward, following, done = experiences
+    spec, k, n = breed.spec, len(team.ids), len(next(iter(experiences.alive.values())))
+    layout = RowLayout.of(spec.spaces, team.masked, legal=spec.algo.MASKED_LOSS)
+    seen, after = (np.zeros((n, k, spec.observations), np.float32) for _ in range(2))
+    taken = np.zeros((n, k, spec.actions) if layout.continuous else (n, k), np.float32)
+    rewards, ends, alive = np.zeros((n, k), np.float32), np.zeros((n, k), bool), np.zeros((n, k), bool)
+    for place, agent in enumerate(team.ids):
+        if agent not in state:
+            continue
+        alive[:, place] = experiences.alive[agent]
+        for rows, obs in ((seen, state[agent]), (after, following.get(agent, state[agent]))):
+            own = team.observations[place].read(obs)[0]
+            rows[:, place, : own.shape[1]] = own
+        acts = team.actions[place].relative(action[agent])
+        if layout.continuous:
+            taken[:, place, : acts.shape[1]] = acts
+        else:
+            taken[:, place] = acts
+        rewards[:, place], ends[:, place] = reward[agent], done[agent]
+    legal = team.legal(alive) if team.masked else None
+    packed = layout.pack(seen, taken, rewards, ends, after, legal, legal=legal, alive=alive)
+    weight = torch.full((1, n), 1.0 / n, device=spec.device)
+    return layout.unpack(torch.from_numpy(packed)[None].to(spec.device), weight, gamma)
+
+
+def steps_of(breed: Breed, experiences: Any) -> list[Taken]:
+    """Return the steps of a loop of one's own, see `Agent.learn`.
+
+    Raises:
+        UsageError: they are something else.
+    """
+    if not isinstance(experiences, tuple | list) or len(experiences) not in (7, 8):
+        raise UsageError(
+            "learn: a rollout is (observations, actions, log_probs, rewards, dones, values, next_obs[, next_done])"
+        )
+    observations, actions, log_probs, rewards, dones, values, following, *rest = experiences
+    seen = [*observations, following]
+    rows = [breed.rows(obs)[0] for obs in seen]
+    n = len(rows[0])
+    found = []
+    for t, (begins, marks) in enumerate(ends_of(seen, dones, rest[0] if rest else None, [n])):
+        log_prob, value, reward = (np.asarray(x[t], np.float32).reshape(n) for x in (log_probs, values, rewards))
+        found.append(
+            Taken(rows[t], breed.drawn(actions[t], n), log_prob, value, reward, rows[t + 1], begins,
+                  marks.terminated, marks.truncated, marks.began)
+        )  # fmt: skip
+    return found
+
+
+def rollout_of(spec: Spec, cohort: Cohort, taken: Sequence[Taken]) -> Rollout:
+    """Return the rollout of a cohort of one.
+
+    Raises:
+        UsageError: there is no step.
+    """
+    if not taken:
+        raise UsageError("learn: there is no step to learn from: collect_rollouts(agent, env) first")
+    n, device = len(taken[0].obs), spec.device
+    rollout = Rollout(StepLayout(spec.spaces, False), 1, len(taken), n, cohort.memory, device)
+    legal = torch.ones(1, n, spec.actions, dtype=torch.bool, device=device)
+    for t, each in enumerate(taken):
+        own = [torch.from_numpy(np.array(x))[None].to(device) for x in (
+            each.obs, each.begins, each.log_prob, each.value, each.next_obs, each.reward, each.terminated,
+            each.truncated, each.idle)]  # fmt: skip
+        obs, begins, log_prob, value, after, reward, terminated, truncated, idle = own
+        memory = torch.zeros(1, n, cohort.memory) if each.memory is None else each.memory[None]
+        following = taken[t + 1].memory if t + 1 < len(taken) else None
+        kept = memory if following is None else following[None]
+        chosen = Chosen(each.action[None].to(device), log_prob.float(), value.float(), kept.to(device))
+        rollout.enter(t, obs, legal, begins, memory.to(device), chosen)
+        rollout.finish(t, after, reward.float(), terminated, truncated, idle)
+    return rollout

@@ -1,0 +1,131 @@
+"""Populations: as many agents as asked for, by a script's own dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from evopipe import algos
+from evopipe.errors import UsageError
+from evopipe.face.agent import Agent
+from evopipe.face.breed import actions_from, breed_of, device_of, space_from
+from evopipe.face.settings import HyperparameterConfig, algorithm_of, block_of
+from evopipe.run.spec import first_members
+
+
+def create_population(
+    algo: str,
+    observation_space: Any = None,
+    action_space: Any = None,
+    net_config: Mapping[str, Any] | None = None,
+    INIT_HP: Mapping[str, Any] | None = None,
+    hp_config: HyperparameterConfig | None = None,
+    population_size: int = 1,
+    num_envs: int = 1,
+    device: Any = None,
+    accelerator: Any = None,
+    *,
+    state_dim: Any = None,
+    action_dim: Any = None,
+    one_hot: bool = False,
+    agent_ids: Sequence[Any] | None = None,
+    seed: int = 1,
+) -> list[Agent]:
+    """Make a population. As every run does, it sets torch's threads in this process: one (`runtime.threads`).
+
+    Args:
+        algo: `DQN`, `Rainbow DQN`, `DDPG`, `TD3`, `PPO`, `CQN`, `MADDPG`, `MATD3`, `IPPO` …; `evopipe algos` lists all.
+        observation_space: what an agent sees, a space of Gymnasium's; of a team a dictionary or a list of such.
+        action_space: what it does, likewise.
+        net_config: the network: `arch` with `hidden_size` (or `h_size`), or `encoder_config`, `head_config` and
+            `latent_dim`, hidden units of each layer.
+        INIT_HP: hyper-parameters by their names in capitals, such as `LR`, `BATCH_SIZE` (transitions), `LEARN_STEP`
+            (environment steps), `GAMMA`. What is not given has the default of `evopipe params block`.
+        hp_config: which of them may mutate and between which ends; None for the algorithm's own ranges.
+        population_size: how many agents.
+        num_envs: environments of each agent, as `make_vect_envs` has them.
+        device: cpu or cuda; None for what is there.
+        accelerator: an Accelerator of one process; all members train in one, so it has nothing to do.
+        state_dim, action_dim, one_hot: what older scripts give in place of the spaces: an observation's shape, or with
+            `one_hot` its number of values; the number of actions, or of an action's dimensions. Lists for teams.
+        agent_ids: names of a team's agents where spaces are lists; `INIT_HP["AGENT_IDS"]` by default.
+        seed: seed of the networks and of every draw.
+
+    Returns:
+        The agents, by index.
+
+    Raises:
+        UsageError: something is missing, or a key would be without effect.
+        ParamsError: a value is out of its bounds, or the algorithm does not serve the spaces.
+    """
+    name, hp = algorithm_of(algo), dict(INIT_HP or {})
+    one_process(accelerator)
+    team = algos.get(name).TEAM
+    if (observation_space is None) == (state_dim is None) or (action_space is None) == (action_dim is None):
+        raise UsageError("create_population: give observation_space and action_space (or state_dim and action_dim)")
+    ids = [*(agent_ids or hp.get("AGENT_IDS") or ())]
+    if state_dim is not None:
+        dims = state_dim if team else [state_dim]
+        found = [space_from(each, one_hot) for each in dims]
+        observation_space = found if team else found[0]
+    if action_dim is not None:
+        action_space = _actions(name, action_dim, hp, team)
+    if team:
+        observation_space, action_space = (_by_agent(spaces, ids) for spaces in (observation_space, action_space))
+    block = block_of(name, hp, net_config or {}, hp_config)
+    breed = breed_of(name, block, observation_space, action_space, population_size, num_envs, seed, device_of(device))
+    members, births = first_members(breed.spec, population_size)
+    return [Agent(breed, member, birth) for member, birth in zip(members, births, strict=True)]
+
+
+def _actions(algo: str, dims: Any, hp: Mapping[str, Any], team: bool) -> Any:
+    kinds = algos.get(algo).ACTIONS
+    default = "discrete" in kinds and not (team and hp.get("MAX_ACTION") is not None)
+    discrete = bool(hp.get("DISCRETE_ACTIONS", default))
+    if not team:
+        low, high = hp.get("MIN_ACTION", -1.0), hp.get("MAX_ACTION", 1.0)
+        return actions_from(dims, discrete, -1.0 if low is None else low, 1.0 if high is None else high)
+    lows, highs = (hp.get(key) or [bound] * len(dims) for key, bound in (("MIN_ACTION", -1.0), ("MAX_ACTION", 1.0)))
+    each = zip(dims, lows, highs, strict=True)
+    return [actions_from(dim, discrete, np.asarray(low), np.asarray(high)) for dim, low, high in each]
+
+
+def _by_agent(spaces: Any, ids: Sequence[Any]) -> Any:
+    if isinstance(spaces, gymnasium.spaces.Dict):
+        return dict(spaces.spaces)
+    if isinstance(spaces, Mapping):
+        return dict(spaces)
+    if len(ids) != len(spaces):
+        raise UsageError(
+            f"create_population: {len(spaces)} spaces and {len(ids)} names of agents: give agent_ids, one for each"
+        )
+    return dict(zip(ids, spaces, strict=True))
+
+
+def one_process(accelerator: Any) -> None:
+    """Raise UsageError where an accelerator has several processes."""
+    if accelerator is not None and getattr(accelerator, "num_processes", 1) > 1:
+        raise UsageError(
+            f"accelerator: it has {accelerator.num_processes} processes, and evopipe trains all members in one: start "
+            "the script with plain python; learners and environments have processes of their own (runtime.learners, "
+            "runtime.env_workers)"
+        )
+
+
+def observation_space_channels_to_first(space: Any) -> Any:
+    """Return a space whose images have their channels first; others, and parts of others, stay as they are.
+
+    Networks here read images either way round: a script may call this or not.
+    """
+    spaces = gymnasium.spaces
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({name: observation_space_channels_to_first(part) for name, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([observation_space_channels_to_first(part) for part in space.spaces])
+    if isinstance(space, spaces.Box) and len(space.shape) == 3 and space.shape[2] < space.shape[0]:
+        low, high = (np.moveaxis(bound, -1, 0) for bound in (space.low, space.high))
+        return spaces.Box(low, high, dtype=space.dtype.type)
+    return space

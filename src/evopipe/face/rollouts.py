@@ -1,0 +1,120 @@
+"""Rollouts of one agent, for loops of one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+
+from evopipe.algos import on_policy
+from evopipe.errors import UsageError
+from evopipe.face.agent import Agent
+from evopipe.face.steps import Taken
+from evopipe.face.vect import marks_of
+from evopipe.run.act import step
+
+Collected = tuple[list[float], Any, np.ndarray, np.ndarray, Any]
+
+
+def collect_rollouts(
+    agent: Agent,
+    env: Any,
+    n_steps: int | None = None,
+    *,
+    last_obs: Any = None,
+    last_done: Any = None,
+    last_scores: Any = None,
+    last_info: Any = None,
+) -> Collected:
+    """Let an agent play in a vector of environments, into its `rollout_buffer`; then call `agent.learn()`.
+
+    Args:
+        agent: one that learns from rollouts.
+        env: a vector of Gymnasium.
+        n_steps: steps of every environment; None for as many as give the agent's `learn_step` in all.
+        last_obs, last_done, last_scores, last_info: what the last call returned, to go on from there; None to reset.
+
+    Returns:
+        Returns of the episodes that ended, then what the next call takes: observations `[n, …]`, ends `[n]`, returns so
+        far of the running episodes `[n]`, infos.
+
+    Raises:
+        UsageError: the agent does not learn from rollouts, is one with a memory, or a shape does not fit.
+    """
+    if agent.recurrent:
+        raise UsageError("collect_rollouts: the agent has a memory: call collect_rollouts_recurrent")
+    return _collect(agent, env, n_steps, last_obs, last_done, last_scores, last_info)
+
+
+def collect_rollouts_recurrent(
+    agent: Agent,
+    env: Any,
+    n_steps: int | None = None,
+    *,
+    last_obs: Any = None,
+    last_done: Any = None,
+    last_scores: Any = None,
+    last_info: Any = None,
+) -> Collected:
+    """Let an agent with a memory play, see `collect_rollouts`: what it remembers goes on from call to call, and is
+    empty where an episode begins.
+
+    Raises:
+        UsageError: the agent has none.
+    """
+    if not agent.recurrent:
+        raise UsageError("collect_rollouts_recurrent: the agent has no memory: call collect_rollouts")
+    return _collect(agent, env, n_steps, last_obs, last_done, last_scores, last_info)
+
+
+def _collect(agent: Agent, env: Any, n_steps: int | None, obs: Any, done: Any, scores: Any, info: Any) -> Collected:
+    spec, cohort = agent.breed.spec, agent.live()
+    if not on_policy(spec.algo) or agent.breed.actions is None:
+        raise UsageError(f"collect_rollouts: {agent.algo} is no agent that learns from rollouts by itself")
+    n = env.num_envs
+    steps = -(-agent.learn_step // n) if n_steps is None else n_steps
+    fresh = obs is None
+    if fresh:
+        obs, info = env.reset()
+    scores = np.zeros(n) if scores is None else np.array(scores, float)
+    begins = np.ones(n, bool) if fresh else _begins(obs, done, n)
+    if agent.carried is None or fresh or len(agent.carried) != n:
+        agent.carried = torch.zeros(n, cohort.memory)
+    next_step = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP) == AutoresetMode.NEXT_STEP
+    legal, finished = np.ones((n, spec.actions), bool), []
+    ended = np.zeros(n, bool) if fresh else np.asarray(done, bool)
+    for _ in range(steps):
+        rows, _single = agent.breed.rows(obs)
+        agent.carried = agent.carried.masked_fill(torch.from_numpy(begins)[:, None], 0.0)
+        seen, may, first = (torch.from_numpy(np.array(x))[None].to(spec.device) for x in (rows, legal, begins))
+        took = step(spec, cohort, seen, may, first, agent.carried[None].to(spec.device), agent.tick())
+        action = took.action[0].cpu()
+        following, reward, terminated, truncated, info = env.step(agent.breed.actions.own(action.numpy()))
+        idle = ended if next_step else np.zeros(n, bool)
+        after = agent.breed.rows(following)[0]
+        if "final_obs" in info:  # of vectors that reset in the same step
+            after = after.copy()
+            for i in np.flatnonzero(terminated | truncated):
+                after[i] = agent.breed.rows(info["final_obs"][i])[0][0]
+        log_prob, value = (x[0].cpu().numpy() for x in (took.log_prob, took.value))
+        gain, before = np.asarray(reward, np.float32), agent.carried
+        agent.rollout_buffer.add(
+            Taken(rows, action, log_prob, value, gain, after, begins, terminated, truncated, idle, before)
+        )
+        agent.carried = took.memory[0].cpu()
+        scores += np.where(idle, 0.0, reward)
+        ended = terminated | truncated
+        for i in np.flatnonzero(ended):
+            finished.append(float(scores[i]))
+            scores[i] = 0.0
+        obs, begins = following, (idle if next_step else ended)
+    agent.scores += finished
+    return finished, obs, ended, scores, info
+
+
+def _begins(obs: Any, done: Any, count: int) -> np.ndarray:
+    """Where an episode begins at observations that another call left."""
+    marks = marks_of(obs, count)
+    return np.zeros(count, bool) if marks is None else marks.began

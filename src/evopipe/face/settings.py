@@ -1,0 +1,226 @@
+"""The dictionaries of a script, `INIT_HP` and `NET_CONFIG`, and its ranges, as a block of `params.yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evopipe import algos
+from evopipe.errors import ParamsError, UsageError, suggestion
+from evopipe.schema.declare import evolvable
+
+_SPELLED = {"rainbowdqn": "rainbow", "cql": "cqn", "cqldqn": "cqn"}
+_RATES = ("lr", "lr_actor", "lr_critic")
+# Key of INIT_HP → the names that it may have in an algorithm's block: all that there are.
+_KEYS: dict[str, tuple[str, ...]] = {
+    "BATCH_SIZE": ("batch_size",),
+    "LR": _RATES,
+    "LR_ACTOR": ("lr_actor",),
+    "LR_CRITIC": ("lr_critic",),
+    "LEARN_STEP": ("learn_step",),
+    "GAMMA": ("gamma",),
+    "TAU": ("tau",),
+    "DOUBLE": ("double",),
+    "POLICY_FREQ": ("policy_delay",),
+    "GAE_LAMBDA": ("gae_lambda",),
+    "ACTION_STD_INIT": ("std",),
+    "CLIP_COEF": ("clip",),
+    "ENT_COEF": ("ent_coef",),
+    "VF_COEF": ("vf_coef",),
+    "MAX_GRAD_NORM": ("grad_clip",),
+    "TARGET_KL": ("target_kl",),
+    "UPDATE_EPOCHS": ("epochs",),
+    "NUM_ATOMS": ("atoms",),
+    "V_MIN": ("v_min",),
+    "V_MAX": ("v_max",),
+    "NOISE_STD": ("noisy_sigma",),
+    "EXPL_NOISE": ("noise_sd",),
+    "THETA": ("ou_theta",),
+    "SHARE_ENCODERS": ("share_encoder",),
+    "MAX_SEQ_LEN": ("max_seq_len",),
+}
+# What a script keeps there for itself, or for another object; and what follows from the spaces.
+_OTHERS = frozenset(
+    "ENV_NAME ALGO DATASET EPISODES MAX_STEPS TARGET_SCORE MEMORY_SIZE TOURN_SIZE ELITISM POP_SIZE POPULATION_SIZE "
+    "EVO_EPOCHS EVO_STEPS EVAL_STEPS EVAL_LOOP LEARNING_DELAY WANDB CHANNELS_LAST NUM_ENVS RECURRENT "
+    "USE_ROLLOUT_BUFFER N_AGENTS AGENT_IDS MAX_ACTION MIN_ACTION DISCRETE_ACTIONS OU_NOISE O_U_NOISE N_STEP PER ALPHA "
+    "BETA EPS_START EPS_END EPS_DECAY".split()
+)
+_RANGES = {"clip_coef": "clip", "update_epochs": "epochs", "max_grad_norm": "grad_clip", "policy_freq": "policy_delay"}
+_ENCODER = {"hidden_size", "activation", "hidden_state_size", "num_layers", "max_seq_len", "channel_size",
+            "kernel_size", "stride_size", "layer_norm", "min_mlp_nodes"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RLParameter:
+    """The range in which a mutation moves a hyper-parameter, and its steps.
+
+    Args:
+        min, max: ends of the range, included.
+        shrink_factor, grow_factor: what one mutation multiplies by, either with a chance of one half.
+        dtype: `float`, or `int` where the hyper-parameter is a whole number, which moves by at least 1. It follows
+            from the hyper-parameter: another one than its own is refused; None takes its own.
+    """
+
+    min: float
+    max: float
+    shrink_factor: float = 0.8
+    grow_factor: float = 1.2
+    dtype: type | None = None
+
+
+class HyperparameterConfig(dict[str, RLParameter]):
+    """Which hyper-parameters may mutate, by name: `HyperparameterConfig(lr=RLParameter(min=1e-4, max=1e-2))`."""
+
+    def __init__(self, **ranges: RLParameter) -> None:
+        super().__init__(ranges)
+
+
+def algorithm_of(algo: str) -> str:
+    """Return the name of an algorithm here: `DQN` is `dqn`, `Rainbow DQN` is `rainbow`.
+
+    Raises:
+        ParamsError: there is none of that name.
+    """
+    plain = "".join(letter for letter in algo.lower() if letter.isalnum())
+    name = _SPELLED.get(plain, plain)
+    if name not in algos.names():
+        raise ParamsError(f"algo: no algorithm {algo!r}{suggestion(name, algos.names())}")
+    return name
+
+
+def block_of(
+    algo: str, hp: Mapping[str, Any], net: Mapping[str, Any], ranges: Mapping[str, RLParameter] | None
+) -> dict[str, Any]:
+    """Return an algorithm's block of `params.yaml`.
+
+    Keys of INIT_HP that are another algorithm's, or that the script keeps for itself, are without effect: such a
+    dictionary often serves several.
+
+    Raises:
+        UsageError: a key is known to no algorithm and no object, so that it would do nothing.
+    """
+    fields = algos.get(algo).Config.model_fields
+    block: dict[str, Any] = {}
+    for key, value in sorted(hp.items(), key=lambda item: item[0] != "LR"):  # a rate of its own comes after
+        if key not in _KEYS:
+            if key not in _OTHERS:
+                raise UsageError(f"INIT_HP: nobody reads {key!r}{suggestion(key, [*_KEYS, *_OTHERS])}")
+            continue
+        for name in _KEYS[key]:
+            if name in fields:
+                block[name] = _value(name, value, fields[name].annotation)
+    if "noise" in fields and (hp.get("O_U_NOISE") or hp.get("OU_NOISE")):
+        block["noise"] = "ou"
+    block["network"] = network_of(net, bool(hp.get("RECURRENT")))
+    encoder = net.get("encoder_config") or {}
+    if "max_seq_len" in encoder and "max_seq_len" in fields:
+        longest = encoder["max_seq_len"]
+        block |= {"sequences": "whole"} if longest is None else {"max_seq_len": longest}
+    if ranges is not None:
+        block["evolve"] = evolve_of(algo, ranges)
+    return block
+
+
+def _value(name: str, value: Any, kind: Any) -> Any:
+    if name == "target_kl" and value is None:
+        return 0.0
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) and kind is float else value
+
+
+def network_of(net: Mapping[str, Any], recurrent: bool = False) -> dict[str, Any]:
+    """Return the block `network` of what a script calls its network's configuration.
+
+    Raises:
+        UsageError: a key is not known.
+    """
+    known = {"arch", "h_size", "hidden_size", "activation", "encoder_config", "head_config", "latent_dim", "layer_norm",
+             "channels", "channel_size", "kernels", "kernel_size", "strides", "stride_size", "c_size", "k_size",
+             "s_size", "simba"}  # fmt: skip
+    encoder, head = dict(net.get("encoder_config") or {}), dict(net.get("head_config") or {})
+    for where, given, able in (
+        ("net_config", net, known),
+        ("net_config['encoder_config']", encoder, _ENCODER),
+        ("net_config['head_config']", head, {"hidden_size", "activation", "layer_norm"}),
+    ):
+        for key in given:
+            if key not in able:
+                raise UsageError(f"{where}: nobody reads {key!r}{suggestion(key, able)}")
+    for key in ("activation", "layer_norm"):
+        if head.get(key) not in (None, (chosen := encoder.get(key, net.get(key, head.get(key))))):
+            raise UsageError(
+                f"net_config: one {key} is for a whole network, encoder and head: head_config says {head[key]!r}, the "
+                f"encoder {chosen!r}"
+            )
+    found: dict[str, Any] = {"layer_norm": True}
+    flat = net.get("hidden_size", net.get("h_size"))
+    if flat is not None:  # the latent is a hidden layer like the others
+        *before, latent = flat
+        found |= {"encoder": before or [latent], "latent": latent, "head": []}
+    elif encoder or head or "latent_dim" in net:
+        found |= {"encoder": encoder.get("hidden_size", [64]), "latent": net.get("latent_dim", 64), "head": []}
+    if head.get("hidden_size"):
+        found["head"] = head["hidden_size"]
+    if "latent_dim" in net:
+        found["latent"] = net["latent_dim"]
+    for key in ("activation", "layer_norm"):
+        for given in (head, net, encoder):
+            if given.get(key) is not None:
+                found[key] = given[key]
+    kind = str(net.get("arch", "mlp"))
+    if recurrent or kind == "lstm" or "hidden_state_size" in encoder:
+        width = encoder.get("hidden_state_size", 64)
+        found |= {"encoder_kind": "lstm", "encoder": [width] * encoder.get("num_layers", 1)}
+    elif kind in ("simba", "resnet") or net.get("simba"):
+        found["encoder_kind"] = "simba" if net.get("simba") else kind
+    elif kind not in ("mlp", "cnn", "composed"):
+        raise UsageError(f"net_config: no arch {kind!r}{suggestion(kind, ('mlp', 'cnn', 'simba', 'resnet', 'lstm'))}")
+    if convolutions := _convolutions({**net, **encoder}):
+        found["conv"] = convolutions
+    return found
+
+
+def _convolutions(net: Mapping[str, Any]) -> list[dict[str, int]]:
+    parts = [
+        next((net[name] for name in names if name in net), None)
+        for names in (("channel_size", "channels", "c_size"), ("kernel_size", "kernels", "k_size"),
+                      ("stride_size", "strides", "s_size"))
+    ]  # fmt: skip
+    if parts[0] is None:
+        return []
+    channels, kernels, strides = parts[0], parts[1] or [3] * len(parts[0]), parts[2] or [1] * len(parts[0])
+    if not len(channels) == len(kernels) == len(strides):
+        raise UsageError(
+            f"net_config: {len(channels)} channels, {len(kernels)} kernels and {len(strides)} strides: give one of "
+            "each for every convolution"
+        )
+    return [{"channels": c, "kernel": k, "stride": s} for c, k, s in zip(channels, kernels, strides, strict=True)]
+
+
+def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[str, float]]:
+    """Return the block `evolve` of ranges by name; `lr` stands for every rate of an algorithm that has several.
+
+    Raises:
+        UsageError: a name is no hyper-parameter of the algorithm that can evolve, or a `dtype` is not its own.
+    """
+    config = algos.get(algo).Config
+    able, found = evolvable(config), {}
+    for name, each in ranges.items():
+        names = own_names(algo, name)
+        if not names:
+            raise UsageError(f"hp_config: {algo} has no {name!r} that can mutate{suggestion(name, able)}")
+        for own in names:
+            if each.dtype not in (None, kind := config.model_fields[own].annotation) and each.dtype is not float:
+                raise UsageError(f"hp_config: {name} of {algo} is a {kind.__name__}, not {each.dtype.__name__}")
+            found[own] = {
+                "min": float(each.min), "max": float(each.max), "grow": each.grow_factor, "shrink": each.shrink_factor,
+            }  # fmt: skip
+    return found
+
+
+def own_names(algo: str, name: str) -> list[str]:
+    """Return what a hyper-parameter that may mutate is called here: none, one, or all rates."""
+    able = evolvable(algos.get(algo).Config)
+    wanted: Iterable[str] = _RATES if name == "lr" else (_RANGES.get(name, name),)
+    return [own for own in wanted if own in able]

@@ -1,0 +1,101 @@
+"""The memory of teams for loops of one's own; of `train_multi_agent_off_policy` its size counts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from evopipe.errors import UsageError
+from evopipe.face.buffers import FIELDS, in_order
+
+_Parts = dict[Any, np.ndarray]
+
+
+class TeamExperiences(tuple[Any, ...]):
+    """A batch: (state, action, reward, next_state, done), each by agent, NumPy arrays `[B, …]`.
+
+    Attributes:
+        alive: by agent, `[B]`, who acted.
+    """
+
+    alive: _Parts
+
+
+class MultiAgentReplayBuffer:
+    """A ring of a team's transitions.
+
+    Args:
+        memory_size: transitions kept, each of all agents.
+        field_names: as in `ReplayBuffer`.
+        agent_ids: who acts; None for those of the first state that is saved.
+        device: not needed.
+        seed: seed of the draws.
+
+    Raises:
+        UsageError: `field_names` are not the five.
+    """
+
+    def __init__(
+        self,
+        memory_size: int,
+        field_names: Sequence[str] = FIELDS,
+        agent_ids: Sequence[Any] | None = None,
+        device: Any = None,
+        *,
+        seed: int = 1,
+    ) -> None:
+        self._order = in_order(field_names, type(self).__name__)
+        self.memory_size, self.agent_ids = int(memory_size), None if agent_ids is None else [*agent_ids]
+        self.counter = 0  # transitions saved so far
+        self._held: dict[str, _Parts] = {}
+        self._random = np.random.default_rng(seed)
+
+    def __len__(self) -> int:
+        """Transitions that are there."""
+        return min(self.counter, self.memory_size)
+
+    def save_to_memory(self, *parts: Mapping[Any, Any], is_vectorised: bool = False) -> None:
+        """Save one transition, or with `is_vectorised` one of each environment: every part by agent, in the order of
+        `field_names`. An agent that is not in the state is gone."""
+        if len(parts) != len(FIELDS):
+            raise UsageError(f"MultiAgentReplayBuffer: a transition has {len(FIELDS)} parts, {len(parts)} were saved")
+        given = dict(zip(FIELDS, (parts[i] for i in self._order), strict=True))
+        if self.agent_ids is None:
+            self.agent_ids = [*given["state"]]
+        present = [agent for agent in self.agent_ids if agent in given["state"]]
+        if not present:
+            raise UsageError(f"MultiAgentReplayBuffer: the state names none of the agents {self.agent_ids}")
+        n = len(given["state"][present[0]]) if is_vectorised else 1
+        at = (self.counter + np.arange(n)) % self.memory_size
+        for name, part in given.items():
+            held = self._held.setdefault(name, {})
+            for agent in self.agent_ids:
+                if agent in part:
+                    array = np.asarray(part[agent]) if is_vectorised else np.asarray(part[agent])[None]
+                    if agent not in held:
+                        held[agent] = np.zeros((self.memory_size, *array.shape[1:]), array.dtype)
+                    held[agent][at] = array
+        alive = self._held.setdefault("alive", {})
+        for agent in self.agent_ids:
+            alive.setdefault(agent, np.zeros(self.memory_size, bool))[at] = agent in given["state"]
+        self.counter += n
+
+    def save_to_memory_vect_envs(self, *parts: Mapping[Any, Any]) -> None:
+        """Save a step of several environments, each part by agent `[n, …]`."""
+        self.save_to_memory(*parts, is_vectorised=True)
+
+    def sample(self, batch_size: int, *_: Any) -> TeamExperiences:
+        """Draw so many transitions uniformly, with replacement.
+
+        Raises:
+            UsageError: nothing is there to draw.
+        """
+        if not len(self):
+            raise UsageError("MultiAgentReplayBuffer: nothing can be sampled, it is empty")
+        at = self._random.integers(len(self), size=batch_size)
+        drawn = {name: {agent: array[at] for agent, array in held.items()} for name, held in self._held.items()}
+        found = TeamExperiences(tuple(drawn[name] for name in FIELDS))
+        found.alive = drawn["alive"]
+        return found

@@ -1,0 +1,156 @@
+"""Vector environments for loops of one's own, which tell what each observation follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from evopipe.envs import make
+from evopipe.envs.team import TeamEnv
+from evopipe.errors import UsageError
+from evopipe.face.breed import params_of
+from evopipe.face.given import made_by, remember
+from evopipe.schema.blocks import EnvConfig
+
+_Bools = npt.NDArray[np.bool_]
+
+
+class Marks(NamedTuple):
+    """What led to an observation of each environment `[n]`."""
+
+    began: _Bools  # nothing: a reset, whatever action was given
+    terminated: _Bools
+    truncated: _Bools
+
+
+class Observed(np.ndarray[Any, Any]):
+    """Observations `[n, …]` that know what led to them; NumPy's functions hand the knowledge on."""
+
+    marks: Marks | None
+
+    def __array_finalize__(self, obj: Any) -> None:
+        self.marks = getattr(obj, "marks", None)
+
+
+def marks_of(obs: Any, count: int) -> Marks | None:
+    """Return what so many observations know of themselves; None where nothing."""
+    while isinstance(obs, dict | tuple) and obs:
+        obs = next(iter(obs.values())) if isinstance(obs, dict) else obs[0]
+    marks = getattr(obs, "marks", None)
+    return marks if marks is not None and len(marks.began) == count else None
+
+
+def marked(obs: Any, marks: Marks) -> Any:
+    """Return observations that know what led to them."""
+    if isinstance(obs, dict):
+        return {name: marked(part, marks) for name, part in obs.items()}
+    if isinstance(obs, tuple):
+        return tuple(marked(part, marks) for part in obs)
+    found = np.asarray(obs).view(Observed)
+    found.marks = marks
+    return found
+
+
+class VectEnvs(SyncVectorEnv):
+    """Environments that step together, in this process. One that ended is reset by the next step, whatever its action:
+    such a step is no transition, and the buffers, `agent.learn` and the rollouts leave it out.
+
+    `env.reset()` seeds the first time with `seed`, and goes on from there.
+    """
+
+    def __init__(self, config: EnvConfig, seed: int = 1) -> None:
+        functions = [partial(make.make_env, config)] * config.num_envs
+        super().__init__(functions, autoreset_mode=AutoresetMode.NEXT_STEP)
+        self._first_seed: int | None = seed
+        remember(self, config)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode in every environment; return observations `[n, …]` and infos."""
+        seed, self._first_seed = self._first_seed if seed is None else seed, None
+        obs, info = super().reset(seed=seed, options=options)  # type: ignore[arg-type]
+        nothing = np.zeros(self.num_envs, np.bool_)
+        return marked(obs, Marks(~nothing, nothing, nothing)), info
+
+    def step(self, actions: Any) -> tuple[Any, Any, _Bools, _Bools, dict[str, Any]]:
+        """Step every environment: observations, rewards, terminated, truncated `[n, …]` and infos."""
+        began = self._autoreset_envs.copy()
+        obs, reward, terminated, truncated, info = super().step(actions)
+        return marked(obs, Marks(began, terminated, truncated)), reward, terminated, truncated, info
+
+
+class TeamEnvs:
+    """So many environments of a team for each member, for the training functions; they make and step them themselves.
+
+    Attributes:
+        num_envs: how many.
+        possible_agents, agents: the ids of those who act.
+    """
+
+    def __init__(self, config: EnvConfig) -> None:
+        self.num_envs, example = config.num_envs, make.make_env(config)
+        assert isinstance(example, TeamEnv)
+        self.possible_agents = self.agents = [*example.ids]
+        self._observations, self._actions = dict(example.observation_space), dict(example.action_space)  # type: ignore[call-overload]
+        make.close(example)
+        remember(self, config)
+
+    @property
+    def num_agents(self) -> int:
+        """How many act."""
+        return len(self.agents)
+
+    def observation_space(self, agent: Any) -> Any:
+        """What an agent sees."""
+        return self._observations[agent]
+
+    def action_space(self, agent: Any) -> Any:
+        """What an agent does."""
+        return self._actions[agent]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def make_vect_envs(
+    env_name: str | None = None,
+    num_envs: int = 1,
+    *,
+    make_env: Any = None,
+    wrappers: Sequence[Any] = (),
+    seed: int = 1,
+    **env_kwargs: Any,
+) -> Any:
+    """Make environments that step together: `num_envs` for each member of a population.
+
+    Args:
+        env_name: an id of Gymnasium, `module:EnvId`, or a team of PettingZoo or mpe2, as `env.id` in `params.yaml`.
+        num_envs: how many.
+        make_env: a function that makes one, in place of a name.
+        wrappers: names as in `env.wrappers`, put around each; a function of `make_env` brings its own.
+        seed: seed of the first `env.reset()` in loops of one's own; the training functions seed every episode.
+        env_kwargs: keyword arguments of `gymnasium.make`.
+
+    Returns:
+        A vector of Gymnasium for an environment of one agent, `TeamEnvs` for a team.
+
+    Raises:
+        ParamsError: the name is unknown, or an argument does not fit.
+        UsageError: neither or both of `env_name` and `make_env` are given.
+    """
+    if (env_name is None) == (make_env is None):
+        raise UsageError("make_vect_envs: name the environment or give the function that makes it, one of both")
+    if make_env is not None:
+        if wrappers or env_kwargs:
+            raise UsageError("make_vect_envs: make_env takes no wrappers and arguments: put them into the function")
+        config = made_by(make_env, num_envs)
+    else:
+        block = {"id": env_name, "num_envs": num_envs, "kwargs": env_kwargs, "wrappers": list(wrappers)}
+        config = params_of({"env": block, "train": {"evo_steps": max(5_000, num_envs)}}).env
+    return TeamEnvs(config) if make.is_team(config) else VectEnvs(config, seed)

@@ -1,0 +1,118 @@
+"""Language models learn: what the committed pipelines reach, over several seeds, on held-out rows, above their base.
+
+Thresholds are never lowered to get green.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", reason="an extra of its own: pip install 'evopipe[language]'")
+
+import evopipe
+from evopipe import layout
+from evopipe.schema.read import read_yaml
+from evopipe.schema.text import LanguageParams
+from evopipe.stages.language.setup import about_spec, make_spec
+from evopipe.storage import members as stored
+from evopipe.storage.files import read_json
+from learned import SEEDS, run
+from tiny import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("seed", SEEDS)]
+
+SYMBOLS, ARITHMETIC = "pipelines/symbols/", "pipelines/arithmetic/"
+RATES = (1e-5, 3e-5, 1e-4, 3e-4)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Returns what a pipeline of supervised learning exports, made once a seed."""
+
+    @cache
+    def of(pipeline: str, seed: int) -> Path:
+        folder = tmp_path_factory.mktemp("base")
+        run(f"{pipeline}/params.yaml", seed, folder=folder)
+        return folder / "models/elite/merged"
+
+    return of
+
+
+def on(base: Path, path: str, seed: int, *settings: tuple[str, str]) -> dict[str, Any]:
+    """The evaluation of a pipeline that goes on from a base."""
+    result: evopipe.Result = run(f"{path}/params.yaml", seed, [("language.model", str(base)), *settings])
+    return result.evaluation
+
+
+def test_a_digit_is_copied_from_random_weights(seed: int) -> None:
+    found = run("pipelines/grpo-copy/params.yaml", seed).evaluation
+    assert found["base"]["mean"] <= 0.2
+    assert found["elite"]["mean"] >= 0.95
+
+
+@pytest.mark.parametrize("algo", ["grpo", "reinforce", "ppo"])
+def test_one_of_three_things_that_a_base_can_do_is_elicited(algo: str, seed: int, base: Any) -> None:
+    found = on(base(f"{SYMBOLS}sft-symbols", seed), f"{SYMBOLS}{algo}-symbols", seed)
+    assert found["base"]["mean"] <= 0.6
+    assert found["elite"]["mean"] >= 0.95
+
+
+def test_a_preferred_completion_becomes_likely_itself_where_it_is_imitated_too(seed: int, base: Any) -> None:
+    """Without imitation its probability falls behind, though it is preferred all the same."""
+    start = base(f"{SYMBOLS}sft-symbols", seed)
+    both = on(start, f"{SYMBOLS}dpo-symbols", seed)
+    alone = on(start, f"{SYMBOLS}dpo-symbols", seed, ("algos.dpo.nll_alpha", "0.0"))
+    assert both["elite"]["accuracy"] >= 0.98
+    assert alone["elite"]["accuracy"] >= 0.98
+    assert both["base"]["chosen"] <= 0.5
+    assert both["elite"]["chosen"] >= 0.9
+    assert alone["elite"]["chosen"] <= both["elite"]["chosen"] - 0.2
+
+
+def test_evolution_finds_learning_rates_that_nobody_gave(seed: int, base: Any, tmp_path: Path) -> None:
+    """Four members with rates from 1e-5 to 3e-4, too low by ten times and more, and the same steps with and without."""
+    start, scores = base(f"{SYMBOLS}sft-symbols", seed), {}
+    for evolves in (True, False):
+        data = {**read_yaml(ROOT / f"{SYMBOLS}grpo-symbols/params.yaml").data, "seed": seed}
+        data["language"]["model"] = str(start)
+        data["train"] |= {"max_steps": 60, "evo_steps": 6 if evolves else 60}
+        data["evolution"]["tournament"]["window"] = 1
+        data["evolution"]["mutation"]["probabilities"] = {
+            "none": float(not evolves),
+            "rank": 0.0,
+            "rl_hp": float(evolves),
+        }
+        data["algos"]["grpo"]["evolve"] = {"lr": {"min": 1e-5, "max": 1e-2, "grow": 10.0, "shrink": 0.1}}
+        scores[evolves] = _trained(LanguageParams.model_validate(data), tmp_path / str(evolves))
+    assert scores[True] >= 0.9
+    assert scores[False] <= 0.65
+
+
+def _trained(params: LanguageParams, folder: Path) -> float:
+    """The elite's held-out score where the first members have `RATES`."""
+    _stages(params, folder, "fetch", "buffer", "population")
+    spec = make_spec(params)
+    first, about = stored.read(folder / layout.POPULATION, about_spec(spec), "", spec.check)
+    first = [replace(member, hyper={**member.hyper, "lr": rate}) for member, rate in zip(first, RATES, strict=True)]
+    stored.write(folder / layout.POPULATION, first, {**about_spec(spec), "mutations": about["mutations"]})
+    _stages(params, folder, "train", "evaluate")
+    score: float = read_json(folder / layout.EVALUATION)["elite"]["mean"]
+    return score
+
+
+def _stages(params: LanguageParams, folder: Path, *names: str) -> None:
+    for name in names:
+        import_module(f"evopipe.stages.language.{name}").run(params, quiet=True, folder=folder)
+
+
+def test_sums_that_a_base_gets_wrong_become_right(seed: int, base: Any) -> None:
+    pytest.importorskip("reasoning_gym", reason="an extra of its own: pip install 'evopipe[reasoning]'")
+    found = on(base(f"{ARITHMETIC}sft-arithmetic", seed), f"{ARITHMETIC}grpo-arithmetic", seed)
+    assert found["elite"]["mean"] >= found["base"]["mean"] + 0.3
+    assert found["elite"]["mean"] >= 0.8

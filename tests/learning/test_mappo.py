@@ -1,0 +1,18 @@
+"""MAPPO learns: thresholds over several seeds, on held-out episodes. Thresholds are never lowered to get green.
+
+What scores on simple_spread mean, `test_ippo.py` says.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from learned import SEEDS, run
+
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("seed", SEEDS)]
+
+
+def test_spread_by_its_pipeline(seed: int) -> None:
+    result = run("pipelines/mappo-spread/params.yaml", seed)
+    assert result.evaluation["episodes"] == 100
+    assert result.evaluation["elite"]["mean"] >= -40
