@@ -377,7 +377,7 @@ def test_a_workflow_takes_its_agent_and_environment_among_its_arguments(name: st
         ({"config": {"actor_rollout_ref.rollout.n": 1}}, ParamsError, "must be at least 2"),
         ({"config": {"data.train_batchsize": 1}}, ParamsError, "did you mean 'data.train_batch_size'"),
         ({"config": {"agents.max_step": 1}}, ParamsError, "agents.max_step: unknown key, did you mean 'max_steps'"),
-        ({"config": {"language.engine": "vllm"}}, ParamsError, "leave it at transformers"),
+        ({"config": {"language.engine": "vllm", "language.full": False}}, ParamsError, "leave it at transformers"),
         ({"population": {"sizes": 3}}, ParamsError, "did you mean 'size'"),
     ],
 )
