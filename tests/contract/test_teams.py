@@ -165,6 +165,7 @@ def test_a_step_in_which_one_agents_reward_is_none_teaches_nobody(name: str, run
 # ---------------------------------------------------------------------------------------- neighbours, resumption
 
 
+@pytest.mark.thorough
 @each_variant
 def test_a_member_trains_alike_alone_and_in_a_crowd(name: str, run: Callable[..., Any]) -> None:
     p = variant(name, **LONG)
@@ -205,6 +206,7 @@ def test_a_saved_run_continues_bit_for_bit(name: str, tmp_path: Path, run: Calla
 # ------------------------------------------------------------------------------------------- evolution, storage
 
 
+@pytest.mark.thorough
 @quick("one network for all, masks", "memory")
 @pytest.mark.parametrize("kind", ["architecture", pytest.param("rl_hp", marks=pytest.mark.slow)])
 def test_a_mutated_team_learns_on(name: str, kind: str, run: Callable[..., Any], tmp_path: Path) -> None:

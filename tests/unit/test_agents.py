@@ -474,6 +474,7 @@ def make(config):
 """
 
 
+@pytest.mark.thorough
 def test_a_trainer_is_used_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

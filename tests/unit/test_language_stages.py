@@ -68,6 +68,7 @@ def test_the_report_shows_what_was_written(finished: Path) -> None:
         assert f"<td>{each['prompt']}</td>" in page.replace("\n", "")
 
 
+@pytest.mark.thorough
 def test_a_second_run_gives_the_same_bytes(finished: Path, tmp_path: Path) -> None:
     write(tmp_path)
     for stage in STAGES:
@@ -91,6 +92,7 @@ def test_the_elite_writes_where_it_is_loaded(finished: Path) -> None:
     assert (answer.code, answer.out) == (0, told[0] + "\n")
 
 
+@pytest.mark.thorough
 def test_an_elite_without_the_merged_model_is_its_adapter_over_the_base(finished: Path, tmp_path: Path) -> None:
     import evopipe
 
@@ -103,6 +105,7 @@ def test_an_elite_without_the_merged_model_is_its_adapter_over_the_base(finished
     assert one == two
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_from_trained_members_or_from_an_adapter_of_pefts(finished: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(finished, tmp_path / "run"))
     for start in ("models/trained", "models/elite"):
@@ -176,6 +179,7 @@ def copied(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("spoil", "stage", "code", "said"),
     [
