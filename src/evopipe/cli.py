@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from evopipe import __version__
+from evopipe.cli_agent import agent
 from evopipe.errors import EnvironmentFailed, ParamsError, UsageError, suggestion
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ _gpu = _group("gpu", "Try this machine's GPU.")
 _params = _group("params", "Check and show params.yaml.")
 _track = _group("track", "See and compare runs in MLflow, Weights & Biases, TensorBoard.")
 _env = _group("env", "Try environments.")
-_agent = _group("agent", "Train language models in agents, environments and workflows of one's own.")
+app.add_typer(agent, name="agent")
 
 
 @dataclass(frozen=True)
@@ -417,47 +418,3 @@ def _track_ui(
     from evopipe.track.backends.mlflow import serve
 
     serve(dvc_root(), port, browser, context.obj.tell)
-
-
-_Trainer = Annotated[
-    str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns an AgentTrainer; it is called with the overrides.")
-]
-_Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Of the configuration.")]
-
-
-def _made_trainer(name: str, overrides: list[str] | None) -> Any:
-    from evopipe.agents.trainer import AgentTrainer
-    from evopipe.own import import_name
-
-    made = import_name(name, "agent")(overrides or [])
-    if not isinstance(made, AgentTrainer):
-        raise UsageError(f"agent: {name} returned {type(made).__name__}, expected an AgentTrainer")
-    return made
-
-
-@_agent.command("train")
-def _agent_train(context: typer.Context, trainer: _Trainer, overrides: _Overrides = None) -> None:
-    """Train, and print the elite's validation."""
-    found = _made_trainer(trainer, overrides).train(quiet=context.obj.quiet)
-    typer.echo(json.dumps(found.evaluation, indent=2))
-
-
-@_agent.command("evaluate")
-def _agent_evaluate(trainer: _Trainer, overrides: _Overrides = None) -> None:
-    """Validate the base, untrained, and print its scores."""
-    typer.echo(json.dumps(_made_trainer(trainer, overrides).evaluate(), indent=2))
-
-
-@_agent.command("explain")
-def _agent_explain(trainer: _Trainer, overrides: _Overrides = None) -> None:
-    """Print the configuration in effect, with where each value came from."""
-    typer.echo(_made_trainer(trainer, overrides).explain())
-
-
-@_agent.command("datasets")
-def _agent_datasets() -> None:
-    """List the datasets that this project has registered."""
-    from evopipe.agents.data import DatasetRegistry
-
-    for name in DatasetRegistry.get_dataset_names():
-        typer.echo(f"{name}: {', '.join(DatasetRegistry.get_dataset_splits(name))}")

@@ -1,0 +1,58 @@
+"""The command line's group `agent`, see `evopipe.cli`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from evopipe.errors import UsageError
+
+agent = typer.Typer(
+    help="Train language models in agents, environments and workflows of one's own.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+_Trainer = Annotated[
+    str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns an AgentTrainer; it is called with the overrides.")
+]
+_Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Of the configuration.")]
+
+
+def _made_trainer(name: str, overrides: list[str] | None) -> Any:
+    from evopipe.agents.trainer import AgentTrainer
+    from evopipe.own import import_name
+
+    made = import_name(name, "agent")(overrides or [])
+    if not isinstance(made, AgentTrainer):
+        raise UsageError(f"agent: {name} returned {type(made).__name__}, expected an AgentTrainer")
+    return made
+
+
+@agent.command("train")
+def _train(context: typer.Context, trainer: _Trainer, overrides: _Overrides = None) -> None:
+    """Train, and print the elite's validation."""
+    found = _made_trainer(trainer, overrides).train(quiet=context.obj.quiet)
+    typer.echo(json.dumps(found.evaluation, indent=2))
+
+
+@agent.command("evaluate")
+def _evaluate(trainer: _Trainer, overrides: _Overrides = None) -> None:
+    """Validate the base, untrained, and print its scores."""
+    typer.echo(json.dumps(_made_trainer(trainer, overrides).evaluate(), indent=2))
+
+
+@agent.command("explain")
+def _explain(trainer: _Trainer, overrides: _Overrides = None) -> None:
+    """Print the configuration in effect, with where each value came from."""
+    typer.echo(_made_trainer(trainer, overrides).explain())
+
+
+@agent.command("datasets")
+def _datasets() -> None:
+    """List the datasets that this project has registered."""
+    from evopipe.agents.data import DatasetRegistry
+
+    for name in DatasetRegistry.get_dataset_names():
+        typer.echo(f"{name}: {', '.join(DatasetRegistry.get_dataset_splits(name))}")
