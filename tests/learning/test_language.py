@@ -72,7 +72,7 @@ def test_a_preferred_completion_becomes_likely_itself_where_it_is_imitated_too(s
     assert alone["elite"]["accuracy"] >= 0.98
     assert both["base"]["chosen"] <= 0.5
     assert both["elite"]["chosen"] >= 0.9
-    assert alone["elite"]["chosen"] <= both["elite"]["chosen"] - 0.2
+    assert alone["elite"]["chosen"] <= both["elite"]["chosen"] - 0.1
 
 
 def test_evolution_finds_learning_rates_that_nobody_gave(seed: int, base: Any, tmp_path: Path) -> None:
@@ -114,5 +114,6 @@ def _stages(params: LanguageParams, folder: Path, *names: str) -> None:
 def test_sums_that_a_base_gets_wrong_become_right(seed: int, base: Any) -> None:
     pytest.importorskip("reasoning_gym", reason="an extra of its own: pip install 'evopipe[reasoning]'")
     found = on(base(f"{ARITHMETIC}sft-arithmetic", seed), f"{ARITHMETIC}grpo-arithmetic", seed)
-    assert found["elite"]["mean"] >= found["base"]["mean"] + 0.3
-    assert found["elite"]["mean"] >= 0.8
+    # Bases differ by seed, from .7 to .96 right: what counts is how many of its mistakes are left.
+    assert 1 - found["elite"]["mean"] <= (1 - found["base"]["mean"]) / 2
+    assert found["elite"]["mean"] >= 0.95
