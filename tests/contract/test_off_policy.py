@@ -45,7 +45,7 @@ def test_a_neighbours_broken_transitions_delay_nobody(algo: str, run: Callable[.
     config: dict[str, Any] = {"batch_size": 64}
     if "epsilon" in algos.get(algo.partition(":")[0]).Config.model_fields:  # so that members act unlike
         config["epsilon"] = 0.5
-    p = populations.problem("envs_for_tests:NanReward-v0", algo, config=config, train=train)
+    p = populations.problem("envs_for_tests:NanReward-v0", algo, config=config, train=train, seed=2)
     crowd = run(p, 6)
     advance(crowd, 25)
     assert len(set(crowd.regime.replay.size.tolist())) > 1
