@@ -90,7 +90,7 @@ def test_no_bit_depends_on_how_many_processes_learn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(learners, "LEAST_WORK", 0.0)
-    p = variant(algo, sharing, cohorts, evo_steps=120, max_steps=240)
+    p = variant(algo, sharing, cohorts, evo_steps=128, max_steps=256)
     alone, divided = run(p, 4, 1), run(p, 4, 2)
     while not alone.reason:
         for loop in (alone, divided):
@@ -229,7 +229,7 @@ def test_a_run_on_another_device_is_the_run_on_the_host(
     monkeypatch.setitem(COSTS, "cpu", COSTS["cuda"])
     monkeypatch.setattr(optim, "_fused_is_sound", lambda: False)
     optim._take_layout_warning()
-    p = variant(algo, cohorts="merged", learning_delay=20, evo_steps=120, max_steps=240)
+    p = variant(algo, cohorts="merged", learning_delay=20, evo_steps=128, max_steps=256)
     with Device() as device:
         there = begin(replace(p, device=DEVICE, paths=Paths(capture)), first_members(p, 3)[0])
         here = started(p, 3)
