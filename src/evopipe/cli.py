@@ -329,10 +329,11 @@ def _params_show(
     key: Annotated[str | None, typer.Argument(metavar="[KEY.PATH]", help="One value, such as train.max_steps.")] = None,
 ) -> None:
     """Print the parameters in effect, or one of them."""
+    from evopipe.schema.declare import value_at
     from evopipe.schema.write import dump_yaml
 
     params = context.obj.load()
-    value = params.model_dump(mode="json") if key is None else params.at(key)
+    value = params.model_dump(mode="json") if key is None else value_at(params, key)
     typer.echo(value if isinstance(value, str) else dump_yaml(value).rstrip("\n"))
 
 

@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from evopipe.errors import did_you_mean, suggestion
+from evopipe.errors import UsageError, did_you_mean, suggestion
 from evopipe.types import Spaces
 
 COMPLETE = "complete"
@@ -224,3 +224,17 @@ def _shown(value: Any) -> str:
     except (TypeError, ValueError):  # not plain data, or a number that is too long to print
         return f"a value of type {type(value).__name__}"
     return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def value_at(settings: Schema, path: str) -> Any:
+    """Return what stands at a dotted key, as JSON data; `UsageError` if nothing does."""
+    value: Any = settings.model_dump(mode="json")
+    for step in path.split("."):
+        if isinstance(value, list):
+            value = {str(number): item for number, item in enumerate(value)}
+        known = value if isinstance(value, dict) else {}
+        if step not in known:
+            guess = suggestion(step, known) if known else ", there are no keys there"
+            raise UsageError(f"params show: no key {step!r} in {path}{guess}")
+        value = known[step]
+    return value

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 from pydantic import Field, ValidationError, ValidationInfo, create_model, field_validator
 
 from evopipe import algos as registry
-from evopipe.errors import ParamsError, UsageError, suggestion
+from evopipe.errors import ParamsError, suggestion
 from evopipe.schema.blocks import (
     NEUTRAL,
     EnvConfig,
@@ -84,19 +84,6 @@ class Params(Schema):
     def algo_config(self) -> Any:
         """The chosen algorithm's `Config`."""
         return self.algos[self.train.algo]
-
-    def at(self, path: str) -> Any:
-        """Return what stands at a dotted key, as JSON data; `UsageError` if nothing does."""
-        value: Any = self.model_dump(mode="json")
-        for step in path.split("."):
-            if isinstance(value, list):
-                value = {str(number): item for number, item in enumerate(value)}
-            known = value if isinstance(value, dict) else {}
-            if step not in known:
-                guess = suggestion(step, known) if known else ", there are no keys there"
-                raise UsageError(f"params show: no key {step!r} in {path}{guess}")
-            value = known[step]
-        return value
 
     def tracked(self, *blocks: str) -> dict[str, Any]:
         """Return what results depend on as JSON data: the chosen algorithm's block as `algo`, and these; or all."""

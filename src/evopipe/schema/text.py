@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from evopipe import algos as registry
-from evopipe.errors import UsageError, suggestion
+from evopipe.errors import suggestion
 from evopipe.schema.blocks import ArchitectureBounds, MutationConfig, TournamentConfig, TrackingConfig
 from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain, located, out_of_bounds
 from evopipe.schema.language import (
@@ -76,19 +76,6 @@ class LanguageParams(Schema):
             new_layer_prob=0.0, mutate_elite=cfg.mutate_elite, before_training=cfg.before_training,
             architecture=ArchitectureBounds(min_nodes=1, max_nodes=cfg.max_rank),
         )  # fmt: skip
-
-    def at(self, path: str) -> Any:
-        """Return what stands at a dotted key, as JSON data; UsageError if nothing does."""
-        value: Any = self.model_dump(mode="json")
-        for step in path.split("."):
-            if isinstance(value, list):
-                value = {str(number): item for number, item in enumerate(value)}
-            known = value if isinstance(value, dict) else {}
-            if step not in known:
-                guess = suggestion(step, known) if known else ", there are no keys there"
-                raise UsageError(f"params show: no key {step!r} in {path}{guess}")
-            value = known[step]
-        return value
 
     def tracked(self, *blocks: str) -> dict[str, Any]:
         """Return what results depend on as JSON data: the chosen algorithm's block as `algo`, and these; or all."""
