@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import words
 from evopipe import layout
@@ -210,6 +211,26 @@ def test_a_stage_refuses_what_it_cannot_use(
     assert answer.code == code, answer
     assert said in " ".join(answer.err.split())
     assert "Traceback" not in answer.err
+
+
+def test_where_memory_runs_out_a_sentence_says_what_of_a_language_model_takes_it(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+
+    monkeypatch.setattr(torch.Tensor, "backward", full)
+    answer = call(copied, "train")
+    assert answer.code == 72
+    assert "lower runtime.rows_at_once, population.size or language.max_completion" in " ".join(answer.err.split())
+
+
+def test_where_nobody_is_rewarded_a_sentence_says_what_to_do(copied: Path) -> None:
+    write(copied, language__reward="operator:is_", train__max_steps=9)  # no completion is a row
+    answer = call(copied, "train")
+    assert answer.code == 0
+    assert "no member has seen a reward other than 0 in 9 steps" in " ".join(answer.err.split())
+    assert "begin from a base that is right now and then" in " ".join(answer.err.split())
 
 
 def test_a_base_that_changed_is_told(copied: Path) -> None:

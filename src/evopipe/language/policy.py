@@ -16,7 +16,7 @@ from evopipe.errors import DataError, UsageError
 from evopipe.language import peft
 from evopipe.language.adapters import Adapted, Full
 from evopipe.language.base import Base, load_base, stacked
-from evopipe.language.generate import Sampling, generate
+from evopipe.language.generate import Sampling, generate, texts
 from evopipe.schema.language import LanguageConfig
 from evopipe.storage.files import parse_json
 from evopipe.storage.folders import read_folder
@@ -46,6 +46,7 @@ class LanguagePolicy:
         top_p: float = 1.0,
         samples: int = 1,
         seed: int = 0,
+        stop: str | Sequence[str] | None = None,
     ) -> Any:
         """Complete prompts: the likeliest tokens unless `temperature` is above 0.
 
@@ -57,6 +58,7 @@ class LanguagePolicy:
             top_p: draw from the likeliest that have so much of the probability; 1: from all.
             samples: completions of each prompt.
             seed: of the draws.
+            stop: a text, or several, that ends a completion and is no part of it; None: as it was trained.
 
         Returns:
             A text for a text, a list of texts for a list; lists of so many texts in their place with `samples` above 1.
@@ -72,6 +74,9 @@ class LanguagePolicy:
                 raise UsageError(f"generate: {name} must be a whole number of at least {least}, got {value!r:.40}")
         if not temperature >= 0 or not 0 < top_p <= 1:
             raise UsageError("generate: temperature must be at least 0, and top_p above 0 and at most 1")
+        ends = self._config.stop if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+        if not all(isinstance(text, str) and text for text in ends):
+            raise UsageError(f"generate: stop must be a text, or several, and none empty, got {stop!r:.40}")
         told: list[list[str]] = []
         for start in range(0, len(many), _AT_ONCE):
             part = many[start : start + _AT_ONCE]
@@ -80,12 +85,10 @@ class LanguagePolicy:
             one = torch.ones(1, device=self.base.device)
             how = Sampling(one * temperature, one.long() * top_k, one * top_p)
             keys = torch.tensor([rng.run_key(seed)], device=self.base.device)
-            written = generate(self.base, self._active, ids, real, samples, limit, how, keys, start)
-            texts = [
-                self.base.decode(row[:n])
-                for row, n in zip(written.ids[0].tolist(), written.lengths[0].tolist(), strict=True)
-            ]
-            told += [texts[i : i + samples] for i in range(0, len(texts), samples)]
+            until = [ends] * len(part) if ends else ()
+            written = generate(self.base, self._active, ids, real, samples, limit, how, keys, start, stop=until)
+            (own,) = texts(self.base, written, until)
+            told += [own[i : i + samples] for i in range(0, len(own), samples)]
         found = [each[0] for each in told] if samples == 1 else told
         return found[0] if isinstance(prompts, str) else found
 

@@ -14,7 +14,7 @@ from evopipe import rng
 from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
 from evopipe.core.net import score
-from evopipe.language.generate import Sampling, Written, generate
+from evopipe.language.generate import Sampling, Stops, Written, generate, texts
 from evopipe.language.hooks import reference
 from evopipe.language.tokens import Corpus, Rows
 from evopipe.language.vllm import Engine, weights
@@ -55,16 +55,16 @@ class Room:
         def active() -> Any:
             return structure.active(policy.frozen.views)
 
-        limit = spec.language.max_completion
+        limit, stop = spec.language.max_completion, self.stop(members * len(index))
         if self.engine is None:
-            written = generate(base, active, ids, real, group, limit, how, cohort.keys, when, leave)
+            written = generate(base, active, ids, real, group, limit, how, cohort.keys, when, leave, stop)
         else:
             archs: list[Any] = [member.arch for member in cohort.members]
             own = list(zip(archs, structure.unpack(policy.values.cpu()), strict=True))
-            written = self.engine.generate(own, ids, real, group, limit, how, cohort.keys, when)
+            written = self.engine.generate(own, ids, real, group, limit, how, cohort.keys, when, stop)
         if leave:  # columns that no completion of the cohort has
             width = max(1, int(written.lengths.max()))
-            written = Written(*(getattr(written, f.name)[..., :width] for f in fields(written)))
+            written = written.cut(width)
         ids, real = (x.repeat_interleave(group, dim=1) for x in (ids, real))
         text = Text(
             torch.cat((ids, written.ids), dim=-1), torch.cat((real, written.mask), dim=-1), written.mask,
@@ -75,13 +75,18 @@ class Room:
     def reward(self, written: Written, index: Rows, group: int) -> tuple[Tensor, int]:
         """Return the rewards `[P, R]` float32, and how many of them could not be had."""
         members, rows, _ = written.ids.shape
-        told = [
-            self.spec.base.decode(ids[:n])
-            for ids, n in zip(written.ids.flatten(0, 1).tolist(), written.lengths.flatten().tolist(), strict=True)
-        ]
+        told = [text for own in self.texts(written, len(index)) for text in own]
         asked = [self.corpus.rows[int(i)] for i in index for _ in range(group)] * members
         rewards, failed = self.judge(asked, told)
         return torch.from_numpy(np.asarray(rewards, np.float32)).view(members, rows).to(self.spec.device), failed
+
+    def stop(self, prompts: int) -> Stops:
+        """Return the texts that end the completions of each of so many prompts; nothing where there are none."""
+        return [self.spec.language.stop] * prompts if self.spec.language.stop else ()
+
+    def texts(self, written: Written, prompts: int) -> list[list[str]]:
+        """Return every member's completions of so many prompts as texts."""
+        return texts(self.spec.base, written, self.stop(len(written.ids) * prompts))
 
     def evaluate(self, cohorts: Sequence[Cohort], index: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """Score members by their likeliest completions of these rows' prompts; Stopped if `stopped` says so."""
@@ -165,7 +170,6 @@ class Dialogue:
     def _measure(self, cohort: Cohort, text: Text, written: Written, drift: Tensor, failed: int) -> None:
         """Take note of a round, of each member."""
         tokens = text.mask.flatten(1).sum(dim=1).clamp(min=1)
-        ended = torch.isin(written.ids, torch.tensor(self.spec.base.ends, device=written.ids.device)) & written.mask
         kl = torch.full_like(drift, torch.nan)
         if text.reference is not None and text.log_prob is not None:
             apart = (text.reference - text.log_prob).masked_fill(~text.mask, 0.0)
@@ -174,7 +178,7 @@ class Dialogue:
         every = {
             "reward": text.reward.mean(dim=1),
             "length": written.lengths.float().mean(dim=1),
-            "ended": ended.any(dim=-1).float().mean(dim=1),
+            "ended": written.ended.float().mean(dim=1),
             "entropy": written.entropy.flatten(1).sum(dim=1) / tokens,
             "kl": kl,
             "effective": torch.ones_like(drift) if text.keep is None else text.keep.float().mean(dim=1),

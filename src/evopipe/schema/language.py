@@ -60,6 +60,9 @@ class LanguageConfig(Schema):
         False, description="whether prompts go through the model's chat template; false: texts as they are"
     )
     system: str | None = Field(None, description="what a chat begins with, as the system's message; null: nothing")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), strict=False, description="texts that end a completion, and are no part of what is rewarded or shown"
+    )
     max_prompt: int = Field(64, ge=1, le=1 << 20, description="most tokens of a prompt; longer ones are left out")
     max_completion: int = Field(
         16, ge=1, le=1 << 20, description="most tokens of a completion; to be learned from, longer ones are left out"
@@ -190,5 +193,11 @@ class TextRuntime(Schema):
         "merged",
         description="`merged`: members of unlike ranks share a batch, and finished completions leave it; `exact`: no "
         "bit of a member depends on its neighbours",
+    )
+    rows_at_once: int | None = Field(
+        None,
+        ge=1,
+        description="rows of text of each member that pass through the base at a time: fewer take less memory, and to "
+        "learn are computed twice; tracked, for it changes results in the last bits; null: all",
     )
     checkpoint_seconds: float = Field(30.0, gt=0.0, description="least time between two checkpoints")

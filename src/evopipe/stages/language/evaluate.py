@@ -19,7 +19,7 @@ from evopipe.ops.statistics import summary
 from evopipe.rng import Purpose
 from evopipe.run.dialogue import AT_ONCE, Room, sampling
 from evopipe.run.evaluate import Episodes, Stopped
-from evopipe.run.language import LanguageSpec
+from evopipe.run.language import LESS, LanguageSpec
 from evopipe.run.order import held_out
 from evopipe.run.text import References, evaluate_rows, figures
 from evopipe.schema.text import LanguageParams
@@ -50,7 +50,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     index = rows[held_out(spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes), len(rows))]
     room = Room(spec, corpus, judge_of(spec.language))
     told: dict[int, dict[str, float]] = {}
-    with StopSignal() as stop, translate_failures():
+    with StopSignal() as stop, translate_failures(LESS):
 
         def stopped() -> bool:
             return stop.signum is not None
@@ -116,11 +116,7 @@ def _completions(room: Room, cohorts: list[Cohort], index: np.ndarray) -> list[d
         _, written = room.write(cohort, few, 1, how, 0)
         scored = "answer" in room.corpus.rows[int(few[0])]
         reward = room.reward(written, few, 1)[0].tolist() if scored else None
-        for r, slot in enumerate(cohort.slots):
-            texts = [
-                room.spec.base.decode(ids[:n])
-                for ids, n in zip(written.ids[r].tolist(), written.lengths[r].tolist(), strict=True)
-            ]
+        for r, (slot, texts) in enumerate(zip(cohort.slots, room.texts(written, len(few)), strict=True)):
             told[slot] = [
                 {"text": text, **({} if reward is None else {"reward": reward[r][i]})} for i, text in enumerate(texts)
             ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def settled(params: LanguageParams) -> LanguageConfig:
 def make_spec(params: LanguageParams, device: torch.device | None = None) -> LanguageSpec:
     """Bundle what a run is about; for errors see `load_base`."""
     device, cfg = device or torch.device("cpu"), settled(params)
+    base = replace(load_base(cfg, params.seed, device), rows_at_once=params.runtime.rows_at_once)
     return LanguageSpec(
         seed=params.seed,
         language=cfg,
@@ -56,7 +58,7 @@ def make_spec(params: LanguageParams, device: torch.device | None = None) -> Lan
         mutation=params.mutation,
         algo=get(params.train.algo),
         algo_config=params.algo_config,
-        base=load_base(cfg, params.seed, device),
+        base=base,
         device=device,
         cohorts=params.runtime.cohorts,
     )

@@ -13,6 +13,7 @@ from evopipe.machine import configure
 from evopipe.run.clock import Clock
 from evopipe.run.dialogue import Dialogue
 from evopipe.run.drive import train
+from evopipe.run.language import LESS
 from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Run
 from evopipe.run.text import TextRows
@@ -49,7 +50,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     with (
         RunLock(state.with_suffix(".lock")),
         RunLock(outputs.with_suffix(".lock")),
-        translate_failures(),
+        translate_failures(LESS),
     ):
         store, log = CheckpointStore(state / "checkpoints"), state / "events.jsonl"
         clock = Clock.of(spec, len(members))
