@@ -28,7 +28,7 @@ from evopipe.types import Text
 
 AT_ONCE = 64  # prompts of each member that evaluation completes at a time
 _UPDATES = 1 << 12  # more than a tick takes of any member: keeps the draws of different ticks apart
-MEASURED = ("reward", "length", "ended", "entropy", "kl", "effective", "drift", "failed")
+MEASURED = ("reward", "task", "length", "ended", "entropy", "kl", "effective", "drift", "failed")
 
 Judge = Callable[[Sequence[Mapping[str, Any]], Sequence[str]], tuple[np.ndarray, int]]
 """(rows, completions) → the rewards `[n]`, and how many of them could not be had and are 0."""
@@ -42,6 +42,7 @@ class Room:
     corpus: Corpus
     judge: Judge
     engine: Engine | None = None
+    truth: Judge | None = None  # the task's own score, where a reward model stands in its place: only told
 
     def write(self, cohort: Cohort, index: Rows, group: int, how: Sampling, when: int) -> tuple[Text, Written]:
         """Let every member of a cohort complete these rows' prompts; return them with the prompts, too."""
@@ -72,13 +73,13 @@ class Room:
         )  # fmt: skip
         return text, written
 
-    def reward(self, written: Written, index: Rows, group: int) -> tuple[Tensor, int]:
-        """Return the rewards `[P, R]` float32, and how many of them could not be had."""
-        members, rows, _ = written.ids.shape
-        told = [text for own in self.texts(written, len(index)) for text in own]
-        asked = [self.corpus.rows[int(i)] for i in index for _ in range(group)] * members
-        rewards, failed = self.judge(asked, told)
-        return torch.from_numpy(np.asarray(rewards, np.float32)).view(members, rows).to(self.spec.device), failed
+    def reward(self, written: Written, index: Rows, group: int, judge: Judge | None = None) -> tuple[Tensor, int]:
+        """Return the rewards `[P, R]` float32, and how many of them could not be had; `judge` stands in the place of
+        the run's own. It is asked of a member's completions at a time: no bit of them depends on its neighbours'."""
+        asked = [self.corpus.rows[int(i)] for i in index for _ in range(group)]
+        found = [(judge or self.judge)(asked, told) for told in self.texts(written, len(index))]
+        rewards = torch.from_numpy(np.stack([np.asarray(values, np.float32) for values, _ in found]))
+        return rewards.to(self.spec.device), sum(failed for _, failed in found)
 
     def stop(self, prompts: int) -> Stops:
         """Return the texts that end the completions of each of so many prompts; nothing where there are none."""
@@ -114,9 +115,11 @@ class Dialogue:
     threshold: float | None = None
     remarks: Sequence[str] = ()
 
-    def __init__(self, spec: LanguageSpec, clock: Clock, corpus: Corpus, judge: Judge) -> None:
+    def __init__(
+        self, spec: LanguageSpec, clock: Clock, corpus: Corpus, judge: Judge, truth: Judge | None = None
+    ) -> None:
         self.spec, self.clock, self.whole = spec, clock, True
-        self.room = Room(spec, corpus, judge, engine_of(spec, clock.members))
+        self.room = Room(spec, corpus, judge, engine_of(spec, clock.members), truth)
         self.cohorts: Sequence[Cohort] = []
         self.measures = Measures(clock.members, MEASURED)
 
@@ -159,7 +162,10 @@ class Dialogue:
             assert text.log_prob is not None
             text = replace(text, advantage=text.advantage * weights(text.log_prob, drawn, text.mask))
         drift = learn(spec, self.clock, cohort, text)
-        self._measure(cohort, text, written, drift, failed)
+        told = torch.full_like(reward, torch.nan)
+        if self.room.truth is not None:
+            told, _ = self.room.reward(written, index, group, self.room.truth)
+        self._measure(cohort, text, written, drift, failed, told)
         return bool((reward != 0).any())
 
     def _scored_anew(self, cohort: Cohort, text: Text) -> Text:
@@ -167,7 +173,7 @@ class Dialogue:
             now = score(getattr(cohort.state, self.spec.algo.POLICY).frozen, text)
         return replace(text, log_prob=now.log_prob.masked_fill(~text.mask, 0.0))
 
-    def _measure(self, cohort: Cohort, text: Text, written: Written, drift: Tensor, failed: int) -> None:
+    def _measure(self, cohort: Cohort, text: Text, written: Written, drift: Tensor, failed: int, told: Tensor) -> None:
         """Take note of a round, of each member."""
         tokens = text.mask.flatten(1).sum(dim=1).clamp(min=1)
         kl = torch.full_like(drift, torch.nan)
@@ -177,6 +183,7 @@ class Dialogue:
         assert text.reward is not None
         every = {
             "reward": text.reward.mean(dim=1),
+            "task": told.mean(dim=1),
             "length": written.lengths.float().mean(dim=1),
             "ended": written.ended.float().mean(dim=1),
             "entropy": written.entropy.flatten(1).sum(dim=1) / tokens,

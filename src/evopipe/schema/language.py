@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -53,7 +54,9 @@ class LanguageConfig(Schema):
     task: str = Field("copy", min_length=1, description="the task: its name, or `module:Class` for one's own")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the task")
     reward: str | None = Field(
-        None, description="`module:function` that scores a completion, f(completion, row); null: the task's own score"
+        None,
+        description="what scores completions: `module:function`, f(completion, row); a reward model's exported folder; "
+        "null: the task's own score",
     )
     reward_seconds: float = Field(10.0, gt=0.0, le=3600.0, description="longest that a completion's score may take")
     chat: bool = Field(
@@ -76,10 +79,15 @@ class LanguageConfig(Schema):
 
     @field_validator("reward")
     @classmethod
-    def _a_function(cls, reward: str | None) -> str | None:
-        if reward is not None and not re.fullmatch(_OWN, reward):
-            raise ValueError(f"{reward!r} is not of the form 'module:function'")
+    def _a_function_or_a_folder(cls, reward: str | None) -> str | None:
+        if reward is not None and not re.fullmatch(_OWN, reward) and "/" not in reward:
+            raise ValueError(f"{reward!r} is not of the form 'module:function', and no folder's path: ./{reward}")
         return reward
+
+    @property
+    def reward_model(self) -> Path | None:
+        """The folder of the reward model that scores completions, if one does."""
+        return Path(self.reward) if self.reward is not None and not re.fullmatch(_OWN, self.reward) else None
 
 
 class TextFetch(Schema):

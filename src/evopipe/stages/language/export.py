@@ -12,6 +12,7 @@ from evopipe.evolve.lineage import descent, read_lineage
 from evopipe.keys import content_key
 from evopipe.language import peft
 from evopipe.language.adapters import Adapted, LoRA
+from evopipe.language.policy import CHANGE, HEAD, MERGED, POLICY
 from evopipe.machine import configure, fingerprint, git_revision
 from evopipe.schema.text import LanguageParams
 from evopipe.stages.language.describe import describe
@@ -21,8 +22,6 @@ from evopipe.storage.files import dump_json, read_bytes, read_json
 from evopipe.storage.folders import write_folder
 from evopipe.storage.tensors import dump_tensors
 from evopipe.track.formats import score
-
-POLICY, CHANGE, MERGED = "policy.json", "change.safetensors", "merged"
 
 
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
@@ -41,6 +40,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         "format": 1,
         "arch": elite.arch.to_json(),
         "merged": params.export.merged,
+        "head": "end" in spec.algo.asks(spec.algo_config),
         "hyper": dict(elite.hyper),
         "training": trained.get("elite"),
         "evaluation": scores["elite"],
@@ -61,6 +61,8 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         files |= peft.adapter_files(spec.base, arch, row)
     else:
         files[CHANGE] = dump_tensors(arch.named(Adapted.of(spec.base), row))
+    if about["head"]:
+        files[HEAD] = dump_tensors(arch.named(spec.widths["value"], elite.tensors["value"]))
     if params.export.merged:
         merged = peft.merged_files(spec.base, arch, row)
         files |= {f"{MERGED}/{name}": data for name, data in merged.items()}
@@ -79,6 +81,7 @@ def _scores(path: Path) -> dict[str, Any]:
 def _card(about: dict[str, Any], base: str) -> str:
     """Return the model card, Markdown."""
     found, before = about["evaluation"], about["before"]
+    asked = 'reward(["…"], ["…"])' if about["head"] else 'generate(["…"])'
     was = f" The base's mean is {score(before['mean'])}." if before else ""
     merged = (
         "\nThe folder `merged` is a whole model, for `transformers` or as `language.model` of another pipeline:\n\n"
@@ -97,5 +100,5 @@ def _card(about: dict[str, Any], base: str) -> str:
         f"with evopipe.\n\nMean score {score(found['mean'])} on held-out rows, 95 % interval "
         f"[{score(found['interval'][0])}, {score(found['interval'][1])}].{was}\n{adapter}{merged}\n"
         "```python\nimport evopipe\n\n"
-        'policy = evopipe.load("models/elite")\nprint(policy.generate(["…"]))\n```\n'
+        f'policy = evopipe.load("models/elite")\nprint(policy.{asked})\n```\n'
     )

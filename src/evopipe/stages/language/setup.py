@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from evopipe.core.member import Member
 from evopipe.errors import DataError
 from evopipe.language import tasks
 from evopipe.language.base import load_base
+from evopipe.language.policy import LanguagePolicy, load_reward
 from evopipe.language.tasks.guard import rewards
 from evopipe.language.tokens import Corpus, read_corpus
+from evopipe.run.dialogue import Judge
 from evopipe.run.language import LanguageSpec
 from evopipe.schema.language import Form, LanguageConfig
 from evopipe.schema.text import LanguageParams
@@ -64,13 +66,34 @@ def make_spec(params: LanguageParams, device: torch.device | None = None) -> Lan
     )
 
 
-def judge_of(cfg: LanguageConfig) -> Callable[[Sequence[Mapping[str, Any]], Sequence[str]], tuple[np.ndarray, int]]:
-    """Return what rewards completions; whatever a score does, a run goes on."""
-    score = tasks.score_of(task_of(cfg), cfg.reward)
+def judge_of(cfg: LanguageConfig, device: torch.device | None = None) -> Judge:
+    """Return what rewards completions; whatever a score does, a run goes on. For errors see `language.tasks.score_of`
+    and `language.policy.load_reward`."""
+    if cfg.reward_model is not None:
+        return _modelled(load_reward(cfg.reward_model, device))
+    return _guarded(cfg, cfg.reward)
+
+
+def truth_of(cfg: LanguageConfig) -> Judge | None:
+    """Return the task's own score where a reward model stands in its place, of which the faults may be learned."""
+    return None if cfg.reward_model is None else _guarded(cfg, None)
+
+
+def _guarded(cfg: LanguageConfig, own: str | None) -> Judge:
+    score = tasks.score_of(task_of(cfg), own)
 
     def judge(rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> tuple[np.ndarray, int]:
         found = rewards(score, rows, completions, cfg.reward_seconds)
         return found.values, found.failed
+
+    return judge
+
+
+def _modelled(model: LanguagePolicy) -> Judge:
+    def judge(rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> tuple[np.ndarray, int]:
+        found = np.array(model.reward([row["prompt"] for row in rows], completions))
+        bad = ~np.isfinite(found)
+        return np.where(bad, 0.0, found), int(bad.sum())
 
     return judge
 

@@ -21,7 +21,7 @@ from evopipe.schema.text import LanguageParams
 from evopipe.signals import StopSignal
 from evopipe.stages import tracking
 from evopipe.stages.language.describe import describe
-from evopipe.stages.language.setup import about_spec, corpus_of, form_of, judge_of, make_spec, read_members
+from evopipe.stages.language.setup import about_spec, corpus_of, form_of, judge_of, make_spec, read_members, truth_of
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.files import write_csv
 from evopipe.storage.lock import RunLock
@@ -56,7 +56,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         clock = Clock.of(spec, len(members))
         regime: Dialogue | TextRows
         if form == "reasoning":
-            regime = Dialogue(spec, clock, corpus, judge_of(spec.language))
+            regime = Dialogue(spec, clock, corpus, judge_of(spec.language, spec.device), truth_of(spec.language))
         else:
             regime = TextRows(spec, clock, corpus)
         made = Run(spec, regime, clock, members, births)
@@ -76,5 +76,11 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
 def _key(params: LanguageParams, folder: Path) -> str:
     """Key of a run's checkpoints: the parameters, inputs and code that its outcome depends on."""
     values = params.tracked("seed", "language", "train", "evolution", "runtime")
-    inputs = [folder / layout.POPULATION, folder / layout.TOKENS]
+    inputs = [folder / layout.POPULATION, folder / layout.TOKENS, *_reward_model(params)]
     return content_key(values, [*inputs, Path(evopipe.__file__).parent])
+
+
+def _reward_model(params: LanguageParams) -> list[Path]:
+    """The folder that rewards come from, where one does; that it is missing is said where it is read."""
+    folder = params.language.reward_model
+    return [folder] if folder is not None and folder.exists() else []
