@@ -122,7 +122,7 @@ def tokenise(
         prompts.append(prompt)
         answers.append(own)
         marks.append(learned)
-    splits = _split(len(kept), fetch, seed)
+    splits = _split(kept, form, fetch, seed)
     if any(not len(index) for index in splits.values()):
         raise DataError(
             f"of {len(rows)} rows {len(rows) - len(kept)} are longer than language.max_prompt ({cfg.max_prompt}) or "
@@ -177,12 +177,16 @@ def _common(a: Sequence[int], b: Sequence[int]) -> Sequence[int]:
     return a[:n]
 
 
-def _split(n: int, fetch: TextFetch, seed: int) -> dict[str, np.ndarray]:
-    """Divide `n` rows at random: a tenth of 10 is 1, and no split is empty where there are 3."""
-    order = rng.host(rng.run_key(seed), Purpose.PROMPT).permutation(n)
-    test, validation = (max(1, round(share * n)) for share in (fetch.test, fetch.validation))
+def _split(rows: Sequence[Mapping[str, Any]], form: Form, fetch: TextFetch, seed: int) -> dict[str, np.ndarray]:
+    """Divide rows at random: a tenth of 10 is 1, and no split is empty where there are 3. Pairs of one prompt share a
+    split: who has learned from one of them knows the others' chosen completion."""
+    alike = [json.dumps(row["prompt"]) if form == "preference" else i for i, row in enumerate(rows)]
+    group = {key: i for i, key in enumerate(dict.fromkeys(alike))}
+    of = np.array([group[key] for key in alike])
+    order = rng.host(rng.run_key(seed), Purpose.PROMPT).permutation(len(group))
+    test, validation = (max(1, round(share * len(group))) for share in (fetch.test, fetch.validation))
     cuts = np.split(order, [test, test + validation])
-    return dict(zip(reversed(SPLITS), (np.sort(cut) for cut in cuts), strict=True))
+    return dict(zip(reversed(SPLITS), (np.flatnonzero(np.isin(of, cut)) for cut in cuts), strict=True))
 
 
 # --- as files ---------------------------------------------------------------------------------------------------------
