@@ -174,7 +174,7 @@ def test_without_a_compiler_torch_serves(
     configure(RuntimeConfig(kernels="auto"))
     assert capsys.readouterr().err.count("networks are computed by torch: no C compiler was found") == 1
     assert fingerprint()["kernels"] == "torch"
-    with pytest.raises(ParamsError, match="^runtime.kernels: no C compiler was found; install gcc"):
+    with pytest.raises(ParamsError, match=r"^runtime\.kernels: no C compiler was found; install gcc"):
         configure(RuntimeConfig(kernels="native"))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setenv("CC", "false")
