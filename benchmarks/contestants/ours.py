@@ -564,11 +564,20 @@ def roofline(s: Settings) -> dict[str, Any]:
     }
 
 
+def language(task: str, *given: Any) -> dict[str, Any]:
+    """Run a task of language models, which need an extra."""
+    import language as models
+
+    result: dict[str, Any] = getattr(models, task)(*given)
+    return result
+
+
 if __name__ == "__main__":
     main(
         {
             "end-to-end": end_to_end, "time-to-solved": time_to_solved, "parts": parts, "curve": curve,
             "efficiency": efficiency, "checkpoint": checkpoint, "roofline": roofline, "learn-step": learn_step,
-            "acting": acting, "priorities": priorities,
+            "acting": acting, "priorities": priorities, "grpo": lambda s: language("step", s, "grpo"),
+            "dpo": lambda s: language("step", s, "dpo"), "completions": lambda s: language("completions", s),
         }
     )  # fmt: skip
