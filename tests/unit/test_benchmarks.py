@@ -363,6 +363,7 @@ def test_a_failing_contestant_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT asks for it
 @pytest.mark.parametrize("way", ["ours", "loop", "prompt"])
 def test_language_models_take_a_step_of_every_kind(way: str) -> None:
     pytest.importorskip("peft")
