@@ -76,7 +76,7 @@ def test_a_preferred_completion_becomes_likely_itself_where_it_is_imitated_too(s
 
 
 def test_what_a_reward_model_learned_from_preferences_makes_answers_right(seed: int, base: Any, tmp_path: Path) -> None:
-    """Judged by the task's own score, from which nothing was learned: rewards alone may rise by their model's faults."""
+    """Judged by the task's own score, from which nothing was learned: rewards alone may rise by a model's faults."""
     start = base(f"{SYMBOLS}sft-symbols", seed)
     settings = [("language.model", str(start))]
     judge = run(f"{SYMBOLS}reward-symbols/params.yaml", seed, settings, tmp_path).evaluation["elite"]
