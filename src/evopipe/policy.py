@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -90,18 +90,19 @@ def _spaces(about: Mapping[str, Any]) -> Spaces:
 
 
 def _programs(policy: Policy | TeamPolicy) -> dict[str, bytes]:
-    """Return the bytes of `torch.export` programs by file name: one, or of a team one an agent, `policy.NAME.pt2`."""
+    """Return the bytes of `torch.export` programs by file name."""
     if isinstance(policy, Policy):
         return {PROGRAM: _export(policy.module(), policy.observations, policy.memory)}
-    sizes = [space.size for space in policy.team.observations]
-    names = [re.sub(r"[^A-Za-z0-9_-]", "_", name) for name in policy.team.agents]
+    named = zip(program_files(policy.team.agents).values(), policy.team.observations, strict=True)
+    return {file: _export(policy.module(place), space.size, policy.memory) for place, (file, space) in enumerate(named)}
+
+
+def program_files(agents: Sequence[str]) -> dict[str, str]:
+    """Return the file of each agent's program in a team's folder, by the agent's name: `policy.NAME.pt2`."""
+    names = [re.sub(r"[^A-Za-z0-9_-]", "_", name) for name in agents]
     if len({*names}) < len(names):
         names = [str(place) for place in range(len(names))]
-    named = zip(names, sizes, strict=True)
-    return {
-        f"policy.{name}.pt2": _export(policy.module(place), size, policy.memory)
-        for place, (name, size) in enumerate(named)
-    }
+    return {agent: f"policy.{name}.pt2" for agent, name in zip(agents, names, strict=True)}
 
 
 def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:
