@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,6 +20,7 @@ from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, ParamsError, UsageError
+from evopipe.layout import program_files
 from evopipe.schema.stored import StoredPolicy, StoredSpaces, StoredTeam, in_a_sentence
 from evopipe.storage.files import dump_json, parse_json
 from evopipe.storage.folders import read_folder, write_folder
@@ -95,14 +95,6 @@ def _programs(policy: Policy | TeamPolicy) -> dict[str, bytes]:
         return {PROGRAM: _export(policy.module(), policy.observations, policy.memory)}
     named = zip(program_files(policy.team.agents).values(), policy.team.observations, strict=True)
     return {file: _export(policy.module(place), space.size, policy.memory) for place, (file, space) in enumerate(named)}
-
-
-def program_files(agents: Sequence[str]) -> dict[str, str]:
-    """Return the file of each agent's program in a team's folder, by the agent's name: `policy.NAME.pt2`."""
-    names = [re.sub(r"[^A-Za-z0-9_-]", "_", name) for name in agents]
-    if len({*names}) < len(names):
-        names = [str(place) for place in range(len(names))]
-    return {agent: f"policy.{name}.pt2" for agent, name in zip(agents, names, strict=True)}
 
 
 def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:

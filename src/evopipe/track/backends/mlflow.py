@@ -263,11 +263,9 @@ class _Mlflow:
 
 def _programs(elite: Path) -> dict[str, Path]:
     """Return an exported elite's programs, none where it was exported without: one by the name "", or each agent's."""
-    from evopipe.policy import POLICY, PROGRAM, program_files
-
-    told = elite / POLICY
+    told = elite / "policy.json"
     team = json.loads(told.read_bytes()).get("team") if told.is_file() else None
-    files = program_files([str(agent["id"]) for agent in team]) if team else {"": PROGRAM}
+    files = layout.program_files([str(agent["id"]) for agent in team]) if team else {"": "policy.pt2"}
     found = {name: elite / file for name, file in files.items()}
     return found if all(path.is_file() for path in found.values()) else {}
 
