@@ -133,9 +133,10 @@ class Run(Generic[JobT]):
 
     def _play(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """Score members on these seeds, all of them or as far as the next generation asks, see `race`."""
-        members, p, steps = dissolve(cohorts), self.spec, 0
+        p, steps = self.spec, 0
+        members = dissolve(cohorts) if p.racing else []
         racers = [member.slot for member in members if member.healthy]
-        if not p.racing or len(racers) < 2:
+        if len(racers) < 2:
             return self.regime.evaluate(cohorts, seeds, stopped)
 
         def play(slots: Sequence[int], part: slice) -> np.ndarray:
