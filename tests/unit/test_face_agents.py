@@ -306,6 +306,22 @@ def test_a_team_learns_from_its_own_steps_by_a_loop_of_ones_own(algo: str, kwarg
         agent.learn((*steps[:5], steps[5][1:], obs))
 
 
+def test_a_team_with_a_memory_acts_by_it_and_is_trained_whole() -> None:
+    seen, done = gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2)
+    (agent,) = face.create_population(
+        "IPPO", {"a_0": seen, "a_1": seen}, {"a_0": done, "a_1": done},
+        {"encoder_config": {"hidden_state_size": 4}, "latent_dim": 8}, {"RECURRENT": True},
+    )  # fmt: skip
+    agent.set_training_mode(False)
+    obs = {"a_0": np.ones((5, 3), np.float32), "a_1": np.zeros((5, 3), np.float32)}
+    *_, value, memory = agent.get_action(obs)
+    assert memory.shape[:2] == (5, 2)
+    assert not np.allclose(agent.get_action(obs, hidden_state=memory)[3]["a_0"], value["a_0"])
+    assert (agent.get_action({"a_0": obs["a_0"]})[4][:, 1] == 0.0).all(), "who is gone forgets"
+    with pytest.raises(UsageError, match="a team with a memory is trained whole"):
+        agent.learn(([obs], [], [], [], [], [], obs))
+
+
 # --- evolution --------------------------------------------------------------------------------------------------------
 
 
