@@ -52,6 +52,11 @@ class LanguageSpec:
         return f"no completion of {self.name} has a score: try language.reward, or the task's score, by itself"
 
     @property
+    def racing(self) -> bool:
+        """Not: completions of all rows are written at once."""
+        return False
+
+    @property
     def each(self) -> int:
         """Steps that a tick counts as."""
         return 1

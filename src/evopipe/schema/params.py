@@ -119,10 +119,6 @@ class Params(Schema):
         export = info.data.get("export")
         if tracking.register_as and export is not None and not export.program:
             raise located([(("register_as",), "MLflow serves the elite's program: set export.program to true")])
-        train = info.data.get("train")
-        if tracking.register_as and train is not None and registry.get(train.algo).TEAM:
-            sentence = f"MLflow serves one program, and a team of {train.algo} has one for each agent: set it to null"
-            raise located([(("register_as",), sentence)])
         return tracking
 
     @field_validator("algos")
