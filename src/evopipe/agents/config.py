@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,18 @@ from evopipe.agents.documented import (
     SAME,
     TRAIN,
     WITHOUT,
+    Values,
+    changed,
+    idle,
+    masks,
+    others,
+    shape,
     truth,
 )  # fmt: skip
 from evopipe.agents.settings import Agents
 from evopipe.errors import DataError, MissingInputError, ParamsError, suggestion
 from evopipe.schema.declare import explain
 from evopipe.schema.text import LanguageParams
-
-Values = dict[str, Any]
 
 
 @dataclass
@@ -71,7 +74,12 @@ def read(config: Any) -> tuple[Values, bool]:
     if config is None:
         return {}, False
     if isinstance(config, Mapping):
-        return dict(_flat(config)), hasattr(config, "_metadata") or type(config).__name__ == "DictConfig"
+        try:
+            return dict(_flat(config)), type(config).__name__ == "DictConfig"
+        except Exception as error:
+            if not type(error).__module__.startswith("omegaconf"):
+                raise
+            raise ParamsError(f"config: {str(error).strip().splitlines()[0]}") from None
     if isinstance(config, Path) or (isinstance(config, str) and "=" not in config):
         return dict(_flat(_yaml(Path(config)))), True
     if isinstance(config, str):
@@ -111,7 +119,7 @@ def _flat(data: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]
             yield path, _deep(value)
         elif isinstance(value, Mapping):
             yield from _flat(value, path)
-        elif hasattr(value, "__dict__") and type(value).__module__ in ("argparse", "types"):
+        elif is_dataclass(value) or type(value).__module__ in ("argparse", "types"):
             yield from _flat(vars(value), path)
         else:
             yield path, _deep(value)
@@ -141,16 +149,15 @@ def resolve(config: Any, population: Any, tasks: int, name: str) -> Resolved:
     given = {key: value for key, value in given.items() if value is not None}
     told: Values = {}
     origin: dict[str, str] = {}
-    notes: dict[str, str] = {}
+    notes: dict[str, list[str]] = {}  # keys by the reason why they have no meaning
     documented = {key: value for key, value in given.items() if key in SAME or key in OWN or key in FILTERS}
-    arguments = {block.rpartition(".")[2]: given.get(block) or {} for block in BLOCKS_OF_ARGUMENTS}
-    for key in given:
+    arguments = {block.rpartition(".")[2]: dict(given.get(block) or {}) for block in BLOCKS_OF_ARGUMENTS}
+    for key, value in given.items():
         for block in BLOCKS_OF_ARGUMENTS:
             if key.startswith(block + "."):
-                arguments[block.rpartition(".")[2]] = {
-                    **arguments[block.rpartition(".")[2]], key[len(block) + 1 :]: given[key]
-                }  # fmt: skip
+                arguments[block.rpartition(".")[2]][key[len(block) + 1 :]] = value
     algo, extra = _algorithm(given)
+    block_of = algos.get(algo).Config.model_fields
 
     def put(key: str, value: Any, source: str) -> None:
         key = key.replace(TRAIN, f"algos.{algo}")
@@ -162,33 +169,47 @@ def resolve(config: Any, population: Any, tasks: int, name: str) -> Resolved:
     for key, value in extra.items():
         put(f"{TRAIN}.{key}", value, "algorithm.adv_estimator")
     for key, value in documented.items():
-        if key in SAME:
-            put(SAME[key].key, SAME[key].change(value), f"{key}={value}")
+        if key not in SAME:
+            continue
+        block, _, last = SAME[key].key.rpartition(".")
+        if block == TRAIN and last not in block_of:
+            notes.setdefault(f"{algo} has no {last}", []).append(key)
+            continue
+        put(SAME[key].key, changed(key, value, SAME[key].change), f"{key}={value}")
     if documented.get("actor_rollout_ref.model.lora_rank") == 0:
         del told["language.rank"], origin["language.rank"]
         put("language.full", True, "actor_rollout_ref.model.lora_rank=0")
-    _shape(documented, put, algo, tasks, given)
-    _others(documented, put, algo, given)
-    if masks := _masks(documented):
-        put("agents.mask", masks, "rllm.compact_filtering")
+    shape(documented, put, algo, tasks, given)
+    others(documented, put, algo, given)
+    if masked := masks(documented):
+        put("agents.mask", masked, "rllm.compact_filtering")
     for key, value in _members(population, algo):
         put(key, value, "population")
+    for key, why in idle(documented, algo):
+        notes.setdefault(why, []).append(key)
     for key, value in given.items():
         if key in documented or key.startswith(BLOCKS_OF_ARGUMENTS):
             continue
         if key == "seed" or key.partition(".")[0] in (*BLOCKS, "agents"):
             put(key, value, f"{key}={value}")
             continue
-        why = next((text for start, text in WITHOUT.items() if key == start or key.startswith(start + ".")), None)
-        known = [*SAME, *OWN, *FILTERS, *BLOCKS_OF_ARGUMENTS, *_natives(algo)]
-        listed = any(
-            key == start or key.startswith(start + ".") for start in WITHOUT if "." in start or start == "ray_init"
-        )
-        near = suggestion(key, known) if not whole and not listed else ""
-        if why is None or near.startswith(", did you mean"):
-            raise ParamsError(f"config: unknown key {key!r}{near[:300]}")
-        notes[key] = f"{key}: has no meaning here: {why}"
-    return _made(told, origin, list(notes.values()), given, arguments, algo)
+        notes.setdefault(_unknown(key, whole, algo), []).append(key)
+    sentences = [
+        f"{', '.join(keys)}: {'have' if len(keys) > 1 else 'has'} no meaning here: {why}" for why, keys in notes.items()
+    ]
+    return _made(told, origin, sentences, given, arguments, algo)
+
+
+def _unknown(key: str, whole: bool, algo: str) -> str:
+    """Return why a key has no meaning here; ParamsError if it is a mistake: of a whole file keys may be anything."""
+    start = next((start for start in WITHOUT if key == start or key.startswith(start + ".")), None)
+    if start is not None and ("." in start or start == "ray_init"):
+        return WITHOUT[start]
+    near = suggestion(key, [*SAME, *OWN, *FILTERS, *BLOCKS_OF_ARGUMENTS, *_natives(algo)])
+    meant = near.startswith(", did you mean")
+    if not whole and (start is None or meant):
+        raise ParamsError(f"config: unknown key {key!r}{near[:300]}")
+    return f"it is unknown{near}" if meant else WITHOUT.get(start or "", "it is unknown")
 
 
 def _natives(algo: str) -> Iterator[str]:
@@ -207,69 +228,6 @@ def _algorithm(given: Values) -> tuple[str, dict[str, Any]]:
     if named not in ESTIMATORS:
         raise ParamsError(f"algorithm.adv_estimator: unknown {named!r}{suggestion(named, ESTIMATORS)}")
     return ESTIMATORS[named]
-
-
-def _shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, given: Values) -> None:
-    """Tasks of a step, rollouts of each, and how many steps there are."""
-    block = algos.get(algo).Config()
-    group = int(documented.get("actor_rollout_ref.rollout.n", given.get(f"algos.{algo}.group_size", block.group_size)))
-    batch = documented.get("data.train_batch_size")
-    if "actor_rollout_ref.rollout.n" in documented:
-        put(f"{TRAIN}.group_size", group, f"actor_rollout_ref.rollout.n={group}")
-    rows = given.get(f"algos.{algo}.rows", block.rows)
-    if batch is not None or "actor_rollout_ref.rollout.n" in documented:
-        of_each = int(batch) if batch is not None else max(1, block.rows // group)
-        rows = of_each * group
-        put(f"{TRAIN}.rows", rows, f"data.train_batch_size={of_each} × actor_rollout_ref.rollout.n={group}")
-        put(f"{TRAIN}.batch_size", rows, "all of a step's rollouts")
-    mini = documented.get("actor_rollout_ref.actor.ppo_mini_batch_size")
-    if mini is not None:
-        source = f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} × actor_rollout_ref.rollout.n={group}"
-        put(f"{TRAIN}.batch_size", min(int(mini) * group, rows), source)
-    epochs = documented.get("trainer.total_epochs")
-    if epochs is not None and "trainer.total_training_steps" not in documented:
-        steps = max(1, math.ceil(int(epochs) * tasks * group / max(1, rows)))
-        put("train.max_steps", steps, f"trainer.total_epochs={epochs} × {tasks} tasks")
-
-
-def _others(documented: Values, put: Callable[..., None], algo: str, given: Values) -> None:
-    if not truth(documented.get("actor_rollout_ref.actor.use_kl_loss", True)):
-        put(f"{TRAIN}.beta", 0.0, "actor_rollout_ref.actor.use_kl_loss=False")
-    if (clip := documented.get("actor_rollout_ref.actor.clip_ratio")) is not None:
-        for end in ("low", "high"):
-            if f"actor_rollout_ref.actor.clip_ratio_{end}" not in documented:
-                put(f"{TRAIN}.clip_{end}", float(clip), f"actor_rollout_ref.actor.clip_ratio={clip}")
-    if "algorithm.lam" in documented and algo == "ppo_language":
-        put(f"{TRAIN}.gae_lambda", float(documented["algorithm.lam"]), f"algorithm.lam={documented['algorithm.lam']}")
-    if truth(documented.get("rllm.stepwise_advantage.enable", False)):
-        mode = documented.get("rllm.stepwise_advantage.mode", "broadcast")
-        level = {"broadcast": "trajectory", "per_step": "turn"}.get(mode)
-        if level is None:
-            raise ParamsError(f"rllm.stepwise_advantage.mode: {mode!r}: must be 'broadcast' or 'per_step'")
-        if level == "trajectory" and truth(documented.get("rllm.stepwise_advantage.normalize_by_steps", False)):
-            level = "step"
-        put("agents.advantage", level, f"rllm.stepwise_advantage.mode={mode}")
-    if "trainer.logger" in documented:
-        told = documented["trainer.logger"]
-        names = [told] if isinstance(told, str) else list(told)
-        kept = [name for name in names if name in ("mlflow", "wandb", "tensorboard")]
-        put("tracking.backends", kept, f"trainer.logger={told}")
-    elif "tracking.backends" not in given:
-        put("tracking.backends", [], "default")
-    if "trainer.project_name" in documented and "trainer.experiment_name" not in documented:
-        put("tracking.experiment", documented["trainer.project_name"], "trainer.project_name")
-
-
-def _masks(documented: Values) -> list[str]:
-    found = []
-    if truth(documented.get("rllm.compact_filtering.enable", False)):
-        found = [name for key, name in FILTERS.items() if truth(documented.get(key, False))]
-    long = ["max_prompt_length_exceeded", "max_response_length_exceeded"]
-    if truth(documented.get("rllm.agent.overlong_filter", False)):
-        found += [*long, "max_turns_exceeded"]
-    if truth(documented.get("rllm.mask_truncated_samples", False)):
-        found += long
-    return list(dict.fromkeys(found))
 
 
 def _members(population: Any, algo: str) -> Iterator[tuple[str, Any]]:
