@@ -144,6 +144,9 @@ class Rounds:
         self.remarks: list[str] = []
         self._estimators = {role: algos.get(name) for role, name in agents.estimators.items()}
         self.validated = Measures(clock.members, VALIDATED)
+        self.stopped: Callable[[], bool] = lambda: False  # asked while a round is played
+        self.problems: list[str] = []  # to be told
+        self._warned = False
         self.last: dict[str, float] = {}  # of the first member's last validation
 
     def first(self, member: Member) -> Member:
@@ -197,7 +200,11 @@ class Rounds:
         for cohort in self.cohorts:
             jobs += self._jobs(cohort)
         self.whole = True  # nothing has changed if an episode fails the run
-        done = self.play(self.cohorts, jobs, Purpose.GENERATE, self.clock.tick)
+        try:
+            done = self.play(self.cohorts, jobs, Purpose.GENERATE, self.clock.tick, self.stopped)
+        except Stopped:
+            return  # who asked for it saves the run, and this round is played again
+        self._warn(done)
         self.whole = False
         by_slot = {slot: list(each) for slot, each in groupby(done, key=lambda d: d.job.slot)}
         rewarded = False
@@ -207,6 +214,16 @@ class Rounds:
             self._write(f"train-{self.clock.tick + 1:06d}", done)
         self.clock.count(rewarded=rewarded)
         self.whole = True
+
+    def _warn(self, done: Sequence[Done]) -> None:
+        """Take note of rounds that teach nothing for a reason that a person can mend, once."""
+        long = sum(_reason(one) == "max_prompt_length_exceeded" and not _turns(one) for one in done)
+        if long and not self._warned:
+            self._warned = True
+            self.problems.append(
+                f"{long} of {len(done)} episodes of a round began with a prompt longer than language.max_prompt "
+                f"({self.spec.language.max_prompt} tokens), and teach nothing: raise data.max_prompt_length"
+            )
 
     def _shape(self, cohort: Cohort) -> tuple[int, int]:
         """Tasks of a round, and rollouts of each."""
@@ -219,7 +236,7 @@ class Rounds:
         index = rows_at(self.spec.seed, len(self.tasks), self.clock.tick * tasks, tasks)
         how = [x.tolist() for x in sampling(cohort, self.spec)]
         return [
-            Job(slot, n * group + g, f"{i}:{g}", dict(self.tasks[int(i)]), Sampled(how[0][p], how[1][p], how[2][p]))
+            Job(slot, n * group + g, f"{i}:{g}", own(self.tasks[int(i)]), Sampled(how[0][p], how[1][p], how[2][p]))
             for p, slot in enumerate(cohort.slots) for n, i in enumerate(index) for g in range(group)
         ]  # fmt: skip
 
@@ -311,7 +328,7 @@ class Rounds:
         slots, k = sorted(slot for cohort in cohorts for slot in cohort.slots), self.agents.samples
         how = Sampled(self.agents.temperature)
         jobs = [
-            Job(slot, n * k + s, f"{i}:{s}", dict(self.held[int(i)]), how)
+            Job(slot, n * k + s, f"{i}:{s}", own(self.held[int(i)]), how)
             for slot in slots for n, i in enumerate(index) for s in range(k)
         ]  # fmt: skip
         done = self.play(cohorts, jobs, Purpose.EVALUATE, 0, stopped)
@@ -371,6 +388,13 @@ def _turns(one: Done) -> int:
 def _length(one: Done) -> int:
     outs = (step.model_output for trajectory in one.episode.trajectories for step in trajectory.steps)
     return sum(len(out.completion_ids) for out in outs if out is not None)
+
+
+def own(value: Any) -> Any:
+    """Return a task that an episode may change: its mappings and lists are copies."""
+    if isinstance(value, Mapping):
+        return {key: own(each) for key, each in value.items()}
+    return [own(each) for each in value] if isinstance(value, list) else value
 
 
 def worker(make: Callable[..., Workflow], **given: Any) -> Make:

@@ -254,12 +254,19 @@ class AgentTrainer:
                 Tracker([console_sink(quiet), JsonlSink(log)]) as tracker,
                 tracking.outbox(params, state, folder) as outbox,
             ):
+                regime.stopped = lambda: stop.signum is not None
+
+                def problems() -> list[str]:
+                    told = [*outbox.problems(), *regime.problems]
+                    regime.problems.clear()
+                    return told
+
                 for note in self.resolved.notes:
                     tracker.emit(Message("warning", note))
                 if self.resolved.val_only:
                     return Trained(None, *_before(self._validate(spec, regime, members[0])))
                 before = self._validate(spec, regime, members[0]) if self.resolved.agents.first else None
-                champion = train(run, store, params.runtime.checkpoint_seconds, stop, tracker, outbox.problems)
+                champion = train(run, store, params.runtime.checkpoint_seconds, stop, tracker, problems)
                 write_results(run, champion, {**about_spec(spec), "policy": describe(params, spec)}, folder)
                 write_csv(
                     folder / layout.MEASURES, ["generation", "slot", *regime.measures.names], regime.measures.rows()
