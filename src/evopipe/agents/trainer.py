@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import evopipe
 from evopipe import layout, rng
+from evopipe.agents import records
 from evopipe.agents.checks import GIVEN_BY_US, check_arguments, check_classes, dataset_of, has_argument
 from evopipe.agents.config import Resolved, resolve
 from evopipe.agents.data import Dataset
@@ -22,6 +23,7 @@ from evopipe.agents.settings import Agents
 from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnWorkflow, Workflow
 from evopipe.core.member import Member
 from evopipe.errors import DataError, MissingInputError, UsageError, translate_failures
+from evopipe.evolve.mutate import Mutation
 from evopipe.keys import content_key, state_folder
 from evopipe.language.policy import LanguagePolicy
 from evopipe.loading import load
@@ -34,10 +36,9 @@ from evopipe.run.evaluate import Episodes
 from evopipe.run.language import LanguageSpec
 from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Run
-from evopipe.run.spec import first_members
 from evopipe.signals import StopSignal
 from evopipe.stages import tracking
-from evopipe.stages.language import export
+from evopipe.stages.language import export, population
 from evopipe.stages.language.describe import describe
 from evopipe.stages.language.setup import about_spec, make_spec
 from evopipe.storage.checkpoint import CheckpointStore
@@ -222,15 +223,31 @@ class AgentTrainer:
 
     def evaluate(self) -> dict[str, Any]:
         """Validate the base, or the members of `population.start`, as they are: mean, interval, pass@1, pass@k."""
-        spec, members = self._members()
+        spec, members, _ = self._begin()
         regime = self._regime(spec, Clock.of(spec, len(members)), None)
         return self._validate(spec, regime, members[0])
 
-    def _members(self) -> tuple[LanguageSpec, list[Member]]:
+    def play(self, tasks: Any = None) -> list[dict[str, Any]]:
+        """Let the base, or the first member of `population.start`, play tasks as validations are played.
+
+        Args:
+            tasks: a `Dataset`, a list of mappings, or a file of them; None: the validation tasks.
+
+        Returns:
+            The episodes as data, failed ones too, in the order of the tasks; `Episode.from_dict` reads them.
+        """
+        spec, members, _ = self._begin()
+        given = dataset_of(tasks, "tasks") if tasks is not None else self.val_dataset
+        assert given is not None
+        regime = self._regime(spec, Clock.of(spec, len(members)), None)
+        jobs = regime.validation(given.data, [members[0].slot], range(len(given)))
+        done = regime.play(spec.form_alone(members[0]), jobs, Purpose.EVALUATE, 0)
+        return [records.record(one, spec.base, regime.masked) for one in done]
+
+    def _begin(self) -> tuple[LanguageSpec, list[Member], list[Mutation]]:
         params = self.resolved.params
         spec = make_spec(params, configure(params.runtime))
-        members, _ = first_members(spec, params.population.size)
-        return spec, members
+        return spec, *population.members_of(params, spec)
 
     def _regime(self, spec: LanguageSpec, clock: Clock, folder: Path | None) -> Rounds:
         assert self.train_dataset is not None
@@ -240,8 +257,7 @@ class AgentTrainer:
 
     def _train(self, folder: Path, quiet: bool) -> Trained:
         params = self.resolved.params
-        spec = make_spec(params, configure(params.runtime))
-        members, births = first_members(spec, params.population.size)
+        spec, members, births = self._begin()
         clock = Clock.of(spec, len(members))
         regime = self._regime(spec, clock, folder / "episodes")
         run = Run(spec, regime, clock, members, births)
@@ -273,6 +289,10 @@ class AgentTrainer:
                 )
                 write_timing(log, run.curve, folder)
                 found = self._validate(spec, regime, champion.member)
+                regime.write("elite", regime.seen)
+                played = {"Validation of the elite": "elite", "Last round of training": f"train-{clock.tick:06d}"}
+                files = {name: folder / f"episodes/{file}.jsonl" for name, file in played.items()}
+                records.show(spec.name, files, folder / layout.EPISODES_PAGE)
                 told = {"elite": found, **({"base": before} if before else {}), "env": spec.name}
                 write_json(folder / layout.EVALUATION, told)
                 export.run(
