@@ -83,7 +83,8 @@ def test_tasks_that_a_workflow_forgets_end_with_it() -> None:
 
         async def ask() -> None:
             try:
-                await self.rollout_engine.get_model_response([{"role": "user", "content": "2"}])
+                while True:
+                    await self.rollout_engine.get_model_response([{"role": "user", "content": "2"}])
             except asyncio.CancelledError:
                 cancelled.append("ask")
                 raise
