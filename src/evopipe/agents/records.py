@@ -41,7 +41,8 @@ def summary(records: Sequence[Mapping[str, Any]]) -> str:
     mean = sum(map(reward_of, records)) / max(1, len(records))
     right = sum(each["is_correct"] for each in records)
     told = ", ".join(f"{name} {n}" for name, n in endings.most_common())
-    return f"{_many(len(records), 'episode')} of {_many(tasks, 'task')}, mean reward {score(mean)}, {right} right; ended: {told}"
+    whole = f"{_many(len(records), 'episode')} of {_many(tasks, 'task')}"
+    return f"{whole}, mean reward {score(mean)}, {right} right; ended: {told}"
 
 
 def _many(n: int, what: str) -> str:

@@ -86,6 +86,13 @@ class Workflow(ABC):
         """Run blocking code in a thread, within the time that an environment has."""
         return await self.executor.call(function, *args, blocking=True, seconds=self.executor.env_seconds)
 
+    async def made(self, env_cls: type[Any], task: Mapping[str, Any]) -> Any:
+        """Make the environment of a task, in a thread where it is blocking; one that comes too late is closed."""
+        return await self.executor.call(
+            env_cls.from_dict, task, safe=_safe(env_cls), blocking=_blocks(env_cls),
+            seconds=self.executor.env_seconds, undo=_close_quietly,
+        )  # fmt: skip
+
     async def on_env(self, env: BaseEnv, method: str, *args: Any) -> Any:
         """Call an environment's method, in a thread where it is blocking; TimeoutError if it takes too long."""
         function, seconds = getattr(env, method), self.executor.env_seconds
@@ -214,11 +221,7 @@ class MultiTurnWorkflow(Workflow):
         self.env_cls, self.env_args, self.max_steps = env_cls, dict(env_args or {}), max_steps
 
     async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
-        made = self.env_cls
-        self.env = await self.executor.call(
-            made.from_dict, {**task, **self.env_args}, safe=_safe(made), blocking=_blocks(made),
-            seconds=self.executor.env_seconds, undo=_close_quietly,
-        )  # fmt: skip
+        self.env = await self.made(self.env_cls, {**task, **self.env_args})
         self.env.idx = uid
         observation, info = _begun(await self.on_env(self.env, "reset"), self.env)
         self.agent.update_from_env(observation, 0.0, False, info)
