@@ -281,9 +281,15 @@ def _made(
     if params.language.engine != "transformers":
         raise ParamsError("language.engine: agents' completions are decoded in this process; leave it at transformers")
     made = _validated(Agents, agents, "agents")
+    values = "value" in algos.get(asked).asks(params.algo_config)
     for role, name in made.estimators.items():
-        if name not in algos.names(of_text=True) or "value" in algos.get(name).asks(algos.get(name).Config()):
+        if values:
+            raise ParamsError(f"agents.estimators.{role}: {asked} learns values, and compares nothing by role")
+        compares = name in algos.names(of_text=True) and algos.get(name).REGIME == "dialogue"
+        if not compares or "value" in algos.get(name).asks(algos.get(name).Config()):
             raise ParamsError(f"agents.estimators.{role}: {name!r} compares no rewards; take grpo or reinforce")
+    if values and (idle := [key for key in ("advantage", "gamma") if key in agents]):
+        notes.append(f"{', '.join(f'agents.{key}' for key in idle)}: no meaning with {asked}, which learns values")
     folder = given.get("trainer.default_local_dir")
     files = {
         split: str(given[key])

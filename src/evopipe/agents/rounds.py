@@ -36,7 +36,8 @@ from evopipe.run.order import held_out, rows_at
 from evopipe.types import Text
 
 MEASURED = (
-    "reward", "correct", "turns", "length", "entropy", "kl", "effective", "silent", "drift", "failed", "cut",
+    "reward", "correct", "none", "all", "turns", "length", "entropy", "kl", "effective", "silent", "drift", "failed",
+    "cut",
 )  # fmt: skip
 VALIDATED = ("mean", "pass@1", "pass@k", "failed")
 
@@ -225,6 +226,8 @@ class Rounds:
         def each(value: Callable[[Done], float]) -> Tensor:
             return torch.tensor([float(np.mean([value(one) for one in member])) for member in done])
 
+        _, group = self._shape(cohort)
+        right = np.array([[one.episode.is_correct for one in member] for member in done]).reshape(len(done), -1, group)
         present = torch.tensor([max(1, len(owner)) for owner in played])
         assert text.keep is not None
         kept = text.keep.cpu().sum(dim=1) / present
@@ -237,6 +240,8 @@ class Rounds:
             {
                 "reward": each(lambda one: one.episode.reward),
                 "correct": each(lambda one: one.episode.is_correct),
+                "none": torch.from_numpy((~right.any(axis=2)).mean(axis=1)),  # tasks that no rollout got right
+                "all": torch.from_numpy(right.all(axis=2).mean(axis=1)),
                 "turns": each(_turns),
                 "length": each(_length),
                 "entropy": torch.tensor(entropy),
