@@ -86,7 +86,7 @@ class ReplayLearning:
             return
         replaced = [slot for slot in range(self._members) if parents is None or parents[slot] != slot]
         slots = upload(torch.tensor(replaced, dtype=torch.int64), self.replay.device)
-        if parents is None or self.replay.memories > 1:
+        if parents is None or self.replay.memories == self._members:  # of one member, too: its parent may be elsewhere
             trees.forget(slots)
         else:
             trees.inherit(slots, upload(torch.tensor(parents), self.replay.device)[slots])

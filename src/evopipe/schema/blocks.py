@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from evopipe.errors import suggestion
 from evopipe.schema.declare import Problem, Schema, located
+from evopipe.schema.shards import ShardsConfig
 
 Activation = Literal["ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity"]
 EncoderKind = Literal["mlp", "simba", "resnet", "lstm"]
@@ -38,7 +39,7 @@ _Names = Annotated[tuple[_T, ...], Field(strict=False), AfterValidator(_each_onc
 _Name = Annotated[str, Field(min_length=1, max_length=200)]
 _Processes = Annotated[int, Field(ge=0, le=256)]
 
-NEUTRAL = frozenset({"checkpoint_seconds", "env_workers", "learners"})
+NEUTRAL = frozenset({"checkpoint_seconds", "env_workers", "learners", "shards"})
 """Keys of `runtime` that change no result."""
 _POLICIES = ("heuristic", "medium", "random", "policy")
 
@@ -390,6 +391,7 @@ class RuntimeConfig(Schema):
         "trainer alone, as wherever `threads` is more than 1; changes no result",
     )
     checkpoint_seconds: float = Field(30.0, gt=0.0, description="least time between two checkpoints")
+    shards: ShardsConfig = Field(default_factory=ShardsConfig, validate_default=True)
 
 
 class TrackingConfig(Schema):
