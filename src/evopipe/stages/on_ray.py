@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from evopipe.errors import ResourceError, said
 from evopipe.parallel import available_cpus
 from evopipe.run.shard import Make, Shard
@@ -84,7 +86,7 @@ class OnRay:
         if cfg.count != "auto":  # they share the CPUs that there are
             cpus = max(cpus, -(-int(100 * cfg.count * cfg.resources.get("cpu", 1.0)) // 100))
         if len(tempfile.gettempdir()) <= _LONGEST:
-            self._scratch = tempfile.mkdtemp(prefix="evopipe-ray-")
+            self._scratch = _scratch()
         return {
             "address": "local",
             "num_cpus": cpus,
@@ -160,6 +162,14 @@ class OnRay:
                 shutil.rmtree(self._scratch, ignore_errors=True)
         os.environ.clear()
         os.environ.update(self._before)
+
+
+def _scratch() -> str:
+    """Make a folder for a cluster's files; remove those of clusters whose process was killed."""
+    for left in Path(tempfile.gettempdir()).glob("evopipe-ray-*-*"):
+        if not psutil.pid_exists(int(left.name.split("-")[2])):
+            shutil.rmtree(left, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=f"evopipe-ray-{os.getpid()}-")
 
 
 @contextlib.contextmanager
