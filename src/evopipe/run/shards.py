@@ -99,7 +99,8 @@ class Shards:
     ) -> None:
         self.spec, self.clock, self.slots, self.engine, self.whole = spec, clock, list(slots), engine, True
         self.said: list[str] = []  # what happened to shards, to be shown once
-        self.exchanged, self.busy, self.idle = 0, 0.0, 0.0  # bytes; seconds of the slowest, that a shard waited for it
+        self._bytes, self._busy, self._idle = 0, 0.0, 0.0  # to and fro; seconds of the slowest, and of waiting for it
+        self._began, self._generation = 0.0, 0  # when the first members went out, and in which generation
         self.cohorts: Sequence[Cohort] = []
         self._begin = [pack({"do": "begin", **about}) for about in begin]
         self._kept: list[bytes] = [b"" for _ in self.slots]  # each one's state as it was last told, as a message
@@ -204,6 +205,17 @@ class Shards:
         told = self._ask(dict(enumerate(self._kept)))
         return sum(about["lost"] for about, _ in told.values())
 
+    @property
+    def account(self) -> str:
+        """What being apart has cost so far, in a sentence."""
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        generations = max(1, self.clock.generation - self._generation)
+        return (
+            f"{len(self.slots)} shards: {self._bytes / generations / 1e6:,.1f} MB to and fro a generation; exchange "
+            f"and evolution took {1 - self._busy / seconds:.1%} of the time, shards waited {self._idle / seconds:.1%} "
+            "of it for the slowest"
+        )
+
     def close(self) -> None:
         self.engine.close()
 
@@ -224,6 +236,9 @@ class Shards:
         """Let members go out that evolution made."""
         if not self._waiting:
             return
+        if not self._began:
+            self._bytes, self._busy, self._idle = 0, 0.0, 0.0
+            self._began, self._generation = time.perf_counter(), self.clock.generation
         members, messages = dissolve(self.cohorts), {}
         for shard, own in enumerate(self.slots):
             about: dict[str, Any] = {"do": "adopt", "generation": self.clock.generation, "parents": None}
@@ -262,15 +277,15 @@ class Shards:
             if len(told) < len(messages) and stopped():
                 raise Stopped
         busy = [about["seconds"] for about, _ in told.values()]
-        self.busy += max(busy)
-        self.idle += max(busy) - sum(busy) / len(busy)
+        self._busy += max(busy)
+        self._idle += max(busy) - sum(busy) / len(busy)
         if refuse:
             for about, _ in told.values():
                 _raise(about)
         return told
 
     def _note(self, shard: int, message: bytes, answer: bytes, about: Mapping[str, Any], record: bool) -> None:
-        self.exchanged += len(message) + len(answer)
+        self._bytes += len(message) + len(answer)
         if about.get("do") == "restore":
             self._kept[shard], self._since[shard], self._deaths[shard] = answer, [], 0
         elif record:

@@ -7,6 +7,7 @@ import importlib
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -65,6 +66,7 @@ class OnRay:
         self._own, self._scratch = not ray.is_initialized(), ""
         if self._own:
             try:
+                _knock(cfg.address)
                 with _alone() if cfg.address is None else contextlib.nullcontext():
                     ray.init(**self._arguments())
             except (Exception, SystemExit) as error:
@@ -162,6 +164,13 @@ class OnRay:
                 shutil.rmtree(self._scratch, ignore_errors=True)
         os.environ.clear()
         os.environ.update(self._before)
+
+
+def _knock(address: str | None) -> None:
+    """Raise OSError where nobody listens at an address: Ray would knock for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _scratch() -> str:

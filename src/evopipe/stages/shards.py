@@ -27,6 +27,7 @@ from evopipe.run.warm import read_warm
 from evopipe.schema.params import AnyParams, Params, parse_params
 from evopipe.schema.shards import ShardsConfig
 from evopipe.stages.setup import make_spec
+from evopipe.track.events import Message, Tracker
 
 
 class Divided:
@@ -57,6 +58,11 @@ class Divided:
         clock = Clock.of(spec, len(members))
         self._made = Shards(spec, clock, slots, begin, self._engine)
         return Run(spec, self._made, clock, members, births)
+
+    def tell(self, tracker: Tracker) -> None:
+        """Tell people what being apart has cost."""
+        if self._made is not None and not isinstance(self._engine, Here):
+            tracker.emit(Message("info", self._made.account))
 
     def also(self, more: Callable[[], Iterable[str]]) -> Callable[[], Iterable[str]]:
         """Return what tells of shards that were made anew, and `more`."""

@@ -66,6 +66,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
                 tracking.outbox(params, state, folder) as outbox,
             ):
                 champion = train(made, store, runtime.checkpoint_seconds, stop, tracker, divided.also(outbox.problems))
+                divided.tell(tracker)
                 write_results(made, champion, {**about_spec(spec), "policy": described}, folder)
                 write_timing(log, made.curve, folder)
                 tracking.finish(params, state, folder)

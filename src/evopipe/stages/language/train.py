@@ -65,6 +65,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
             tracking.outbox(params, state, folder) as outbox,
         ):
             champion = train(made, store, runtime.checkpoint_seconds, stop, tracker, divided.also(outbox.problems))
+            divided.tell(tracker)
             write_results(made, champion, {**about_spec(spec), "policy": describe(params, spec)}, folder)
             write_csv(folder / layout.MEASURES, ["generation", "slot", *regime.measures.names], regime.measures.rows())
             write_timing(log, made.curve, folder)
