@@ -21,7 +21,7 @@ from evopipe.run.regime import Regime
 from evopipe.run.spec import Job
 from evopipe.storage import members as stored
 from evopipe.storage.files import dump_json, parse_json
-from evopipe.storage.tensors import dump_tensors, load_tensors
+from evopipe.storage.tensors import load_tensors, tensor_pieces
 
 _ABOUT = "about"
 
@@ -29,23 +29,30 @@ Make: TypeAlias = Callable[[Mapping[str, Any]], tuple[Job, Regime, Clock]]
 """What a shard lives on, from what its first message says."""
 
 
-def pack(about: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> bytes:
-    """Return a message."""
+def pack(
+    about: Mapping[str, Any],
+    tensors: Mapping[str, Tensor] | None = None,
+    state: Mapping[str, Tensor] | None = None,
+) -> bytes:
+    """Return a message: its first part holds `about` and the tensors, a second one a state that few need to read."""
     text = torch.frombuffer(bytearray(dump_json(about, "message")), dtype=torch.uint8)
-    return dump_tensors({**(tensors or {}), _ABOUT: text})
+    first = tensor_pieces({**(tensors or {}), _ABOUT: text})
+    size = sum(memoryview(piece).nbytes for piece in first)
+    return b"".join([size.to_bytes(8, "little"), *first, *tensor_pieces(state or {})])
 
 
 def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return what `pack` was given; DataError if it is no message."""
-    tensors = load_tensors(message, "message")
+    """Return what `pack` was given but the state; DataError if it is no message."""
+    first = message[8 : 8 + int.from_bytes(message[:8], "little")]
+    tensors = load_tensors(first, "message")
     if _ABOUT not in tensors:
         raise DataError("message: does not say what it is about; let all processes run the same version of evopipe")
     return parse_json(tensors.pop(_ABOUT).numpy().tobytes(), "message"), tensors
 
 
-def only(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names begin so, named by the rest."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+def state_of(message: bytes) -> dict[str, Tensor]:
+    """Return the state that `pack` was given."""
+    return load_tensors(message[8 + int.from_bytes(message[:8], "little") :], "message")
 
 
 class Shard:
@@ -77,7 +84,9 @@ class Shard:
                 case "evaluate":
                     told = self._evaluate(about, tensors["seeds"], stopped)
                 case "restore":
-                    told = self._restore(about, tensors)
+                    told = self._restore(about, tensors, state_of(message))
+                case unknown:
+                    raise DataError(f"message: nothing is called {unknown!r}; run the same version everywhere")
         except EvopipeError as error:
             told = {"error": type(error).__name__, "text": str(error)}, {}
         except Stopped:
@@ -85,7 +94,8 @@ class Shard:
         except Exception as error:
             told = {"error": "RuntimeError", "text": said(error) + "\n" + traceback.format_exc()}, {}
         where = {"clock": vars(self.clock), "whole": self.regime.whole} if hasattr(self, "regime") else {}
-        return pack({**told[0], **where, "seconds": time.perf_counter() - began}, told[1])
+        state = self.regime.state() if told[0].get("do") == "restore" else {}
+        return pack({**told[0], **where, "seconds": time.perf_counter() - began}, told[1], state)
 
     def close(self) -> None:
         """Let processes and environments go."""
@@ -124,21 +134,20 @@ class Shard:
         return self._state() if about["state"] else ({}, {})
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return all that this shard is, as a message that restores it."""
-        tensors = {f"state.{name}": tensor for name, tensor in self.regime.state().items()}
+        """Return all that this shard is, but for the regime's own state, as a message that restores it."""
         told, members = _members(dissolve(self._cohorts))
         slots = torch.tensor([slot for cohort in self._cohorts for slot in cohort.slots])
         losses = torch.cat([cohort.losses.cpu() for cohort in self._cohorts])[slots.argsort()]
-        return {"do": "restore", **told}, {**tensors, **members, "losses": losses}
+        return {"do": "restore", **told}, {**members, "losses": losses}
 
     def _restore(
-        self, about: Mapping[str, Any], tensors: Mapping[str, Tensor]
+        self, about: Mapping[str, Any], tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         vars(self.clock).update(about["clock"])
         self._form(about, tensors)
         for cohort in self._cohorts:
             cohort.losses.copy_(tensors["losses"][cohort.slots])
-        return {"lost": self.regime.restore(only(tensors, "state."))}, {}
+        return {"lost": self.regime.restore(state)}, {}
 
     def _evaluate(
         self, about: Mapping[str, Any], seeds: Tensor, stopped: Callable[[], bool]

@@ -24,7 +24,7 @@ from evopipe.errors import ResourceError
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.measures import Measures
-from evopipe.run.shard import Make, Shard, pack, unpack
+from evopipe.run.shard import Make, Shard, pack, state_of, unpack
 from evopipe.run.spec import Job
 from evopipe.storage import members as stored
 
@@ -120,7 +120,7 @@ class Shards:
     def measures(self) -> Measures:
         """What members did in each generation, of regimes that take note of it."""
         found = Measures(self.clock.members, self._measured)
-        tensors = [unpack(kept)[1]["state.measures"] for kept in self._kept]
+        tensors = [state_of(kept)["measures"] for kept in self._kept]
         rows = max(len(tensor) for tensor in tensors)
         padded = [torch.cat((t, t.new_zeros(rows - len(t), *t.shape[1:]))) for t in tensors]
         found.restore({"measures": torch.cat(padded, dim=1)})

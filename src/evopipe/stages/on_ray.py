@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+import evopipe
 from evopipe.errors import ResourceError, said
 from evopipe.parallel import available_cpus
 from evopipe.run.shard import Make, Shard
@@ -117,7 +118,7 @@ class OnRay:
         others = {name: n for name, n in self._cfg.resources.items() if name not in ("cpu", "gpu")}
         actor = self._ray.remote(_Actor).options(
             num_cpus=self._cfg.resources.get("cpu", 0.0), num_gpus=self._cfg.resources.get("gpu", 0.0),
-            resources=others, max_restarts=0, max_concurrency=1,
+            resources=others, max_restarts=0, max_concurrency=1, runtime_env={"env_vars": {"PYTHONPATH": _path()}},
         )  # fmt: skip
         self._actors[shard] = actor.remote(self._folder, self._make)
         self._begun[shard] = self._actors[shard].ready.remote(), time.monotonic()
@@ -164,6 +165,12 @@ class OnRay:
                 shutil.rmtree(self._scratch, ignore_errors=True)
         os.environ.clear()
         os.environ.update(self._before)
+
+
+def _path() -> str:
+    """Where an actor finds the code that runs here: a queued experiment of DVC has its own."""
+    named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join([str(Path(evopipe.__file__).parents[1]), *(str(Path(each).absolute()) for each in named)])
 
 
 def _knock(address: str | None) -> None:

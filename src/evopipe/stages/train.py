@@ -72,7 +72,8 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
                 tracking.finish(params, state, folder)
         finally:
             made.close()
-        store.clear()
+        for each in state.glob("checkpoints*"):  # those of another number of shards, too
+            CheckpointStore(each).clear()
 
 
 def _key(params: Params, folder: Path, warm: bool) -> str:

@@ -70,7 +70,8 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
             write_csv(folder / layout.MEASURES, ["generation", "slot", *regime.measures.names], regime.measures.rows())
             write_timing(log, made.curve, folder)
             tracking.finish(params, state, folder)
-        store.clear()
+        for each in state.glob("checkpoints*"):  # those of another number of shards, too
+            CheckpointStore(each).clear()
 
 
 def _key(params: LanguageParams, folder: Path) -> str:
