@@ -26,6 +26,7 @@ MEMBERS = 4
 CASES = {
     "dqn": {},
     "rainbow": {"train": {"replay": {"capacity": 2000, "sharing": "own", "n_step": 3, "prioritised": True}}},
+    "rainbow:pairs": {"train": {"replay": {"capacity": 2000, "sharing": 2, "n_step": 3, "prioritised": True}}},
     "ppo": {"train": {"normalise": {"observations": True, "rewards": True}}},
     "maddpg": {},
 }
@@ -48,9 +49,9 @@ class Deadly(Here):
         return answer
 
 
-def sharded(p: Spec, count: int, engine: Any = Here, members: int = MEMBERS, **more: Any) -> Run[Spec]:
-    """A run with its first population, in so many shards."""
-    first, each = first_members(p, members)[0], -(-members // count)
+def sharded(p: Spec, each: int, engine: Any = Here, members: int = MEMBERS, **more: Any) -> Run[Spec]:
+    """A run with its first population, in shards of so many members, the last one of what is left."""
+    first = first_members(p, members)[0]
     slots = [range(start, min(start + each, members)) for start in range(0, members, each)]
 
     def make(about: Mapping[str, Any]) -> tuple[Spec, Any, Clock]:
@@ -73,8 +74,9 @@ def outcome(run: Run[Any]) -> tuple[dict[str, bytes], list[Any]]:
 
 @pytest.mark.parametrize("case", ["dqn", *(pytest.param(n, marks=pytest.mark.thorough) for n in CASES if n != "dqn")])
 def test_no_bit_depends_on_the_number_of_shards(case: str) -> None:
-    p = problem(algo=case, **CASES[case])
-    runs = [started(p, MEMBERS), sharded(p, 3)]  # of two members, and of one
+    p = problem(algo=case.partition(":")[0], **CASES[case])
+    members, each = (6, 4) if "pairs" in case else (4, 3)
+    runs = [started(p, members), sharded(p, each, members=members)]
     for run in runs:
         finish(run)
         run.close()
@@ -153,6 +155,10 @@ def test_a_stop_while_members_are_scored_leaves_nothing_behind() -> None:
         ({"runtime.cohorts": "merged"}, "set runtime.cohorts: exact"),
         ({"train.replay.sharing": "shared"}, "set train.replay.sharing: own"),
         ({"runtime.shards.count": 5}, "5 shards are more than there are members (4)"),
+        (
+            {"train.replay.sharing": 2, "runtime.shards.count": 3},
+            "3 shards are more than there are memories of theirs (2)",
+        ),
     ],
 )
 def test_what_would_change_results_is_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:

@@ -250,8 +250,10 @@ class ReplayConfig(Schema):
     """Experience replay (Lin, 1992), over one step or several, uniform or prioritised."""
 
     capacity: int = Field(100_000, ge=1, le=10**9, description="transitions kept (per member where sharing is `own`)")
-    sharing: Literal["shared", "own"] = Field(
-        "shared", description="`shared`: one memory that all members fill and sample; `own`: one memory a member"
+    sharing: Literal["shared", "own"] | Annotated[int, Field(ge=1, le=4096)] = Field(
+        "shared",
+        description="`shared`: one memory that all members fill and sample; `own`: one memory a member; a number: one "
+        "for so many neighbours, which stay in one shard (`runtime.shards`)",
     )
     n_step: int = Field(
         1, ge=1, le=100, description="environment steps that a transition spans, fewer where an episode ends"
@@ -263,6 +265,10 @@ class ReplayConfig(Schema):
     beta: float = Field(
         0.4, ge=0, le=1, description="how much importance weights correct for that at the start; 1 at the end"
     )
+
+    def members(self, population: int) -> int:
+        """Return how many members, of so many, share a memory."""
+        return population if self.sharing == "shared" else 1 if self.sharing == "own" else self.sharing
 
 
 class TrainConfig(Schema):

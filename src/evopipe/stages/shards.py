@@ -34,11 +34,11 @@ class Divided:
     """A training whose members live in shards; where there is no engine, one process trains all."""
 
     def __init__(self, params: AnyParams, members: int, folder: Path, engine: Engine | None = None) -> None:
-        asked = params.runtime.shards.count
-        self._count = 0 if engine is None else min(members, engine.room) if asked == "auto" else asked
-        if self._count > members:
-            sentence = f"{self._count} shards are more than there are members ({members}); lower it"
-            raise ParamsError(f"runtime.shards.count: {sentence}")
+        asked, most = params.runtime.shards.count, members // _together(params)
+        self._count = 0 if engine is None else min(most, engine.room) if asked == "auto" else asked
+        if self._count > most:
+            what = "members" if most == members else "memories of theirs"
+            raise ParamsError(f"runtime.shards.count: {self._count} shards are more than there are {what} ({most})")
         self._params, self._folder, self._engine = params, folder, engine
         self._made: Shards | None = None
 
@@ -51,8 +51,9 @@ class Divided:
         """Return the run at its beginning, None where one process trains all; for errors see `Shards`."""
         if self._engine is None:
             return None
-        ends = np.linspace(0, len(members), self._count + 1).round().astype(int).tolist()
-        slots = [range(first, end) for first, end in itertools.pairwise(ends)]
+        each = _together(self._params)
+        ends = np.linspace(0, len(members) // each, self._count + 1).round().astype(int).tolist()
+        slots = [range(first * each, end * each) for first, end in itertools.pairwise(ends)]
         params, folder = self._params.model_dump(mode="json"), str(self._folder.absolute())
         begin = [{"params": params, "folder": folder, "keys": [members[slot].key for slot in own]} for own in slots]
         clock = Clock.of(spec, len(members))
@@ -130,17 +131,25 @@ def _refuse(params: AnyParams) -> None:
         if params.language.engine != "transformers":
             raise ParamsError("runtime.shards: needs language.engine: transformers")
         return
-    train, algo = params.train, params.train.algo
+    train = params.train
     offline = train.mode == "offline"
-    if not offline and not on_policy(get(algo)) and train.replay.sharing == "shared":
+    if _together(params) > 1 and train.replay.sharing == "shared":
         raise ParamsError(
-            "runtime.shards: members that share a memory cannot live apart; set train.replay.sharing: own"
+            "runtime.shards: members that share a memory cannot live apart; set train.replay.sharing: own, or to how "
+            "many neighbours share one"
         )
     if offline and train.replay.prioritised:
         raise ParamsError(
             "runtime.shards: a child would inherit its parent's priorities, which may lie in another shard; set "
             "train.replay.prioritised: false"
         )
+
+
+def _together(params: AnyParams) -> int:
+    """How many neighbours share a memory, and so a shard."""
+    if not isinstance(params, Params) or params.train.mode == "offline" or on_policy(get(params.train.algo)):
+        return 1
+    return params.train.replay.members(params.population.size)
 
 
 def make(about: Mapping[str, Any]) -> tuple[Job, Regime, Clock]:
