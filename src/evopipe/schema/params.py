@@ -106,6 +106,10 @@ class Params(Schema):
     @classmethod
     def _train_fits(cls, train: TrainConfig, info: ValidationInfo) -> TrainConfig:
         problems = list(_train_problems(train, info.data.get("env")))
+        size, sharing = getattr(info.data.get("population"), "size", 0), train.replay.sharing
+        if isinstance(sharing, int) and size % sharing:
+            sentence = f"{size} members (population.size) cannot be divided among memories of {sharing} each"
+            problems.append((("replay", "sharing"), sentence))
         if problems:
             raise located(problems)
         algo = registry.get(train.algo)

@@ -17,7 +17,10 @@ from evopipe.language import tasks
 from evopipe.language.base import load_base
 from evopipe.language.tasks.guard import rewards
 from evopipe.language.tokens import Corpus, read_corpus
+from evopipe.run.clock import Clock
+from evopipe.run.dialogue import Dialogue
 from evopipe.run.language import LanguageSpec
+from evopipe.run.text import TextRows
 from evopipe.schema.language import Form, LanguageConfig
 from evopipe.schema.text import LanguageParams
 from evopipe.storage import members
@@ -85,6 +88,15 @@ def corpus_of(folder: Path, spec: LanguageSpec, form: Form) -> Corpus:
         wrong = "another base" if corpus.digest != spec.base.digest else f"{corpus.form} rows"
         raise DataError(f"{folder / layout.TOKENS}: holds tokens of {wrong}; run `dvc repro buffer` again")
     return corpus
+
+
+def make_regime(params: LanguageParams, spec: LanguageSpec, clock: Clock, folder: Path) -> Dialogue | TextRows:
+    """Return what members live on; for errors see `corpus_of`."""
+    form = form_of(params)
+    corpus = corpus_of(folder, spec, form)
+    if form == "reasoning":
+        return Dialogue(spec, clock, corpus, judge_of(spec.language))
+    return TextRows(spec, clock, corpus)
 
 
 def read_members(folder: Path, out: Path, spec: LanguageSpec) -> tuple[list[Member], dict[str, Any]]:
