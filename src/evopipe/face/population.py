@@ -12,6 +12,7 @@ from evopipe import algos
 from evopipe.errors import UsageError
 from evopipe.face.agent import Agent
 from evopipe.face.breed import actions_from, breed_of, device_of, space_from
+from evopipe.face.language_settings import language_algorithm
 from evopipe.face.settings import HyperparameterConfig, algorithm_of, block_of
 from evopipe.run.spec import first_members
 
@@ -33,6 +34,11 @@ def create_population(
     one_hot: bool = False,
     agent_ids: Sequence[Any] | None = None,
     seed: int = 1,
+    actor_network: Any = None,
+    tokenizer: Any = None,
+    pad_token_id: int | None = None,
+    pad_token: str | None = None,
+    lora_config: Any = None,
 ) -> list[Agent]:
     """Make a population. As every run does, it sets torch's threads in this process: one (`runtime.threads`).
 
@@ -53,14 +59,32 @@ def create_population(
             `one_hot` its number of values; the number of actions, or of an action's dimensions. Lists for teams.
         agent_ids: names of a team's agents where spaces are lists; `INIT_HP["AGENT_IDS"]` by default.
         seed: seed of the networks and of every draw.
+        actor_network, tokenizer, pad_token_id, pad_token, lora_config: of language models, `GRPO`, `LLMPPO`,
+            `LLMREINFORCE`, `DPO`: what agents share and how each changes it, see `LanguageAlgorithm`. They need none of
+            the spaces; `INIT_HP` has the names of `LanguageSettings` in capitals.
 
     Returns:
-        The agents, by index.
+        The agents, by index: each an `Agent`, of language models a `LanguageAgent`.
 
     Raises:
         UsageError: something is missing, or a key would be without effect.
         ParamsError: a value is out of its bounds, or the algorithm does not serve the spaces.
     """
+    if (language := language_algorithm(algo)) is not None:
+        from evopipe.face.language import language_agents
+
+        spaces = {"observation_space": observation_space, "action_space": action_space, "net_config": net_config,
+                  "state_dim": state_dim, "action_dim": action_dim}  # fmt: skip
+        for what, given in spaces.items():
+            if given is not None:
+                raise UsageError(f"{what}: {algo} adapts a model, and has no use for it: leave it out")
+        made: list[Any] = language_agents(
+            language, population_size, actor_network, tokenizer, pad_token_id, pad_token, hp_config, lora_config, False,
+            seed, device, accelerator, INIT_HP,
+        )  # fmt: skip
+        return made
+    if actor_network is not None or lora_config is not None:
+        raise UsageError(f"actor_network, lora_config: {algo} learns networks of its own: give net_config")
     name, hp = algorithm_of(algo), dict(INIT_HP or {})
     one_process(accelerator)
     team = algos.get(name).TEAM

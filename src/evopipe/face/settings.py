@@ -47,7 +47,9 @@ _OTHERS = frozenset(
     "USE_ROLLOUT_BUFFER N_AGENTS AGENT_IDS MAX_ACTION MIN_ACTION DISCRETE_ACTIONS OU_NOISE O_U_NOISE N_STEP PER ALPHA "
     "BETA EPS_START EPS_END EPS_DECAY".split()
 )
-_RANGES = {"clip_coef": "clip", "update_epochs": "epochs", "max_grad_norm": "grad_clip", "policy_freq": "policy_delay"}
+_RANGES = {"update_epochs": "epochs", "max_grad_norm": "grad_clip", "policy_freq": "policy_delay"}
+# A name that stands for each of these that an algorithm has.
+_SEVERAL = {"lr": (*_RATES, "lr_value"), "lr_policy": ("lr",), "clip_coef": ("clip", "clip_low", "clip_high")}
 _ENCODER = {"hidden_size", "activation", "hidden_state_size", "num_layers", "max_seq_len", "channel_size",
             "kernel_size", "stride_size", "layer_norm", "min_mlp_nodes"}  # fmt: skip
 
@@ -222,5 +224,7 @@ def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[st
 def own_names(algo: str, name: str) -> list[str]:
     """Return what a hyper-parameter that may mutate is called here: none, one, or all rates."""
     able = evolvable(algos.get(algo).Config)
-    wanted: Iterable[str] = _RATES if name == "lr" else (_RANGES.get(name, name),)
+    if "lr_value" in able:  # of language models: the actor's is `lr` itself
+        name = {"lr_actor": "lr_policy", "lr_critic": "lr_value"}.get(name, name)
+    wanted: Iterable[str] = _SEVERAL.get(name, (_RANGES.get(name, name),))
     return [own for own in wanted if own in able]
