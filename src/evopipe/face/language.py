@@ -123,6 +123,15 @@ class LanguageAgent:
         scores: for loops of one's own.
         steps: prompts so far, the last one the present number.
         mutation: what its last mutation changed.
+
+    Examples:
+        >>> from evopipe import GRPO
+        >>> from evopipe.language.base import load_base
+        >>> from evopipe.schema.language import LanguageConfig
+        >>> model = load_base(LanguageConfig(), seed=1).model  # or AutoModelForCausalLM.from_pretrained(...)
+        >>> agent = GRPO(actor_network=model, lr=1e-4)
+        >>> agent.clone(2).index, agent.hp["lr"], agent.mut
+        (2, 0.0001, 'None')
     """
 
     def __init__(self, breed: LanguageBreed, member: Member, mutation: Mutation = NONE) -> None:

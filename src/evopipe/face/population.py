@@ -69,6 +69,15 @@ def create_population(
     Raises:
         UsageError: something is missing, or a key would be without effect.
         ParamsError: a value is out of its bounds, or the algorithm does not serve the spaces.
+
+    Examples:
+        >>> import gymnasium
+        >>> env = gymnasium.make("CartPole-v1")
+        >>> net_config = {"encoder_config": {"hidden_size": [32]}, "latent_dim": 16}
+        >>> pop = create_population("DQN", env.observation_space, env.action_space, net_config,
+        ...                         {"LR": 1e-3, "BATCH_SIZE": 64}, population_size=2)
+        >>> [agent.index for agent in pop], pop[0].batch_size, pop[0].hp["lr"]
+        ([0, 1], 64, 0.001)
     """
     if (language := language_algorithm(algo)) is not None:
         from evopipe.face.language import language_agents
@@ -143,6 +152,12 @@ def observation_space_channels_to_first(space: Any) -> Any:
     """Return a space whose images have their channels first; others, and parts of others, stay as they are.
 
     Networks here read images either way round: a script may call this or not.
+
+    Examples:
+        >>> import gymnasium, numpy
+        >>> image = gymnasium.spaces.Box(0, 255, (64, 48, 3), numpy.uint8)
+        >>> observation_space_channels_to_first(image).shape
+        (3, 64, 48)
     """
     spaces = gymnasium.spaces
     if isinstance(space, spaces.Dict):

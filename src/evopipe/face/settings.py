@@ -63,6 +63,10 @@ class RLParameter:
         shrink_factor, grow_factor: what one mutation multiplies by, either with a chance of one half.
         dtype: `float`, or `int` where the hyper-parameter is a whole number, which moves by at least 1. It follows
             from the hyper-parameter: another one than its own is refused; None takes its own.
+
+    Examples:
+        >>> RLParameter(min=1e-4, max=1e-2, grow_factor=1.5)
+        RLParameter(min=0.0001, max=0.01, shrink_factor=0.8, grow_factor=1.5, dtype=None)
     """
 
     min: float
@@ -73,7 +77,13 @@ class RLParameter:
 
 
 class HyperparameterConfig(dict[str, RLParameter]):
-    """Which hyper-parameters may mutate, by name: `HyperparameterConfig(lr=RLParameter(min=1e-4, max=1e-2))`."""
+    """Which hyper-parameters may mutate, by name: `HyperparameterConfig(lr=RLParameter(min=1e-4, max=1e-2))`.
+
+    Examples:
+        >>> ranges = HyperparameterConfig(lr=RLParameter(min=1e-4, max=1e-2), batch_size=RLParameter(min=8, max=512))
+        >>> [*ranges]
+        ['lr', 'batch_size']
+    """
 
     def __init__(self, **ranges: RLParameter) -> None:
         super().__init__(ranges)
