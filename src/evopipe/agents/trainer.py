@@ -95,6 +95,17 @@ class AgentTrainer:
         ParamsError: a key of the configuration is unknown, or a value cannot be used.
         DataError: a dataset is empty or no rows.
         MissingInputError: a dataset's file, or what the engine needs, is not there.
+
+    Examples:
+        >>> async def flow(task, model):
+        ...     out = await model.get_model_response([{"role": "user", "content": task["question"]}])
+        ...     return float(out.content == task["answer"])
+        >>> tasks = [{"question": str(n), "answer": str(n)} for n in range(10)]
+        >>> config = {"data.train_batch_size": 2, "data.max_response_length": 2, "actor_rollout_ref.rollout.n": 2,
+        ...           "trainer.total_training_steps": 1, "language.full": True}
+        >>> trainer = AgentTrainer(flow=flow, config=config, train_dataset=tasks[2:], val_dataset=tasks[:2])
+        >>> 0.0 <= trainer.train().score <= 1.0
+        True
     """
 
     def __init__(

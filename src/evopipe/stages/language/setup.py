@@ -14,7 +14,7 @@ from evopipe.algos import get
 from evopipe.core.member import Member
 from evopipe.errors import DataError
 from evopipe.language import tasks
-from evopipe.language.base import load_base
+from evopipe.language.base import Base, load_base
 from evopipe.language.tasks.guard import rewards
 from evopipe.language.tokens import Corpus, read_corpus
 from evopipe.run.clock import Clock
@@ -51,15 +51,22 @@ def settled(params: LanguageParams) -> LanguageConfig:
 def make_spec(params: LanguageParams, device: torch.device | None = None) -> LanguageSpec:
     """Bundle what a run is about; for errors see `load_base`."""
     device, cfg = device or torch.device("cpu"), settled(params)
+    return spec_of(params, load_base(cfg, params.seed, device), device, cfg)
+
+
+def spec_of(
+    params: LanguageParams, base: Base, device: torch.device, cfg: LanguageConfig | None = None
+) -> LanguageSpec:
+    """Bundle what a run over this base is about; with another block `language` than the parameters have."""
     return LanguageSpec(
         seed=params.seed,
-        language=cfg,
+        language=cfg or params.language,
         train=params.train,
         tournament=params.evolution.tournament,
         mutation=params.mutation,
         algo=get(params.train.algo),
         algo_config=params.algo_config,
-        base=load_base(cfg, params.seed, device),
+        base=base,
         device=device,
         cohorts=params.runtime.cohorts,
     )
