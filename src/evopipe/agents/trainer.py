@@ -33,7 +33,7 @@ from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.drive import train
 from evopipe.run.evaluate import Episodes
-from evopipe.run.language import LanguageSpec
+from evopipe.run.language import LESS, LanguageSpec
 from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Run
 from evopipe.signals import StopSignal
@@ -274,7 +274,7 @@ class AgentTrainer:
         run = Run(spec, regime, clock, members, births)
         folder.mkdir(parents=True, exist_ok=True)
         state = state_folder("agents", self._key(), folder)
-        with RunLock(state.with_suffix(".lock")), translate_failures():
+        with RunLock(state.with_suffix(".lock")), translate_failures(LESS):
             store, log = CheckpointStore(state / "checkpoints"), state / "events.jsonl"
             with (
                 StopSignal() as stop,

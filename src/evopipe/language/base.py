@@ -50,6 +50,7 @@ class Base:
         words: its vocabulary and width.
         ends: tokens that end a completion.
         pad: the token that stands in pads; no mask lets it count.
+        rows_at_once: rows of each member that pass through it at a time; None: all.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Base:
     ends: tuple[int, ...]
     pad: int
     device: torch.device
+    rows_at_once: int | None = None
     hooked: list[Any] = field(default_factory=list, repr=False)  # its hooks, see `hooks`
     active: list[Any] = field(default_factory=list, repr=False)  # what they add now
 
