@@ -24,7 +24,16 @@ _MEMORY_WORDS = (
 
 
 class EvopipeError(Exception):
-    """Base of every error that evopipe raises on purpose."""
+    """Base of every error that evopipe raises on purpose.
+
+    Examples:
+        >>> import evopipe
+        >>> try:
+        ...     evopipe.load("nowhere")
+        ... except evopipe.EvopipeError as error:
+        ...     print(error.exit_code > 0, "nowhere" in str(error))
+        True True
+    """
 
     exit_code = 1
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from evopipe import rng
 from evopipe.core.net import Net
@@ -23,7 +24,7 @@ from evopipe.schema.language import LanguageConfig
 from evopipe.storage.files import parse_json
 from evopipe.storage.folders import read_folder
 from evopipe.storage.tensors import load_tensors
-from evopipe.types import Tensor, Text
+from evopipe.types import Text
 
 POLICY, CHANGE, HEAD, MERGED = "policy.json", "change.safetensors", "head.safetensors", "merged"
 _AT_ONCE = 64  # prompts that are completed at a time
@@ -150,13 +151,8 @@ def load(folder: Path, about: Mapping[str, Any], device: torch.device | None = N
     if base.digest != digest:
         raise DataError(f"{folder}: was trained over another base than {config.model} is now; export it again")
     if kind == "full":
-        tensors = load_tensors(read_folder(folder, only=(CHANGE,))[CHANGE], str(folder / CHANGE))
         arch: Any = Full()
-        row = torch.zeros(arch.size(Adapted.of(base)))
-        for name, part in arch.named(Adapted.of(base), row).items():
-            if name not in tensors or tensors[name].shape != part.shape:
-                raise DataError(f"{folder / CHANGE}: does not fit its base at {name!r}; export it again")
-            part.copy_(tensors[name])
+        row = read_change(folder, base)
     else:
         arch, row = peft.read_adapter(folder, base)
     structure = arch.stack([arch], Adapted.of(base), base.device)
@@ -186,6 +182,17 @@ def load_reward(folder: Path, device: torch.device | None = None) -> LanguagePol
     if about is None or not about.get("head"):
         raise DataError(f"language.reward: {folder} is no reward model; export one: train.algo: reward_model")
     return load(folder, about, device)
+
+
+def read_change(folder: Path, base: Base) -> Tensor:
+    """Read an elite's change of all weights; MissingInputError or DataError if it is not there or does not fit."""
+    tensors = load_tensors(read_folder(folder, only=(CHANGE,))[CHANGE], str(folder / CHANGE))
+    row = torch.zeros(Full().size(Adapted.of(base)))
+    for name, part in Full().named(Adapted.of(base), row).items():
+        if name not in tensors or tensors[name].shape != part.shape:
+            raise DataError(f"{folder / CHANGE}: does not fit its base at {name!r}; export it again")
+        part.copy_(tensors[name])
+    return row
 
 
 def described(folder: Path) -> dict[str, Any] | None:

@@ -116,12 +116,20 @@ class Dialogue:
     remarks: Sequence[str] = ()
 
     def __init__(
-        self, spec: LanguageSpec, clock: Clock, corpus: Corpus, judge: Judge, truth: Judge | None = None
+        self,
+        spec: LanguageSpec,
+        clock: Clock,
+        corpus: Corpus,
+        judge: Judge,
+        truth: Judge | None = None,
+        most: float | None = None,
     ) -> None:
-        self.spec, self.clock, self.whole = spec, clock, True
+        """`truth` is told of beside the judge; `most` is the reward of a completion that is all right: how many earned
+        it is measured, as `accuracy`."""
+        self.spec, self.clock, self.whole, self.most = spec, clock, True, most
         self.room = Room(spec, corpus, judge, engine_of(spec, clock.members), truth)
         self.cohorts: Sequence[Cohort] = []
-        self.measures = Measures(clock.members, MEASURED)
+        self.measures = Measures(clock.members, MEASURED if most is None else (*MEASURED, "accuracy"))
 
     def first(self, member: Member) -> Member:
         return member
@@ -192,6 +200,8 @@ class Dialogue:
             "drift": drift,
             "failed": torch.full_like(drift, failed / len(cohort.members)),
         }
+        if self.most is not None:
+            every["accuracy"] = (text.reward >= self.most).float().mean(dim=1)
         self.measures.note(self.clock.generation, cohort.slots, every)
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:

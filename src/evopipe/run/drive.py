@@ -53,19 +53,20 @@ def begin(
     For warm, workers and learners see `Setup`, for collect_rollouts `OnPolicy`. Raises UsageError if `collect_rollouts`
     is given and the algorithm collects none.
     """
+    clock, keys = Clock.of(spec, len(members)), np.array([member.key for member in members])
+    regime = regime_of(Setup(spec, clock, keys, warm, workers, learners), collect_rollouts)
+    return Run(spec, regime, clock, members, births)
+
+
+def regime_of(setup: Setup, collect_rollouts: CollectRollouts | None = None) -> Regime:
+    """Return what members live on by the configuration; for errors see `begin`."""
+    spec, warm = setup.spec, setup.warm
     if collect_rollouts is not None and not on_policy(spec.algo):
         raise UsageError(f"collect_rollouts: {spec.train.algo} collects no rollouts; take an on-policy algorithm")
-    clock, keys = Clock.of(spec, len(members)), np.array([member.key for member in members])
-    clock.rewarded = warm is not None and bool(np.any(warm.reward))
-    setup = Setup(spec, clock, keys, warm, workers, learners)
-    regime: Regime
+    setup.clock.rewarded = warm is not None and bool(np.any(warm.reward))
     if spec.train.mode == "offline":
-        regime = Offline(setup)
-    elif on_policy(spec.algo):
-        regime = OnPolicy(setup, collect_rollouts)
-    else:
-        regime = OffPolicy(setup)
-    return Run(spec, regime, clock, members, births)
+        return Offline(setup)
+    return OnPolicy(setup, collect_rollouts) if on_policy(spec.algo) else OffPolicy(setup)
 
 
 def train(

@@ -53,6 +53,11 @@ class LanguageSpec:
         return f"no completion of {self.name} has a score: try language.reward, or the task's score, by itself"
 
     @property
+    def racing(self) -> bool:
+        """Not: completions of all rows are written at once."""
+        return False
+
+    @property
     def unrewarded(self) -> str:
         """What to do where no member has seen a reward."""
         return (

@@ -53,6 +53,8 @@ class Job(Protocol):
     @property
     def broken(self) -> str: ...
     @property
+    def racing(self) -> bool: ...
+    @property
     def unrewarded(self) -> str: ...
     @property
     def each(self) -> int: ...
@@ -113,6 +115,11 @@ class Spec:
             f"environment {self.name!r} returned non-finite observations or rewards in every evaluation episode: mend "
             f"it; `evopipe env check {self.name}` may show where"
         )
+
+    @property
+    def racing(self) -> bool:
+        """Whether who is scored plays no longer than its rank may decide something, see `race`."""
+        return self.train.evaluation == "race"
 
     @property
     def unrewarded(self) -> str:

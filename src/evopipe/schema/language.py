@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from evopipe.schema.declare import Schema, located
+from evopipe.schema.shards import ShardsConfig
 
 _Weight = Annotated[float, Field(ge=0.0)]
 _OWN = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
@@ -209,3 +210,4 @@ class TextRuntime(Schema):
         "learn are computed twice; tracked, for it changes results in the last bits; null: all",
     )
     checkpoint_seconds: float = Field(30.0, gt=0.0, description="least time between two checkpoints")
+    shards: ShardsConfig = Field(default_factory=ShardsConfig, validate_default=True)

@@ -15,12 +15,14 @@ from evopipe.algos import get
 from evopipe.core.member import Member
 from evopipe.errors import DataError
 from evopipe.language import tasks
-from evopipe.language.base import load_base
+from evopipe.language.base import Base, load_base
 from evopipe.language.policy import LanguagePolicy, load_reward
 from evopipe.language.tasks.guard import rewards
 from evopipe.language.tokens import Corpus, read_corpus
-from evopipe.run.dialogue import Judge
+from evopipe.run.clock import Clock
+from evopipe.run.dialogue import Dialogue, Judge
 from evopipe.run.language import LanguageSpec
+from evopipe.run.text import TextRows
 from evopipe.schema.language import Form, LanguageConfig
 from evopipe.schema.text import LanguageParams
 from evopipe.storage import members
@@ -52,9 +54,16 @@ def make_spec(params: LanguageParams, device: torch.device | None = None) -> Lan
     """Bundle what a run is about; for errors see `load_base`."""
     device, cfg = device or torch.device("cpu"), settled(params)
     base = replace(load_base(cfg, params.seed, device), rows_at_once=params.runtime.rows_at_once)
+    return spec_of(params, base, device, cfg)
+
+
+def spec_of(
+    params: LanguageParams, base: Base, device: torch.device, cfg: LanguageConfig | None = None
+) -> LanguageSpec:
+    """Bundle what a run over this base is about; with another block `language` than the parameters have."""
     return LanguageSpec(
         seed=params.seed,
-        language=cfg,
+        language=cfg or params.language,
         train=params.train,
         tournament=params.evolution.tournament,
         mutation=params.mutation,
@@ -110,6 +119,15 @@ def corpus_of(folder: Path, spec: LanguageSpec, form: Form) -> Corpus:
         wrong = "another base" if corpus.digest != spec.base.digest else f"{corpus.form} rows"
         raise DataError(f"{folder / layout.TOKENS}: holds tokens of {wrong}; run `dvc repro buffer` again")
     return corpus
+
+
+def make_regime(params: LanguageParams, spec: LanguageSpec, clock: Clock, folder: Path) -> Dialogue | TextRows:
+    """Return what members live on; for errors see `corpus_of`."""
+    form = form_of(params)
+    corpus = corpus_of(folder, spec, form)
+    if form == "reasoning":
+        return Dialogue(spec, clock, corpus, judge_of(spec.language, spec.device), truth_of(spec.language))
+    return TextRows(spec, clock, corpus)
 
 
 def read_members(folder: Path, out: Path, spec: LanguageSpec) -> tuple[list[Member], dict[str, Any]]:
