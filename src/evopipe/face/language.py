@@ -239,7 +239,7 @@ def regime_of(
     corpus = tokenise(rows, env.form, spec.base, spec.language, params.fetch, params.seed, held_out=len(order))
     clock = Clock.of(spec, members)
     if isinstance(env, ReasoningGym):
-        return spec, Dialogue(spec, clock, corpus, env.judge, most)
+        return spec, Dialogue(spec, clock, corpus, env.judge, most=most)
     return spec, TextRows(spec, clock, corpus)
 
 

@@ -25,6 +25,9 @@ class Taken:
         terminated, truncated: `[E]`.
         idle: `[E]`, no step: a reset that follows no action.
         memory: `[E, M]` before the step, where the agent keeps one.
+        legal: `[E, A]`, None where all is.
+
+    Where a team plays, `E` is `E · K`, see `Rollout`.
     """
 
     obs: np.ndarray
@@ -38,6 +41,7 @@ class Taken:
     truncated: np.ndarray
     idle: np.ndarray
     memory: torch.Tensor | None = None
+    legal: np.ndarray | None = None
 
 
 class RolloutBuffer:

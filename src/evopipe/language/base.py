@@ -50,6 +50,7 @@ class Base:
         words: its vocabulary and width.
         ends: tokens that end a completion.
         pad: the token that stands in pads; no mask lets it count.
+        rows_at_once: rows of each member that pass through it at a time; None: all.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Base:
     ends: tuple[int, ...]
     pad: int
     device: torch.device
+    rows_at_once: int | None = None
     hooked: list[Any] = field(default_factory=list, repr=False)  # its hooks, see `hooks`
     active: list[Any] = field(default_factory=list, repr=False)  # what they add now
 
@@ -98,6 +100,10 @@ class Base:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def show(self, ids: Sequence[int]) -> str:
+        """Return all tokens as text, those of the template too."""
+        return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     def prompt(
         self, prompt: str | Sequence[Mapping[str, str]], chat: bool, system: str | None, go_on: bool = False

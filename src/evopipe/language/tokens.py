@@ -93,6 +93,15 @@ class Corpus:
         return Text(ids[None], real[None], learned[None], torch.zeros_like(told)[None])
 
 
+def with_end(text: Text) -> Text:
+    """Return a text with a column behind it that counts nowhere: what a head says there, it has read all for."""
+
+    def longer(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (0, 1))
+
+    return Text(longer(text.ids), longer(text.real), longer(text.mask), longer(text.turn))
+
+
 def tokenise(
     rows: Sequence[Mapping[str, Any]],
     form: Form,

@@ -113,6 +113,10 @@ class Params(Schema):
     @classmethod
     def _train_fits(cls, train: TrainConfig, info: ValidationInfo) -> TrainConfig:
         problems = list(_train_problems(train, info.data.get("env")))
+        size, sharing = getattr(info.data.get("population"), "size", 0), train.replay.sharing
+        if isinstance(sharing, int) and size % sharing:
+            sentence = f"{size} members (population.size) cannot be divided among memories of {sharing} each"
+            problems.append((("replay", "sharing"), sentence))
         if problems:
             raise located(problems)
         algo = registry.get(train.algo)
@@ -126,10 +130,6 @@ class Params(Schema):
         export = info.data.get("export")
         if tracking.register_as and export is not None and not export.program:
             raise located([(("register_as",), "MLflow serves the elite's program: set export.program to true")])
-        train = info.data.get("train")
-        if tracking.register_as and train is not None and registry.get(train.algo).TEAM:
-            sentence = f"MLflow serves one program, and a team of {train.algo} has one for each agent: set it to null"
-            raise located([(("register_as",), sentence)])
         return tracking
 
     @field_validator("algos")

@@ -14,6 +14,7 @@ from evopipe.evolve.lineage import descent, read_lineage
 from evopipe.keys import content_key
 from evopipe.language import peft
 from evopipe.language.adapters import Adapted, LoRA
+from evopipe.language.policy import CHANGE, HEAD, MERGED, POLICY
 from evopipe.machine import configure, fingerprint, git_revision
 from evopipe.run.language import LanguageSpec
 from evopipe.schema.text import LanguageParams
@@ -24,8 +25,6 @@ from evopipe.storage.files import dump_json, read_bytes, read_json
 from evopipe.storage.folders import write_folder
 from evopipe.storage.tensors import dump_tensors
 from evopipe.track.formats import score
-
-POLICY, CHANGE, MERGED = "policy.json", "change.safetensors", "merged"
 
 
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
@@ -44,6 +43,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         "format": 1,
         "arch": elite.arch.to_json(),
         "merged": params.export.merged,
+        "head": "end" in spec.algo.asks(spec.algo_config),
         "hyper": dict(elite.hyper),
         "training": trained.get("elite"),
         "evaluation": scores["elite"],
@@ -77,6 +77,8 @@ def write(
         files |= peft.adapter_files(spec.base, arch, row)
     else:
         files[CHANGE] = dump_tensors(arch.named(Adapted.of(spec.base), row))
+    if about.get("head"):
+        files[HEAD] = dump_tensors(arch.named(spec.widths["value"], member.tensors["value"]))
     if about["merged"]:
         merged = peft.merged_files(spec.base, arch, row)
         files |= {f"{MERGED}/{name}": data for name, data in merged.items()}
@@ -94,6 +96,7 @@ def _scores(path: Path) -> dict[str, Any]:
 def _card(about: Mapping[str, Any], base: str, called: str) -> str:
     """Return the model card, Markdown."""
     found, before = about["evaluation"], about["before"]
+    asked = 'reward(["…"], ["…"])' if about.get("head") else 'generate(["…"])'
     was = f" The base's mean is {score(before['mean'])}." if before else ""
     merged = (
         "\nThe folder `merged` is a whole model, for `transformers` or as `language.model` of another pipeline:\n\n"
@@ -112,5 +115,5 @@ def _card(about: Mapping[str, Any], base: str, called: str) -> str:
         f"with evopipe.\n\nMean score {score(found['mean'])} on held-out rows, 95 % interval "
         f"[{score(found['interval'][0])}, {score(found['interval'][1])}].{was}\n{adapter}{merged}\n"
         "```python\nimport evopipe\n\n"
-        f'policy = evopipe.load("{called}")\nprint(policy.generate(["…"]))\n```\n'
+        f'policy = evopipe.load("{called}")\nprint(policy.{asked})\n```\n'
     )
