@@ -22,7 +22,8 @@ IMAGES = HERE.parent / "docs" / "images"
 NAMES = (
     "end_to_end", "td3", "ddpg", "rainbow", "cqn", "ppo", "ppo_recurrent", "maddpg", "matd3", "ippo", "ppo_native",
     "priorities", "roofline", "parts", "curve_64", "curve_128", "threads", "efficiency_lander", "efficiency_cartpole",
-    "checkpoint", "cartpole", "lunarlander",
+    "checkpoint", "script_dqn", "script_ppo", "script_ppo_recurrent", "script_cqn", "script_ddpg", "script_maddpg",
+    "cartpole", "lunarlander",
 )  # fmt: skip
 
 

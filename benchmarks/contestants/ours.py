@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 import torch
 from common import EnvClock, Parts, main, sync_of, timed
+from scripts import script
 
 from evopipe import rng
 from evopipe.core.cohort import Cohort, dissolve
@@ -572,9 +573,23 @@ def language(task: str, *given: Any) -> dict[str, Any]:
     return result
 
 
+def run_script(s: Settings) -> dict[str, Any]:
+    """Run a script of AgileRL's documentation with our names in it."""
+    import evopipe
+
+    shown = SimpleNamespace(
+        **{name: getattr(evopipe, name) for name in evopipe.__all__},
+        make_team_envs=evopipe.make_vect_envs,
+        team_spaces=lambda env: (env.observation_space, env.action_space),
+    )
+    shown.MultiAgentReplayBuffer = lambda size, ids: evopipe.MultiAgentReplayBuffer(size, agent_ids=ids)
+    return script(shown, s)
+
+
 if __name__ == "__main__":
     main(
         {
+            "script": run_script,
             "end-to-end": end_to_end, "time-to-solved": time_to_solved, "parts": parts, "curve": curve,
             "efficiency": efficiency, "checkpoint": checkpoint, "roofline": roofline, "learn-step": learn_step,
             "acting": acting, "priorities": priorities, "grpo": lambda s: language("step", s, "grpo"),

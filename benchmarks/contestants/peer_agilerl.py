@@ -9,6 +9,7 @@ import importlib
 import time
 import warnings
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 warnings.filterwarnings("ignore")
@@ -30,9 +31,12 @@ from agilerl.hpo.tournament import TournamentSelection  # noqa: E402
 from agilerl.training.train_multi_agent_off_policy import train_multi_agent_off_policy  # noqa: E402
 from agilerl.training.train_multi_agent_on_policy import train_multi_agent_on_policy  # noqa: E402
 from agilerl.training.train_off_policy import train_off_policy  # noqa: E402
+from agilerl.training.train_offline import train_offline  # noqa: E402
 from agilerl.training.train_on_policy import train_on_policy  # noqa: E402
+from agilerl.utils.utils import create_population, make_vect_envs  # noqa: E402
 from agilerl.vector import AsyncPettingZooVecEnv  # noqa: E402
 from common import EnvClock, OutOfBudget, Parts, held_out_seeds, main, play_episodes, sync_of, timed  # noqa: E402
+from scripts import script  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 
 Settings = Mapping[str, Any]
@@ -326,5 +330,38 @@ def timed_evolution(s: Settings, agents: list[Any], sync: Any) -> float:
     return float(np.median(times))
 
 
+def documented() -> Any:
+    """Return the names of its pages: what this release calls otherwise goes by the pages' words."""
+
+    def trainer(function: Any) -> Any:
+        return lambda *, tournament, **given: function(selection_strategy=tournament, **given)
+
+    def selection(tournament_size: int, elitism: bool, population_size: int, eval_loop: int) -> TournamentSelection:
+        return TournamentSelection(tournament_size, elitism, population_size)
+
+    def team_envs(name: str, num_envs: int, **kwargs: Any) -> Any:
+        return vector_of({"team": True, "env": name, "kwargs": kwargs}, EnvClock(), num_envs)
+
+    return SimpleNamespace(
+        make_vect_envs=make_vect_envs, make_team_envs=team_envs, create_population=create_population,
+        team_spaces=lambda env: (env.single_observation_space, env.single_action_space),
+        ReplayBuffer=ReplayBuffer, MultiAgentReplayBuffer=lambda size, ids: ReplayBuffer(size),
+        TournamentSelection=selection, Mutations=Mutations, train_off_policy=trainer(train_off_policy),
+        train_on_policy=trainer(train_on_policy), train_offline=trainer(train_offline),
+        train_multi_agent_off_policy=trainer(train_multi_agent_off_policy),
+    )  # fmt: skip
+
+
+def run_script(s: Settings) -> dict[str, Any]:
+    """Run a script of its documentation."""
+    start(s)
+    return script(documented(), s)
+
+
 if __name__ == "__main__":
-    main({"end-to-end": end_to_end, "time-to-solved": time_to_solved, "parts": parts, "learn-step": learn_step})
+    main(
+        {
+            "end-to-end": end_to_end, "time-to-solved": time_to_solved, "parts": parts, "learn-step": learn_step,
+            "script": run_script,
+        }
+    )  # fmt: skip

@@ -6,6 +6,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from harness.machine import ROOT
@@ -248,6 +249,54 @@ def checkpoint(o: Options) -> Settings:
     return {**lander(o), "saves": 3 if o.quick else 9}
 
 
+# --- scripts ----------------------------------------------------------------------------------------------------------
+
+_OFF = {"BATCH_SIZE": 128, "LEARN_STEP": 4, "GAMMA": 0.99, "TAU": 1e-3}
+_ON = {"BATCH_SIZE": 128, "LEARN_STEP": 2048, "LR": 1e-3, "GAMMA": 0.99, "GAE_LAMBDA": 0.95, "CLIP_COEF": 0.2,
+       "ENT_COEF": 0.01, "VF_COEF": 0.5, "MAX_GRAD_NORM": 0.5, "UPDATE_EPOCHS": 4, "ACTION_STD_INIT": 0.6}  # fmt: skip
+_NET = {"latent_dim": 64, "encoder_config": {"hidden_size": [64]}, "head_config": {"hidden_size": [64]}}
+# What each page's script says, but for the number of steps; the fastest way to make environments is everyone's own.
+SCRIPTS: dict[str, Settings] = {
+    "script_dqn": {"algo": "DQN", "env": "LunarLander-v3", "steps": (4, 10_000), "INIT_HP": {**_OFF, "LR": 1e-3}},
+    "script_ppo": {"algo": "PPO", "env": "LunarLander-v3", "steps": (4, 10_240), "INIT_HP": _ON},
+    "script_ppo_recurrent": {
+        "algo": "PPO", "env": "CartPole-v1", "steps": (2, 16_384), "architecture": 0.0,
+        "INIT_HP": {**_ON, "LEARN_STEP": 4096, "RECURRENT": True, "SHARE_ENCODERS": False},
+        "NET_CONFIG": {"latent_dim": 64, "head_config": {"hidden_size": [64]},
+                       "encoder_config": {"hidden_state_size": 64, "num_layers": 1}},
+    },
+    "script_cqn": {
+        "algo": "CQN", "env": "CartPole-v1", "steps": (4, 1_000), "dataset": 10_000,
+        "INIT_HP": {**_OFF, "LR": 1e-3, "LEARN_STEP": 1, "DOUBLE": True},
+    },
+    "script_ddpg": {
+        "algo": "DDPG", "env": "LunarLanderContinuous-v3", "steps": (4, 5_000),
+        "INIT_HP": {**_OFF, "LR_ACTOR": 3e-4, "LR_CRITIC": 3e-4, "TAU": 5e-3, "POLICY_FREQ": 2,
+                    "SHARE_ENCODERS": False},
+    },
+    "script_maddpg": {
+        "algo": "MADDPG", "env": "simple_speaker_listener_v4", "steps": (4, 10_000),
+        "kwargs": {"continuous_actions": True},
+        "INIT_HP": {**_OFF, "BATCH_SIZE": 64, "LEARN_STEP": 16, "LR_ACTOR": 1e-4, "LR_CRITIC": 1e-3, "GAMMA": 0.95},
+    },
+}  # fmt: skip
+
+
+def a_script(o: Options, name: str) -> Settings:
+    """A script of the peer's documentation, as everyone runs it."""
+    own = dict(SCRIPTS[name])
+    generations, evo_steps = own.pop("steps")
+    if o.quick:
+        hp = {**own["INIT_HP"], **({"LEARN_STEP": 128} if own["algo"] == "PPO" else {})}
+        own |= {"INIT_HP": hp, "dataset": 500}
+        generations, evo_steps = 1, 256
+    return {
+        "NET_CONFIG": _NET, "architecture": 0.2, "num_envs": 16, "population": 4, "memory_size": 100_000,
+        "eps_decay": 0.995, "test_loop": 1, "evo_steps": evo_steps, "max_steps": generations * evo_steps,
+        "threads": o.threads, **own,
+    }  # fmt: skip
+
+
 # --- time to a solved elite -------------------------------------------------------------------------------------------
 
 SEARCHED = ("lr", "batch_size", "learn_step")
@@ -389,6 +438,9 @@ def measurements() -> dict[str, Measurement]:
         Measurement("efficiency_lander", "efficiency", (EVOPIPE,), efficiency, cores=1),
         Measurement("efficiency_cartpole", "efficiency", (EVOPIPE,), lambda o: efficiency(o, cartpole_core), cores=1),
         Measurement("checkpoint", "checkpoint", (EVOPIPE,), checkpoint, cores=1),
+        *(
+            Measurement(name, "script", (EVOPIPE, AGILERL), partial(a_script, name=name)) for name in SCRIPTS
+        ),
         Measurement(
             "cartpole", "time-to-solved", (EVOPIPE, AGILERL, Contestant("SB3 + Optuna", "sb3")), cartpole, lanes=True
         ),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from harness import stats
+from harness.measurements import SCRIPTS
 from harness.stats import Ratio, Time
 
 Result = Mapping[str, Any]
@@ -258,7 +259,7 @@ def page(results: Results) -> str:
     """Return the page. Results that are missing are said to be."""
     sections = (
         _machine, _summary, _end_to_end, _off_policy, _on_policy, _teams, _language, _roofline, _parts, _curve,
-        _threads, _loop,
+        _threads, _loop, _scripts,
         lambda r: _solved(r, "cartpole", "CartPole-v1, mean of 100 held-out episodes ≥ 475"),
         lambda r: _solved(r, "lunarlander", "LunarLander-v3, mean of 100 held-out episodes ≥ 200"),
     )  # fmt: skip
@@ -512,6 +513,34 @@ def _language(results: Results) -> list[str]:
             lines += [f"{title}: {work}.", "", *table(("", "evopipe", *others, *(f"{n} over evopipe" for n in others)),
                       rows), *made_by(result), ""]  # fmt: skip
     return lines
+
+
+def _scripts(results: Results) -> list[str]:
+    lines = ["## The same script, another import", ""]
+    there = [name for name in SCRIPTS if name in results]
+    if not there:
+        return [*lines, MISSING]
+    lines += [
+        "Scripts as AgileRL's pages have them, of four members and 16 environments each, run line by line by everyone "
+        "with names of their own. Seconds are of the whole script, its environments included; a fitness is the best "
+        "agent's at the end, by its own `test`.", "",
+    ]  # fmt: skip
+    rows = []
+    for name in there:
+        result = results[name]
+        s, both = result["settings"], turns(result, "AgileRL", "evopipe")
+        if not both:
+            continue
+        ratio = paired(result, "AgileRL", "evopipe", _seconds)
+        fitness = {who: spread(values(result, who, _field("fitness"), both)) for who in ("evopipe", "AgileRL")}
+        seconds = {who: spread(values(result, who, _seconds, both)) for who in fitness}
+        rows.append([
+            f"{s['algo']}{', recurrent' if s['INIT_HP'].get('RECURRENT') else ''} on {s['env']}, "
+            f"{s['max_steps']:,} steps", seconds["evopipe"], seconds["AgileRL"], told(ratio), fitness["evopipe"],
+            fitness["AgileRL"],
+        ])  # fmt: skip
+    header = ("script", "evopipe, s", "AgileRL, s", "times as fast", "fitness, evopipe", "fitness, AgileRL")
+    return [*lines, *table(header, rows), "", *made_by(*(results[name] for name in there))]
 
 
 def _sequences(s: Mapping[str, Any]) -> str:

@@ -24,6 +24,12 @@ def test_the_reference_names_every_public_name() -> None:
     assert all(f"`{name}`" in page for name in ONE_KIND)
 
 
+def test_every_page_is_in_the_navigation() -> None:
+    told = set(re.findall(r"^([\w/-]+)$", (ROOT / "docs/index.md").read_text(), re.MULTILINE))
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert pages <= told, "put it into a toctree of docs/index.md"
+
+
 @pytest.mark.thorough
 def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "docs", str(tmp_path)]
