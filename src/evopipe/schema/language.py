@@ -33,6 +33,15 @@ class LanguageConfig(Schema):
                 raise ValueError(f"hidden ({self.hidden}) must be a multiple of 2 · heads ({2 * self.heads})")
             return self
 
+    class Gpt(Schema):
+        """`language.model: gpt`: members are whole small GPTs over the tokens of a game, and their form evolves."""
+
+        hidden: int = Field(64, ge=16, le=4096, multiple_of=16, description="width of the stream between layers")
+        layers: int = Field(2, ge=1, le=64, description="layers that members start with")
+        heads: int = Field(4, ge=1, le=256, description="attention heads of each of them")
+        head: int = Field(16, ge=16, le=512, multiple_of=16, description="width of a head")
+        feedforward: int = Field(128, ge=16, le=1 << 14, multiple_of=16, description="feed-forward nodes of each layer")
+
     model: str = Field(
         "tiny",
         min_length=1,
