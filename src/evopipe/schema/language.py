@@ -11,7 +11,7 @@ from evopipe.schema.declare import Schema, located
 
 _Weight = Annotated[float, Field(ge=0.0)]
 _OWN = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
-Form = Literal["reasoning", "preference", "supervised"]
+Form = Literal["reasoning", "preference", "supervised", "games"]
 
 
 class LanguageConfig(Schema):
