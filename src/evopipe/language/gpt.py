@@ -133,7 +133,7 @@ class GPT:
         return shared.length * shared.size(Widths(LINE, LINE)) // _DISPATCH
 
     @staticmethod
-    def stack(archs: Sequence[GPT], widths: Widths, device: torch.device) -> GPTs:
+    def stack(archs: Sequence[GPT], widths: Widths, device: torch.device) -> Any:
         return GPTs(tuple(archs), widths, _widest(archs), device)
 
     def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
