@@ -30,8 +30,8 @@ POLICY = "policy"
 class Config(AlgoConfig):
     """Hyper-parameters of behaviour cloning of games."""
 
-    lr: _hyper.Rate = 1e-3
-    batch_size: _language.GamesAnUpdate = 64
+    lr: _hyper.Rate = 2e-3
+    batch_size: _language.GamesAnUpdate = 128
     grad_clip: _hyper.GradientClip = 1.0
     decode: _language.Decoding = "sample"
     temperature: _language.WritesAt = 1.0

@@ -58,9 +58,9 @@ class Config(AlgoConfig):
     awac: float = hyper(0.0, doc="ω, inverse temperature of the imitation weights; 0: behaviour cloning",
         unit="1 / return", raising="imitates the best actions only", evolvable=True, ge=0, le=1000)  # fmt: skip
     weight_limit: float = hyper(20.0, doc="largest imitation weight", raising="few actions may count more", gt=0)
-    beta: float = hyper(16.0, doc="β, how much advantage counts where tokens are drawn", unit="1 / return",
+    beta: float = hyper(8.0, doc="β, how much advantage counts where tokens are drawn", unit="1 / return",
         raising="from imitation to the values' own opinion", evolvable=True, ge=0, le=1000)  # fmt: skip
-    decode: _language.Decoding = "sample"
+    decode: _language.Decoding = "greedy"
     temperature: _language.WritesAt = 1.0
     beams: _language.Beams = 4
     evolve: _hyper.Evolving = _hyper.ranges(lr_policy=(1e-5, 1e-2), lr_critic=(1e-5, 1e-2), beta=(1.0, 64.0))
