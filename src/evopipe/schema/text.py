@@ -49,7 +49,7 @@ class LanguageParams(Schema):
     language: LanguageConfig = Field(default_factory=LanguageConfig)
     fetch: TextFetch = Field(default_factory=TextFetch)
     population: Population = Field(default_factory=Population)
-    train: TextTrain = Field(default_factory=TextTrain)
+    train: TextTrain = Field(default_factory=TextTrain, validate_default=True)
     evolution: Evolution = Field(default_factory=Evolution)
     evaluate: TextEvaluate = Field(default_factory=TextEvaluate)
     export: TextExport = Field(default_factory=TextExport)
