@@ -318,7 +318,7 @@ def read(folder: Path) -> Run:
         elite=elite,
         members=tuple(last),
         timing=_rows(folder, layout.TIMING, _Timing),
-        told=_told(folder) if about.get("kind") == "language" else None,
+        told=_told(folder) if about.get("kind") in ("language", "games") else None,
     )
 
 
