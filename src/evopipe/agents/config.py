@@ -410,14 +410,14 @@ def _made(
     agents = nested.pop("agents", {})
     params = _validated(LanguageParams, nested, "")
     asked = params.train.algo
-    if algos.get(asked).REGIME != "dialogue":
-        able = [name for name in algos.names(of_text=True) if algos.get(name).REGIME == "dialogue"]
+    able = [name for name in algos.names(of_text=True) if algos.get(name).REGIME == "dialogue"]
+    if asked not in able:
         raise ParamsError(f"train.algo: {asked} learns from no episodes; take {', '.join(able)}")
     if params.language.engine != "transformers":
         raise ParamsError("language.engine: agents' completions are decoded in this process; leave it at transformers")
     made = _validated(Agents, agents, "agents")
     for role, name in made.estimators.items():
-        if name not in algos.names(of_text=True) or "value" in algos.get(name).asks(algos.get(name).Config()):
+        if name not in able or "value" in algos.get(name).asks(algos.get(name).Config()):
             raise ParamsError(f"agents.estimators.{role}: {name!r} compares no rewards; take grpo or reinforce")
     folder = given.get("trainer.default_local_dir")
     files = {

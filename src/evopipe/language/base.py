@@ -50,6 +50,8 @@ class Base:
         words: its vocabulary and width.
         ends: tokens that end a completion.
         pad: the token that stands in pads; no mask lets it count.
+        length: most tokens of a row, where members are whole models over these tokens and there is no base, see
+            `tokens_alone`.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Base:
     ends: tuple[int, ...]
     pad: int
     device: torch.device
+    length: int = 0
     hooked: list[Any] = field(default_factory=list, repr=False)  # its hooks, see `hooks`
     active: list[Any] = field(default_factory=list, repr=False)  # what they add now
 
@@ -131,6 +134,13 @@ def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None
         raise DataError(f"language.model: {cfg.model} has no token that ends a text: set eos_token in its tokenizer")
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
     return Base(cfg.model, model, tokenizer, digest, words, ends, int(pad), device)
+
+
+def tokens_alone(tokens: Sequence[str], length: int, hidden: int, device: torch.device | None = None) -> Base:
+    """Return what stands in a base's place where members are whole models: a vocabulary, of which 0 is the pad."""
+    digest = hashlib.sha256(json.dumps([*tokens, length]).encode()).hexdigest()[:32]
+    words, device = Words(len(tokens), hidden), device or torch.device("cpu")
+    return Base("gpt", None, tuple(tokens), digest, words, (), 0, device, length)
 
 
 def _ends(model: Any, tokenizer: Any) -> tuple[int, ...]:

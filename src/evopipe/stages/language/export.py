@@ -14,6 +14,7 @@ from evopipe.language import peft
 from evopipe.language.adapters import Adapted, LoRA
 from evopipe.machine import configure, fingerprint, git_revision
 from evopipe.schema.text import LanguageParams
+from evopipe.stages.language import games
 from evopipe.stages.language.describe import describe
 from evopipe.stages.language.setup import make_spec, read_members
 from evopipe.stages.tell import tell
@@ -40,7 +41,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         **describe(params, spec),
         "format": 1,
         "arch": elite.arch.to_json(),
-        "merged": params.export.merged,
+        "merged": params.export.merged and spec.base.length == 0,
         "hyper": dict(elite.hyper),
         "training": trained.get("elite"),
         "evaluation": scores["elite"],
@@ -57,11 +58,13 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     arch: Any = elite.arch
     row = elite.tensors[spec.algo.POLICY]
     files = {POLICY: dump_json(about, POLICY, indent=2), "README.md": _card(about, spec.base.name).encode()}
-    if isinstance(arch, LoRA):
+    if spec.base.length:
+        files |= games.files(spec, elite)
+    elif isinstance(arch, LoRA):
         files |= peft.adapter_files(spec.base, arch, row)
     else:
         files[CHANGE] = dump_tensors(arch.named(Adapted.of(spec.base), row))
-    if params.export.merged:
+    if about["merged"]:
         merged = peft.merged_files(spec.base, arch, row)
         files |= {f"{MERGED}/{name}": data for name, data in merged.items()}
     write_folder(folder / layout.ELITE, files)
@@ -92,10 +95,12 @@ def _card(about: dict[str, Any], base: str) -> str:
         if about["arch"]["kind"] == "lora"
         else ""
     )
+    what, says = f"over the base `{base}`", 'print(policy.generate(["…"]))'
+    if about["kind"] == "games":
+        what, says = "from games, a whole model of its own,", "print(policy.play(games=1).rows)"
     return (
-        f"# {about['env']['id']}\n\nThe elite of a population trained by {about['algo']} over the base `{base}` "
+        f"# {about['env']['id']}\n\nThe elite of a population trained by {about['algo']} {what} "
         f"with evopipe.\n\nMean score {score(found['mean'])} on held-out rows, 95 % interval "
         f"[{score(found['interval'][0])}, {score(found['interval'][1])}].{was}\n{adapter}{merged}\n"
-        "```python\nimport evopipe\n\n"
-        'policy = evopipe.load("models/elite")\nprint(policy.generate(["…"]))\n```\n'
+        f'```python\nimport evopipe\n\npolicy = evopipe.load("models/elite")\n{says}\n```\n'
     )

@@ -12,6 +12,7 @@ from evopipe.machine import configure
 from evopipe.run.language import LanguageSpec
 from evopipe.run.spec import first_members, go_on
 from evopipe.schema.text import LanguageParams
+from evopipe.stages.language import games
 from evopipe.stages.language.setup import about_spec, make_spec
 from evopipe.stages.tell import tell
 from evopipe.storage import members as stored
@@ -20,7 +21,7 @@ from evopipe.storage import members as stored
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
     """Write `models/population`: members, their keys, hyper-parameters and first adapters.
 
-    With `population.start` they are those of an earlier run, or one that PEFT wrote.
+    With `population.start` they are those of an earlier run, or one that PEFT wrote; or a player's policy is theirs.
 
     Raises:
         MissingInputError: the base, or `population.start`, is not there.
@@ -29,7 +30,9 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     configure(params.runtime)  # the number of threads decides the last bits of wide networks' first weights
     spec, start = make_spec(params), params.population.start
     members, mutations = first_members(spec, params.population.size)
-    if start is not None:
+    if start is not None and games.is_export(Path(start)):
+        members, mutations = games.go_on(spec, Path(start), len(members))
+    elif start is not None:
         members, mutations = go_on(spec, _read_start(Path(start), spec, members[0]), members)
     about = {**about_spec(spec), "mutations": [mutation.to_json() for mutation in mutations]}
     stored.write(folder / POPULATION, members, about)

@@ -12,12 +12,16 @@ import torch
 from evopipe import layout
 from evopipe.algos import get
 from evopipe.core.member import Member
-from evopipe.errors import DataError
+from evopipe.errors import DataError, ParamsError
 from evopipe.language import tasks
-from evopipe.language.base import load_base
+from evopipe.language.base import Base, load_base, tokens_alone
 from evopipe.language.tasks.guard import rewards
 from evopipe.language.tokens import Corpus, read_corpus
+from evopipe.run.clock import Clock
+from evopipe.run.dialogue import Dialogue
+from evopipe.run.games import GameLessons
 from evopipe.run.language import LanguageSpec
+from evopipe.run.text import TextRows, Texts
 from evopipe.schema.language import Form, LanguageConfig
 from evopipe.schema.text import LanguageParams
 from evopipe.storage import members
@@ -26,8 +30,8 @@ from evopipe.storage import members
 def form_of(params: LanguageParams) -> Form:
     """Return what rows must hold for the algorithm."""
     algo = get(params.train.algo)
-    if algo.REGIME == "dialogue":
-        return "reasoning"
+    if algo.REGIME != "text":
+        return "reasoning" if algo.REGIME == "dialogue" else "games"
     return "preference" if algo.PAIRS else "supervised"
 
 
@@ -45,6 +49,29 @@ def settled(params: LanguageParams) -> LanguageConfig:
     return cfg.model_copy(update={"tiny": cfg.tiny.model_copy(update={"characters": known})})
 
 
+def base_of(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
+    """Return the base, or the tokens of a task's games where members are whole models; for errors see `load_base`.
+
+    Raises:
+        ParamsError: the task has no games.
+    """
+    if cfg.model != "gpt":
+        return load_base(cfg, seed, device)
+    task = task_of(cfg)
+    if not hasattr(task, "play"):
+        raise ParamsError(f"language.task: {cfg.task!r} has no games, which language.model gpt plays: take wordle")
+    return tokens_alone(task.tokens, task.length, cfg.gpt.hidden, device)
+
+
+def regime_of(spec: LanguageSpec, clock: Clock, corpus: Corpus) -> Dialogue | TextRows:
+    """Return what members live on."""
+    if corpus.form == "reasoning":
+        return Dialogue(spec, clock, corpus, judge_of(spec.language))
+    if corpus.form == "games":
+        return TextRows(spec, clock, GameLessons(spec, corpus, task_of(spec.language)))
+    return TextRows(spec, clock, Texts(spec, corpus))
+
+
 def make_spec(params: LanguageParams, device: torch.device | None = None) -> LanguageSpec:
     """Bundle what a run is about; for errors see `load_base`."""
     device, cfg = device or torch.device("cpu"), settled(params)
@@ -56,7 +83,7 @@ def make_spec(params: LanguageParams, device: torch.device | None = None) -> Lan
         mutation=params.mutation,
         algo=get(params.train.algo),
         algo_config=params.algo_config,
-        base=load_base(cfg, params.seed, device),
+        base=base_of(cfg, params.seed, device),
         device=device,
         cohorts=params.runtime.cohorts,
     )

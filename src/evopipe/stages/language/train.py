@@ -11,16 +11,14 @@ from evopipe.evolve.mutate import read_births
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import configure
 from evopipe.run.clock import Clock
-from evopipe.run.dialogue import Dialogue
 from evopipe.run.drive import train
 from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Run
-from evopipe.run.text import TextRows
 from evopipe.schema.text import LanguageParams
 from evopipe.signals import StopSignal
 from evopipe.stages import tracking
 from evopipe.stages.language.describe import describe
-from evopipe.stages.language.setup import about_spec, corpus_of, form_of, judge_of, make_spec, read_members
+from evopipe.stages.language.setup import about_spec, corpus_of, form_of, make_spec, read_members, regime_of
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.files import write_csv
 from evopipe.storage.lock import RunLock
@@ -53,11 +51,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     ):
         store, log = CheckpointStore(state / "checkpoints"), state / "events.jsonl"
         clock = Clock.of(spec, len(members))
-        regime: Dialogue | TextRows
-        if form == "reasoning":
-            regime = Dialogue(spec, clock, corpus, judge_of(spec.language))
-        else:
-            regime = TextRows(spec, clock, corpus)
+        regime = regime_of(spec, clock, corpus)
         made = Run(spec, regime, clock, members, births)
         with (
             StopSignal() as stop,
