@@ -11,7 +11,7 @@ from evopipe.agents.environment import (
     SingleTurnEnvironment,
     ToolEnvironment,
 )
-from evopipe.agents.games import Calculator, CopyGame, FrozenLake
+from evopipe.agents.games import Calculator, CopyGame, FrozenLake, WordGame
 from evopipe.agents.model import Model
 from evopipe.agents.trainer import AgentTrainer, Trained
 from evopipe.agents.types import (
@@ -32,5 +32,5 @@ __all__ = [
     "Dataset", "DatasetRegistry", "Episode", "FrozenLake", "GymEnvironment", "Model", "ModelOutput",
     "MultiTurnEnvironment", "MultiTurnWorkflow", "RewardFunction", "RewardOutput", "SingleTurnEnvironment",
     "SingleTurnWorkflow", "Step", "TerminationEvent", "TerminationReason", "ToolAgent", "ToolEnvironment", "Trained",
-    "Trajectory", "Workflow",
+    "Trajectory", "WordGame", "Workflow",
 ]  # fmt: skip

@@ -116,6 +116,21 @@ class _Evaluation:
 
 
 @dataclass(frozen=True)
+class Player:
+    """How someone plays games: mean return, share of them that is won, mean number of guesses."""
+
+    mean: float
+    won: float
+    tries: float
+
+
+@dataclass(frozen=True)
+class _Players:
+    elite: Player
+    behaviours: Mapping[str, Player]
+
+
+@dataclass(frozen=True)
 class _WithBase:
     base: _Score
 
@@ -182,12 +197,35 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class _Turns:
+    guesses: tuple[str, ...]
+    colours: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Game:
+    """A game of words."""
+
+    game: _Turns
+    total: Annotated[float, Field(alias="return")]
+    won: bool
+
+    @property
+    def turns(self) -> list[list[tuple[str, str]]]:
+        """Of each guess the letters, and what was said of each: `g`, `y`, `b`, or `x` where nothing was."""
+        turns = zip(self.game.guesses, self.game.colours, strict=True)
+        return [list(zip(guess, told or "x" * len(guess), strict=True)) for guess, told in turns]
+
+
+@dataclass(frozen=True)
 class Told:
-    """What language models did: means of each generation by name, and completions."""
+    """What language models did: means of each generation by name, and completions, or games."""
 
     measures: Mapping[str, Mapping[Key, float | str]]
-    completions: tuple[Completion, ...]
-    base: float  # the base's mean score
+    completions: tuple[Completion, ...] = ()
+    base: float = math.nan  # the base's mean score
+    games: tuple[Game, ...] = ()
+    players: Mapping[str, Player] = field(default_factory=dict)  # of the games: the elite, and who made the data
 
 
 @dataclass(frozen=True)
@@ -280,7 +318,7 @@ def read(folder: Path) -> Run:
         elite=elite,
         members=tuple(last),
         timing=_rows(folder, layout.TIMING, _Timing),
-        told=_told(folder) if about.get("kind") == "language" else None,
+        told=_told(folder) if about.get("kind") in ("language", "games") else None,
     )
 
 
@@ -294,9 +332,14 @@ def _told(folder: Path) -> Told:
         for name, value in row.items():
             if isinstance(value, float):
                 measures.setdefault(name, {})[key] = value
-    base = _json(folder, layout.EVALUATION, _WithBase).base.mean
     measures = {name: column for name, column in measures.items() if len(set(column.values())) > 1}
-    return Told(measures, _json(folder, layout.COMPLETIONS, tuple[Completion, ...]), base)
+    shown = _json(folder, layout.COMPLETIONS, tuple[Completion | Game, ...])
+    games = tuple(each for each in shown if isinstance(each, Game))
+    if games:
+        found = _json(folder, layout.EVALUATION, _Players)
+        return Told(measures, games=games, players={"elite": found.elite, **found.behaviours})
+    said = tuple(each for each in shown if isinstance(each, Completion))
+    return Told(measures, said, _json(folder, layout.EVALUATION, _WithBase).base.mean)
 
 
 def _nodes(lineage: Sequence[Record]) -> dict[Key, Node]:

@@ -57,7 +57,7 @@ class Wordle(Schema):
     )
     tries: int = Field(5, ge=1, le=100, description="most guesses of a game")
     policies: dict[str, Annotated[float, Field(ge=0.0)]] = Field(
-        default_factory=lambda: {"consistent": 0.5, "random": 0.25, "repeating": 0.25},
+        default_factory=lambda: {"consistent": 0.6, "random": 0.2, "repeating": 0.2},
         description="who plays the games that are made: shares, by name",
     )
     smart: float = Field(0.5, ge=0.0, le=1.0, description="share of consistent guesses in the policy `mixture`")
