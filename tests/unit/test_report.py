@@ -668,8 +668,8 @@ def test_games_are_shown_as_coloured_squares_and_the_elite_beside_who_made_the_d
     assert "&lt;: no feedback" in text
     table = text[text.index("<caption>The elite, and the policies that games are made by") :]
     cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", table[: table.index("</table>")])
-    assert cells[:8] == ["who", "mean return", "won", "mean guesses", "optimal", "−1.5", "100 %", "3.0"]
-    assert [cells[8], cells[10], cells[11], cells[12]] == ["elite", "75 %", "2.5", "random"]
+    assert cells[:8] == ["who", "mean return", "won", "mean guesses", "optimal", "−1.50", "100 %", "3.00"]
+    assert [cells[8], cells[10], cells[11], cells[12]] == ["elite", "75 %", "2.50", "random"]
     assert "Completions" not in found.text
 
 
