@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from evopipe.core.net import Net
+from evopipe.core.net import Net, forward
 from evopipe.core.structure import Widths
 from evopipe.language.gpt import GPT, Block
 from evopipe.language.tasks.wordle import Wordle
@@ -117,6 +117,16 @@ def test_no_gradient_goes_where_none_belongs() -> None:
     (own,) = torch.autograd.grad(losses[0].sum(), [policy])
     assert not own[~decides].any()
     assert own[decides].any(dim=-1).all()
+
+
+def test_a_tokens_values_never_see_what_comes_after_it() -> None:
+    critic, ids = nets(ILQL.networks(ILQL.Config(), Words(V, 16)))["critic"], games().ids
+    before = ILQL.Values.of(forward(critic, ids))
+    for t in range(1, L):
+        other = torch.cat((ids[..., :t], (ids[..., t:] + 1) % V), dim=-1)
+        for one, two in zip(before, ILQL.Values.of(forward(critic, other)), strict=True):
+            assert torch.equal(one[:, :, :t], two[:, :, :t])
+            assert not torch.equal(one[:, :, t], two[:, :, t])
 
 
 def test_advantage_lowers_the_logits_of_tokens_that_are_worse_and_raises_none() -> None:

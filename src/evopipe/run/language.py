@@ -94,7 +94,8 @@ class LanguageSpec:
         return int(member.hyper.get(name, getattr(self.algo_config, name, 1)))
 
     def pace(self, member: Member) -> Pace:
-        return Pace(when=tuple(self.whole(member, name) for name in _WHOLE))
+        games = self.whole(member, "batch_size") if self.base.length else 1
+        return Pace(games, tuple(self.whole(member, name) for name in _WHOLE))
 
     def form(self, members: Sequence[Member]) -> list[Cohort]:
         return form(members, self.algo.State, self.widths, self.device, self.pace, self.cohorts)
