@@ -49,6 +49,20 @@ def test_games_go_through_all_stages(cloned: Path) -> None:
     assert json.loads((cloned / layout.COMPLETIONS).read_text())[0].keys() == {"game", "return", "won"}
 
 
+def test_games_of_ones_own_are_checked_line_by_line(tmp_path: Path) -> None:
+    data = small_params("bc_language")
+    data["fetch"] |= {"source": "jsonl", "jsonl": {"path": str(tmp_path / "own.jsonl")}}
+    (tmp_path / "params.yaml").write_text(dump_yaml(data), encoding="utf-8")
+    games = ['{"guesses": ["ab", "ba"], "colours": ["yy", "gg"]}', '{"guesses": ["ab", "za"], "colours": ["yy", "gg"]}']
+    (tmp_path / "own.jsonl").write_text("\n".join(games), encoding="utf-8")
+    answer = call(tmp_path, "fetch")
+    assert answer.code == 65
+    assert "own.jsonl:2: turn 2: 'za' has letters that no word of the vocabulary has: z" in " ".join(answer.err.split())
+    (tmp_path / "own.jsonl").write_text(games[0] + "\n", encoding="utf-8")
+    assert call(tmp_path, "fetch").code == 0
+    assert (tmp_path / layout.TEXT).read_text().count("\n") == 1
+
+
 def test_an_exported_player_plays_the_games_of_its_evaluation(cloned: Path) -> None:
     policy: Any = evopipe.load(cloned / layout.ELITE)
     rows = [line.split(",") for line in (cloned / layout.EPISODES).read_text().splitlines()]
