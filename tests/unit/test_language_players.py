@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import evopipe
+import learned
 from evopipe import algos, layout
 from evopipe.errors import DataError, ParamsError, UsageError
 from evopipe.schema.params import load_params, parse_params
@@ -48,6 +49,20 @@ def test_games_go_through_all_stages(cloned: Path) -> None:
     assert json.loads((cloned / layout.COMPLETIONS).read_text())[0].keys() == {"game", "return", "won"}
 
 
+def test_games_of_ones_own_are_checked_line_by_line(tmp_path: Path) -> None:
+    data = small_params("bc_language")
+    data["fetch"] |= {"source": "jsonl", "jsonl": {"path": str(tmp_path / "own.jsonl")}}
+    (tmp_path / "params.yaml").write_text(dump_yaml(data), encoding="utf-8")
+    games = ['{"guesses": ["ab", "ba"], "colours": ["yy", "gg"]}', '{"guesses": ["ab", "za"], "colours": ["yy", "gg"]}']
+    (tmp_path / "own.jsonl").write_text("\n".join(games), encoding="utf-8")
+    answer = call(tmp_path, "fetch")
+    assert answer.code == 65
+    assert "own.jsonl:2: turn 2: 'za' has letters that no word of the vocabulary has: z" in " ".join(answer.err.split())
+    (tmp_path / "own.jsonl").write_text(games[0] + "\n", encoding="utf-8")
+    assert call(tmp_path, "fetch").code == 0
+    assert (tmp_path / layout.TEXT).read_text().count("\n") == 1
+
+
 def test_an_exported_player_plays_the_games_of_its_evaluation(cloned: Path) -> None:
     policy: Any = evopipe.load(cloned / layout.ELITE)
     rows = [line.split(",") for line in (cloned / layout.EPISODES).read_text().splitlines()]
@@ -55,6 +70,31 @@ def test_an_exported_player_plays_the_games_of_its_evaluation(cloned: Path) -> N
     again = policy.task.play(seeds.astype(np.int64), policy.act(seeds.astype(np.int64)))
     assert again.returns.tolist() == returns.tolist()
     assert again.tries.tolist() == tries.tolist()
+
+
+@pytest.mark.thorough
+def test_the_report_shows_its_games(cloned: Path) -> None:
+    assert call(cloned, "report").code == 0
+    page = (cloned / layout.REPORT).read_text()
+    shown = json.loads((cloned / layout.COMPLETIONS).read_text())
+    assert page.count('<span class="tile') == 4 + sum(len("".join(each["game"]["guesses"])) for each in shown)
+    assert page.count("<figcaption>won, return ") == sum(each["won"] for each in shown)
+    assert "<td>consistent</td>" in page.replace("\n", "")
+
+
+def test_a_word_is_played_in_the_terminal(cloned: Path) -> None:
+    policy: Any = evopipe.load(cloned / layout.ELITE)
+    played = policy.play(games=2, seed=5)
+    answer = call(cloned, "play", "--episodes", "2", "--seed", "5")
+    assert answer.code == 0
+    lines = answer.out.splitlines()
+    for row, total in zip(played.rows, played.returns, strict=True):
+        for guess, told in zip(row["guesses"], row["colours"], strict=True):
+            assert lines.pop(0) == "".join(f" {letter.upper()} " for letter in guess) + f"  {told or 'no word'}"
+        assert lines.pop(0) == f"return {total:.1f}"
+    assert lines == [f"wordle (gpt): mean return {played.returns.mean():.1f} of 2 games, {played.won.mean():.0%} won"]
+    answer = call(cloned, "play", "--prompt", "<s>")
+    assert answer.out == policy.generate("<s>") + "\n"
 
 
 def test_an_exported_player_writes_on(cloned: Path) -> None:
@@ -149,6 +189,23 @@ def test_parameters_that_make_no_sense_are_refused(change: dict[str, Any], said:
     with pytest.raises(ParamsError) as refused:
         parse_params({"language": {}, **change})
     assert said in str(refused.value)
+
+
+@pytest.mark.slow
+def test_the_pipelines_of_five_letters_take_their_first_steps(tmp_path: Path) -> None:
+    """As committed, models and words, but for how much of everything."""
+    few = [("fetch.generate.rows", "200"), ("fetch.validation", "0.1"), ("fetch.test", "0.1"), ("population.size", "2"),
+           ("train.max_steps", "2"), ("train.evo_steps", "1"), ("train.eval_episodes", "4"),
+           ("train.confirm_episodes", "4"), ("evaluate.episodes", "4"), ("tracking.backends", "[]")]  # fmt: skip
+    start: list[tuple[str, str]] = []
+    for pipeline, algo in (("bc-five", "bc_language"), ("ilql-five", "ilql")):
+        settings = [*few, *start, (f"algos.{algo}.batch_size", "4")]
+        result = learned.run(f"pipelines/wordle/{pipeline}/params.yaml", 1, settings, tmp_path / pipeline)
+        games: Any = result.policy
+        assert -6.0 <= result.evaluation["elite"]["mean"] <= 0.0
+        assert games.task.length == 56
+        start = [("population.start", str(tmp_path / pipeline / layout.ELITE))]
+    assert len(games.play(games=2).rows[0]["guesses"][0]) == 5
 
 
 def test_algorithms_of_games_are_among_those_of_text() -> None:
