@@ -51,7 +51,8 @@ class Writer:
     def __call__(self, ids: np.ndarray, used: np.ndarray, turn: int = 1) -> np.ndarray:
         """Return the next token of every game `[P · n]`: of its tokens `[P · n, L]` so many are there, `[P · n]`.
 
-        `turn` is how many tokens the player writes before the game answers.
+        `turn` is how many tokens the player writes before the game answers. Beams are of whole turns, and those of all
+        games begin together.
         """
         shape = (self.members, self.games)
         x = torch.from_numpy(ids).to(self.device).unflatten(0, shape)
@@ -61,15 +62,10 @@ class Writer:
                 self.plan = list(self._beams(x, at, turn).unbind(-1))
             token = self.plan.pop(0)
         else:
-            told = self._read(x[..., : int(at.max())], at - 1)
-            u = rng.uniform(
-                self.keys, Purpose.GENERATE, torch.zeros(1, dtype=torch.int64, device=self.device), ids.shape[1]
-            )
-            token = choose(
-                told.log_softmax(dim=-1),
-                self.how,
-                u[:, 0].expand(self.members, -1, -1).gather(-1, at[..., None] - 1)[..., 0],
-            )
+            told = self._read(x[..., : int(at.max())], at - 1).log_softmax(dim=-1)
+            now = torch.zeros(1, dtype=torch.int64, device=self.device)
+            drawn = rng.uniform(self.keys, Purpose.GENERATE, now, ids.shape[1])[:, 0].expand(self.members, -1, -1)
+            token = choose(told, self.how, drawn.gather(-1, at[..., None] - 1)[..., 0])
         found: np.ndarray = token.flatten().cpu().numpy()
         return found
 
