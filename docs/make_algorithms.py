@@ -142,9 +142,10 @@ def _evolution(algo: algos.Algorithm, name: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write or check the pages."""
-    pages = {FOLDER / f"{name}.md": render(name) for name in (*algos.names(), *algos.names(of_text=True))}
+    names = (*algos.names(), *algos.names(of_text=True))
+    pages = {FOLDER / f"{name}.md": render(name) for name in names}
     code = publish(pages, "Write docs/algorithms/ from the algorithms' files.", arguments)
-    for name in algos.names():
+    for name in names:
         stale = learning_curves.stale(name)
         if stale and "--check" in (arguments if arguments is not None else sys.argv):
             print(
