@@ -117,8 +117,8 @@ class GPT:
         return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
-        """Draw from normal distributions: of embeddings wide, of outputs narrow, else of deviation 1 / √inputs, and less
-        by √(2 layers) where a layer adds to the stream."""
+        """Draw from normal distributions: embeddings from a wide one, outputs from a narrow one, else of deviation
+        1 / √inputs, less by √(2 layers) where a layer adds to the stream."""
         row = torch.zeros(self.size(widths))
         for name, part in self.named(widths, row).items():
             deviation = {"tokens": _WIDE, "places": _WIDE, "output": _NARROW}.get(name, len(part) ** -0.5)
