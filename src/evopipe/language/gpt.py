@@ -25,7 +25,8 @@ from evopipe.schema.blocks import ArchitectureBounds
 from evopipe.schema.language import LanguageConfig
 from evopipe.types import Tensor
 
-_NARROW = 0.02  # standard deviation of first embeddings
+_WIDE = 0.5  # standard deviation of first embeddings: what layers add at first is not to drown them
+_NARROW = 0.02  # of first outputs
 _DISPATCH = 8  # a GPT's update dispatches about so many times what a perceptron's does, see `core.cohort.COSTS`
 
 
@@ -116,12 +117,11 @@ class GPT:
         return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
     def initialise(self, widths: Widths, rng: Any) -> Tensor:
-        """Draw from normal distributions: of embeddings and outputs narrow, else of deviation 1 / √inputs, and less by
-        √(2 layers) where a layer adds to the stream."""
+        """Draw from normal distributions: embeddings from a wide one, outputs from a narrow one, else of deviation
+        1 / √inputs, less by √(2 layers) where a layer adds to the stream."""
         row = torch.zeros(self.size(widths))
         for name, part in self.named(widths, row).items():
-            wide = "." in name
-            deviation = len(part) ** -0.5 if wide else _NARROW
+            deviation = {"tokens": _WIDE, "places": _WIDE, "output": _NARROW}.get(name, len(part) ** -0.5)
             if name.endswith((".collect", ".down")):
                 deviation *= (2 * len(self.layers)) ** -0.5
             part.copy_(torch.from_numpy(deviation * rng.standard_normal(tuple(part.shape))).float())
