@@ -144,6 +144,21 @@ def tokenise(
     return Corpus(form, kept, Ragged.of(prompts), columns, Ragged.of(marks), splits, left_out, base.digest)
 
 
+def games(rows: Sequence[Mapping[str, Any]], told: Any, base: Base, fetch: TextFetch, seed: int) -> Corpus:
+    """Split games that a task encoded, `told`.
+
+    Raises:
+        DataError: there are too few.
+    """
+    splits = _split(rows, "games", fetch, seed)
+    if any(not len(index) for index in splits.values()):
+        raise DataError(f"{len(rows)} games are too few to split: bring more")
+    ids, acts = (
+        Ragged.of([x[real].tolist() for x, real in zip(each, told.real, strict=True)]) for each in (told.ids, told.acts)
+    )
+    return Corpus("games", rows, Ragged.of([[]] * len(rows)), (ids,), acts, splits, 0, base.digest)
+
+
 def _row(
     row: Mapping[str, Any], form: Form, base: Base, cfg: LanguageConfig
 ) -> tuple[list[int], list[list[int]], list[int]]:

@@ -40,7 +40,7 @@ class LanguageParams(Schema):
     language: LanguageConfig = Field(default_factory=LanguageConfig)
     fetch: TextFetch = Field(default_factory=TextFetch)
     population: PopulationConfig = Field(default_factory=PopulationConfig)
-    train: TextTrain = Field(default_factory=TextTrain)
+    train: TextTrain = Field(default_factory=TextTrain, validate_default=True)
     evolution: Evolution = Field(default_factory=Evolution)
     evaluate: TextEvaluate = Field(default_factory=TextEvaluate)
     export: TextExport = Field(default_factory=TextExport)
@@ -58,14 +58,21 @@ class LanguageParams(Schema):
     @property
     def mutation(self) -> MutationConfig:
         """How children change, in the terms of `evolve`."""
-        cfg = self.evolution.mutation
+        cfg, whole, gpt = self.evolution.mutation, self.language.model == "gpt", self.evolution.mutation.gpt
+        changes = cfg.probabilities.architecture if whole else cfg.probabilities.rank
+        bounds = ArchitectureBounds(min_nodes=1, max_nodes=cfg.max_rank)
+        if whole:  # a layer's heads are what an image's channels are
+            bounds = ArchitectureBounds(
+                min_layers=gpt.min_layers, max_layers=gpt.max_layers, min_nodes=gpt.min_nodes, max_nodes=gpt.max_nodes,
+                min_channels=gpt.min_heads, max_channels=gpt.max_heads, channel_steps=(1,),
+            )  # fmt: skip
         return MutationConfig(
             probabilities=MutationConfig.Probabilities(
-                none=cfg.probabilities.none, architecture=cfg.probabilities.rank, parameters=0.0, activation=0.0,
+                none=cfg.probabilities.none, architecture=changes, parameters=0.0, activation=0.0,
                 rl_hp=cfg.probabilities.rl_hp,
             ),
-            new_layer_prob=0.0, mutate_elite=cfg.mutate_elite, before_training=cfg.before_training,
-            architecture=ArchitectureBounds(min_nodes=1, max_nodes=cfg.max_rank),
+            new_layer_prob=0.2 if whole else 0.0, mutate_elite=cfg.mutate_elite, before_training=cfg.before_training,
+            architecture=bounds,
         )  # fmt: skip
 
     def tracked(self, *blocks: str) -> dict[str, Any]:
@@ -82,14 +89,32 @@ class LanguageParams(Schema):
 
     @field_validator("train")
     @classmethod
-    def _train_fits(cls, train: TextTrain) -> TextTrain:
+    def _train_fits(cls, train: TextTrain, info: ValidationInfo) -> TextTrain:
         if train.algo not in (known := registry.names(of_text=True)):
             sentence = f"unknown algorithm {train.algo!r}{suggestion(train.algo, known)}"
             if train.algo in registry.names():
                 sentence = f"{train.algo} serves environments: put `env` in the place of `language`, or take "
                 sentence += ", ".join(known)
             raise located([(("algo",), sentence)])
+        whole = "language" in info.data and info.data["language"].model == "gpt"
+        able = [name for name in known if (registry.regime_of(name) == "games") == whole]
+        if "language" in info.data and train.algo not in able:
+            sentence = f"{train.algo} learns from games, by models of its own: set language.model to gpt"
+            if whole:
+                sentence = f"{train.algo} adapts a base, language.model gpt has none: take {', '.join(able)}"
+            raise located([(("algo",), sentence)])
         return train
+
+    @field_validator("evolution")
+    @classmethod
+    def _form_may_change(cls, evolution: Evolution, info: ValidationInfo) -> Evolution:
+        if "language" in info.data:
+            whole = info.data["language"].model == "gpt"
+            for name, fits in (("architecture", whole), ("rank", not whole)):
+                if getattr(evolution.mutation.probabilities, name) and not fits:
+                    are = "are GPTs, and `architecture` changes them" if whole else "adapt a base whose form they share"
+                    raise located([(("mutation", "probabilities", name), f"members {are}: set it to 0")])
+        return evolution
 
     @field_validator("algos")
     @classmethod
