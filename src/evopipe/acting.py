@@ -36,6 +36,13 @@ class Policy:
         action_space: the environment's, and the way to its own actions.
         observation_space: the environment's, and the way from its own observations.
         memory: how many numbers it keeps from step to step; 0 unless it is recurrent.
+
+    Examples:
+        >>> import evopipe
+        >>> small = {"env": {"id": "CartPole-v1"}, "train": {"max_steps": 200, "evo_steps": 100, "eval_episodes": 2}}
+        >>> policy = evopipe.train({**small, "evaluate": {"episodes": 4}}).policy
+        >>> policy.act([[0.0, 0.1, 0.0, -0.1], [0.0, -0.1, 0.0, 0.1]]).shape  # an action for each observation
+        (2,)
     """
 
     def __init__(self, algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) -> None:

@@ -47,6 +47,16 @@ class Agent:
         mut: what its last mutation changed, `None` where nothing.
         rollout_buffer: what it did since it last learned, of on-policy algorithms.
         training: whether it explores.
+
+    Examples:
+        >>> import gymnasium
+        >>> from evopipe import create_population
+        >>> env = gymnasium.make("CartPole-v1")
+        >>> (agent,) = create_population("DQN", env.observation_space, env.action_space)
+        >>> agent.get_action(env.reset(seed=1)[0], epsilon=0.1) in (0, 1)
+        True
+        >>> agent.test(env, max_steps=20, loop=2) == agent.fitness[-1]
+        True
     """
 
     def __init__(self, breed: Breed, member: Member, mutation: Mutation = NONE, spared: bool = False) -> None:

@@ -55,6 +55,8 @@ class Job(Protocol):
     @property
     def racing(self) -> bool: ...
     @property
+    def unrewarded(self) -> str: ...
+    @property
     def each(self) -> int: ...
     @property
     def widths(self) -> Mapping[str, Widths]: ...
@@ -118,6 +120,14 @@ class Spec:
     def racing(self) -> bool:
         """Whether who is scored plays no longer than its rank may decide something, see `race`."""
         return self.train.evaluation == "race"
+
+    @property
+    def unrewarded(self) -> str:
+        """What to do where no member has seen a reward."""
+        return (
+            "let them explore more, let episodes last longer (train.eval_steps cuts those of evaluation), begin from "
+            "data (train.warm_start), or reward steps on the way"
+        )
 
     @property
     def each(self) -> int:
