@@ -150,3 +150,7 @@ def test_tasks_are_played_from_the_command_line(tmp_path: Path, monkeypatch: pyt
     assert [each["task"]["digits"] for each in read_episodes(Path("said.jsonl"))] == ["12", "3"]
     assert "evopipe episodes" in Path("said.html").read_text()
     assert isinstance(call("--policy", "nowhere").exception, MissingInputError)
+    Path("others.jsonl").write_text('{"letters": "12"}\n')
+    failed = call("--tasks", "others.jsonl", "--out", "failed.jsonl")
+    assert "every episode failed; the first: KeyError: 'digits'" in str(failed.exception)
+    assert read_episodes(Path("failed.jsonl"))[0]["termination_reason"] == "error"
