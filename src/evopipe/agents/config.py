@@ -280,6 +280,8 @@ def _made(
         raise ParamsError(f"train.algo: {asked} learns from no episodes; take {', '.join(able)}")
     if params.language.engine != "transformers":
         raise ParamsError("language.engine: agents' completions are decoded in this process; leave it at transformers")
+    if params.runtime.shards.engine != "none":
+        raise ParamsError("runtime.shards.engine: agents are trained in one process; leave it at none")
     made = _validated(Agents, agents, "agents")
     values = "value" in algos.get(asked).asks(params.algo_config)
     for role, name in made.estimators.items():
