@@ -21,8 +21,8 @@ IMAGES = HERE.parent / "docs" / "images"
 # In the order of the page.
 NAMES = (
     "end_to_end", "td3", "ddpg", "rainbow", "cqn", "ppo", "ppo_recurrent", "maddpg", "matd3", "ippo", "grpo",
-    "grpo_small", "dpo", "completions", "ppo_native", "priorities", "roofline", "parts", "curve_64", "curve_128", "threads",
-    "efficiency_lander", "efficiency_cartpole", "checkpoint", "cartpole", "lunarlander",
+    "grpo_small", "dpo", "completions", "ppo_native", "priorities", "roofline", "parts", "curve_64", "curve_128",
+    "threads", "efficiency_lander", "efficiency_cartpole", "checkpoint", "cartpole", "lunarlander",
 )  # fmt: skip
 
 
