@@ -422,6 +422,7 @@ def measurements() -> dict[str, Measurement]:
             chosen={"AgileRL": peers_threads},
         ),
         Measurement("grpo", "grpo", (EVOPIPE, LOOP, TRL), language, cores=1),
+        Measurement("grpo_small", "grpo", (EVOPIPE, LOOP), lambda o: language(o, prompts=4), cores=1),
         Measurement("dpo", "dpo", (EVOPIPE, LOOP, TRL), dpo, cores=1),
         Measurement("completions", "completions", (EVOPIPE, ONE_PROMPT), completions, cores=1),
         Measurement("ppo_native", "acting", (EVOPIPE,), ppo_native, cores=1),

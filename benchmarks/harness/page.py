@@ -25,7 +25,7 @@ OFF_POLICY = {"td3": ("TD3", 8.0), "ddpg": ("DDPG", 8.0), "rainbow": ("Rainbow",
 LANGUAGE = (
     ("grpo", "1", "TRL", "step of GRPO, 1 member, TRL over ours", 1.0),
     ("grpo", "4", "TRL", "step of GRPO, 4 members, four runs of TRL over ours", 2.0),
-    ("grpo", "4", "PEFT models in a loop", "step of GRPO, 4 members, PEFT models in a loop over ours", 2.0),
+    ("grpo_small", "4", "PEFT models in a loop", "step of GRPO, 4 members, PEFT models in a loop over ours", 2.0),
     ("dpo", "1", "TRL", "step of DPO, 1 member, TRL over ours", 1.25),
     ("completions", "1", "one generate() a prompt", "16 prompts × 8, one `generate()` a prompt over ours", 5.0),
 )
@@ -488,7 +488,7 @@ def _teams(results: Results) -> list[str]:
 
 
 def _language(results: Results) -> list[str]:
-    kinds = {"grpo": "GRPO", "dpo": "DPO", "completions": "Completions alone"}
+    kinds = {"grpo": "GRPO", "grpo_small": "GRPO in small batches", "dpo": "DPO", "completions": "Completions alone"}
     lines = ["## Language models", ""]
     if not any(name in results for name in kinds):
         return [*lines, MISSING]

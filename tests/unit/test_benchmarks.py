@@ -475,8 +475,8 @@ def test_the_page_has_language_models() -> None:
         for name, (one, four) in takes.items()
     ]  # fmt: skip
     contestants = [{"name": name, "environment": "", "changes": {}} for name in takes]
-    text = page({"grpo": {**_result(), "measurement": "grpo", "settings": settings, "runs": runs,
-                          "contestants": contestants}})  # fmt: skip
+    own = {"measurement": "grpo", "settings": settings, "runs": runs, "contestants": contestants}
+    text = page({"grpo": {**_result(), **own}, "grpo_small": {**_result(), **own, "measurement": "grpo_small"}})
     assert "step of GRPO, 4 members, four runs of TRL over ours | ≥ 2 × | 2.40 × [2.40, 2.40] | **reached** |" in text
     assert "step of GRPO, 4 members, PEFT models in a loop over ours | ≥ 2 × | 2.24 ×" in text
     assert "| GRPO, 1 member | 100 (100 – 100) | 150 (150 – 150) | 140 (140 – 140) | 1.50 ×" in text

@@ -172,7 +172,7 @@ def test_values_of_games_are_learned_and_exported(cloned: Path, tmp_path: Path) 
             "evolution.mutation.probabilities.rank: members are GPTs, and `architecture` changes them: set it to 0",
         ),
         (
-            {"language": {"model": "gpt"}},
+            {"language": {"model": "gpt"}, "train": {"algo": "grpo"}},
             "train.algo: grpo adapts a base, language.model gpt has none: take bc_language, ilql",
         ),
         (

@@ -40,7 +40,7 @@ class LanguageParams(Schema):
     language: LanguageConfig = Field(default_factory=LanguageConfig)
     fetch: TextFetch = Field(default_factory=TextFetch)
     population: PopulationConfig = Field(default_factory=PopulationConfig)
-    train: TextTrain = Field(default_factory=TextTrain, validate_default=True)
+    train: TextTrain = Field(default_factory=TextTrain)
     evolution: Evolution = Field(default_factory=Evolution)
     evaluate: TextEvaluate = Field(default_factory=TextEvaluate)
     export: TextExport = Field(default_factory=TextExport)
