@@ -173,7 +173,7 @@ def tokens_alone(tokens: Sequence[str], length: int, hidden: int, device: torch.
     """Return what stands in a base's place where members are whole models: a vocabulary, of which 0 is the pad."""
     digest = hashlib.sha256(json.dumps([*tokens, length]).encode()).hexdigest()[:32]
     words, device = Words(len(tokens), hidden), device or torch.device("cpu")
-    return Base("gpt", None, tuple(tokens), digest, words, (), 0, device, length)
+    return Base("gpt", None, tuple(tokens), digest, words, (), 0, device, length=length)
 
 
 def _ends(model: Any, tokenizer: Any) -> tuple[int, ...]:
