@@ -115,8 +115,8 @@ def _dense() -> Any:
     """The layers with their way back. Made at first use: commands that compute nothing do not load torch."""
 
     class _Dense(torch.autograd.Function):
-        """The layers with their way back. Gradients of parameters are added to where their views have them; `anchor`, the
-        first weights, stands for all of them in torch's graph."""
+        """Gradients of parameters are added to where their views have them; `anchor`, the first weights, stands for all
+        of them in torch's graph."""
 
         @staticmethod
         def forward(ctx: Any, x: Tensor, anchor: Tensor, plan: Plan) -> Tensor:

@@ -44,7 +44,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         "format": 1,
         "arch": elite.arch.to_json(),
         "merged": params.export.merged and spec.base.length == 0,
-        "head": "end" in spec.algo.asks(spec.algo_config),
+        "head": spec.base.length == 0 and "end" in spec.algo.asks(spec.algo_config),
         "hyper": dict(elite.hyper),
         "training": trained.get("elite"),
         "evaluation": scores["elite"],
