@@ -9,7 +9,8 @@ what lies inside a project.
 A pipeline's own `changes.yaml` says what it wants otherwise than `shapes.yaml` here and the root's `params.yaml`:
 
     heading: what it is, as text
-    shape: of shapes.yaml; `online` where it is not given; `language`: the root is the schema's defaults
+    shape: of shapes.yaml; `online` where it is not given; `language`: the root is the schema's defaults; `agent`: these
+        with the block `agents`, and the first of its files has the function `make`, which returns an AgentTrainer
     base: a model's folder that the stages depend on, which may be another pipeline's export
     files: modules of its own, which every stage depends on
     params: the parameters that differ from the root's; a comment behind one replaces the root's
@@ -30,6 +31,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from evopipe import algos
+from evopipe.agents.settings import Agents
 from evopipe.schema.read import parse_yaml
 from evopipe.schema.text import LanguageParams
 from evopipe.schema.write import block, dump_yaml, entries
@@ -121,11 +123,13 @@ def _dvc(changes: Any) -> str:
     for name, stage in shape["stages"].items():
         base = [changes["base"]] if "base" in changes and name not in ("fetch", "report") else []
         stage["deps"][1:1] = [*changes.get("files", []), *base]
+        stage["cmd"] = stage["cmd"].format(module=Path(changes.get("files", [""])[0]).stem)
     return f"# {heading}\n" + re.sub(r"\n(?=  \w+:\n    cmd:|plots:)", "\n\n", dump_yaml(shape))
 
 
 def _params(changes: Any, source: str) -> str:
-    root = _language() if changes.get("shape") == "language" else _load(FOLDER.parent / "params.yaml")
+    own = {"language": _language, "agent": _agent}.get(changes.get("shape"))
+    root = own() if own else _load(FOLDER.parent / "params.yaml")
     root.pop("algos", None)
     _change(root, changes["params"], source)
     out = StringIO()
@@ -147,6 +151,12 @@ def _params(changes: Any, source: str) -> str:
 def _language() -> Any:
     """Return the defaults of a file whose members are language models, with their descriptions as comments."""
     return _yaml().load("\n".join(entries(LanguageParams(), but=("algos",))) + "\n")
+
+
+def _agent() -> Any:
+    """Return the defaults of a run of agents: as `_language`, without what says where rows come from."""
+    lines = [*entries(LanguageParams(), but=("algos", "fetch")), "agents:", *entries(Agents(), "  ")]
+    return _yaml().load("\n".join(lines) + "\n")
 
 
 def _change(values: Any, differing: Any, source: str) -> None:

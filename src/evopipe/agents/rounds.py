@@ -144,7 +144,9 @@ class Rounds:
         self.remarks: list[str] = []
         self._estimators = {role: algos.get(name) for role, name in agents.estimators.items()}
         self.validated = Measures(clock.members, VALIDATED)
-        self.last: dict[str, float] = {}  # of the first member's last validation
+        self.last: dict[
+            str, float
+        ] = {}  # of the first member's last validation, with the means of its episodes' metrics
 
     def first(self, member: Member) -> Member:
         return member
@@ -325,6 +327,7 @@ class Rounds:
             "pass@1": float(right[0].mean()),
             f"pass@{k}": float(right[0].any(axis=1).mean()),
             "failed": float(failed.mean()),
+            **_means([one.episode.metrics for one in done[: len(index) * k]]),
         }
         if note:
             told = (
@@ -357,6 +360,15 @@ class Rounds:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric over the episodes that have it."""
+    found: dict[str, list[float]] = {}
+    for each in metrics:
+        for name, value in each.items():
+            found.setdefault(name, []).append(float(value))
+    return {name: float(np.mean(values)) for name, values in sorted(found.items())}
 
 
 def _reason(one: Done) -> str:

@@ -266,11 +266,7 @@ class AgentTrainer:
                 found = self._validate(spec, regime, champion.member)
                 told = {"elite": found, **({"base": before} if before else {}), "env": spec.name}
                 write_json(folder / layout.EVALUATION, told)
-                export.run(
-                    params.model_copy(update={"export": params.export.model_copy(update={"merged": False})}),
-                    True,
-                    folder,
-                )
+                export.run(params, True, folder)
                 tracking.finish(params, state, folder)
             store.clear()
         policy: Any = load(folder / layout.ELITE)
