@@ -25,6 +25,7 @@ EPISODES = Path("reports/episodes.csv")
 MEASURES = Path("reports/language.csv")
 COMPLETIONS = Path("reports/completions.json")
 REPORT = Path("reports/report.html")
+EPISODES_PAGE = Path("reports/episodes.html")  # of agents
 
 OUTS = {
     "fetch": (DATASET, FETCHED),

@@ -60,3 +60,11 @@ def test_a_solver_and_its_judge_both_improve(pipeline: Any) -> None:
     assert found["base"]["judge_acc"] <= 0.7
     assert found["elite"]["solver_acc"] >= 0.9
     assert found["elite"]["judge_acc"] >= 0.9
+
+
+def test_a_lake_is_crossed_nearly_as_well_as_can_be(pipeline: Any) -> None:
+    own = pipeline("agent-frozenlake", "frozenlake")
+    best = own.module.best_return(own.module.held_out())
+    found = own.train()
+    assert found["base"]["mean"] <= best / 2
+    assert found["elite"]["mean"] >= 0.9 * best

@@ -90,3 +90,35 @@ def test_one_of_two_answers_that_are_judged_is_right(
         zip(("solver", "judge", "judge"), rewards, strict=True)
     )
     assert episode.metrics == {"solver_acc": rewards[0], "judge_acc": sum(rewards[1:]) / 2}
+
+
+def test_the_best_policy_of_a_lake_is_worth_what_a_table_of_all_outcomes_says(module: Any) -> None:
+    """Its expected return, from the start, by passing the chances of all places on from turn to turn."""
+    lake = module("frozenlake")
+    env, policy = lake.FrozenLake(), lake.best()
+    chances, earned = {(0, 0): 1.0}, 0.0
+    for turn in range(lake.TURNS):
+        after: dict[Any, float] = {}
+        for place, chance in chances.items():
+            move = env.MOVES[policy[turn][place]]
+            aside = [(move[1], move[0]), (-move[1], -move[0])]
+            for way, part in [(move, 1 - lake.SLIP), *((side, lake.SLIP / 2) for side in aside)]:
+                r, c = env.moved(place, way)
+                if env.map[r][c] == "G":
+                    earned += chance * part
+                elif env.map[r][c] != "H":
+                    after[r, c] = after.get((r, c), 0.0) + chance * part
+        chances = after
+    mean = lake.best_return([{"seed": seed} for seed in range(1000)])
+    assert abs(mean - earned) <= 4 * np.sqrt(earned * (1 - earned) / 1000)
+    for place, better in [((1, 0), "l"), ((2, 0), "r"), ((3, 2), "r")]:
+        assert policy[-2 if place == (3, 2) else 0][place] == better
+
+
+def test_a_walker_sees_the_lake_as_it_is_now(module: Any) -> None:
+    lake = module("frozenlake")
+    agent, env = lake.Walker(), lake.FrozenLake()
+    agent.update_from_env(env.reset()[0], 0.0, False, {})
+    observation, reward, done, info = env.step(agent.update_from_model("d").action)
+    agent.update_from_env(observation, reward, done, info)
+    assert agent.chat_completions == [{"role": "user", "content": "SFFF\nPHFH\nFFFH\nHFFG"}]

@@ -103,6 +103,13 @@ def test_a_row_is_the_environment_stepped_by_hand(env_id: str, source: Any, kwar
     assert not pool.obs.any(), "nobody is left"
 
 
+@pytest.mark.parametrize("env_id", ["simple_spread_v3", "mpe2.simple_spread_v3:env"])
+def test_wrappers_that_only_check_are_taken_off(env_id: str) -> None:
+    team = make_env(config(env_id)).unwrapped
+    assert isinstance(team, TeamEnv)
+    assert team.parallel.aec_env is team.parallel.aec_env.unwrapped
+
+
 def test_a_team_says_who_its_agents_are() -> None:
     spaces = EnvPool(config("simple_speaker_listener_v4"), 1).spaces
     assert (spaces.observations, spaces.actions, spaces.kind, spaces.choices) == (11, 5, "discrete", (5,))

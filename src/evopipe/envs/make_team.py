@@ -8,7 +8,8 @@ from typing import Any
 
 import gymnasium
 from pettingzoo import AECEnv, ParallelEnv
-from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
+from pettingzoo.utils.conversions import aec_to_parallel, aec_to_parallel_wrapper, turn_based_aec_to_parallel
+from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper
 
 from evopipe.envs.team import TeamEnv
 from evopipe.errors import ParamsError
@@ -38,4 +39,9 @@ def make_team(function: Callable[..., Any], env_id: str, arguments: dict[str, An
                 instead = "gymnasium.register it, and use 'module:EnvId'"
             name = type(env).__name__
             raise ParamsError(f"env.id: {env_id!r} gave no environment of PettingZoo but {name}; {instead}")
+        if type(env) is aec_to_parallel_wrapper:
+            # Each of its steps reads attributes some fifty times, through wrappers that only check what holds here
+            # anyway: the converter keeps the order, and an action is one of the space's. They take a third of a step.
+            while type(env.aec_env) in (OrderEnforcingWrapper, AssertOutOfBoundsWrapper):
+                env.aec_env = env.aec_env.env
         return TeamEnv(env, turns)

@@ -80,6 +80,10 @@ class Base:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def show(self, ids: Sequence[int]) -> str:
+        """Return all tokens as text, those of the template too."""
+        return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+
     def prompt(self, prompt: str | Sequence[Mapping[str, str]], chat: bool, system: str | None) -> list[int]:
         """Return the tokens of a prompt, at least one: a text as it is, or messages through the chat template.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from evopipe import rng
 from evopipe.core.net import Net
@@ -115,17 +116,23 @@ def load(folder: Path, about: Mapping[str, Any]) -> LanguagePolicy:
     if base.digest != digest:
         raise DataError(f"{folder}: was trained over another base than {config.model} is now; export it again")
     if kind == "full":
-        tensors = load_tensors(read_folder(folder, only=(CHANGE,))[CHANGE], str(folder / CHANGE))
         arch: Any = Full()
-        row = torch.zeros(arch.size(Adapted.of(base)))
-        for name, part in arch.named(Adapted.of(base), row).items():
-            if name not in tensors or tensors[name].shape != part.shape:
-                raise DataError(f"{folder / CHANGE}: does not fit its base at {name!r}; export it again")
-            part.copy_(tensors[name])
+        row = read_change(folder, base)
     else:
         arch, row = peft.read_adapter(folder, base)
     structure = arch.stack([arch], Adapted.of(base), base.device)
     return LanguagePolicy(base, config, about, Net(structure, structure.pack([row])))
+
+
+def read_change(folder: Path, base: Base) -> Tensor:
+    """Read an elite's change of all weights; MissingInputError or DataError if it is not there or does not fit."""
+    tensors = load_tensors(read_folder(folder, only=(CHANGE,))[CHANGE], str(folder / CHANGE))
+    row = torch.zeros(Full().size(Adapted.of(base)))
+    for name, part in Full().named(Adapted.of(base), row).items():
+        if name not in tensors or tensors[name].shape != part.shape:
+            raise DataError(f"{folder / CHANGE}: does not fit its base at {name!r}; export it again")
+        part.copy_(tensors[name])
+    return row
 
 
 def described(folder: Path) -> dict[str, Any] | None:

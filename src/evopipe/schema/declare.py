@@ -109,9 +109,11 @@ class AlgoConfig(Schema):
     @property
     def spaces(self) -> Spaces:
         """What the algorithm knows of the environment's spaces."""
-        if self._spaces is None:
+        private = self.__pydantic_private__  # read at every update: pydantic's own way there takes five times as long
+        spaces: Spaces | None = private["_spaces"] if private else None
+        if spaces is None:
             raise RuntimeError("this configuration knows no environment: use cfg.at(spaces)")
-        return self._spaces
+        return spaces
 
     def at(self, spaces: Spaces) -> Self:
         """Return the same hyper-parameters for an environment with these spaces."""
