@@ -37,7 +37,7 @@ from evopipe.schema.text import LanguageParams
 from evopipe.schema.write import block, dump_yaml, entries
 
 FOLDER = Path(__file__).parent
-KEYS = {"heading", "shape", "base", "files", "params", "algos"}
+KEYS = {"heading", "shape", "base", "reward", "files", "params", "algos"}
 AS_AT_THE_TOP = (".dvc/config", ".dvcignore")
 TEMPLATE = "src/evopipe/new/template"
 ENTRY = re.compile(r"(?P<key>\s*[\w-]+): *(?P<value>.*?)(?P<comment>  #.*)?")
@@ -122,7 +122,8 @@ def _dvc(changes: Any) -> str:
     heading = shape.pop("heading")
     for name, stage in shape["stages"].items():
         base = [changes["base"]] if "base" in changes and name not in ("fetch", "report") else []
-        stage["deps"][1:1] = [*changes.get("files", []), *base]
+        reward = [changes["reward"]] if "reward" in changes and name in ("train", "evaluate") else []
+        stage["deps"][1:1] = [*changes.get("files", []), *base, *reward]
         stage["cmd"] = stage["cmd"].format(module=Path(changes.get("files", [""])[0]).stem)
     return f"# {heading}\n" + re.sub(r"\n(?=  \w+:\n    cmd:|plots:)", "\n\n", dump_yaml(shape))
 

@@ -33,7 +33,7 @@ from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.drive import train
 from evopipe.run.evaluate import Episodes
-from evopipe.run.language import LanguageSpec
+from evopipe.run.language import LESS, LanguageSpec
 from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Run
 from evopipe.signals import StopSignal
@@ -95,6 +95,17 @@ class AgentTrainer:
         ParamsError: a key of the configuration is unknown, or a value cannot be used.
         DataError: a dataset is empty or no rows.
         MissingInputError: a dataset's file, or what the engine needs, is not there.
+
+    Examples:
+        >>> async def flow(task, model):
+        ...     out = await model.get_model_response([{"role": "user", "content": task["question"]}])
+        ...     return float(out.content == task["answer"])
+        >>> tasks = [{"question": str(n), "answer": str(n)} for n in range(10)]
+        >>> config = {"data.train_batch_size": 2, "data.max_response_length": 2, "actor_rollout_ref.rollout.n": 2,
+        ...           "trainer.total_training_steps": 1, "language.full": True}
+        >>> trainer = AgentTrainer(flow=flow, config=config, train_dataset=tasks[2:], val_dataset=tasks[:2])
+        >>> 0.0 <= trainer.train().score <= 1.0
+        True
     """
 
     def __init__(
@@ -263,7 +274,7 @@ class AgentTrainer:
         run = Run(spec, regime, clock, members, births)
         folder.mkdir(parents=True, exist_ok=True)
         state = state_folder("agents", self._key(), folder)
-        with RunLock(state.with_suffix(".lock")), translate_failures():
+        with RunLock(state.with_suffix(".lock")), translate_failures(LESS):
             store, log = CheckpointStore(state / "checkpoints"), state / "events.jsonl"
             with (
                 StopSignal() as stop,

@@ -169,7 +169,7 @@ class RowLayout:
 
 
 class Replay:
-    """`M` ring memories of packed rows: one that all members share, or one a member.
+    """`M` ring memories of packed rows: one that all members share, one a member, or one for `each` neighbours.
 
     Priorities are every member's, where sampling goes by them; images are the columns of an observation that are images
     of bytes, to be kept as bytes in `frames`.
@@ -188,8 +188,9 @@ class Replay:
         device: torch.device,
         priorities: Priorities | None = None,
         images: Sequence[Image] = (),
+        each: int = 1,
     ) -> None:
-        self.priorities = priorities
+        self.priorities, self.each = priorities, each
         self.layout, self.memories, self.capacity, self.device = layout, memories, capacity, device
         self.frames = Frames(images, layout.obs, memories * capacity, layout.steps, device) if images else None
         width = layout.size - (2 * self.frames.size if self.frames else 0)
@@ -231,12 +232,12 @@ class Replay:
         at = upload(torch.from_numpy(place), self.device)
         self._flat[at] = upload(torch.from_numpy(chosen), self.device)
         if self.priorities is not None:
-            if self.memories > 1:
-                self.priorities.admit(at // self.capacity, at % self.capacity)
-            else:  # all members sample it
-                members = len(self.priorities.largest)
-                slots = torch.arange(members, device=self.device).repeat_interleave(len(at))
-                self.priorities.admit(slots, at.repeat(members))
+            members = len(self.priorities.largest) // self.memories  # that sample each memory
+            slots, index = at // self.capacity, at % self.capacity
+            if members > 1:
+                others = torch.arange(members, device=self.device).repeat_interleave(len(at))
+                slots, index = slots.repeat(members) * members + others, index.repeat(members)
+            self.priorities.admit(slots, index)
         count = kept.sum(axis=1)
         self.position = (self.position + count) % self.capacity
         self.size = np.minimum(self.size + count, self.capacity)
@@ -272,7 +273,7 @@ class Replay:
         return upload(torch.from_numpy(self._memory(slots) * self.capacity), self.device)
 
     def _memory(self, slots: Sequence[int]) -> np.ndarray:
-        return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots)
+        return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each
 
     def draw(self, first: Tensor, size: Tensor, u: Tensor) -> Tensor:
         """`sample` from what is on the device already, so that a graph can hold it: first and size `[P]` are what

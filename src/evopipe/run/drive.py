@@ -35,9 +35,7 @@ _ENDINGS = {"target": "target reached", "max_steps": "all steps taken"}
 
 _PATIENCE = 3  # generations without a reward that nobody need worry about
 _UNREWARDED = (
-    "no member has seen a reward other than 0 in {step:,} steps, so there is nothing to learn from or to select by: "
-    "let them explore more, let episodes last longer (train.eval_steps cuts those of evaluation), begin from data "
-    "(train.warm_start), or reward steps on the way"
+    "no member has seen a reward other than 0 in {:,} steps, so there is nothing to learn from or to select by: "
 )
 
 
@@ -55,19 +53,20 @@ def begin(
     For warm, workers and learners see `Setup`, for collect_rollouts `OnPolicy`. Raises UsageError if `collect_rollouts`
     is given and the algorithm collects none.
     """
+    clock, keys = Clock.of(spec, len(members)), np.array([member.key for member in members])
+    regime = regime_of(Setup(spec, clock, keys, warm, workers, learners), collect_rollouts)
+    return Run(spec, regime, clock, members, births)
+
+
+def regime_of(setup: Setup, collect_rollouts: CollectRollouts | None = None) -> Regime:
+    """Return what members live on by the configuration; for errors see `begin`."""
+    spec, warm = setup.spec, setup.warm
     if collect_rollouts is not None and not on_policy(spec.algo):
         raise UsageError(f"collect_rollouts: {spec.train.algo} collects no rollouts; take an on-policy algorithm")
-    clock, keys = Clock.of(spec, len(members)), np.array([member.key for member in members])
-    clock.rewarded = warm is not None and bool(np.any(warm.reward))
-    setup = Setup(spec, clock, keys, warm, workers, learners)
-    regime: Regime
+    setup.clock.rewarded = warm is not None and bool(np.any(warm.reward))
     if spec.train.mode == "offline":
-        regime = Offline(setup)
-    elif on_policy(spec.algo):
-        regime = OnPolicy(setup, collect_rollouts)
-    else:
-        regime = OffPolicy(setup)
-    return Run(spec, regime, clock, members, births)
+        return Offline(setup)
+    return OnPolicy(setup, collect_rollouts) if on_policy(spec.algo) else OffPolicy(setup)
 
 
 def train(
@@ -156,7 +155,7 @@ def _drive(run: Run[Any], tracker: Tracker, stop: Callable[[], bool], save: Call
             tracker.emit(Generation.of(run.lineage[-1], made_by, evolve, watch.lap(), steps, run.losses))
             unseen = not (clock.rewarded or any(run.curve[-1][4:6]))
             if unseen and (clock.generation == _PATIENCE or run.reason):
-                tracker.emit(Message("warning", _UNREWARDED.format(step=clock.step)))
+                _warn(tracker, [_UNREWARDED.format(clock.step) + run.spec.unrewarded])
         else:
             run.advance()
             if watch.due():

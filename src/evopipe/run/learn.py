@@ -61,7 +61,8 @@ class ReplayLearning:
         self._spec, self._clock, self._members = spec, setup.clock, len(setup.keys)
         self._seen = setup.warm.obs if setup.warm else None  # what members saw before they were born
         trees = Priorities(self._members, capacity, cfg.alpha, spec.device) if cfg.prioritised else None
-        self.replay = Replay(layout, memories, capacity, spec.device, trees, images)
+        each = self._members // memories
+        self.replay = Replay(layout, memories, capacity, spec.device, trees, images, each)
         self.learners = Learners(spec, setup.learners, partial(_of_share, spec, self.replay))
         places = [] if self.replay.frames is None else [self.replay.frames.places]  # the images are shared as they are
         self.learners.share([self.replay.rows, *places, *([] if trees is None else trees.tensors())])
@@ -79,17 +80,21 @@ class ReplayLearning:
         self.learners.adopt(cohorts, [1.0 / _learn_step(cohort) for cohort in cohorts])
 
     def hand_down(self, parents: Sequence[int] | None) -> None:
-        """Let no member draw by a stranger's errors: on a shared memory a child has its parent's priorities; on its
-        slot's own, which has other rows, and where all diverged, rows count alike again."""
-        trees = self.replay.priorities
+        """Let no member draw by a stranger's errors: a child has the priorities of a parent that shares its memory; of
+        another, which has other rows, and where all diverged, rows count alike again."""
+        trees, each = self.replay.priorities, self._members // self.replay.memories
         if trees is None:
             return
-        replaced = [slot for slot in range(self._members) if parents is None or parents[slot] != slot]
-        slots = upload(torch.tensor(replaced, dtype=torch.int64), self.replay.device)
-        if parents is None or self.replay.memories > 1:
-            trees.forget(slots)
-        else:
-            trees.inherit(slots, upload(torch.tensor(parents), self.replay.device)[slots])
+        of = [-1] * self._members if parents is None else parents
+        heirs = [slot for slot, parent in enumerate(of) if parent != slot and parent // each == slot // each]
+        others = [slot for slot, parent in enumerate(of) if parent // each != slot // each]
+        if heirs:
+            trees.inherit(self._on_device(heirs), self._on_device([of[slot] for slot in heirs]))
+        if others:
+            trees.forget(self._on_device(others))
+
+    def _on_device(self, slots: Sequence[int]) -> Tensor:
+        return upload(torch.tensor(slots, dtype=torch.int64), self.replay.device)
 
     def due(self) -> list[list[int]]:
         """Return what each cohort owes at this tick: how many updates, the first one's turn, rows filled `[P]`."""

@@ -51,7 +51,8 @@ class OffPolicy:
             raise ParamsError(ONE_AGENT)
         if self.world.masked and warm:
             raise ParamsError(MASKED["online"])
-        cfg, memories = spec.train.replay, len(self.keys) if spec.train.replay.sharing == "own" else 1
+        cfg = spec.train.replay
+        memories = len(self.keys) // cfg.members(len(self.keys))
         layout = RowLayout.of(spec.spaces, self.world.masked, cfg.n_step, spec.algo.MASKED_LOSS)
         self.learning = ReplayLearning(setup, layout, memories, cfg.capacity, byte_images(pool, warm))
         self.replay, self.learners = self.learning.replay, self.learning.learners

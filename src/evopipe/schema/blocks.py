@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from evopipe.errors import suggestion
 from evopipe.schema.declare import Problem, Schema, located
+from evopipe.schema.shards import ShardsConfig
 
 Activation = Literal["ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity"]
 EncoderKind = Literal["mlp", "simba", "resnet", "lstm"]
@@ -38,7 +39,7 @@ _Names = Annotated[tuple[_T, ...], Field(strict=False), AfterValidator(_each_onc
 _Name = Annotated[str, Field(min_length=1, max_length=200)]
 _Processes = Annotated[int, Field(ge=0, le=256)]
 
-NEUTRAL = frozenset({"checkpoint_seconds", "env_workers", "learners"})
+NEUTRAL = frozenset({"checkpoint_seconds", "env_workers", "learners", "shards"})
 """Keys of `runtime` that change no result."""
 _POLICIES = ("heuristic", "medium", "random", "policy")
 
@@ -249,8 +250,10 @@ class ReplayConfig(Schema):
     """Experience replay (Lin, 1992), over one step or several, uniform or prioritised."""
 
     capacity: int = Field(100_000, ge=1, le=10**9, description="transitions kept (per member where sharing is `own`)")
-    sharing: Literal["shared", "own"] = Field(
-        "shared", description="`shared`: one memory that all members fill and sample; `own`: one memory a member"
+    sharing: Literal["shared", "own"] | Annotated[int, Field(ge=1, le=4096)] = Field(
+        "shared",
+        description="`shared`: one memory that all members fill and sample; `own`: one memory a member; a number: one "
+        "for so many neighbours, which stay in one shard (`runtime.shards`)",
     )
     n_step: int = Field(
         1, ge=1, le=100, description="environment steps that a transition spans, fewer where an episode ends"
@@ -262,6 +265,10 @@ class ReplayConfig(Schema):
     beta: float = Field(
         0.4, ge=0, le=1, description="how much importance weights correct for that at the start; 1 at the end"
     )
+
+    def members(self, population: int) -> int:
+        """Return how many members, of so many, share a memory."""
+        return population if self.sharing == "shared" else 1 if self.sharing == "own" else self.sharing
 
 
 class TrainConfig(Schema):
@@ -285,6 +292,9 @@ class TrainConfig(Schema):
     )
     eval_episodes: int = Field(16, ge=1, le=10**5, description="evaluation episodes of each member per generation")
     eval_steps: int | None = Field(None, ge=1, description="step cap of an evaluation episode; null: until it ends")
+    evaluation: Literal["full", "race"] = Field(
+        "full", description="`full`: everyone plays all episodes; `race`: until its rank decides nothing any more"
+    )
     target: float | Literal["auto"] | None = Field(
         "auto", description="score that ends training early; `auto`: the environment's reward threshold; null: never"
     )
@@ -395,6 +405,7 @@ class RuntimeConfig(Schema):
         "trainer alone, as wherever `threads` is more than 1; changes no result",
     )
     checkpoint_seconds: float = Field(30.0, gt=0.0, description="least time between two checkpoints")
+    shards: ShardsConfig = Field(default_factory=ShardsConfig, validate_default=True)
 
 
 class TrackingConfig(Schema):

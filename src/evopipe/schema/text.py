@@ -21,7 +21,7 @@ from evopipe.schema.language import (
     TextTrain,
 )
 
-NEUTRAL = {"checkpoint_seconds"}
+NEUTRAL = {"checkpoint_seconds", "shards"}
 """Keys of `runtime` that change no result."""
 
 

@@ -32,10 +32,11 @@ def block(name: str, values: BaseModel) -> str:
 
 
 def entries(values: BaseModel, indent: str = "", but: Collection[str] = ()) -> Iterator[str]:
-    """Yield the lines of a block, or of a whole file, `but` some of its keys."""
+    """Yield the lines of a block, or of a whole file, `but` some of its keys, and a block that may be left out."""
     data = values.model_dump(mode="json")
     for name, field in type(values).model_fields.items():
-        if name not in but:
+        spare = field.validate_default and field.get_default(call_default_factory=True) == getattr(values, name)
+        if name not in but and not spare:
             yield from _entry(values, name, field, data[name], indent)
 
 

@@ -18,7 +18,7 @@ from evopipe.run.outs import write_results, write_timing
 from evopipe.run.warm import read_warm
 from evopipe.schema.params import Params
 from evopipe.signals import StopSignal
-from evopipe.stages import tracking
+from evopipe.stages import shards, tracking
 from evopipe.stages.describe import describe
 from evopipe.stages.setup import about_spec, make_spec, read_members
 from evopipe.storage.checkpoint import CheckpointStore
@@ -39,6 +39,8 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         DivergedError, EnvironmentFailed, Interrupted: see `run.drive.train`.
     """
     runtime = params.runtime
+    if shards.served(runtime.shards):
+        return
     spec, described = make_spec(params, configure(runtime)), describe(params)
     learners = learner_count(runtime.learners, runtime.threads)
     members, about = read_members(folder, layout.POPULATION, spec)
@@ -50,11 +52,12 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         RunLock(state.with_suffix(".lock")),  # one writer of this state,
         RunLock(outputs.with_suffix(".lock")),  # and, whatever the parameters, one of these outputs
         translate_failures(),
+        shards.divided(params, len(members), folder) as divided,
         Workers(runtime.env_workers, learners) as workers,
     ):
-        store, log = CheckpointStore(state / "checkpoints"), state / "events.jsonl"
+        store, log = CheckpointStore(state / divided.checkpoints), state / "events.jsonl"
         # Nothing is there to save before the loop is: until then a signal simply ends the process.
-        made = begin(spec, members, warm, births, workers, learners)
+        made = divided.begin(spec, members, births) or begin(spec, members, warm, births, workers, learners)
         warm = None  # the memory holds it now, its images as bytes
         try:
             with (
@@ -62,13 +65,15 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
                 Tracker([console_sink(quiet), JsonlSink(log)]) as tracker,
                 tracking.outbox(params, state, folder) as outbox,
             ):
-                champion = train(made, store, runtime.checkpoint_seconds, stop, tracker, outbox.problems)
+                champion = train(made, store, runtime.checkpoint_seconds, stop, tracker, divided.also(outbox.problems))
+                divided.tell(tracker)
                 write_results(made, champion, {**about_spec(spec), "policy": described}, folder)
                 write_timing(log, made.curve, folder)
                 tracking.finish(params, state, folder)
         finally:
             made.close()
-        store.clear()
+        for each in state.glob("checkpoints*"):  # those of another number of shards, too
+            CheckpointStore(each).clear()
 
 
 def _key(params: Params, folder: Path, warm: bool) -> str:

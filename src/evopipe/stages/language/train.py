@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import evopipe
 from evopipe import layout
@@ -11,16 +12,15 @@ from evopipe.evolve.mutate import read_births
 from evopipe.keys import content_key, state_folder
 from evopipe.machine import configure
 from evopipe.run.clock import Clock
-from evopipe.run.dialogue import Dialogue
 from evopipe.run.drive import train
+from evopipe.run.language import LESS, LanguageSpec
 from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Run
-from evopipe.run.text import TextRows
 from evopipe.schema.text import LanguageParams
 from evopipe.signals import StopSignal
-from evopipe.stages import tracking
+from evopipe.stages import shards, tracking
 from evopipe.stages.language.describe import describe
-from evopipe.stages.language.setup import about_spec, corpus_of, form_of, judge_of, make_spec, read_members
+from evopipe.stages.language.setup import about_spec, make_regime, make_spec, read_members
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.files import write_csv
 from evopipe.storage.lock import RunLock
@@ -40,8 +40,9 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         DivergedError, Interrupted: see `run.drive.train`.
     """
     runtime = params.runtime
-    spec, form = make_spec(params, configure(runtime)), form_of(params)
-    corpus = corpus_of(folder, spec, form)
+    if shards.served(runtime.shards):
+        return
+    spec = make_spec(params, configure(runtime))
     members, about = read_members(folder, layout.POPULATION, spec)
     births = read_births(about.get("mutations"), len(members))
     state = state_folder("train", _key(params, folder), folder)
@@ -49,31 +50,38 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     with (
         RunLock(state.with_suffix(".lock")),
         RunLock(outputs.with_suffix(".lock")),
-        translate_failures(),
+        translate_failures(LESS),
+        shards.divided(params, len(members), folder) as divided,
     ):
-        store, log = CheckpointStore(state / "checkpoints"), state / "events.jsonl"
-        clock = Clock.of(spec, len(members))
-        regime: Dialogue | TextRows
-        if form == "reasoning":
-            regime = Dialogue(spec, clock, corpus, judge_of(spec.language))
-        else:
-            regime = TextRows(spec, clock, corpus)
-        made = Run(spec, regime, clock, members, births)
+        store, log = CheckpointStore(state / divided.checkpoints), state / "events.jsonl"
+        made: Run[LanguageSpec] | None = divided.begin(spec, members, births)
+        if made is None:
+            clock = Clock.of(spec, len(members))
+            made = Run(spec, make_regime(params, spec, clock, folder), clock, members, births)
+        regime: Any = made.regime
         with (
             StopSignal() as stop,
             Tracker([console_sink(quiet), JsonlSink(log)]) as tracker,
             tracking.outbox(params, state, folder) as outbox,
         ):
-            champion = train(made, store, runtime.checkpoint_seconds, stop, tracker, outbox.problems)
+            champion = train(made, store, runtime.checkpoint_seconds, stop, tracker, divided.also(outbox.problems))
+            divided.tell(tracker)
             write_results(made, champion, {**about_spec(spec), "policy": describe(params, spec)}, folder)
             write_csv(folder / layout.MEASURES, ["generation", "slot", *regime.measures.names], regime.measures.rows())
             write_timing(log, made.curve, folder)
             tracking.finish(params, state, folder)
-        store.clear()
+        for each in state.glob("checkpoints*"):  # those of another number of shards, too
+            CheckpointStore(each).clear()
 
 
 def _key(params: LanguageParams, folder: Path) -> str:
     """Key of a run's checkpoints: the parameters, inputs and code that its outcome depends on."""
     values = params.tracked("seed", "language", "train", "evolution", "runtime")
-    inputs = [folder / layout.POPULATION, folder / layout.TOKENS]
+    inputs = [folder / layout.POPULATION, folder / layout.TOKENS, *_reward_model(params)]
     return content_key(values, [*inputs, Path(evopipe.__file__).parent])
+
+
+def _reward_model(params: LanguageParams) -> list[Path]:
+    """The folder that rewards come from, where one does; that it is missing is said where it is read."""
+    folder = params.language.reward_model
+    return [folder] if folder is not None and folder.exists() else []

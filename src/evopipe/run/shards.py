@@ -1,0 +1,320 @@
+"""A population in shards: each is a run's regime with some of the slots, in a process of its own, maybe elsewhere.
+
+A generation is: members go out, every shard plays and learns, fitness and members come back, and the run evolves them.
+Nothing else crosses. A member's draws depend on its own key alone, so no bit depends on how many shards there are. See
+`docs/decisions/0030-shards.md`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import evopipe.errors
+from evopipe.core.cohort import Cohort, dissolve
+from evopipe.core.member import Member
+from evopipe.errors import ResourceError
+from evopipe.run.clock import Clock
+from evopipe.run.evaluate import Episodes, Stopped
+from evopipe.run.measures import Measures
+from evopipe.run.shard import Make, Shard, pack, state_of, unpack
+from evopipe.run.spec import Job
+from evopipe.storage import members as stored
+
+_LAP = 1.0  # seconds that shards go on before the driver looks at signals and shows how far they are
+_LOOK = 0.1  # seconds that it listens to one shard at a time
+_DEATHS = 3  # of one shard in a generation: then it dies of what it does
+
+
+class Lost(Exception):
+    """A shard's process is gone; the text says how."""
+
+
+class Engine(Protocol):
+    """What has a process for each shard, and brings messages there and answers back. See `run.shard.Shard`."""
+
+    @property
+    def room(self) -> int:
+        """How many shards there is room for."""
+
+    def start(self, shard: int) -> None:
+        """Begin a shard's process, or another in the place of one that is gone; Lost where there can be none."""
+
+    def tell(self, shard: int, message: bytes) -> None:
+        """Send a message, whose answer is the next one to be heard."""
+
+    def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
+        """Return the answer, None if there is none after so many seconds; Lost if none will come."""
+
+    def close(self) -> None:
+        """End all processes."""
+
+
+class Here:
+    """The engine of shards in this process, one after the other: to see that nothing depends on their number."""
+
+    room = 1
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+        self._shards: dict[int, Shard] = {}
+        self._told: dict[int, bytes] = {}
+
+    def start(self, shard: int) -> None:
+        self._shards[shard] = Shard(self._make)
+
+    def tell(self, shard: int, message: bytes) -> None:
+        self._told[shard] = message
+
+    def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
+        return self._shards[shard].answer(self._told.pop(shard), stopped)
+
+    def close(self) -> None:
+        for shard in self._shards.values():
+            shard.close()
+
+
+class Shards:
+    """The regime (see `Regime`) of a run whose members are elsewhere: a tick of it is some of theirs.
+
+    Args:
+        spec: the run's configuration; its cohorts are what evolution works on.
+        clock: the run's.
+        slots: each shard's, in order.
+        begin: each shard's first message.
+        engine: where they live.
+
+    Raises what making a regime raises, and ResourceError where a shard dies again and again.
+    """
+
+    def __init__(
+        self, spec: Job, clock: Clock, slots: Sequence[range], begin: Sequence[Mapping[str, Any]], engine: Engine
+    ) -> None:
+        self.spec, self.clock, self.slots, self.engine, self.whole = spec, clock, list(slots), engine, True
+        self.said: list[str] = []  # what happened to shards, to be shown once
+        self._bytes, self._busy, self._idle = 0, 0.0, 0.0  # to and fro; seconds of the slowest, and of waiting for it
+        self._began, self._generation = 0.0, 0  # when the first members went out, and in which generation
+        self.cohorts: Sequence[Cohort] = []
+        self._begin = [pack({"do": "begin", **about}) for about in begin]
+        self._kept: list[bytes] = [b"" for _ in self.slots]  # each one's state as it was last told, as a message
+        self._since: list[list[bytes]] = [[] for _ in self.slots]  # what it was told after that
+        self._parents: list[int] | None = None  # of members that have not gone out yet; empty: all were replaced
+        self._waiting = False  # whether there are such members
+        self._deaths: Counter[int] = Counter()
+        self._ticks = 1  # of a lap
+        for shard in range(len(self.slots)):
+            engine.start(shard)
+        told = self._ask(dict(enumerate(self._begin)))
+        about = told[0][0]
+        self.warm, self.threshold, self.remarks = about["warm"], about["threshold"], about["remarks"]
+        self._measured = about["measured"]
+
+    @property
+    def measures(self) -> Measures:
+        """What members did in each generation, of regimes that take note of it."""
+        found = Measures(self.clock.members, self._measured)
+        tensors = [state_of(kept)["measures"] for kept in self._kept]
+        rows = max(len(tensor) for tensor in tensors)
+        padded = [torch.cat((t, t.new_zeros(rows - len(t), *t.shape[1:]))) for t in tensors]
+        found.restore({"measures": torch.cat(padded, dim=1)})
+        return found
+
+    def first(self, member: Member) -> Member:
+        shard = self._shard_of(member.slot)
+        about, tensors = self._ask({shard: self._with(shard, [member], {"do": "first"})})[shard]
+        return self._back(shard, about, tensors)[0]
+
+    def hand_down(self, parents: Sequence[int] | None) -> None:
+        self._parents = [] if parents is None else list(parents)
+
+    def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        self.cohorts, self._waiting = cohorts, True
+
+    def advance(self) -> None:
+        """Let every shard take some ticks, at most up to the generation's end, about a second's; see `Regime`."""
+        self._send_members()
+        clock, began = self.clock, time.perf_counter()
+        left = clock.generation_ticks - clock.here
+        ticks = min(left, self._ticks)
+        self._go_on(clock.tick + ticks, state=ticks == left)
+        seconds = (time.perf_counter() - began) / ticks
+        self._ticks = max(1, min(2 * ticks, int(_LAP / max(seconds, 1e-9))))
+
+    def _go_on(self, tick: int, state: bool) -> None:
+        # Where too much was broken, and was mended, shards count from 0 again.
+        message = pack({"do": "go on", "tick": tick, "state": state, "whole": self.clock.broken_here == 0})
+        told = self._ask(dict.fromkeys(range(len(self.slots)), message), record=True, refuse=False)
+        clocks = [Clock(**about["clock"]) for about, _ in told.values()]
+        clock = self.clock
+        # Where a shard's environment failed it stands before the others, and catches up when it goes on.
+        clock.tick, clock.here = min(c.tick for c in clocks), min(c.here for c in clocks)
+        for name in ("env_steps", "broken", "broken_here"):
+            setattr(clock, name, sum(getattr(c, name) for c in clocks))
+        clock.rewarded = any(c.rewarded for c in clocks)
+        self.whole = all(about["whole"] for about, _ in told.values())
+        for about, _ in told.values():
+            _raise(about)
+        if state:
+            self._take(told)
+
+    def _take(self, told: Mapping[int, tuple[Mapping[str, Any], Mapping[str, Tensor]]]) -> None:
+        """Bring the run's cohorts, in place, to where the shards' members are."""
+        members = [m for shard, (about, tensors) in sorted(told.items()) for m in self._back(shard, about, tensors)]
+        losses = torch.cat([tensors["losses"] for _, (_, tensors) in sorted(told.items())])
+        for held, found in zip(self.cohorts, self.spec.form(members), strict=True):
+            pairs = zip(
+                [*held.tensors(), *held.seen(), held.healthy], [*found.tensors(), *found.seen(), found.healthy],
+                strict=True,
+            )  # fmt: skip
+            for place, tensor in pairs:
+                place.copy_(tensor)
+            held.losses.copy_(losses[held.slots])
+
+    def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
+        """See `Regime.evaluate`; the members are where they are: all, or one."""
+        self._send_members()
+        slots = sorted(slot for cohort in cohorts for slot in cohort.slots)
+        asked = {}
+        for shard, own in enumerate(self.slots):
+            if mine := [slot - own.start for slot in slots if slot in own]:
+                about = {"do": "evaluate", "slots": mine}
+                asked[shard] = pack(about, {"seeds": torch.from_numpy(np.ascontiguousarray(seeds))})
+        told = sorted(self._ask(asked, stopped=stopped).items())
+        returns, lengths = (
+            np.concatenate([tensors[name].numpy() for _, (_, tensors) in told]) for name in ("returns", "lengths")
+        )
+        return Episodes(returns, lengths, sum(about["steps"] for _, (about, _) in told))
+
+    def state(self) -> dict[str, Tensor]:
+        self._send_members()
+        if any(self._since):
+            self._go_on(self.clock.tick, state=True)
+        return {f"shard.{i}": torch.frombuffer(bytearray(kept), dtype=torch.uint8) for i, kept in enumerate(self._kept)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> int:
+        self._waiting, self._parents = False, None
+        self._kept = [tensors[f"shard.{i}"].numpy().tobytes() for i in range(len(self.slots))]
+        self._since = [[] for _ in self.slots]
+        told = self._ask(dict(enumerate(self._kept)))
+        return sum(about["lost"] for about, _ in told.values())
+
+    @property
+    def account(self) -> str:
+        """What being apart has cost so far, in a sentence."""
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        generations = max(1, self.clock.generation - self._generation)
+        return (
+            f"{len(self.slots)} shards: {self._bytes / generations / 1e6:,.1f} MB to and fro a generation; exchange "
+            f"and evolution took {1 - self._busy / seconds:.1%} of the time, shards waited {self._idle / seconds:.1%} "
+            "of it for the slowest"
+        )
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def _shard_of(self, slot: int) -> int:
+        return next(shard for shard, own in enumerate(self.slots) if slot in own)
+
+    def _with(self, shard: int, members: Sequence[Member], about: Mapping[str, Any]) -> bytes:
+        """Return a message to a shard that brings members of it."""
+        first = self.slots[shard].start
+        tensors, described = stored.pack([replace(m, slot=m.slot - first) for m in members], "members")
+        return pack({**about, "members": described}, tensors)
+
+    def _back(self, shard: int, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[Member]:
+        found = stored.unpack(tensors, about["members"], "members")
+        return [replace(member, slot=member.slot + self.slots[shard].start) for member in found]
+
+    def _send_members(self) -> None:
+        """Let members go out that evolution made."""
+        if not self._waiting:
+            return
+        if not self._began:
+            self._bytes, self._busy, self._idle = 0, 0.0, 0.0
+            self._began, self._generation = time.perf_counter(), self.clock.generation
+        members, messages = dissolve(self.cohorts), {}
+        for shard, own in enumerate(self.slots):
+            about: dict[str, Any] = {"do": "adopt", "generation": self.clock.generation, "parents": None}
+            if self._parents is not None:  # a parent elsewhere is nobody here
+                about["parents"] = [p - own.start if p in own else -1 for p in self._parents[own.start : own.stop]]
+            messages[shard] = self._with(shard, members[own.start : own.stop], about)
+        self._ask(messages, record=True)
+        self._waiting, self._parents = False, None
+
+    def _ask(
+        self,
+        messages: Mapping[int, bytes],
+        record: bool = False,
+        refuse: bool = True,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> dict[int, tuple[dict[str, Any], dict[str, Tensor]]]:
+        """Send shards a message each; return their answers. A shard whose process dies is made anew, and told again.
+
+        `record`: what it does changes a shard, and is done again where one is made anew. `refuse`: raise what an answer
+        says went wrong.
+        """
+        for shard, message in messages.items():
+            self.engine.tell(shard, message)
+        told: dict[int, tuple[dict[str, Any], dict[str, Tensor]]] = {}
+        while len(told) < len(messages):
+            for shard in sorted(messages.keys() - told.keys()):
+                try:
+                    answer = self.engine.heard(shard, _LOOK, stopped)
+                except Lost as lost:
+                    self._make_anew(shard, lost)
+                    self.engine.tell(shard, messages[shard])
+                    continue
+                if answer is not None:
+                    told[shard] = unpack(answer)
+                    self._note(shard, messages[shard], answer, told[shard][0], record)
+            if len(told) < len(messages) and stopped():
+                raise Stopped
+        busy = [about["seconds"] for about, _ in told.values()]
+        self._busy += max(busy)
+        self._idle += max(busy) - sum(busy) / len(busy)
+        if refuse:
+            for about, _ in told.values():
+                _raise(about)
+        return told
+
+    def _note(self, shard: int, message: bytes, answer: bytes, about: Mapping[str, Any], record: bool) -> None:
+        self._bytes += len(message) + len(answer)
+        if about.get("do") == "restore":
+            self._kept[shard], self._since[shard], self._deaths[shard] = answer, [], 0
+        elif record:
+            self._since[shard].append(message)
+
+    def _make_anew(self, shard: int, lost: Lost) -> None:
+        while True:
+            self._deaths[shard] += 1
+            if self._deaths[shard] > _DEATHS:
+                raise ResourceError(
+                    f"shard {shard} died {_DEATHS + 1} times in one generation, at last because {lost}: give it more "
+                    "memory, or fewer members (runtime.shards.count); the same command continues from the last "
+                    "checkpoint"
+                )
+            self.said.append(f"shard {shard} is made anew from generation {self.clock.generation}: {lost}")
+            try:
+                self.engine.start(shard)
+                for message in (self._begin[shard], self._kept[shard], *self._since[shard]):
+                    if message:
+                        self.engine.tell(shard, message)
+                        while self.engine.heard(shard, _LOOK, lambda: False) is None:
+                            pass
+                return
+            except Lost as again:
+                lost = again
+
+
+def _raise(about: Mapping[str, Any]) -> None:
+    """Raise what an answer says went wrong."""
+    if "error" in about:
+        kind = getattr(evopipe.errors, about["error"], RuntimeError)
+        raise kind(about["text"])

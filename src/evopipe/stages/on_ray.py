@@ -1,0 +1,212 @@
+"""Shards as actors of Ray: in a cluster that runs, or in one that lives as long as the training, on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import evopipe
+from evopipe.errors import ResourceError, said
+from evopipe.parallel import available_cpus
+from evopipe.run.shard import Make, Shard
+from evopipe.run.shards import Lost
+from evopipe.schema.shards import ShardsConfig
+
+_PATIENCE = 300.0  # seconds that a cluster has to find room for a shard
+_LONGEST = 40  # characters of a folder for temporary files in which Ray's sockets have room for their names
+
+
+class _Actor:
+    """What Ray runs of a shard, in the folder of the pipeline."""
+
+    def __init__(self, folder: str, make: Make) -> None:
+        if Path(folder).is_dir():
+            os.chdir(folder)
+        if folder not in sys.path:
+            sys.path.append(folder)
+        self._shard = Shard(make)
+
+    def answer(self, message: bytes) -> bytes:
+        return self._shard.answer(message)
+
+    def ready(self) -> None:
+        """Answer as soon as there is room, and a process."""
+
+
+class OnRay:
+    """The engine (see `run.shards.Engine`) of shards as actors.
+
+    Raises:
+        ResourceError: Ray does not start, is not where the address says, or has no room for a shard.
+    """
+
+    def __init__(self, cfg: ShardsConfig, folder: Path, make: Make) -> None:
+        self._before = dict(os.environ)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # An actor without a GPU must not see any: results depend on the device.
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+        if cfg.address is None and "RAY_AUTH_MODE" not in os.environ:  # else Ray writes a token into the user's home
+            os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        ray: Any = importlib.import_module("ray")
+        self._ray, self._cfg, self._folder, self._make = ray, cfg, str(folder.absolute()), make
+        self._actors: dict[int, Any] = {}
+        self._begun: dict[int, tuple[Any, float]] = {}  # when a shard was started that did not answer yet
+        self._asked: dict[int, Any] = {}
+        self._own, self._scratch = not ray.is_initialized(), ""
+        if self._own:
+            try:
+                _knock(cfg.address)
+                with _alone() if cfg.address is None else contextlib.nullcontext():
+                    ray.init(**self._arguments())
+            except (Exception, SystemExit) as error:
+                self.close()
+                raise ResourceError(_refusal(cfg, error)) from None
+        if not self.room:
+            has = ", ".join(f"{name} {n:g}" for name, n in sorted(self._has().items()))
+            self.close()
+            raise ResourceError(
+                f"runtime.shards.resources: no node of the Ray cluster has room for a shard ({has}); lower them"
+            )
+
+    def _arguments(self) -> dict[str, Any]:
+        cfg = self._cfg
+        quiet = {"logging_level": "error", "log_to_driver": False, "configure_logging": False}
+        if cfg.address is not None:
+            return {"address": cfg.address, **quiet, **cfg.ray_init}
+        cpus = available_cpus()
+        if cfg.count != "auto":  # they share the CPUs that there are
+            cpus = max(cpus, -(-int(100 * cfg.count * cfg.resources.get("cpu", 1.0)) // 100))
+        if len(tempfile.gettempdir()) <= _LONGEST:
+            self._scratch = _scratch()
+        return {
+            "address": "local",
+            "num_cpus": cpus,
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+            "_temp_dir": self._scratch or None,
+            **quiet,
+            **cfg.ray_init,
+        }
+
+    def _has(self) -> dict[str, float]:
+        found = {"cpu" if name == "CPU" else "gpu" if name == "GPU" else name: float(amount)
+                 for name, amount in self._ray.cluster_resources().items()}  # fmt: skip
+        return {name: found.get(name, 0.0) for name in self._cfg.resources}
+
+    @property
+    def room(self) -> int:
+        wanted = {name: amount for name, amount in self._cfg.resources.items() if amount > 0}
+        has = self._has()
+        return min((int(has[name] / amount) for name, amount in wanted.items()), default=available_cpus())
+
+    def start(self, shard: int) -> None:
+        if shard in self._actors:
+            with contextlib.suppress(Exception):
+                self._ray.kill(self._actors[shard])
+        others = {name: n for name, n in self._cfg.resources.items() if name not in ("cpu", "gpu")}
+        actor = self._ray.remote(_Actor).options(
+            num_cpus=self._cfg.resources.get("cpu", 0.0), num_gpus=self._cfg.resources.get("gpu", 0.0),
+            resources=others, max_restarts=0, max_concurrency=1, runtime_env={"env_vars": {"PYTHONPATH": _path()}},
+        )  # fmt: skip
+        self._actors[shard] = actor.remote(self._folder, self._make)
+        self._begun[shard] = self._actors[shard].ready.remote(), time.monotonic()
+
+    def tell(self, shard: int, message: bytes) -> None:
+        self._asked[shard] = self._actors[shard].answer.remote(message)
+
+    def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
+        try:
+            if shard in self._begun and not self._found_room(shard, seconds):
+                return None
+            if not self._ray.wait([self._asked[shard]], timeout=seconds)[0]:
+                return None
+            answer: bytes = self._ray.get(self._asked[shard])
+            return answer
+        except self._ray.exceptions.RayError as error:
+            text = " ".join(str(error).split())
+            cause = text.partition("The actor died because ")[2] or text
+            raise Lost(f"its actor died ({cause[:200]})") from None
+
+    def _found_room(self, shard: int, seconds: float) -> bool:
+        ready, since = self._begun[shard]
+        if not self._ray.wait([ready], timeout=seconds)[0]:
+            if time.monotonic() - since > _PATIENCE:
+                raise ResourceError(
+                    f"the Ray cluster found no room for shard {shard} in {_PATIENCE:.0f} s (runtime.shards.resources: "
+                    f"{self._cfg.resources}): free some, add a node, or lower runtime.shards.count; the same command "
+                    "continues from the last checkpoint"
+                )
+            return False
+        self._ray.get(ready)
+        del self._begun[shard]
+        return True
+
+    def close(self) -> None:
+        for actor in self._actors.values():
+            with contextlib.suppress(Exception):
+                self._ray.kill(actor)
+        self._actors.clear()
+        if self._own:
+            with contextlib.suppress(Exception):
+                self._ray.shutdown()
+            if self._scratch:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+        os.environ.clear()
+        os.environ.update(self._before)
+
+
+def _path() -> str:
+    """Where an actor finds the code that runs here: a queued experiment of DVC has its own."""
+    named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join([str(Path(evopipe.__file__).parents[1]), *(str(Path(each).absolute()) for each in named)])
+
+
+def _knock(address: str | None) -> None:
+    """Raise OSError where nobody listens at an address: Ray would knock for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+def _scratch() -> str:
+    """Make a folder for a cluster's files; remove those of clusters whose process was killed."""
+    for left in Path(tempfile.gettempdir()).glob("evopipe-ray-*-*"):
+        if not psutil.pid_exists(int(left.name.split("-")[2])):
+            shutil.rmtree(left, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=f"evopipe-ray-{os.getpid()}-")
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Let a cluster listen on 127.0.0.1 alone: Ray takes the machine's own address instead, which others reach."""
+    services = importlib.import_module("ray._private.services")
+    before = getattr(services, "resolve_ip_for_localhost", None)
+    if before is not None:
+        services.resolve_ip_for_localhost = lambda host: host  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if before is not None:
+            services.resolve_ip_for_localhost = before  # type: ignore[attr-defined]
+
+
+def _refusal(cfg: ShardsConfig, error: BaseException) -> str:
+    what = said(error).splitlines()[0][:300]
+    if cfg.address is not None:
+        return f"runtime.shards.address: no Ray cluster answers at {cfg.address!r} ({what}); start one by `ray start`"
+    return (
+        f"runtime.shards.engine: Ray does not start ({what}); it needs room in /dev/shm and a writable folder for "
+        "temporary files (TMPDIR), or set engine: none"
+    )

@@ -1,0 +1,172 @@
+"""A training in shards: how many, what each lives on, and which engine holds them (`runtime.shards`)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evopipe.algos import get, on_policy
+from evopipe.core.member import Member
+from evopipe.envs.workers import Workers
+from evopipe.errors import ParamsError, need_package
+from evopipe.evolve.mutate import Mutation
+from evopipe.machine import configure
+from evopipe.run.clock import Clock
+from evopipe.run.drive import regime_of
+from evopipe.run.learners import learner_count
+from evopipe.run.regime import Regime, Setup
+from evopipe.run.run import JobT, Run
+from evopipe.run.shards import Engine, Here, Shards
+from evopipe.run.spec import Job
+from evopipe.run.warm import read_warm
+from evopipe.schema.params import AnyParams, Params, parse_params
+from evopipe.schema.shards import ShardsConfig
+from evopipe.stages.setup import make_spec
+from evopipe.track.events import Message, Tracker
+
+
+class Divided:
+    """A training whose members live in shards; where there is no engine, one process trains all."""
+
+    def __init__(self, params: AnyParams, members: int, folder: Path, engine: Engine | None = None) -> None:
+        asked, most = params.runtime.shards.count, members // _together(params)
+        self._count = 0 if engine is None else min(most, engine.room) if asked == "auto" else asked
+        if self._count > most:
+            what = "members" if most == members else "memories of theirs"
+            raise ParamsError(f"runtime.shards.count: {self._count} shards are more than there are {what} ({most})")
+        self._params, self._folder, self._engine = params, folder, engine
+        self._made: Shards | None = None
+
+    @property
+    def checkpoints(self) -> str:
+        """Name of the folder of checkpoints: no other number of shards can go on from them."""
+        return f"checkpoints-{self._count}" if self._count else "checkpoints"
+
+    def begin(self, spec: JobT, members: Sequence[Member], births: Sequence[Mutation]) -> Run[JobT] | None:
+        """Return the run at its beginning, None where one process trains all; for errors see `Shards`."""
+        if self._engine is None:
+            return None
+        each = _together(self._params)
+        ends = np.linspace(0, len(members) // each, self._count + 1).round().astype(int).tolist()
+        slots = [range(first * each, end * each) for first, end in itertools.pairwise(ends)]
+        params, folder = self._params.model_dump(mode="json"), str(self._folder.absolute())
+        begin = [{"params": params, "folder": folder, "keys": [members[slot].key for slot in own]} for own in slots]
+        clock = Clock.of(spec, len(members))
+        self._made = Shards(spec, clock, slots, begin, self._engine)
+        return Run(spec, self._made, clock, members, births)
+
+    def tell(self, tracker: Tracker) -> None:
+        """Tell people what being apart has cost."""
+        if self._made is not None and not isinstance(self._engine, Here):
+            tracker.emit(Message("info", self._made.account))
+
+    def also(self, more: Callable[[], Iterable[str]]) -> Callable[[], Iterable[str]]:
+        """Return what tells of shards that were made anew, and `more`."""
+
+        def told() -> list[str]:
+            said = [] if self._made is None else self._made.said
+            found = [*said, *more()]
+            said.clear()
+            return found
+
+        return told
+
+
+@contextlib.contextmanager
+def divided(params: AnyParams, members: int, folder: Path) -> Iterator[Divided]:
+    """Open the engine that `runtime.shards` names.
+
+    Raises:
+        MissingInputError: the package of the engine is not installed.
+        ParamsError: what is asked for would change results, or there are more shards than members.
+        ResourceError: the engine does not start.
+    """
+    cfg = params.runtime.shards
+    if cfg.engine == "none" and cfg.count in ("auto", 1):
+        yield Divided(params, members, folder)
+        return
+    _refuse(params)
+    engine: Engine
+    if cfg.engine == "ray":
+        need_package("ray", "ray", "runtime.shards.engine: ray")
+        from evopipe.stages.on_ray import OnRay
+
+        engine = OnRay(cfg, folder, make)
+    elif cfg.engine == "accelerate":
+        from evopipe.stages.ranks import Ranks
+
+        engine = Ranks(cfg, make)
+    else:
+        engine = Here(make)
+    try:
+        yield Divided(params, members, folder, engine)
+    finally:
+        engine.close()
+
+
+def served(cfg: ShardsConfig) -> bool:
+    """Serve the process that writes, to its end, where this one is another rank of `accelerate launch`; return whether
+    it was. Where `runtime.shards` wants ranks and nothing launched any, this process becomes their launcher."""
+    if cfg.engine != "accelerate":
+        return False
+    need_package("accelerate", "language", "runtime.shards.engine: accelerate")
+    from evopipe.stages import ranks
+
+    return ranks.served(cfg, make)
+
+
+def _refuse(params: AnyParams) -> None:
+    """Raise ParamsError where a member would not be alone with what is its own."""
+    if params.runtime.cohorts != "exact":
+        raise ParamsError(
+            "runtime.shards: members of a merged cohort are computed with their neighbours, and results would depend "
+            "on the shards; set runtime.cohorts: exact"
+        )
+    if not isinstance(params, Params):
+        if params.language.engine != "transformers":
+            raise ParamsError("runtime.shards: needs language.engine: transformers")
+        return
+    train = params.train
+    offline = train.mode == "offline"
+    if _together(params) > 1 and train.replay.sharing == "shared":
+        raise ParamsError(
+            "runtime.shards: members that share a memory cannot live apart; set train.replay.sharing: own, or to how "
+            "many neighbours share one"
+        )
+    if offline and train.replay.prioritised:
+        raise ParamsError(
+            "runtime.shards: a child would inherit its parent's priorities, which may lie in another shard; set "
+            "train.replay.prioritised: false"
+        )
+
+
+def _together(params: AnyParams) -> int:
+    """How many neighbours share a memory, and so a shard."""
+    if not isinstance(params, Params) or params.train.mode == "offline" or on_policy(get(params.train.algo)):
+        return 1
+    return params.train.replay.members(params.population.size)
+
+
+def make(about: Mapping[str, Any]) -> tuple[Job, Regime, Clock]:
+    """Return what a shard lives on: as `stages.train` makes it, with some of the members."""
+    params, folder = parse_params(about["params"]), Path(about["folder"])
+    keys, device = np.array(about["keys"], np.int64), configure(params.runtime)
+    if not isinstance(params, Params):
+        from evopipe.stages.language.setup import make_regime
+        from evopipe.stages.language.setup import make_spec as make_language_spec
+
+        language = make_language_spec(params, device)
+        clock = Clock.of(language, len(keys))
+        return language, make_regime(params, language, clock, folder), clock
+    runtime, spec = params.runtime, make_spec(params, device)
+    clock = Clock.of(spec, len(keys))
+    alone = runtime.shards.resources.get("cpu", 1.0) < 2  # and with its one CPU it does all by itself
+    learners = 1 if alone and runtime.learners == "auto" else learner_count(runtime.learners, runtime.threads)
+    workers = Workers(0 if alone and runtime.env_workers == "auto" else runtime.env_workers, learners)
+    setup = Setup(spec, clock, keys, read_warm(spec, folder), workers, learners)
+    return spec, regime_of(setup), clock

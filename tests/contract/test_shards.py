@@ -1,0 +1,175 @@
+"""What members in shards promise: the same bits as in one process, whatever dies on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evopipe.errors import EnvironmentFailed, ParamsError, ResourceError
+from evopipe.run.clock import Clock
+from evopipe.run.drive import regime_of
+from evopipe.run.evaluate import Stopped
+from evopipe.run.regime import Setup
+from evopipe.run.run import Run
+from evopipe.run.shards import Here, Lost, Shards
+from evopipe.run.spec import Spec, first_members
+from evopipe.schema.params import parse_params
+from evopipe.stages.shards import divided
+from populations import close_generation, finish, problem, started
+from tiny import params
+
+MEMBERS = 4
+CASES = {
+    "dqn": {},
+    "rainbow": {"train": {"replay": {"capacity": 2000, "sharing": "own", "n_step": 3, "prioritised": True}}},
+    "rainbow:pairs": {"train": {"replay": {"capacity": 2000, "sharing": 2, "n_step": 3, "prioritised": True}}},
+    "ppo": {"train": {"normalise": {"observations": True, "rewards": True}}},
+    "maddpg": {},
+}
+
+
+class Deadly(Here):
+    """An engine whose shards die where a test says so, before they do what they are told or after."""
+
+    def __init__(self, make: Any, deaths: Sequence[int], after: bool = False) -> None:
+        super().__init__(make)
+        self.heard_so_far, self.deaths, self.after = 0, set(deaths), after
+
+    def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
+        self.heard_so_far += 1
+        dies = self.heard_so_far in self.deaths
+        answer = None if dies and not self.after else super().heard(shard, seconds, stopped)
+        if dies:
+            self._shards[shard].close()
+            raise Lost("it was killed")
+        return answer
+
+
+def sharded(p: Spec, each: int, engine: Any = Here, members: int = MEMBERS, **more: Any) -> Run[Spec]:
+    """A run with its first population, in shards of so many members, the last one of what is left."""
+    first = first_members(p, members)[0]
+    slots = [range(start, min(start + each, members)) for start in range(0, members, each)]
+
+    def make(about: Mapping[str, Any]) -> tuple[Spec, Any, Clock]:
+        clock = Clock.of(p, len(about["keys"]))
+        return p, regime_of(Setup(p, clock, np.array(about["keys"]))), clock
+
+    clock = Clock.of(p, members)
+    begin = [{"keys": [first[slot].key for slot in own]} for own in slots]
+    return Run(p, Shards(p, clock, slots, begin, engine(make, **more)), clock, first)
+
+
+def outcome(run: Run[Any]) -> tuple[dict[str, bytes], list[Any]]:
+    """All that a run leaves behind."""
+    assert run.champion is not None
+    everyone = [*run.members, run.champion.member]
+    tensors = {f"{i}.{n}": t.numpy().tobytes() for i, m in enumerate(everyone) for n, t in m.tensors.items()}
+    told = [record.to_json() for record in run.lineage]
+    return tensors, [told, run.curve, [repr(x) for x in run.losses], vars(run.clock), run.champion.score]
+
+
+@pytest.mark.parametrize("case", ["dqn", *(pytest.param(n, marks=pytest.mark.thorough) for n in CASES if n != "dqn")])
+def test_no_bit_depends_on_the_number_of_shards(case: str) -> None:
+    p = problem(algo=case.partition(":")[0], **CASES[case])
+    members, each = (6, 4) if "pairs" in case else (4, 3)
+    runs = [started(p, members), sharded(p, each, members=members)]
+    for run in runs:
+        finish(run)
+        run.close()
+    assert outcome(runs[1]) == outcome(runs[0])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_shards_that_die_are_made_anew_and_change_no_bit(after: bool) -> None:
+    p = problem(train={"max_steps": 400})
+    whole = sharded(p, 2, Deadly, deaths=[])
+    finish(whole)
+    draws = np.random.default_rng(7)
+    for _ in range(4):
+        messages = np.arange(3, whole.regime.engine.heard_so_far)  # type: ignore[attr-defined]
+        deaths = sorted(draws.choice(messages, 3, replace=False).tolist())
+        run = sharded(p, 2, Deadly, deaths=deaths, after=after)
+        finish(run)
+        assert len(run.regime.said) == 3  # type: ignore[attr-defined]
+        assert outcome(run) == outcome(whole), deaths
+
+
+def test_a_shard_that_always_dies_ends_the_run_with_a_sentence() -> None:
+    run = sharded(problem(), 2, Deadly, deaths=range(7, 100))
+    sentence = "shard [01] died 4 times in one generation, at last because it was killed"
+    with pytest.raises(ResourceError, match=sentence):
+        finish(run)
+
+
+@pytest.mark.parametrize("ticks", [50, *(pytest.param(n, marks=pytest.mark.thorough) for n in (0, 3, 80))])
+def test_a_run_in_shards_goes_on_from_what_was_saved(ticks: int) -> None:
+    p = problem(train={"max_steps": 400})
+    whole, first, second = sharded(p, 2), sharded(p, 2), sharded(p, 2)
+    while first.clock.tick < ticks:
+        close_generation(first) if first.clock.generation_over else first.advance()
+    second.restore(*first.state())
+    for run in (whole, second):
+        finish(run)
+    assert outcome(second) == outcome(whole)
+
+
+def test_an_environment_that_breaks_in_one_shard_is_mended_and_changes_no_bit(tmp_path: Path) -> None:
+    trigger = tmp_path / "trigger"
+    p = problem(
+        env="breaking_envs:Breakable-v0", train={"max_steps": 400, "eval_steps": 20},
+        kwargs={"trigger": str(trigger), "when": 10},
+    )  # fmt: skip
+    whole, first, second = sharded(p, 2), sharded(p, 2), sharded(p, 2)
+    finish(whole)
+    first.advance()
+    trigger.touch()
+    with pytest.raises(EnvironmentFailed, match="the motor broke"):
+        finish(first)
+    assert first.regime.whole
+    trigger.unlink()
+    second.restore(*first.state())
+    finish(second)
+    assert outcome(second) == outcome(whole)
+
+
+def test_a_stop_while_members_are_scored_leaves_nothing_behind() -> None:
+    p = problem(train={"max_steps": 200})
+    whole, run = sharded(p, 2), sharded(p, 2)
+    finish(whole)
+    while not run.clock.generation_over:
+        run.advance()
+    with pytest.raises(Stopped):
+        run.close_generation(lambda: True)
+    finish(run)
+    assert outcome(run) == outcome(whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"runtime.cohorts": "merged"}, "set runtime.cohorts: exact"),
+        ({"train.replay.sharing": "shared"}, "set train.replay.sharing: own"),
+        ({"runtime.shards.count": 5}, "5 shards are more than there are members (4)"),
+        (
+            {"train.replay.sharing": 2, "runtime.shards.count": 3},
+            "3 shards are more than there are memories of theirs (2)",
+        ),
+    ],
+)
+def test_what_would_change_results_is_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    data = params({"population.size": 4, "runtime.cohorts": "exact", "train.replay.sharing": "own"})
+    data["runtime"]["shards"] = {"count": 2}
+    for key, value in changes.items():
+        *blocks, name = key.split(".")
+        place = data
+        for block in blocks:
+            place = place[block]
+        place[name] = value
+    with pytest.raises(ParamsError) as refused, divided(parse_params(data), 4, tmp_path):
+        pass
+    assert sentence in str(refused.value)
