@@ -9,7 +9,8 @@ what lies inside a project.
 A pipeline's own `changes.yaml` says what it wants otherwise than `shapes.yaml` here and the root's `params.yaml`:
 
     heading: what it is, as text
-    shape: of shapes.yaml; `online` where it is not given; `language`: the root is the schema's defaults
+    shape: of shapes.yaml; `online` where it is not given; `language`: the root is the schema's defaults; `agent`: these
+        with the block `agents`, and the first of its files has the function `make`, which returns an AgentTrainer
     base: a model's folder that the stages depend on, which may be another pipeline's export
     start: a folder that the population begins with, on which that stage depends
     files: modules of its own, which every stage depends on
@@ -31,6 +32,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from evopipe import algos
+from evopipe.agents.settings import Agents
 from evopipe.schema.read import parse_yaml
 from evopipe.schema.text import LanguageParams
 from evopipe.schema.write import block, dump_yaml, entries
@@ -124,11 +126,13 @@ def _dvc(changes: Any) -> str:
         reward = [changes["reward"]] if "reward" in changes and name in ("train", "evaluate") else []
         start = [changes["start"]] if "start" in changes and name == "population" else []
         stage["deps"][1:1] = [*changes.get("files", []), *base, *reward, *start]
+        stage["cmd"] = stage["cmd"].format(module=Path(changes.get("files", [""])[0]).stem)
     return f"# {heading}\n" + re.sub(r"\n(?=  \w+:\n    cmd:|plots:)", "\n\n", dump_yaml(shape))
 
 
 def _params(changes: Any, source: str) -> str:
-    root = _language() if changes.get("shape") == "language" else _load(FOLDER.parent / "params.yaml")
+    own = {"language": _language, "agent": _agent}.get(changes.get("shape"))
+    root = own() if own else _load(FOLDER.parent / "params.yaml")
     root.pop("algos", None)
     _change(root, changes["params"], source)
     out = StringIO()
@@ -150,6 +154,12 @@ def _params(changes: Any, source: str) -> str:
 def _language() -> Any:
     """Return the defaults of a file whose members are language models, with their descriptions as comments."""
     return _yaml().load("\n".join(entries(LanguageParams(), but=("algos",))) + "\n")
+
+
+def _agent() -> Any:
+    """Return the defaults of a run of agents: as `_language`, without what says where rows come from."""
+    lines = [*entries(LanguageParams(), but=("algos", "fetch")), "agents:", *entries(Agents(), "  ")]
+    return _yaml().load("\n".join(lines) + "\n")
 
 
 def _change(values: Any, differing: Any, source: str) -> None:

@@ -18,7 +18,9 @@ agent = typer.Typer(
 _Trainer = Annotated[
     str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns an AgentTrainer; it is called with the overrides.")
 ]
-_Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Of the configuration.")]
+_Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE|FILE.yaml]...", help="Of the configuration.")
+]
 
 
 def _made_trainer(name: str, overrides: list[str] | None) -> Any:

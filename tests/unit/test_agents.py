@@ -39,7 +39,7 @@ from evopipe.agents import (
 )
 from evopipe.agents.config import read, resolve
 from evopipe.agents.engine import Engine, Job, Patience
-from evopipe.agents.games import Calculator, FrozenLake, WordGame
+from evopipe.agents.games import Calculator, FrozenLake, WordGame, calculate
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
 from evopipe.agents.rounds import worker
 from evopipe.agents.rows import How, Played, advantages, batch_of, returns, rows_of
@@ -405,6 +405,8 @@ def test_configurations_of_any_form_say_the_same(config: Any, tmp_path: Path) ->
     path = tmp_path / "config.yaml"
     path.write_text("data: {train_batch_size: 8}\nrllm: {agent: {max_steps: 7}}\nnew: {key: 1}\n")
     assert read(path)[0] == {"data.train_batch_size": 8, "rllm.agent.max_steps": 7, "new.key": 1}
+    told, whole = read([str(path), "new.key=2"])  # later ones win, and every key is asked for
+    assert (told["new.key"], told["rllm.agent.max_steps"], whole) == (2, 7, False)
 
 
 def test_what_has_no_meaning_here_is_said_once_and_the_rest_is_explained() -> None:
@@ -486,7 +488,9 @@ def test_a_trainer_is_used_from_the_command_line(tmp_path: Path, monkeypatch: py
         assert told.exit_code == 0
         return told.stdout
 
-    assert json.loads(call("train", "copying_agent:make", *overrides))["elite"].keys() >= {"mean", "pass@1"}
+    elite = json.loads(call("train", "copying_agent:make", *overrides))["elite"]
+    assert elite["agent_acc"] == pytest.approx(elite["mean"])  # a workflow's own metric of its only role
+    assert 0.0 <= elite["pass@1"] <= 1.0
     assert json.loads(call("evaluate", "copying_agent:make", *overrides))["failed"] == 0
     assert "agents.max_steps = 9  (agents.max_steps=9)" in call("explain", "copying_agent:make", "agents.max_steps=9")
     DatasetRegistry.register_dataset("copy", TASKS)
@@ -506,6 +510,43 @@ def test_a_tool_is_called_by_json_and_any_other_text_is_the_answer() -> None:
     assert agent.chat_completions[-1] == {"role": "tool", "content": "408"}
     assert env.step(agent.update_from_model("408").action)[1:3] == (1.0, True)
     assert env.call("calculator", "__import__('os')") == "error: only whole numbers with + - * //"
+
+
+def test_what_is_no_sum_is_answered_without_a_warning() -> None:
+    env = Calculator({"question": "12*34", "answer": "408"})
+    assert [env.call("calculator", text) for text in ("2or", "12(3)", "1_0", "2**9", "")] == [
+        "error: only whole numbers with + - * //",
+        "error: only whole numbers with + - * //",
+        "error: only whole numbers with + - * //",
+        "error: only whole numbers with + - * //",
+        "error: only whole numbers with + - * //",
+    ]
+    assert [env.call("calculator", text) for text in ("-(7 - 2)*3", "07")] == [
+        "-15", "error: cannot be calculated (SyntaxError)"
+    ]  # fmt: skip
+
+
+def test_tasks_of_a_calculator_are_of_its_numbers_and_operators() -> None:
+    tasks = Calculator.tasks(200, 3, 5, 7, "+-")
+    assert {task["question"][1] for task in tasks} == {"+", "-"}
+    assert {int(task["question"][place]) for task in tasks for place in (0, 2)} == {5, 6, 7}
+    assert all(int(task["answer"]) == calculate(task["question"]) for task in tasks)
+    assert {task["answer"] for task in tasks} == {"-2", "-1", "0", "1", "2", "10", "11", "12", "13", "14"}
+
+
+def test_a_slip_goes_to_either_side_and_slips_are_those_of_the_tasks_seed() -> None:
+    def walk(seed: int, slip: float) -> list[str]:
+        env = FrozenLake({"map": ["FFF", "FSF", "FFF"], "seed": seed}, slip)
+        env.reset()
+        return [env.step("up")[0], env.step("left")[0]]
+
+    first = [walk(seed, 1.0)[0] for seed in range(40)]
+    assert set(first) == {"FFF\nPSF\nFFF", "FFF\nFSP\nFFF"}  # of up: left or right, never up
+    assert first == [walk(seed, 1.0)[0] for seed in range(40)]
+    assert {walk(seed, 0.0)[1] for seed in range(5)} == {"PFF\nFSF\nFFF"}
+    env = FrozenLake(max_turns=2)
+    env.reset()
+    assert [env.step("no such")[2], env.step("up")[2]] == [False, True]
 
 
 def test_a_lake_is_crossed_by_words() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from evopipe import layout
+from evopipe.agents.settings import Agents
 from evopipe.algos import get, names
 from evopipe.schema.blocks import NEUTRAL as NEUTRAL_RUNTIME
 from evopipe.schema.read import parse_yaml, read_yaml
@@ -135,9 +136,14 @@ def test_the_fitness_plot_names_columns_of_the_file() -> None:
     assert {plot["fitness"]["x"], *plot["fitness"]["y"]["reports/fitness.csv"]} <= set(CURVE)
 
 
-@pytest.mark.parametrize(
-    "params", sorted((ROOT / "pipelines").glob("**/params.yaml")), ids=lambda path: path.parent.name
+OF_STAGES, OF_AGENTS = (
+    sorted(path for path in (ROOT / "pipelines").glob("**/params.yaml") if ("agents" in read_yaml(path).data) == agents)
+    for agents in (False, True)
 )
+"""Parameters of the seven stages, and configurations of `AgentTrainer`."""
+
+
+@pytest.mark.parametrize("params", OF_STAGES, ids=lambda path: path.parent.name)
 def test_every_algorithm_of_a_pipeline_can_be_chosen(params: Path, tmp_path: Path) -> None:
     """As by `dvc exp run -S train.algo=...`: its block is as complete as that of the pipeline's own."""
     from evopipe.schema.params import load_params
@@ -152,9 +158,21 @@ def test_every_algorithm_of_a_pipeline_can_be_chosen(params: Path, tmp_path: Pat
 def test_every_pipeline_folder_can_be_run_as_it_is() -> None:
     from evopipe.schema.params import load_params
 
-    for params in (ROOT / "pipelines").glob("**/params.yaml"):
+    for params in OF_STAGES:
         load_params(params)
         assert parse_yaml((params.parent / "dvc.yaml").read_text(), "dvc.yaml").data["stages"]
+
+
+@pytest.mark.parametrize("params", OF_AGENTS, ids=lambda path: path.parent.relative_to(ROOT / "pipelines").as_posix())
+def test_a_pipeline_of_agents_is_a_configuration_of_its_trainer(params: Path) -> None:
+    pytest.importorskip("transformers", reason="an extra of its own: pip install 'evopipe[language]'")
+    from evopipe.agents.config import resolve
+
+    found, data = resolve([str(params), "seed=7"], None, 100, "other"), read_yaml(params).data
+    assert found.params.seed == 7
+    assert found.params.language.task == data["language"]["task"]
+    assert found.agents.max_steps == data["agents"]["max_steps"]
+    assert found.notes == []
 
 
 # --- Files that pipelines/make.py writes ------------------------------------------------------------------------------
@@ -168,6 +186,7 @@ def names_of(file: str) -> list[str]:
 
 WORKLOADS = names_of("changes.yaml")
 OF_TEXT = {name for name in WORKLOADS if "language" in read_yaml(ROOT / "pipelines" / name / "params.yaml").data}
+WITH_AGENTS = {path.parent.relative_to(ROOT / "pipelines").as_posix() for path in OF_AGENTS}
 
 
 @pytest.fixture
@@ -181,12 +200,15 @@ def make() -> Any:
     return module
 
 
+MAPPINGS = ("env.kwargs", "language.kwargs", "agents.estimators")
+
+
 def leaves(values: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Every value that is not a block, by its dotted key; `env.kwargs` is one value."""
+    """Every value that is not a block, by its dotted key; each of `MAPPINGS` is one value."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         here = f"{path}.{key}".lstrip(".")
-        blocks = isinstance(value, dict) and value and here not in ("env.kwargs", "language.kwargs")
+        blocks = isinstance(value, dict) and value and here not in MAPPINGS
         found |= leaves(value, here) if blocks else {here: value}
     return found
 
@@ -202,6 +224,9 @@ def test_a_pipeline_is_the_root_and_the_blocks_defaults_with_its_changes(name: s
     changes = read_yaml(ROOT / "pipelines" / name / "changes.yaml").data
     whole = LanguageParams().model_dump(mode="json") if name in OF_TEXT else PARAMS
     root = {key: value for key, value in whole.items() if key != "algos"}
+    if name in WITH_AGENTS:
+        del root["fetch"]
+        root["agents"] = Agents().model_dump(mode="json")
     root["runtime"] = {key: value for key, value in root["runtime"].items() if key != "shards"}  # may be left out
     blocks = made.pop("algos")
     assert leaves(made) == leaves(root) | leaves(changes["params"])
@@ -211,7 +236,19 @@ def test_a_pipeline_is_the_root_and_the_blocks_defaults_with_its_changes(name: s
         assert leaves(block) == leaves(defaults) | leaves(changes["algos"][algo])
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", sorted(WITH_AGENTS))
+def test_a_pipeline_of_agents_depends_on_its_base_and_on_who_makes_its_trainer(name: str) -> None:
+    data = read_yaml(ROOT / "pipelines" / name / "dvc.yaml").data
+    base = read_yaml(ROOT / "pipelines" / name / "params.yaml").data["language"]["model"]
+    own = sorted(path.name for path in (ROOT / "pipelines" / name).glob("*.py"))
+    (stage,) = data["stages"].values()
+    assert stage["deps"] == ["src/evopipe", *own, base]
+    assert stage["cmd"].split()[5] == f"{Path(own[0]).stem}:make"
+    upstream = ROOT / "pipelines" / name / Path(base).parents[2] / "dvc.yaml"
+    assert "models/elite" in read_yaml(upstream).data["stages"]["export"]["outs"]
+
+
+@pytest.mark.parametrize("name", sorted({*WORKLOADS} - WITH_AGENTS))
 def test_a_pipelines_stages_are_its_shapes_and_depend_on_its_own_files(name: str) -> None:
     data = read_yaml(ROOT / "pipelines" / name / "dvc.yaml").data
     params, text = read_yaml(ROOT / "pipelines" / name / "params.yaml").data, name in OF_TEXT

@@ -64,8 +64,8 @@ def read(config: Any) -> tuple[Values, bool]:
     """Return overrides by dotted keys, and whether they are a whole configuration, in which unknown keys are usual.
 
     Args:
-        config: None; a mapping, dotted or nested; a list of `key=value`; the path of a YAML file; or any object of
-            nested attributes, such as OmegaConf's.
+        config: None; a mapping, dotted or nested; a list of `key=value` and paths of YAML files, of which later ones
+            win; the path of a YAML file; or any object of nested attributes, such as OmegaConf's.
 
     Raises:
         ParamsError: it is something else, or a text is not of the form `key=value`.
@@ -85,7 +85,7 @@ def read(config: Any) -> tuple[Values, bool]:
     if isinstance(config, str):
         config = [config]
     if isinstance(config, Sequence):
-        return dict(_override(text) for text in config), False
+        return {key: value for text in config for key, value in _told(str(text))}, False
     if hasattr(config, "__dict__"):
         return dict(_flat(vars(config))), True
     raise ParamsError(
@@ -105,8 +105,16 @@ def _yaml(path: Path) -> Any:
     return found
 
 
-def _override(text: Any) -> tuple[str, Any]:
-    key, sign, value = str(text).partition("=")
+def _told(text: str) -> Iterator[tuple[str, Any]]:
+    """Yield what one of a list says: `key=value`, or all of a YAML file."""
+    if "=" not in text and text.endswith((".yaml", ".yml")):
+        yield from _flat(_yaml(Path(text)))
+    else:
+        yield _override(text)
+
+
+def _override(text: str) -> tuple[str, Any]:
+    key, sign, value = text.partition("=")
     if not sign or not key.strip("+~ "):
         raise ParamsError(f"config: {text!r} is not of the form 'key=value'")
     return key.strip("+~ "), YAML(typ="safe").load(value) if value else None
@@ -166,6 +174,7 @@ def resolve(config: Any, population: Any, tasks: int, name: str) -> Resolved:
     put("train.algo", algo, "algorithm.adv_estimator" if "algorithm.adv_estimator" in given else "default")
     put("language.task", name, "the classes that were passed")
     put("fetch.source", "jsonl", "the datasets that were passed")
+    put("export.merged", False, "default")
     for key, value in extra.items():
         put(f"{TRAIN}.{key}", value, "algorithm.adv_estimator")
     for key, value in documented.items():

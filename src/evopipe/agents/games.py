@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from functools import cache
 from typing import Any, ClassVar
 
@@ -41,6 +42,7 @@ _OPERATORS: dict[type[ast.AST], Any] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
     ast.USub: operator.neg,
 }  # fmt: skip
+_CALCULABLE = re.compile(r"[0-9+*/() -]+")
 
 
 def calculate(text: Any) -> int:
@@ -57,6 +59,8 @@ def calculate(text: Any) -> int:
 
     if len(str(text)) > 200:
         raise ValueError("too long")
+    if not _CALCULABLE.fullmatch(str(text)):  # Python would warn of "2or"
+        raise ValueError("only whole numbers with + - * //")
     try:
         return value(ast.parse(str(text), mode="eval").body)
     except (SyntaxError, ZeroDivisionError, RecursionError) as error:
@@ -80,30 +84,44 @@ class Calculator(ToolEnvironment):
         return RewardOutput(float(right), is_correct=right)
 
     @staticmethod
-    def tasks(n: int, seed: int = 0, largest: int = 99) -> list[dict[str, Any]]:
-        draws = np.random.default_rng(seed).integers(1, largest + 1, size=(n, 2)).tolist()
-        return [{"question": f"{a}*{b}", "answer": str(a * b)} for a, b in draws]
+    def tasks(
+        n: int, seed: int = 0, smallest: int = 1, largest: int = 99, operators: str = "*"
+    ) -> list[dict[str, Any]]:
+        """Return so many tasks of two numbers each."""
+        chance = np.random.default_rng(seed)
+        draws = chance.integers(smallest, largest + 1, size=(n, 2)).tolist()
+        signs = chance.integers(len(operators), size=n).tolist()
+        questions = [f"{a}{operators[sign]}{b}" for (a, b), sign in zip(draws, signs, strict=True)]
+        return [{"question": question, "answer": str(calculate(question))} for question in questions]
 
 
 class FrozenLake(BaseEnv):
     """A lake as text: `S` start, `F` ice, `H` hole, `G` goal, `P` where one is; actions are up, down, left, right.
 
-    A task is `{"map": ["SFFF", …]}`; the goal is worth 1. The ice is not slippery.
+    A task is `{"map": ["SFFF", …], "seed": 7}`, either may be missing; the goal is worth 1.
+
+    Args:
+        task: says the map, and what the slips are drawn by.
+        slip: chance that a step goes to one of the two sides of where one wanted, each as likely.
+        max_turns: steps after which the episode ends; None: any.
     """
 
     blocking: ClassVar[bool] = False
     MOVES: ClassVar[dict[str, tuple[int, int]]] = {"u": (-1, 0), "d": (1, 0), "l": (0, -1), "r": (0, 1)}
     MAP: ClassVar[list[str]] = ["SFFF", "FHFH", "FFFH", "HFFG"]
 
-    def __init__(self, task: dict[str, Any] | None = None) -> None:
-        self.map = list((task or {}).get("map", self.MAP))
-        self.place = self._start()
+    def __init__(self, task: dict[str, Any] | None = None, slip: float = 0.0, max_turns: int | None = None) -> None:
+        given = task or {}
+        self.map, self.slip, self.max_turns = list(given.get("map", self.MAP)), slip, max_turns
+        self.seed = int(given.get("seed", 0))
+        self.place, self.turn = self._start(), 0
 
     def _start(self) -> tuple[int, int]:
         return next((r, row.index("S")) for r, row in enumerate(self.map) if "S" in row)
 
     def reset(self) -> tuple[Any, dict[str, Any]]:
-        self.place = self._start()
+        self.place, self.turn = self._start(), 0
+        self.chance = np.random.default_rng(self.seed)
         return self.shown(), {}
 
     def shown(self) -> str:
@@ -111,15 +129,23 @@ class FrozenLake(BaseEnv):
         rows[self.place[0]][self.place[1]] = "P"
         return "\n".join("".join(row) for row in rows)
 
+    def moved(self, place: tuple[int, int], move: tuple[int, int]) -> tuple[int, int]:
+        """Return where a move leads without a slip: one stays where the lake ends."""
+        r, c = place[0] + move[0], place[1] + move[1]
+        return (r, c) if 0 <= r < len(self.map) and 0 <= c < len(self.map[0]) else place
+
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
-        move = self.MOVES.get(str(action).strip().lower()[:1])
+        self.turn += 1
+        move, slipped = self.MOVES.get(str(action).strip().lower()[:1]), self.chance.random()
+        over = self.max_turns is not None and self.turn >= self.max_turns
         if move is None:
-            return self.shown(), 0.0, False, {"legal": False}
-        r, c = self.place[0] + move[0], self.place[1] + move[1]
-        if 0 <= r < len(self.map) and 0 <= c < len(self.map[0]):
-            self.place = (r, c)
+            return self.shown(), 0.0, over, {"legal": False}
+        if slipped < self.slip:
+            side = 1 if slipped < self.slip / 2 else -1
+            move = (side * move[1], side * move[0])
+        self.place = self.moved(self.place, move)
         here = self.map[self.place[0]][self.place[1]]
-        return self.shown(), float(here == "G"), here in "GH", {"legal": True}
+        return self.shown(), float(here == "G"), over or here in "GH", {"legal": True}
 
 
 class WordGame(MultiTurnEnvironment):

@@ -83,7 +83,7 @@ class Rounds:
         self.seen: Sequence[Done] = ()  # the episodes of the last validation
         self.problems: list[str] = []  # to be told
         self._warned = False
-        self.last: dict[str, float] = {}  # of the first member's last validation
+        self.last: dict[str, float] = {}  # of the first member's last validation, its episodes' own metrics too
 
     def first(self, member: Member) -> Member:
         return member
@@ -289,6 +289,7 @@ class Rounds:
             "pass@1": float(right[0].mean()),
             f"pass@{k}": float(right[0].any(axis=1).mean()),
             "failed": float(failed.mean()),
+            **_means([one.episode.metrics for one in done[: len(index) * k]]),
         }
         if note:
             told = (
@@ -317,6 +318,15 @@ class Rounds:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric over the episodes that have it."""
+    found: dict[str, list[float]] = {}
+    for each in metrics:
+        for name, value in each.items():
+            found.setdefault(name, []).append(float(value))
+    return {name: float(np.mean(values)) for name, values in sorted(found.items())}
 
 
 def _turns(one: Done) -> int:

@@ -306,11 +306,7 @@ class AgentTrainer:
                 records.show(spec.name, files, folder / layout.EPISODES_PAGE)
                 told = {"elite": found, **({"base": before} if before else {}), "env": spec.name}
                 write_json(folder / layout.EVALUATION, told)
-                export.run(
-                    params.model_copy(update={"export": params.export.model_copy(update={"merged": False})}),
-                    True,
-                    folder,
-                )
+                export.run(params, True, folder)
                 tracking.finish(params, state, folder)
             store.clear()
         policy: Any = load(folder / layout.ELITE)

@@ -1,0 +1,1 @@
+../frozenlake.py

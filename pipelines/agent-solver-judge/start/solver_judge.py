@@ -1,0 +1,1 @@
+../solver_judge.py
