@@ -235,7 +235,7 @@ def _play(
 
 
 def _play_games(folder: Path, games: int, seed: int, prompt: str | None, tell: Callable[[str], None]) -> None:
-    from evopipe.language.player import GamePolicy
+    from evopipe.language.player import GamePolicy, squares
     from evopipe.loading import load
     from evopipe.track.formats import score
 
@@ -246,21 +246,10 @@ def _play_games(folder: Path, games: int, seed: int, prompt: str | None, tell: C
         return
     played = policy.play(games, seed)
     for row, total in zip(played.rows, played.returns, strict=True):
-        typer.echo("\n".join(_squares(row)) if "guesses" in row else json.dumps(row))
+        typer.echo("\n".join(squares(row)) if "guesses" in row else json.dumps(row))
         tell(f"return {score(total)}")
     tell(f"{policy.about['env']['id']}: mean return {score(played.returns.mean())} of {games} game{'s' * (games > 1)}, "
          f"{played.won.mean():.0%} won")  # fmt: skip
-
-
-def _squares(row: dict[str, Any]) -> list[str]:
-    """Return the turns of a game of words: letters on colours, which terminals show, and behind them as text."""
-    shades = {"g": "green", "y": "yellow", "b": "bright_black"}
-    turns = []
-    for guess, told in zip(row["guesses"], row["colours"], strict=True):
-        squares = zip(guess.upper(), told or " " * len(guess), strict=True)
-        drawn = [typer.style(f" {letter} ", fg="white", bg=shades.get(mark), bold=True) for letter, mark in squares]
-        turns.append(f"{''.join(drawn)}  {told or 'no word'}")
-    return turns
 
 
 @app.command("compare")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import typer
 from pydantic import ValidationError
 
 from evopipe import rng
@@ -177,3 +178,14 @@ def load(folder: Path, about: Mapping[str, Any], algo: Any) -> GamePolicy:
         nets[part] = Net(structure, structure.pack([rows[part]]))
     hyper = {name: torch.tensor([float(value)]) for name, value in cfg if type(value) in (int, float)}
     return GamePolicy(about, task, algo, cfg, hyper, nets)
+
+
+def squares(row: Mapping[str, Any]) -> list[str]:
+    """Return the turns of a game of words: letters on colours, which terminals show, and behind them as text."""
+    shades = {"g": "green", "y": "yellow", "b": "bright_black"}
+    turns = []
+    for guess, told in zip(row["guesses"], row["colours"], strict=True):
+        squares = zip(guess.upper(), told or " " * len(guess), strict=True)
+        drawn = [typer.style(f" {letter} ", fg="white", bg=shades.get(mark), bold=True) for letter, mark in squares]
+        turns.append(f"{''.join(drawn)}  {told or 'no word'}")
+    return turns
