@@ -16,8 +16,9 @@ from typing import Any
 import learning_curves
 import make_algorithms
 
-from evopipe.schema.params import Params, parse_params
+from evopipe.schema.params import AnyParams, parse_params
 from evopipe.schema.read import read_yaml
+from evopipe.schema.text import LanguageParams
 
 PIPELINES = Path(__file__).parents[1] / "pipelines"
 
@@ -36,19 +37,22 @@ def rows(folder: Path, pipeline: str) -> tuple[str, list[learning_curves.Row]]:
         generations = list(csv.DictReader(file))
     evaluation = json.loads((folder / "reports" / "evaluation.json").read_text(encoding="utf-8"))
     held_out = ["" for _ in generations[1:]] + [_short(evaluation["elite"]["mean"])]
-    about = (pipeline, params.env.id, params.train.mode, str(params.seed))
+    of_text = isinstance(params, LanguageParams)
+    what = (params.language.task, "offline") if of_text else (params.env.id, params.train.mode)
+    about = (pipeline, *what, str(params.seed))
     return params.train.algo, [
         learning_curves.Row(*about, g["step"], g["env_steps"], _short(g["best"]), _short(g["elite"]), score)
         for g, score in zip(generations, held_out, strict=True)
     ]
 
 
-def _settings(params: Params, algo: str) -> dict[str, Any]:
+def _settings(params: AnyParams, algo: str) -> dict[str, Any]:
     """What decides a curve, but for the seed."""
     content = params.model_dump(mode="json")
     content["train"].pop("algo")
-    kept = {name: content[name] for name in ("env", "population", "train", "evolution", "evaluate")}
-    if params.train.mode == "offline":
+    names = ("env", "language", "population", "train", "evolution", "evaluate")
+    kept = {name: content[name] for name in names if name in content}
+    if isinstance(params, LanguageParams) or params.train.mode == "offline":
         kept["fetch"] = content["fetch"]
     return {**kept, "algo": content["algos"].get(algo)}
 

@@ -163,7 +163,11 @@ def _tested(algo: str, pipeline: str) -> str:
 
 
 def _link(algo: str, pipeline: str) -> str:
-    return f"../curves/{algo}.{pipeline}.svg"
+    return f"../curves/{_file(algo, pipeline)}"
+
+
+def _file(algo: str, pipeline: str) -> str:
+    return f"{algo}.{pipeline.rpartition('/')[2]}.svg"
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -184,7 +188,7 @@ def pictures(algo: str) -> dict[Path, bytes]:
     drawn = {}
     for pipeline in dict.fromkeys(row.pipeline for row in rows):
         mine = [row for row in rows if row.pipeline == pipeline]
-        drawn[FOLDER / f"{algo}.{pipeline}.svg"] = picture(lambda axes, mine=mine: _draw(axes, mine), 2.6, digest(mine))  # type: ignore[misc]
+        drawn[FOLDER / _file(algo, pipeline)] = picture(lambda axes, mine=mine: _draw(axes, mine), 2.6, digest(mine))  # type: ignore[misc]
     return drawn
 
 
@@ -197,7 +201,7 @@ def stale(algo: str) -> list[Path]:
     """Return the pictures that are missing or show other data."""
     rows = read(algo)
     names = dict.fromkeys(row.pipeline for row in rows)
-    wanted = {FOLDER / f"{algo}.{name}.svg": digest([row for row in rows if row.pipeline == name]) for name in names}
+    wanted = {FOLDER / _file(algo, name): digest([row for row in rows if row.pipeline == name]) for name in names}
     return [path for path, name in wanted.items() if not path.is_file() or name not in path.read_text("utf-8")]
 
 

@@ -43,7 +43,9 @@ def render(name: str) -> str:
         table([row for row in rows(algo.Config, f"algos.{name}") if not row.name.endswith(".evolve`")]),
         "## Networks\n\n"
         + (
-            "The policy is the base with a member's own adapter."
+            "Each is a small GPT: tokens in, so many numbers out for every one of them."
+            if algo.REGIME == "games"
+            else "The policy is the base with a member's own adapter."
             if of_text
             else "Each is observation → encoder → latent → head → output."
         ),
@@ -60,6 +62,8 @@ def _serves(algo: algos.Algorithm) -> str:
     """Return what an algorithm learns from."""
     if algo.REGIME == "dialogue":
         return "It trains language models, by rewards for completions that they write."
+    if algo.REGIME == "games":
+        return "It trains small language models of its own, whole ones, on a dataset of games as tokens."
     if algo.REGIME == "text":
         what = "pairs of completions, one preferred" if algo.PAIRS else "texts"
         return f"It trains language models, on a dataset of {what}."
@@ -84,6 +88,7 @@ def _networks(algo: algos.Algorithm) -> str:
         51 * (ACTIONS + 1): "51 (A + 1), atoms of the advantages and of the value",
         HIDDEN: "H (width of the base's hidden states)",
         VOCABULARY: "V (tokens of the vocabulary)",
+        2 * VOCABULARY + 1: "2 V + 1, two values of every token and one of the state",
     }
     lines = ["| Network | Input width | Output width | Acts |", "| --- | --- | --- | --- |"]
     known: Any = Words(VOCABULARY, HIDDEN) if of_text else Spaces(OBSERVATIONS, ACTIONS, continuous)
@@ -122,7 +127,10 @@ def _evolution(algo: algos.Algorithm, name: str) -> str:
         f"Architecture (layers, widths, latent) and activation (by default one of {choices}) evolve for all of a "
         f"member's networks alike. Parameter noise goes to `{algo.POLICY}` only."
     )
-    if algo.REGIME in algos.OF_TEXT:
+    if algo.REGIME == "games":
+        others = "Layers, heads and feed-forward nodes may come and go for all of a member's networks alike, see "
+        others += "`evolution.mutation.probabilities.architecture`."
+    elif algo.REGIME in algos.OF_TEXT:
         others = "The rank of a member's adapter may grow, see `evolution.mutation.probabilities.rank`."
     return (
         f"Add a block to `algos.{name}.evolve` to let another hyper-parameter of this table evolve, remove one to hold "
@@ -134,9 +142,10 @@ def _evolution(algo: algos.Algorithm, name: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write or check the pages."""
-    pages = {FOLDER / f"{name}.md": render(name) for name in (*algos.names(), *algos.names(of_text=True))}
+    names = (*algos.names(), *algos.names(of_text=True))
+    pages = {FOLDER / f"{name}.md": render(name) for name in names}
     code = publish(pages, "Write docs/algorithms/ from the algorithms' files.", arguments)
-    for name in algos.names():
+    for name in names:
         stale = learning_curves.stale(name)
         if stale and "--check" in (arguments if arguments is not None else sys.argv):
             print(

@@ -11,6 +11,7 @@ A pipeline's own `changes.yaml` says what it wants otherwise than `shapes.yaml` 
     heading: what it is, as text
     shape: of shapes.yaml; `online` where it is not given; `language`: the root is the schema's defaults
     base: a model's folder that the stages depend on, which may be another pipeline's export
+    start: a folder that the population begins with, on which that stage depends
     files: modules of its own, which every stage depends on
     params: the parameters that differ from the root's; a comment behind one replaces the root's
     algos: the algorithms it lists, each with the hyper-parameters that differ from `evopipe params block`; {}: none
@@ -35,7 +36,7 @@ from evopipe.schema.text import LanguageParams
 from evopipe.schema.write import block, dump_yaml, entries
 
 FOLDER = Path(__file__).parent
-KEYS = {"heading", "shape", "base", "reward", "files", "params", "algos"}
+KEYS = {"heading", "shape", "base", "reward", "start", "files", "params", "algos"}
 AS_AT_THE_TOP = (".dvc/config", ".dvcignore")
 TEMPLATE = "src/evopipe/new/template"
 ENTRY = re.compile(r"(?P<key>\s*[\w-]+): *(?P<value>.*?)(?P<comment>  #.*)?")
@@ -121,7 +122,8 @@ def _dvc(changes: Any) -> str:
     for name, stage in shape["stages"].items():
         base = [changes["base"]] if "base" in changes and name not in ("fetch", "report") else []
         reward = [changes["reward"]] if "reward" in changes and name in ("train", "evaluate") else []
-        stage["deps"][1:1] = [*changes.get("files", []), *base, *reward]
+        start = [changes["start"]] if "start" in changes and name == "population" else []
+        stage["deps"][1:1] = [*changes.get("files", []), *base, *reward, *start]
     return f"# {heading}\n" + re.sub(r"\n(?=  \w+:\n    cmd:|plots:)", "\n\n", dump_yaml(shape))
 
 

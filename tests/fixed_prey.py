@@ -9,7 +9,7 @@ from pettingzoo.utils import BaseParallelWrapper
 
 _PREY = "agent_0"
 _WALL = 0.8  # beyond which the prey turns back; it pays from 0.9 on
-_STRENGTH = 0.3  # of its own: at full strength it is quicker than predators, who then see a reward once in hours
+_STRENGTH = 0.3  # of its own: at full strength it is quicker than predators, who see a reward too rarely to learn
 
 
 def rule(obs: np.ndarray) -> np.ndarray:

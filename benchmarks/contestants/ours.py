@@ -565,6 +565,14 @@ def roofline(s: Settings) -> dict[str, Any]:
     }
 
 
+def language(task: str, *given: Any) -> dict[str, Any]:
+    """Run a task of language models, which need an extra."""
+    import language as models
+
+    result: dict[str, Any] = getattr(models, task)(*given)
+    return result
+
+
 def run_script(s: Settings) -> dict[str, Any]:
     """Run a script of AgileRL's documentation with our names in it."""
     import evopipe
@@ -584,6 +592,7 @@ if __name__ == "__main__":
             "script": run_script,
             "end-to-end": end_to_end, "time-to-solved": time_to_solved, "parts": parts, "curve": curve,
             "efficiency": efficiency, "checkpoint": checkpoint, "roofline": roofline, "learn-step": learn_step,
-            "acting": acting, "priorities": priorities,
+            "acting": acting, "priorities": priorities, "grpo": lambda s: language("step", s, "grpo"),
+            "dpo": lambda s: language("step", s, "dpo"), "completions": lambda s: language("completions", s),
         }
     )  # fmt: skip

@@ -64,6 +64,8 @@ class Measurement:
 
 
 EVOPIPE, AGILERL, SB3 = Contestant("evopipe"), Contestant("AgileRL", "agilerl"), Contestant("SB3", "sb3")
+TRL, LOOP = Contestant("TRL", "trl"), Contestant("PEFT models in a loop", changes={"way": "loop"})
+ONE_PROMPT = Contestant("one generate() a prompt", changes={"way": "prompt"})
 NETWORK = {"encoder": [128], "latent": 128, "head": [128], "layers": [128, 128, 128], "layer_norm": False}
 EVOLUTION = {
     "probabilities": {"none": 0.4, "architecture": 0.2, "parameters": 0.2, "activation": 0.2, "rl_hp": 0.2},
@@ -356,6 +358,30 @@ def lunarlander(o: Options) -> Settings:
     )  # fmt: skip
 
 
+# --- language models --------------------------------------------------------------------------------------------------
+
+
+def language(o: Options, **own: Any) -> Settings:
+    """A Llama of 2 layers, 64 wide, with adapters of rank 8 on all linear layers; 8 prompts × 8 completions × 16
+    tokens. No divergence from the base is asked for, as TRL does by default."""
+    return {
+        "hidden": 64, "layers": 2, "rank": 8, "prompts": 8, "group": 8, "prompt_tokens": 4, "tokens": 16, "pairs": 64,
+        "lr": 1e-4, "beta": 0.0, "sizes": [1] if o.quick else [1, 4], "device": o.device, "threads": o.threads,
+        "warm_steps": 1 if o.quick else 5, "steps": 2 if o.quick else 40, "part_seconds": 0.2 if o.quick else 4.0,
+        **own,
+    }  # fmt: skip
+
+
+def dpo(o: Options) -> Settings:
+    """DPO: 64 pairs of 24 tokens each, prompt and completion."""
+    return language(o, prompt_tokens=8, tokens=24, beta=0.1)
+
+
+def completions(o: Options) -> Settings:
+    """Completions of 16 prompts, 8 of each, by the base alone."""
+    return language(o, prompts=16, tokens=32, sizes=[1])
+
+
 def measurements() -> dict[str, Measurement]:
     """Return all measurements by name, in the order in which they run."""
     ours = [EVOPIPE, Contestant("evopipe, no workers", changes={"env_workers": 0})]
@@ -395,6 +421,10 @@ def measurements() -> dict[str, Measurement]:
             "ippo", "end-to-end", (*teams, Contestant("AgileRL", "agilerl", {"batch_size": 3 * 128})), ippo,
             chosen={"AgileRL": peers_threads},
         ),
+        Measurement("grpo", "grpo", (EVOPIPE, LOOP, TRL), language, cores=1),
+        Measurement("grpo_small", "grpo", (EVOPIPE, LOOP), lambda o: language(o, prompts=4), cores=1),
+        Measurement("dpo", "dpo", (EVOPIPE, LOOP, TRL), dpo, cores=1),
+        Measurement("completions", "completions", (EVOPIPE, ONE_PROMPT), completions, cores=1),
         Measurement("ppo_native", "acting", (EVOPIPE,), ppo_native, cores=1),
         Measurement("priorities", "priorities", (EVOPIPE,), priorities, cores=1),
         Measurement("roofline", "roofline", (EVOPIPE,), lander, cores=1),

@@ -21,6 +21,14 @@ TENSORS = "evopipe, tensors"
 # Names, and least ratios with the environments that the peer steps and with tensors.
 TEAMS = {"maddpg": ("MADDPG", 4.0, 8.0), "matd3": ("MATD3", 4.0, 8.0), "ippo": ("IPPO", 2.5, 8.0)}
 OFF_POLICY = {"td3": ("TD3", 8.0), "ddpg": ("DDPG", 8.0), "rainbow": ("Rainbow", 6.0)}  # names, least ratios
+# Of language models: measurement, members, who else, in words, and the least ratio of their time to ours.
+LANGUAGE = (
+    ("grpo", "1", "TRL", "step of GRPO, 1 member, TRL over ours", 1.0),
+    ("grpo", "4", "TRL", "step of GRPO, 4 members, four runs of TRL over ours", 2.0),
+    ("grpo_small", "4", "PEFT models in a loop", "step of GRPO, 4 members, PEFT models in a loop over ours", 2.0),
+    ("dpo", "1", "TRL", "step of DPO, 1 member, TRL over ours", 1.25),
+    ("completions", "1", "one generate() a prompt", "16 prompts × 8, one `generate()` a prompt over ours", 5.0),
+)
 EQUAL_UPDATES = 0.02  # how far two contestants' numbers of updates may be apart
 MISSING = "Not measured yet."
 
@@ -201,6 +209,9 @@ def targets(results: Results) -> list[tuple[str, float, Ratio | None, bool]]:
             for ours, bound, where in (("evopipe", least, "mpe2"), (TENSORS, of_tensors, "tensors")):
                 ratio = paired(results[name], "AgileRL", ours, _seconds)
                 listed.append((f"steps/s of {title} end to end over AgileRL, {where}", bound, ratio, False))
+    for name, size, over, words, least in LANGUAGE:
+        if name in results and size in map(str, results[name]["settings"]["sizes"]):
+            listed.append((words, least, paired(results[name], over, "evopipe", _part(size, "step")), False))
     if cartpole:
         listed.append(
             (
@@ -227,8 +238,8 @@ an hour on four cores (`make bench BENCH_ARGS="--lanes 2"`), goes on where it wa
 
 - Peers: AgileRL 2.58.0 (evolutionary DQN, TD3, DDPG and Rainbow by `train_off_policy`, PPO by `train_on_policy`, teams
   by `train_multi_agent_off_policy` and `train_multi_agent_on_policy`; CQN's learn step), Stable-Baselines3 2.9.2 (DQN),
-  Optuna 5.0.0; each in an environment of its own under `benchmarks/.venvs`, all with the same torch, NumPy and
-  Gymnasium.
+  Optuna 5.0.0, TRL 1.16.0 (GRPO, DPO); each in an environment of its own under `benchmarks/.venvs`, all with the same
+  torch, NumPy and Gymnasium.
 - Contestants alternate (A B A B …) on the same pinned cores, at least five turns; every run is a fresh process. Imports
   are not counted; making populations and environments, logs, checkpoints and outputs are.
 - A figure is the median over turns (smallest – largest). A ratio is the median over turns of the ratio within the turn,
@@ -247,8 +258,8 @@ an hour on four cores (`make bench BENCH_ARGS="--lanes 2"`), goes on where it wa
 def page(results: Results) -> str:
     """Return the page. Results that are missing are said to be."""
     sections = (
-        _machine, _summary, _end_to_end, _off_policy, _on_policy, _teams, _roofline, _parts, _curve, _threads, _loop,
-        _scripts,
+        _machine, _summary, _end_to_end, _off_policy, _on_policy, _teams, _language, _roofline, _parts, _curve,
+        _threads, _loop, _scripts,
         lambda r: _solved(r, "cartpole", "CartPole-v1, mean of 100 held-out episodes ≥ 475"),
         lambda r: _solved(r, "lunarlander", "LunarLander-v3, mean of 100 held-out episodes ≥ 200"),
     )  # fmt: skip
@@ -473,6 +484,34 @@ def _teams(results: Results) -> list[str]:
                 "population.", "",
                 *_runs(result), *_choices(result), *_shares(result), *made_by(result),
             ]  # fmt: skip
+    return lines
+
+
+def _language(results: Results) -> list[str]:
+    kinds = {"grpo": "GRPO", "grpo_small": "GRPO in small batches", "dpo": "DPO", "completions": "Completions alone"}
+    lines = ["## Language models", ""]
+    if not any(name in results for name in kinds):
+        return [*lines, MISSING]
+    lines += [
+        "One step of all members over a tiny Llama with adapters on all linear layers, ms. Peers take a step of one "
+        "member after another's: TRL four runs in turn, PEFT a model of its own for each.", "",
+    ]  # fmt: skip
+    for name, title in kinds.items():
+        if name in results:
+            result, s = results[name], results[name]["settings"]
+            work = f"{s['prompts']} prompts × {s['group']} completions × at most {s['tokens']} tokens"
+            work = f"{s['pairs']} pairs × {s['tokens']} tokens" if name == "dpo" else work
+            others = [other for other in names(result) if other != "evopipe"]
+            rows = []
+            for size in map(str, s["sizes"]):
+                of = _part(size, "step")
+                each = [
+                    spread([x / 1e3 for x in values(result, n, of, turns(result, n))]) for n in ("evopipe", *others)
+                ]
+                ratios = [told(paired(result, other, "evopipe", of)) for other in others]
+                rows.append((f"{title}, {size} member{'s' * (size != '1')}", *each, *ratios))
+            lines += [f"{title}: {work}.", "", *table(("", "evopipe", *others, *(f"{n} over evopipe" for n in others)),
+                      rows), *made_by(result), ""]  # fmt: skip
     return lines
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[1]
 VENVS = BENCHMARKS / ".venvs"
-PEERS = ("agilerl", "sb3")
+PEERS = ("agilerl", "sb3", "trl")
 
 
 def python_of(environment: str) -> Path:

@@ -12,6 +12,7 @@ from typing import Any
 from evopipe import layout, policy
 from evopipe.acting import Policy
 from evopipe.evolve.lineage import Record, read_lineage
+from evopipe.language.player import GamePolicy
 from evopipe.language.policy import LanguagePolicy
 from evopipe.loading import load
 from evopipe.schema.blocks import TrackingConfig
@@ -35,7 +36,7 @@ class Result:
         (4, 4, 3)
     """
 
-    policy: Policy | TeamPolicy | LanguagePolicy  # the elite
+    policy: Policy | TeamPolicy | LanguagePolicy | GamePolicy  # the elite
     # Every trained member, in the order of `members`: they know values too. None of language models.
     policies: list[Policy | TeamPolicy]
     evaluation: dict[str, Any]  # the content of `reports/evaluation.json`: the elite's held-out scores

@@ -188,12 +188,16 @@ def _play(
     trust: Annotated[bool, typer.Option("--trust", help="Run the module that the folder names in its env id.")] = False,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="What a language model is to complete.")] = None,
 ) -> None:
-    """Watch a policy: in a window, or as a file. A language model completes a prompt, or lines until an empty one."""
+    """Watch a policy: in a window, or as a file. A language model completes a prompt, or lines until an empty one; a
+    player of games plays them."""
     from evopipe.language.policy import described
 
     if (about := described(folder)) is not None:
         from evopipe.language.policy import load as load_model
 
+        if about["kind"] == "games":
+            _play_games(folder, episodes, seed, prompt, context.obj.tell)
+            return
         model = load_model(folder, about)
         if prompt is not None:
             typer.echo(model.generate(prompt))
@@ -228,6 +232,35 @@ def _play(
         tell(f"{cfg.id}: mean return {score(mean)} of {len(scores)} episode{'s' * (len(scores) > 1)}")
         for path in films:
             tell(f"written: {path}")
+
+
+def _play_games(folder: Path, games: int, seed: int, prompt: str | None, tell: Callable[[str], None]) -> None:
+    from evopipe.language.player import GamePolicy
+    from evopipe.loading import load
+    from evopipe.track.formats import score
+
+    policy = load(folder)
+    assert isinstance(policy, GamePolicy)
+    if prompt is not None:
+        typer.echo(policy.generate(prompt))
+        return
+    played = policy.play(games, seed)
+    for row, total in zip(played.rows, played.returns, strict=True):
+        typer.echo("\n".join(_squares(row)) if "guesses" in row else json.dumps(row))
+        tell(f"return {score(total)}")
+    tell(f"{policy.about['env']['id']}: mean return {score(played.returns.mean())} of {games} game{'s' * (games > 1)}, "
+         f"{played.won.mean():.0%} won")  # fmt: skip
+
+
+def _squares(row: dict[str, Any]) -> list[str]:
+    """Return the turns of a game of words: letters on colours, which terminals show, and behind them as text."""
+    shades = {"g": "green", "y": "yellow", "b": "bright_black"}
+    turns = []
+    for guess, told in zip(row["guesses"], row["colours"], strict=True):
+        squares = zip(guess.upper(), told or " " * len(guess), strict=True)
+        drawn = [typer.style(f" {letter} ", fg="white", bg=shades.get(mark), bold=True) for letter, mark in squares]
+        turns.append(f"{''.join(drawn)}  {told or 'no word'}")
+    return turns
 
 
 @app.command("compare")

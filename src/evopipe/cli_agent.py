@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evopipe.errors import UsageError
+from evopipe.errors import EnvironmentFailed, UsageError
 
 agent = typer.Typer(
     help="Train language models in agents, environments and workflows of one's own.",
@@ -69,6 +69,9 @@ def _run(
     if page is not None:
         records.show(made.resolved.params.language.task, {"Episodes": out}, page)
     tell(f"{out}: {records.summary(found)}", context.obj.quiet)
+    if all("error" in each["info"] for each in found):
+        told = found[0]["info"]["error"]
+        raise EnvironmentFailed(f"every episode failed; the first: {told['error_type']}: {told['error_message']}")
 
 
 @agent.command("explain")

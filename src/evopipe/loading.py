@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from evopipe import policy
+from evopipe.algos import get
+from evopipe.language import player
 from evopipe.language import policy as language
+from evopipe.language.player import GamePolicy
 from evopipe.language.policy import LanguagePolicy
 from evopipe.policy import Policy
 from evopipe.team_policy import TeamPolicy
 
 
-def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy | LanguagePolicy:
+def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy | LanguagePolicy | GamePolicy:
     """Load a policy folder, for example `models/elite`, or one of the trained members in `models/trained`.
 
     No module is imported that a folder names, and nothing in it is run.
@@ -36,5 +39,7 @@ def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy | L
         True
     """
     if member is None and (about := language.described(Path(path))) is not None:
+        if about["kind"] == "games":
+            return player.load(Path(path), about, get(str(about.get("algo"))))
         return language.load(Path(path), about)
     return policy.load(path, member)

@@ -205,6 +205,18 @@ class Text:
     keep: Tensor | None = None  # [P, B] bool, rows that count; None where all do
 
 
+@dataclass(frozen=True, slots=True)
+class Games:
+    """Games of every member as tokens, `L` columns. What is said of a token is said of the state after it, in which the
+    next token is the action; all but `ids` have no last column. See `ops.language.games`."""
+
+    ids: Tensor  # [P, B, L] int64
+    acts: Tensor  # [P, B, L - 1] bool, the player writes the next token
+    reward: Tensor  # [P, B, L - 1] float32, received from then on until the player writes again
+    after: Tensor  # [P, B, L - 1] int64, the column of the state in which it does, or of the last token
+    over: Tensor  # [P, B, L - 1] bool, the game is over by then
+
+
 class Scored(NamedTuple):
     """What a network says of a `Text`; of tokens that do not count, something finite."""
 

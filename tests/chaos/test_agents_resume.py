@@ -23,9 +23,14 @@ from evopipe.agents import ChatAgent, CopyGame
 
 class Late(CopyGame):
     blocking = True  # in threads, which come to an end in any order
+    steps = 0
 
     def get_reward_and_next_obs(self, task, action):
         time.sleep(random.random() / 200)
+        Late.steps += 1
+        if len(sys.argv) > 2 and Late.steps > int(sys.argv[2]):
+            open(sys.argv[1] + ".hangs", "w").close()
+            time.sleep(600)
         return super().get_reward_and_next_obs(task, action)
 
 evopipe.AgentTrainer(
@@ -68,4 +73,28 @@ def test_a_killed_run_goes_on_to_the_same_end_whichever_thread_comes_first(tmp_p
         done += 1
     assert done > 0
     assert start("cut").wait() == 0
+    assert written(tmp_path / "cut") == written(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_run_that_hangs_in_the_middle_of_a_round_stops_when_it_is_asked_to(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(Path(evopipe.__file__).parent.parent)}
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(script), *words], env=environment, stderr=subprocess.PIPE, text=True
+        )
+
+    whole, cut = str(tmp_path / "whole"), str(tmp_path / "cut")
+    assert "Traceback" not in start(whole).communicate()[1]
+    run = start(cut, "500")
+    while not Path(f"{cut}.hangs").exists():
+        assert run.poll() is None
+        time.sleep(0.01)
+    run.send_signal(signal.SIGTERM)
+    _, told = run.communicate(timeout=60)  # a step would hang for ten minutes, and be given up after one
+    assert "saved, the same command continues from there" in told
+    assert "Traceback" not in start(cut).communicate()[1]
     assert written(tmp_path / "cut") == written(tmp_path / "whole")

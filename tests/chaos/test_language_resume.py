@@ -13,6 +13,7 @@ import pytest
 import words
 from evopipe import layout
 from evopipe.schema.write import dump_yaml
+from players import small_params as small_games
 from tiny import call, checkpoints, digests, starter
 
 OUTS = tuple(out.as_posix() for out in layout.TEXT_OUTS["train"])
@@ -23,7 +24,7 @@ MODULES = (
 
 
 def prepared(folder: Path, algo: str, steps: int) -> Path:
-    data = words.small_params()
+    data = small_games(algo) if algo == "ilql" else words.small_params()
     data["train"] |= {"algo": algo, "max_steps": steps, "evo_steps": 10}
     data["runtime"]["checkpoint_seconds"] = 1e-3
     (folder / "params.yaml").write_text(dump_yaml(data))
@@ -38,6 +39,7 @@ def prepared(folder: Path, algo: str, steps: int) -> Path:
         pytest.param("grpo", 3, marks=pytest.mark.thorough),
         pytest.param("grpo", 20, marks=pytest.mark.slow),
         pytest.param("dpo", 5, marks=pytest.mark.slow),
+        pytest.param("ilql", 10, marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_run_goes_on_to_the_same_end(algo: str, kills: int, tmp_path: Path) -> None:

@@ -14,15 +14,13 @@ pytest.importorskip("transformers", reason="an extra of its own: pip install 'ev
 from evopipe import algos
 from evopipe.core.member import Member
 from evopipe.language.data import generate
-from evopipe.language.tokens import Corpus, tokenise
+from evopipe.language.tokens import Corpus, games, tokenise
 from evopipe.run.clock import Clock
-from evopipe.run.dialogue import Dialogue
 from evopipe.run.language import LanguageSpec
 from evopipe.run.run import Run
 from evopipe.run.spec import first_members
-from evopipe.run.text import TextRows
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.language.setup import form_of, judge_of, make_spec, task_of
+from evopipe.stages.language.setup import form_of, make_spec, regime_of, task_of
 from populations import advance, close_generation, equal_states, finish, of_slot, same
 
 QUICK = ("dpo", "grpo")  # one of each regime
@@ -34,30 +32,41 @@ pytestmark = pytest.mark.parametrize(
 DIGITS = {"alphabet": "012", "shortest": 2, "longest": 3, "by_place": True}
 TINY = {"hidden": 16, "layers": 1, "heads": 2}
 ROWS = {"rows": 8, "group_size": 4, "batch_size": 4}
+GPT = {
+    "model": "gpt", "task": "wordle", "gpt": {"hidden": 16, "layers": 1, "heads": 1, "feedforward": 16},
+    "kwargs": {"words": ["ab", "ba", "aa"], "tries": 2},
+}  # fmt: skip
 
 
 @cache
 def problem(algo: str, seed: int = 3) -> tuple[LanguageSpec, Corpus]:
-    """A task of two or three digits; members begin with unlike ranks and hyper-parameters."""
-    able = algos.get(algo).Config.model_fields
-    block = {**{name: value for name, value in ROWS.items() if name in able}, "lr": 1e-2}
-    ranges = {"lr": {"min": 1e-3, "max": 1e-1}, "temperature": {"min": 0.5, "max": 2.0}}
+    """A task of two or three digits, or games of two turns; members begin with unlike forms and hyper-parameters."""
+    able, plays = algos.get(algo).Config.model_fields, algos.get(algo).REGIME == "games"
+    form = "architecture" if plays else "rank"
+    block = {name: value for name, value in {**ROWS, "lr": 1e-2, "lr_policy": 1e-2}.items() if name in able}
+    ranges = {
+        "lr": {"min": 1e-3, "max": 1e-1},
+        "beta": {"min": 0.01, "max": 64.0},
+        "temperature": {"min": 0.5, "max": 2.0},
+    }
     params = LanguageParams.model_validate({
         "seed": seed,
-        "language": {
+        "language": GPT if plays else {
             "tiny": TINY, "task": "reverse", "kwargs": DIGITS, "rank": 3, "max_prompt": 4, "max_completion": 4,
         },
         "fetch": {"generate": {"rows": 40}},
         "train": {"algo": algo, "max_steps": 4, "evo_steps": 2, "eval_episodes": 4, "confirm_episodes": 4},
         "evolution": {
             "tournament": {"size": 2, "window": 1},
-            "mutation": {"probabilities": {"none": 0.0, "rank": 1.0, "rl_hp": 1.0}, "before_training": True},
+            "mutation": {"probabilities": {"none": 0.0, form: 1.0, "rl_hp": 1.0}, "before_training": True},
         },
         "runtime": {"cohorts": "exact", "device": "cpu"},
         "algos": {algo: {**block, "evolve": {name: ends for name, ends in ranges.items() if name in able}}},
     })  # fmt: skip
     spec = make_spec(params)
     rows = generate(task_of(spec.language), spec.language.task, seed, 40, form_of(params))
+    if plays:
+        return spec, games(rows, task_of(spec.language).encode(rows), spec.base, params.fetch, seed)
     return spec, tokenise(rows, form_of(params), spec.base, spec.language, params.fetch, seed)
 
 
@@ -66,9 +75,7 @@ def run_of(algo: str, members: int | list[Member] = 4, seed: int = 3) -> Any:
     spec, corpus = problem(algo, seed)
     first = first_members(spec, members)[0] if isinstance(members, int) else members
     clock = Clock.of(spec, len(first))
-    of_text = spec.algo.REGIME == "text"
-    regime = TextRows(spec, clock, corpus) if of_text else Dialogue(spec, clock, corpus, judge_of(spec.language))
-    return Run(spec, regime, clock, first)
+    return Run(spec, regime_of(spec, clock, corpus), clock, first)
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(algo: str) -> None:
@@ -83,10 +90,10 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(algo: str) ->
 
 
 def test_a_member_trains_alike_by_itself_and_among_others(algo: str) -> None:
-    """To the bit, beside members of its own rank and of others."""
+    """To the bit, beside members of its own form and of others."""
     crowd = run_of(algo)
-    ranks = [member.arch.rank for member in crowd.members]
-    assert 1 < len(set(ranks)) < len(ranks)
+    forms = [member.arch.signature for member in crowd.members]
+    assert 1 < len(set(forms)) < len(forms)
     advance(crowd, 2)
     for slot in (0, 3):
         alone = run_of(algo, [replace(first_members(crowd.spec, 4)[0][slot], slot=0)])

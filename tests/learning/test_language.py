@@ -75,6 +75,17 @@ def test_a_preferred_completion_becomes_likely_itself_where_it_is_imitated_too(s
     assert alone["elite"]["chosen"] <= both["elite"]["chosen"] - 0.1
 
 
+def test_what_a_reward_model_learned_from_preferences_makes_answers_right(seed: int, base: Any, tmp_path: Path) -> None:
+    """Judged by the task's own score, from which nothing was learned: rewards alone may rise by a model's faults."""
+    start = base(f"{SYMBOLS}sft-symbols", seed)
+    settings = [("language.model", str(start))]
+    judge = run(f"{SYMBOLS}reward-symbols/params.yaml", seed, settings, tmp_path).evaluation["elite"]
+    assert judge["accuracy"] >= 0.9  # on pairs of prompts that it has not seen
+    found = on(start, f"{SYMBOLS}rlhf-symbols", seed, ("language.reward", str(tmp_path / "models/elite")))
+    assert found["elite"]["mean"] > found["base"]["mean"]
+    assert found["elite"]["task"] >= found["base"]["task"] + 0.3
+
+
 def test_evolution_finds_learning_rates_that_nobody_gave(seed: int, base: Any, tmp_path: Path) -> None:
     """Four members with rates from 1e-5 to 3e-4, too low by ten times and more, and the same steps, completions and
     held-out rows with and without; the best of the four is judged, of those that do not evolve too.

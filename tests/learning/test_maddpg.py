@@ -32,9 +32,9 @@ def test_speaker_and_listener_talk_with_discrete_actions(seed: int) -> None:
 
 
 def test_predators_catch_a_prey_that_does_not_learn(seed: int) -> None:
-    """A touch counts 10 for each of the three. Random predators get 1; those that all fly straight at the prey get 36,
-    and `fixed_prey.rule` makes it flee from the nearest."""
-    settings = [("env.backend", "sync"), ("env.wrappers", "[fixed_prey:Predators]"), ("train.max_steps", "32000")]
+    """A touch counts 10 for each of the three. Random predators get 1.6; those that all fly straight at the prey, which
+    flees from the nearest by `fixed_prey.rule`, get 148."""
+    settings = [("env.backend", "sync"), ("env.wrappers", "[fixed_prey:Predators]"), ("train.max_steps", "96000")]
     result = run("pipelines/maddpg-tag/params.yaml", seed, settings)
     assert result.evaluation["elite"]["groups"].keys() == {"adversary"}
-    assert result.evaluation["elite"]["mean"] >= 36
+    assert result.evaluation["elite"]["mean"] >= 74

@@ -39,7 +39,7 @@ from evopipe.agents import (
 )
 from evopipe.agents.config import read, resolve
 from evopipe.agents.engine import Engine, Job, Patience
-from evopipe.agents.games import Calculator, FrozenLake
+from evopipe.agents.games import Calculator, FrozenLake, WordGame
 from evopipe.agents.model import Limits, Reply, Request, Sampled, Tokens
 from evopipe.agents.rounds import worker
 from evopipe.agents.rows import How, Played, advantages, batch_of, returns, rows_of
@@ -515,6 +515,21 @@ def test_a_lake_is_crossed_by_words() -> None:
     assert [step[1:3] for step in steps] == [(0.0, False)] * 5 + [(1.0, True)]
     env.reset()
     assert [env.step(move)[1:3] for move in ("right", "jump", "down")] == [(0.0, False), (0.0, False), (0.0, True)]
+
+
+def test_words_are_guessed_by_their_colours() -> None:
+    """Of two words the second guess is right at the latest; what is no word tells nothing, and counts."""
+    for seed in range(8):
+        env = WordGame.from_dict({"seed": seed, "words": ["abba", "baba"], "max_turns": 3})
+        assert env.reset() == ("????", {})
+        assert env.step("abab") == ("not a word", -1.0, False, {"turn": 1})
+        seen, reward, over, _ = env.step(" ABBA ")
+        assert (seen, reward, over) == (({}, 0.0, True) if over else ("yygg", -1.0, False))
+        if not over:
+            assert env.step("baba")[1:3] == (0.0, True)
+    env = WordGame(WordGame.tasks(1)[0], max_turns=1)
+    assert env.step("xx") == ({}, -1.0, True, {"turn": 1})
+    assert set(WordGame().vocabulary.letters) == set("abcd")
 
 
 def test_a_gymnasium_environment_speaks_and_takes_actions_by_name() -> None:

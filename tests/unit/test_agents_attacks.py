@@ -7,6 +7,7 @@ import contextlib
 import json
 import threading
 import time
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -28,8 +29,9 @@ from evopipe.agents import (
     Workflow,
 )
 from evopipe.agents.engine import Cancelled, Done, Engine, Job, Patience
-from evopipe.agents.model import Limits, Reply, Sampled, Tokens
+from evopipe.agents.model import Limits, Model, Reply, Sampled, Tokens
 from evopipe.agents.rounds import worker
+from evopipe.agents.rows import rows_of
 
 CHAT = [{"role": "user", "content": "0"}]
 DONE, ERROR, TIMEOUT = TerminationReason.ENV_DONE, TerminationReason.ERROR, TerminationReason.TIMEOUT
@@ -353,3 +355,47 @@ def test_prompts_that_are_all_too_long_are_said(capsys: pytest.CaptureFixture[st
     assert trained.score == 0
     told = capsys.readouterr()
     assert "4 of 4 episodes of a round began with a prompt longer than" in (told.out + told.err).replace("\n", " ")
+
+
+def test_a_prompt_that_the_base_has_no_places_for_ends_its_episode() -> None:
+    async def long(task: dict[str, Any], model: Any) -> float:
+        await model.get_model_response("1" * task["n"])
+        return 1.0
+
+    config = {**SMALL, "data.max_prompt_length": 5000}
+    found = AgentTrainer(flow=long, config=config, train_dataset=[{"n": 1}]).play([{"n": 2047}, {"n": 2048}])
+    assert [each["termination_reason"] for each in found] == ["env_done", "max_prompt_length_exceeded"]
+
+
+def test_a_chat_goes_on_by_its_tokens_where_the_template_would_make_others_of_its_text() -> None:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    known = {token: i for i, token in enumerate([*"0123456789|", "<|end|>", "12", "2|"])}
+    made: Any = PreTrainedTokenizerFast
+    tokenizer = made(tokenizer_object=Tokenizer(models.BPE(known, [("1", "2"), ("2", "|")])), eos_token="<|end|>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'user' %}|{% endif %}{% endfor %}"
+    )
+    base = replace(words.base(), tokenizer=tokenizer, ends=(known["<|end|>"],))
+    asked: list[list[int]] = []
+
+    async def submit(request: Any) -> Reply:
+        asked.append(request.ids)
+        return Reply([known["1"]], [-1.0], [0.5])
+
+    async def talk() -> list[ModelOutput]:
+        model = Model(Tokens(base), submit, 0, 0, Sampled(), Limits(64, 4))
+        chat = [{"role": "user", "content": "0"}]
+        for said in ("2", "2"):
+            out = await model.get_model_response(chat)
+            chat += [{"role": "assistant", "content": out.content}, {"role": "user", "content": said}]
+        await model.get_model_response(chat)
+        return model.log
+
+    log = asyncio.run(talk())
+    told = [known[each] for each in ("0", "|", "1", "2|", "1", "2|")]
+    assert asked == [told[:2], told[:4], told]
+    assert base.encode("0|12|12|") != told  # as its text it would be other tokens: 12 is one
+    (row,) = rows_of(Trajectory(steps=[Step(model_output=out) for out in log]))
+    assert sum(row.mask) == 3

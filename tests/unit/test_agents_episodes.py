@@ -81,7 +81,11 @@ def test_a_page_shows_text_as_text_with_its_reward_and_its_mask(tmp_path: Path) 
 
 
 def test_equal_rewards_of_a_task_are_said_and_long_lists_are_cut() -> None:
-    every = [record(done(f"5:{i}", 1.0), words.base(), ()) for i in range(203)]
+    one = record(done("5:0", 1.0), words.base(), ())
+    every = [
+        {**one, "id": f"5:{i}", "trajectories": [{**one["trajectories"][0], "rows": [], "steps": []}]}
+        for i in range(203)
+    ]
     page = episodes_page("Copy", {"Validation": every})
     assert "rewards alike: nothing to compare" in page
     assert "3 episodes more are in the files" in page
@@ -105,7 +109,7 @@ def make(config: Any) -> AgentTrainer:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("full", ["true", "false"])
+@pytest.mark.parametrize("full", ["true", pytest.param("false", marks=pytest.mark.thorough)])
 def test_an_elite_plays_tasks_as_its_validation_did(full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     trained = make([f"language.full={full}", "trainer.default_local_dir=run"]).train()
@@ -146,3 +150,7 @@ def test_tasks_are_played_from_the_command_line(tmp_path: Path, monkeypatch: pyt
     assert [each["task"]["digits"] for each in read_episodes(Path("said.jsonl"))] == ["12", "3"]
     assert "evopipe episodes" in Path("said.html").read_text()
     assert isinstance(call("--policy", "nowhere").exception, MissingInputError)
+    Path("others.jsonl").write_text('{"letters": "12"}\n')
+    failed = call("--tasks", "others.jsonl", "--out", "failed.jsonl")
+    assert "every episode failed; the first: KeyError: 'digits'" in str(failed.exception)
+    assert read_episodes(Path("failed.jsonl"))[0]["termination_reason"] == "error"

@@ -125,8 +125,7 @@ class Parity(Workflow):
     ("right", "expected"),
     [
         # tasks of the round: each of 4 rollouts; shares of tasks with none and all right, of rows that say something
-        ((0, 0), {"correct": 0.0, "none": 1.0, "all": 0.0, "effective": 0.0, "silent": 2.0, "failed": 0.0}),
-        ((4, 4), {"correct": 1.0, "none": 0.0, "all": 1.0, "effective": 0.0, "silent": 2.0, "failed": 0.0}),
+        ((0, 4), {"correct": 0.5, "none": 0.5, "all": 0.5, "effective": 0.0, "silent": 2.0, "failed": 0.0}),
         ((1, 1), {"correct": 0.25, "none": 0.0, "all": 0.0, "effective": 1.0, "silent": 0.0, "failed": 0.0}),
         # rollouts 0 to 2 are right, the last one fails: three equal rewards say nothing
         ((3, 3), {"correct": 0.75, "none": 0.0, "all": 0.0, "effective": 0.0, "silent": 2.0, "failed": 0.25}),

@@ -362,10 +362,28 @@ def test_a_failing_contestant_is_told(tmp_path: Path) -> None:
         run_one(nobody, nobody.contestants[0], {}, _able()[:1])
 
 
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT asks for it
+@pytest.mark.parametrize("way", ["ours", "loop", "prompt"])
+def test_language_models_take_a_step_of_every_kind(way: str) -> None:
+    pytest.importorskip("peft")
+    import language
+    from harness.measurements import Options, measurements
+
+    for name in ("completions",) if way == "prompt" else ("grpo", "dpo", "completions"):
+        s = {**measurements()[name].settings(Options(quick=True)), "seed": 1, "part_seconds": 0.0, "way": way}
+        s |= {"prompts": 2, "group": 2, "tokens": 10, "pairs": 4}
+        found = language.completions(s) if name == "completions" else language.step(s, name)
+        assert list(found) == ["1"]
+        assert found["1"]["step"] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "measurement",
     [
+        "grpo",
+        "dpo",
         "end_to_end",
         "td3",
         "ddpg",
@@ -443,6 +461,26 @@ def test_the_page_has_the_other_off_policy_algorithms() -> None:
         run["result"]["updates"] += 3 * (run["contestant"] == "AgileRL")
     with pytest.raises(ValueError, match="td3: numbers of updates differ"):
         page({"td3": td3})
+
+
+def test_the_page_has_language_models() -> None:
+    from harness.measurements import Options, measurements
+    from harness.page import page
+
+    settings = measurements()["grpo"].settings(Options())
+    takes = {"evopipe": (100.0, 250.0), "TRL": (150.0, 600.0), "PEFT models in a loop": (140.0, 560.0)}
+    runs = [
+        {"turn": turn, "contestant": name, "load": 0.1, "result": {"1": {"step": 1e3 * one}, "4": {"step": 1e3 * four}}}
+        for turn in range(5)
+        for name, (one, four) in takes.items()
+    ]  # fmt: skip
+    contestants = [{"name": name, "environment": "", "changes": {}} for name in takes]
+    own = {"measurement": "grpo", "settings": settings, "runs": runs, "contestants": contestants}
+    text = page({"grpo": {**_result(), **own}, "grpo_small": {**_result(), **own, "measurement": "grpo_small"}})
+    assert "step of GRPO, 4 members, four runs of TRL over ours | ≥ 2 × | 2.40 × [2.40, 2.40] | **reached** |" in text
+    assert "step of GRPO, 4 members, PEFT models in a loop over ours | ≥ 2 × | 2.24 ×" in text
+    assert "| GRPO, 1 member | 100 (100 – 100) | 150 (150 – 150) | 140 (140 – 140) | 1.50 ×" in text
+    assert "GRPO: 8 prompts × 8 completions × at most 16 tokens." in text
 
 
 def test_the_page_has_teams() -> None:

@@ -167,7 +167,7 @@ def test_a_file_must_be_complete(tmp_path: Path) -> None:
         load_params(path)
 
 
-@pytest.mark.parametrize("algo", ["dpo", "grpo", "ppo_language", "reinforce", "sft"])
+@pytest.mark.parametrize("algo", ["bc_language", "dpo", "grpo", "ilql", "ppo_language", "reinforce", "sft"])
 def test_an_algorithms_block_can_be_printed(algo: str, tmp_path: Path) -> None:
     from evopipe import algos
 

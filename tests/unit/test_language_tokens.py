@@ -66,6 +66,14 @@ def test_what_is_too_long_is_left_out_and_counted() -> None:
         made(QUESTIONS, "reasoning", max_prompt=1)
 
 
+def test_pairs_of_one_prompt_are_in_one_split() -> None:
+    rows = [row for row in QUESTIONS for _ in range(3)]
+    splits = made(rows, "preference").splits
+    assert {name: len(index) for name, index in splits.items()} == {"train": 96, "validation": 12, "test": 12}
+    asked = [{rows[i]["prompt"] for i in index.tolist()} for index in splits.values()]
+    assert len(set.union(*asked)) == sum(map(len, asked)) == 40
+
+
 def test_every_row_is_in_one_split() -> None:
     corpus = made(QUESTIONS, "reasoning")
     assert sorted(np.concatenate([*corpus.splits.values()]).tolist()) == list(range(40))

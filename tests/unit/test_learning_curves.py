@@ -63,6 +63,16 @@ def test_a_run_is_added_to_its_algorithms_data_picture_and_page(scripts: Any) ->
     assert list(scripts.curves.pictures("td3").values()) == [drawn]
 
 
+def test_a_run_of_language_models_in_a_folder_of_several_pipelines_is_added(scripts: Any) -> None:
+    folder = run(scripts.folder / "run", mean=-2.6)
+    (folder / "params.yaml").write_text((ROOT / "pipelines/wordle/bc-wordle/params.yaml").read_text())
+    assert scripts.add.main([str(folder), "--pipeline", "wordle/bc-wordle"]) == 0
+    lines = (scripts.folder / "curves/bc_language.csv").read_text().splitlines()
+    assert lines[-1] == "wordle/bc-wordle,wordle,offline,1,5000,20000,,-150.00,-2.60"
+    assert "(../curves/bc_language.bc-wordle.svg)" in (scripts.folder / "algorithms/bc_language.md").read_text()
+    assert (scripts.folder / "curves/bc_language.bc-wordle.svg").exists()
+
+
 def test_the_folders_own_name_is_the_pipelines(scripts: Any) -> None:
     assert scripts.add.main([str(run(scripts.folder / "ddpg-pendulum"))]) == 0
     assert "`dvc repro` there" in (scripts.folder / "algorithms/ddpg.md").read_text()

@@ -225,7 +225,9 @@ def test_a_pipelines_stages_are_its_shapes_and_depend_on_its_own_files(name: str
     assert ("data/tokens" in data["stages"]["train"]["deps"]) == text
     base = params["language"]["model"] if text else "tiny"
     for stage in ("buffer", "population", "train", "evaluate", "export"):
-        assert base == "tiny" or base in data["stages"][stage]["deps"]
+        assert base in ("tiny", "gpt") or base in data["stages"][stage]["deps"]
+    start = params["population"]["start"]
+    assert start is None or start in data["stages"]["population"]["deps"]
 
 
 def test_the_root_speaks_of_its_own_stages_alone(tmp_path: Path) -> None:

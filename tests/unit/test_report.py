@@ -636,6 +636,43 @@ def test_a_page_of_one_agent_says_nothing_of_teams(plain: str) -> None:
     assert "agents" not in Document(plain).text
 
 
+# --- games of words ---------------------------------------------------------------------------------------------------
+
+
+def wordle_run(folder: Path) -> Run:
+    """A run whose elite played three games, as the stage `evaluate` writes them."""
+    shown = [
+        {"game": {"guesses": ["ab", "cd"], "colours": ["yb", "gg"]}, "return": -1.0, "won": True},
+        {"game": {"guesses": ["dd", "<<", "ba"], "colours": ["bg", "", "by"]}, "return": -3.0, "won": False},
+    ]
+    (folder / "reports/completions.json").write_text(json.dumps(shown))
+    (folder / "reports/language.csv").write_text("generation,slot,loss\n1,0,0.5\n1,1,0.25\n")
+    path = folder / "reports/evaluation.json"
+    scores = json.loads(path.read_text())
+    scores["elite"] |= {"won": 0.75, "tries": 2.5}
+    behaviours = {
+        "random": {"mean": -600.0, "won": 0.25, "tries": 4.5},
+        "optimal": {"mean": -1.5, "won": 1, "tries": 3},
+    }
+    path.write_text(json.dumps({**scores, "behaviours": behaviours}))
+    return replace(read.read(folder), told=read._told(folder))
+
+
+def test_games_are_shown_as_coloured_squares_and_the_elite_beside_who_made_the_data(copy: Path) -> None:
+    text = compose(wordle_run(copy), {}, NO_MOVIE)
+    found = Document(text)
+    key, tiles = 4, [tag["class"] for tag in found.all("span") if (tag.get("class") or "").startswith("tile")]
+    assert tiles[key:] == [f"tile {mark}" for mark in "ybggbgxxby"]
+    labels = [tag["aria-label"] for tag in found.all("div") if tag.get("role") == "img"]
+    assert labels[:2] == ["a: in another place, b: not in the word", "c: in its place, d: in its place"]
+    assert "&lt;: no feedback" in text
+    table = text[text.index("<caption>The elite, and the policies that games are made by") :]
+    cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", table[: table.index("</table>")])
+    assert cells[:8] == ["who", "mean return", "won", "mean guesses", "optimal", "−1.50", "100 %", "3.00"]
+    assert [cells[8], cells[10], cells[11], cells[12]] == ["elite", "75 %", "2.50", "random"]
+    assert "Completions" not in found.text
+
+
 # --- size and time ----------------------------------------------------------------------------------------------------
 
 

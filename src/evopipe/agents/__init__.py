@@ -11,7 +11,7 @@ from evopipe.agents.environment import (
     SingleTurnEnvironment,
     ToolEnvironment,
 )
-from evopipe.agents.games import Calculator, CopyGame, FrozenLake
+from evopipe.agents.games import Calculator, CopyGame, FrozenLake, WordGame
 from evopipe.agents.model import Model
 from evopipe.agents.questions import TwentyQuestions
 from evopipe.agents.teams import PettingZooEnvironment, TeamWorkflow
@@ -34,5 +34,6 @@ __all__ = [
     "Dataset", "DatasetRegistry", "Episode", "FrozenLake", "GymEnvironment", "Model", "ModelOutput",
     "MultiTurnEnvironment", "MultiTurnWorkflow", "PettingZooEnvironment", "RewardFunction", "RewardOutput",
     "SingleTurnEnvironment", "SingleTurnWorkflow", "Step", "TeamWorkflow", "TerminationEvent", "TerminationReason",
-    "ToolAgent", "ToolEnvironment", "Trained", "Trajectory", "TwentyQuestions", "Workflow",
+    "ToolAgent", "ToolEnvironment", "Trained", "Trajectory", "TwentyQuestions", "WordGame",
+    "Workflow",
 ]  # fmt: skip

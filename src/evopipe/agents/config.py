@@ -275,18 +275,19 @@ def _made(
     agents = nested.pop("agents", {})
     params = _validated(LanguageParams, nested, "")
     asked = params.train.algo
-    if algos.get(asked).REGIME != "dialogue":
-        able = [name for name in algos.names(of_text=True) if algos.get(name).REGIME == "dialogue"]
+    able = [name for name in algos.names(of_text=True) if algos.get(name).REGIME == "dialogue"]
+    if asked not in able:
         raise ParamsError(f"train.algo: {asked} learns from no episodes; take {', '.join(able)}")
     if params.language.engine != "transformers":
         raise ParamsError("language.engine: agents' completions are decoded in this process; leave it at transformers")
+    if params.runtime.shards.engine != "none":
+        raise ParamsError("runtime.shards.engine: agents are trained in one process; leave it at none")
     made = _validated(Agents, agents, "agents")
     values = "value" in algos.get(asked).asks(params.algo_config)
     for role, name in made.estimators.items():
         if values:
             raise ParamsError(f"agents.estimators.{role}: {asked} learns values, and compares nothing by role")
-        compares = name in algos.names(of_text=True) and algos.get(name).REGIME == "dialogue"
-        if not compares or "value" in algos.get(name).asks(algos.get(name).Config()):
+        if name not in able or "value" in algos.get(name).asks(algos.get(name).Config()):
             raise ParamsError(f"agents.estimators.{role}: {name!r} compares no rewards; take grpo or reinforce")
     if values and (idle := [key for key in ("advantage", "gamma") if key in agents]):
         notes.append(f"{', '.join(f'agents.{key}' for key in idle)}: no meaning with {asked}, which learns values")

@@ -5,9 +5,16 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 from evopipe.agents.types import RewardFunction, RewardOutput
+
+
+@lru_cache(256)
+def _arguments(cls: type[Any]) -> frozenset[str]:
+    """Return the names of a constructor's arguments."""
+    return frozenset(inspect.signature(cls).parameters)
 
 
 class BaseEnv(ABC):
@@ -31,7 +38,7 @@ class BaseEnv(ABC):
     @classmethod
     def from_dict(cls, info: Mapping[str, Any]) -> Self:
         """Make the environment of a task: what the constructor names is taken out of it, the rest is its `task`."""
-        named = inspect.signature(cls).parameters
+        named = _arguments(cls)
         given = {name: value for name, value in info.items() if name in named}
         if "task" in named and "task" not in given:
             given["task"] = {name: value for name, value in info.items() if name not in named}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import operator
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
 
 from evopipe.agents.environment import BaseEnv, MultiTurnEnvironment, ToolEnvironment
 from evopipe.agents.types import RewardOutput
+from evopipe.language.tasks.words import Games, Vocabulary, read_words
 
 
 class CopyGame(MultiTurnEnvironment):
@@ -118,3 +120,39 @@ class FrozenLake(BaseEnv):
             self.place = (r, c)
         here = self.map[self.place[0]][self.place[1]]
         return self.shown(), float(here == "G"), here in "GH", {"legal": True}
+
+
+class WordGame(MultiTurnEnvironment):
+    """Wordle: an action is a word, what is seen is its colours (`g` in its place, `y` elsewhere, `b` nowhere).
+
+    A task is `{"seed": 7}`, which draws the words (see `evopipe.language.tasks.words`). A guess earns −1, the right one
+    0; what is no word of the vocabulary gets no colours, and counts.
+    """
+
+    blocking: ClassVar[bool] = False
+
+    def __init__(self, task: dict[str, Any] | None = None, words: str | list[str] = "tiny", max_turns: int = 5) -> None:
+        super().__init__(task, max_turns)
+        self.vocabulary = _vocabulary(words if isinstance(words, str) else tuple(words))
+        self.reset()
+
+    def reset(self) -> tuple[Any, dict[str, Any]]:
+        super().reset()
+        self.games, self.rng = Games(self.vocabulary, 1), np.random.default_rng(self.task.get("seed"))
+        return "?" * self.vocabulary.length, {}
+
+    def get_reward_and_next_obs(self, task: dict[str, Any], action: Any) -> tuple[float, Any]:
+        guess = np.array([self.vocabulary.place(str(action).strip().lower())])
+        code = int(self.games.guess(guess, self.rng.random(1))[0])
+        self.done = bool(self.games.over[0])
+        return float(self.done) - 1.0, self.vocabulary.colours(code) or "not a word"
+
+    @staticmethod
+    def tasks(n: int, seed: int = 0) -> list[dict[str, Any]]:
+        """Return so many tasks."""
+        return [{"seed": int(x)} for x in np.random.default_rng(seed).integers(1 << 31, size=n)]
+
+
+@cache
+def _vocabulary(words: str | tuple[str, ...]) -> Vocabulary:
+    return Vocabulary(read_words(words))

@@ -107,7 +107,10 @@ class Rounds:
         """Run episodes; return them in order, failed ones too. Stopped if `stopped` said so."""
         a = self.agents
         patience = Patience(a.model_seconds, a.env_seconds, a.episode_seconds, a.wave_seconds, a.retries)
-        limits = Limits(self.spec.language.max_prompt, self.spec.language.max_completion)
+        language = self.spec.language
+        places = getattr(self.spec.base.model.config, "max_position_embeddings", None)
+        longest = language.max_prompt if places is None else max(1, places - language.max_completion)
+        limits = Limits(min(language.max_prompt, longest), language.max_completion)
         decoder = Decoder(self.spec, cohorts, purpose, when)
         engine = Engine(self.make, self.tokens, limits, decoder, patience, a.at_once, a.workers)
         try:
@@ -156,7 +159,8 @@ class Rounds:
             self._warned = True
             self.problems.append(
                 f"{long} of {len(done)} episodes of a round began with a prompt longer than language.max_prompt "
-                f"({self.spec.language.max_prompt} tokens), and teach nothing: raise data.max_prompt_length"
+                f"({self.spec.language.max_prompt} tokens) or than the base has places for, and teach nothing: raise "
+                "data.max_prompt_length, or shorten them"
             )
 
     def _shape(self, cohort: Cohort) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from evopipe.types import Chosen, Learned, Spaces
 REQUIRED = {
     "PAPER": "the paper's link",
     "REGIME": "what members live on: `off_policy`, transitions; `on_policy`, their last steps; `dialogue`, completions "
-    "that they write; `text`, rows of a dataset",
+    "that they write; `text`, rows of a dataset; `games`, games as tokens",
     "POLICY": "the network that acts",
     "ACTIONS": "the kinds of action space served: `discrete`, `continuous`",
     "Config": "the pydantic schema of its block in params.yaml",
@@ -55,8 +55,11 @@ REGIMES = {
         "asks": "what is to be known of rows before `loss`: `reference`, `value`, `end`: what is behind the last token",
         "fitness": "the score of held-out rows",
     },
+    "games": {
+        "logits": "what tokens are drawn by, from the outputs of the networks that write",
+    },
 }
-OF_TEXT = ("dialogue", "text")
+OF_TEXT = ("dialogue", "text", "games")
 """Regimes of language models."""
 OF_ENVIRONMENTS = ("ACTIONS", "greedy")
 """Names that an algorithm of no environment goes without."""
@@ -67,7 +70,7 @@ OPTIONAL: dict[str, Any] = {
     "OFFLINE_ONLY": False,  # whether it only makes sense on a dataset (`train.mode: offline`)
     "RECURRENT": False,  # whether it serves networks with a memory
     "TEAM": False,  # whether it is for teams of agents, see `Spaces.team`
-    "ACTS_WITH": (),  # rows of the state that an exported policy needs beside its network
+    "ACTS_WITH": (),  # parts of the state that an exported policy needs beside its network
     "figures": None,  # (cfg, hp, now, text) → what else an evaluation tells of held-out rows, by name, `[P, n]` each
     "PAIRS": False,  # whether a minibatch of text is chosen rows, then as many rejected ones
     "MASKED_LOSS": False,  # whether its loss reads which actions are legal in `obs`, `Batch.legal`
@@ -119,6 +122,7 @@ class Algorithm(Protocol):
     asks: Callable[[Any], frozenset[str]]
     estimate: Callable[..., Any]
     fitness: Callable[..., Any]
+    logits: Callable[..., Any]
     figures: Callable[..., Any] | None
     values: Callable[..., Any] | None
     answers: Callable[[Any], Answers] | None
@@ -135,10 +139,10 @@ class Algorithm(Protocol):
 def names(of_text: bool = False) -> tuple[str, ...]:
     """Return the names of all algorithms that serve environments, or of those that train language models, sorted."""
     found = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
-    return tuple(name for name in found if (_regime_of(name) in OF_TEXT) == of_text)
+    return tuple(name for name in found if (regime_of(name) in OF_TEXT) == of_text)
 
 
-def _regime_of(name: str) -> str:
+def regime_of(name: str) -> str:
     """Return the regime that a file names. It is not imported: that takes a tenth of a second for all."""
     spec = find_spec(f"{__name__}.{name}")
     text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import torch
 
 from evopipe.core import optim
-from evopipe.core.net import Net
+from evopipe.core.member import moments, parameters, row
+from evopipe.core.net import Net, Nets
+from evopipe.core.structure import Widths
 from evopipe.ops import language as ops
 from evopipe.schema.declare import hyper
-from evopipe.types import Hyper, Scored, Tensor, Text
+from evopipe.types import Hyper, Scored, Tensor, Text, Words
 
 Rows = Annotated[int, hyper(doc="completions of a member between two rounds of updates",
     raising="steadier, less often", ge=1, le=1 << 20)]  # fmt: skip
@@ -41,6 +45,58 @@ EntropyWeight = Annotated[float, hyper(doc="weight of the entropy", raising="exp
 RatioLevel = Annotated[ops.Level, hyper(
     doc="what has a probability ratio: each token, or in the mean each turn or sequence (GSPO)")]  # fmt: skip
 MeanOver = Annotated[ops.Mean, hyper(doc="whether the loss is a mean over all tokens, or over sequences of means")]
+
+GamesAnUpdate = Annotated[int, hyper(doc="games an update", raising="steadier gradients, slower updates", ge=1,
+    le=1 << 20)]  # fmt: skip
+Decoding = Annotated[Literal["sample", "greedy", "beam"], hyper(
+    doc="how a turn is written: its tokens drawn, each the likeliest, or the likeliest turn of some")]  # fmt: skip
+WritesAt = Annotated[float, hyper(doc="what logits are divided by where tokens are drawn", raising="plays at random",
+    evolvable=True, gt=0, le=100)]  # fmt: skip
+Beams = Annotated[int, hyper(doc="likeliest beginnings of a turn that `decode: beam` keeps",
+    raising="likelier turns, slower", ge=1, le=1 << 10)]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class State:
+    """A language model that learns."""
+
+    policy: Net = parameters("policy", trainable=True)
+    adam: optim.Adam = moments("policy")
+    updates: Tensor = row()  # [P] float32
+
+
+@dataclass(frozen=True)
+class StateWithHead:
+    """A language model that learns, and a head on its hidden states."""
+
+    policy: Net = parameters("policy", trainable=True)
+    value: Net = parameters("value", trainable=True)
+    adam: optim.Adam = moments("policy")
+    value_adam: optim.Adam = moments("value")
+    updates: Tensor = row()  # [P] float32
+
+
+def networks(cfg: Any, words: Words) -> Mapping[str, Widths]:
+    """Return input and output width of the only network."""
+    return {"policy": Widths(words.hidden, words.vocabulary)}
+
+
+def networks_with_head(cfg: Any, words: Words) -> Mapping[str, Widths]:
+    """Return input and output width of every network: the head reads the policy's hidden states."""
+    return {**networks(cfg, words), "value": Widths(words.hidden, 1, "head")}
+
+
+def init(cfg: Any, nets: Nets) -> State:
+    return State(nets["policy"], *optim.start(nets["policy"]))
+
+
+def init_with_head(cfg: Any, nets: Nets) -> StateWithHead:
+    return StateWithHead(nets["policy"], nets["value"], *optim.start(nets["policy"], nets["value"]))
+
+
+def asks(cfg: Any) -> frozenset[str]:
+    """Return what else has to be known of completions: the base's log-probabilities where β counts."""
+    return frozenset({"reference"} if wants_reference(cfg) else ())
 
 
 def check_groups(cfg: Any, least: int) -> None:
@@ -108,17 +164,17 @@ def drift(now: Scored, batch: Text) -> Tensor:
     return ops.drift(now.log_prob, given(batch.log_prob), batch.mask)[:, None]
 
 
-def descend(
-    losses: Tensor, healthy: Tensor, limit: Tensor, batch: Text, updates: Tensor,
-    *learners: tuple[Net, optim.Adam, Tensor],
-) -> Tensor:  # fmt: skip
+def descend(losses: Tensor, healthy: Tensor, hp: Hyper, batch: Text, state: State | StateWithHead) -> Tensor:
     """Take one step down each member's loss `[P]`, see `optim.descend`, and count it; return who is healthy, `[P]`.
 
     A member without a token that counts takes none: its moments would carry it on.
     """
     learning = counted(batch).flatten(1).any(dim=1)
-    stepped = optim.descend(losses, healthy & learning, limit, *learners)
-    updates.add_(stepped)
+    learners = [(state.policy, state.adam, hp["lr"])]
+    if isinstance(state, StateWithHead):
+        learners.append((state.value, state.value_adam, hp["lr_value"]))
+    stepped = optim.descend(losses, healthy & learning, hp["grad_clip"], *learners)
+    state.updates.add_(stepped)
     return torch.where(learning, stepped, healthy)
 
 

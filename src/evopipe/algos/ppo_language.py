@@ -14,22 +14,18 @@ values of a head on the policy's own hidden states. With ρ = π / π_old a memb
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import model_validator
 
 from evopipe.algos import _hyper, _language
 from evopipe.algos._language import given
-from evopipe.core import optim
-from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets, score
-from evopipe.core.structure import Widths
+from evopipe.core.net import score
 from evopipe.ops import language as ops
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Hyper, Learned, Scored, Tensor, Text, Words
+from evopipe.types import Hyper, Learned, Scored, Tensor, Text
 
 PAPER = "https://arxiv.org/abs/2203.02155"
 REGIME = "dialogue"
@@ -71,22 +67,8 @@ class Config(AlgoConfig):
         return self
 
 
-@dataclass(frozen=True)
-class State:
-    policy: Net = parameters("policy", trainable=True)
-    value: Net = parameters("value", trainable=True)
-    adam: optim.Adam = moments("policy")
-    value_adam: optim.Adam = moments("value")
-    updates: Tensor = row()  # [P] float32
-
-
-def networks(cfg: Config, words: Words) -> Mapping[str, Widths]:
-    """Return input and output width of every network: the value head reads the policy's hidden states."""
-    return {"policy": Widths(words.hidden, words.vocabulary), "value": Widths(words.hidden, 1, "head")}
-
-
-def init(cfg: Config, nets: Nets) -> State:
-    return State(nets["policy"], nets["value"], *optim.start(nets["policy"], nets["value"]))
+State = _language.StateWithHead
+networks, init = _language.networks_with_head, _language.init_with_head
 
 
 def asks(cfg: Config) -> frozenset[str]:
@@ -112,6 +94,5 @@ def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
 def update(cfg: Config, state: State, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     now = score(state.policy, batch, state.value, entropy=_language.wants_entropy(cfg))
     losses = loss(cfg, hp, now, batch)
-    learners = (state.policy, state.adam, hp["lr"]), (state.value, state.value_adam, hp["lr_value"])
-    healthy = _language.descend(losses, healthy, hp["grad_clip"], batch, state.updates, *learners)
+    healthy = _language.descend(losses, healthy, hp, batch, state)
     return Learned(losses.detach(), healthy, _language.drift(now, batch))

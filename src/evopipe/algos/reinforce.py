@@ -16,22 +16,18 @@ completions, where `batch_size` or `epochs` ask for them, need the ratio.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import model_validator
 
 from evopipe.algos import _hyper, _language
 from evopipe.algos._language import given
-from evopipe.core import optim
-from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets, score
-from evopipe.core.structure import Widths
+from evopipe.core.net import score
 from evopipe.ops import language as ops
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
-from evopipe.types import Hyper, Learned, Scored, Tensor, Text, Words
+from evopipe.types import Hyper, Learned, Scored, Tensor, Text
 
 PAPER = "https://arxiv.org/abs/2402.14740"
 REGIME = "dialogue"
@@ -68,24 +64,8 @@ class Config(AlgoConfig):
         return self
 
 
-@dataclass(frozen=True)
-class State:
-    policy: Net = parameters("policy", trainable=True)
-    adam: optim.Adam = moments("policy")
-    updates: Tensor = row()  # [P] float32
-
-
-def networks(cfg: Config, words: Words) -> Mapping[str, Widths]:
-    return {"policy": Widths(words.hidden, words.vocabulary)}
-
-
-def init(cfg: Config, nets: Nets) -> State:
-    return State(nets["policy"], *optim.start(nets["policy"]))
-
-
-def asks(cfg: Config) -> frozenset[str]:
-    """Return what else has to be known of completions: the base's log-probabilities where β counts."""
-    return frozenset({"reference"} if _language.wants_reference(cfg) else ())
+State = _language.State
+networks, init, asks = _language.networks, _language.init, _language.asks
 
 
 def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
@@ -109,7 +89,5 @@ def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
 def update(cfg: Config, state: State, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     now = score(state.policy, batch, entropy=_language.wants_entropy(cfg))
     losses = loss(cfg, hp, now, batch)
-    healthy = _language.descend(
-        losses, healthy, hp["grad_clip"], batch, state.updates, (state.policy, state.adam, hp["lr"])
-    )
+    healthy = _language.descend(losses, healthy, hp, batch, state)
     return Learned(losses.detach(), healthy, _language.drift(now, batch))

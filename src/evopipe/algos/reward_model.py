@@ -14,20 +14,15 @@ Rewards are known but for a constant that all of a prompt's completions share: G
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated
 
 from evopipe.algos import _hyper, _language
 from evopipe.algos._language import given
-from evopipe.core import optim
-from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets, score
-from evopipe.core.structure import Widths
+from evopipe.core.net import score
 from evopipe.ops import language as ops
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig
-from evopipe.types import Hyper, Learned, Scored, Tensor, Text, Words
+from evopipe.types import Hyper, Learned, Scored, Tensor, Text
 
 PAPER = "https://arxiv.org/abs/2203.02155"
 REGIME = "text"
@@ -45,22 +40,8 @@ class Config(AlgoConfig):
     evolve: _hyper.Evolving = _hyper.ranges(lr=(1e-5, 1e-2), lr_value=(1e-5, 1e-2))
 
 
-@dataclass(frozen=True)
-class State:
-    policy: Net = parameters("policy", trainable=True)
-    value: Net = parameters("value", trainable=True)
-    adam: optim.Adam = moments("policy")
-    value_adam: optim.Adam = moments("value")
-    updates: Tensor = row()  # [P] float32
-
-
-def networks(cfg: Config, words: Words) -> Mapping[str, Widths]:
-    """Return input and output width of every network: the head reads the policy's hidden states."""
-    return {"policy": Widths(words.hidden, words.vocabulary), "value": Widths(words.hidden, 1, "head")}
-
-
-def init(cfg: Config, nets: Nets) -> State:
-    return State(nets["policy"], nets["value"], *optim.start(nets["policy"], nets["value"]))
+State = _language.StateWithHead
+networks, init = _language.networks_with_head, _language.init_with_head
 
 
 def asks(cfg: Config) -> frozenset[str]:
@@ -91,6 +72,5 @@ def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     losses = loss(cfg, hp, score(state.policy, batch, state.value), batch)
-    learners = (state.policy, state.adam, hp["lr"]), (state.value, state.value_adam, hp["lr_value"])
-    healthy = _language.descend(losses, healthy, hp["grad_clip"], batch, state.updates, *learners)
+    healthy = _language.descend(losses, healthy, hp, batch, state)
     return Learned(losses.detach(), healthy)

@@ -8,18 +8,12 @@ learned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from evopipe.algos import _hyper, _language
-from evopipe.core import optim
-from evopipe.core.member import moments, parameters, row
-from evopipe.core.net import Net, Nets, score
-from evopipe.core.structure import Widths
+from evopipe.core.net import score
 from evopipe.ops import language as ops
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig
-from evopipe.types import Hyper, Learned, Scored, Tensor, Text, Words
+from evopipe.types import Hyper, Learned, Scored, Tensor, Text
 
 PAPER = "https://arxiv.org/abs/2203.02155"
 REGIME = "text"
@@ -36,19 +30,8 @@ class Config(AlgoConfig):
     evolve: _hyper.Evolving = _hyper.ranges(lr=(1e-5, 1e-2))
 
 
-@dataclass(frozen=True)
-class State:
-    policy: Net = parameters("policy", trainable=True)
-    adam: optim.Adam = moments("policy")
-    updates: Tensor = row()  # [P] float32
-
-
-def networks(cfg: Config, words: Words) -> Mapping[str, Widths]:
-    return {"policy": Widths(words.hidden, words.vocabulary)}
-
-
-def init(cfg: Config, nets: Nets) -> State:
-    return State(nets["policy"], *optim.start(nets["policy"]))
+State = _language.State
+networks, init = _language.networks, _language.init
 
 
 def asks(cfg: Config) -> frozenset[str]:
@@ -72,7 +55,5 @@ def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     losses = loss(cfg, hp, score(state.policy, batch), batch)
-    healthy = _language.descend(
-        losses, healthy, hp["grad_clip"], batch, state.updates, (state.policy, state.adam, hp["lr"])
-    )
+    healthy = _language.descend(losses, healthy, hp, batch, state)
     return Learned(losses.detach(), healthy)

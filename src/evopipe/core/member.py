@@ -19,10 +19,16 @@ def _adapter(data: dict[str, Any]) -> Architecture:
     return read(data)
 
 
+def _gpt(data: dict[str, Any]) -> Architecture:
+    read: Callable[[dict[str, Any]], Architecture] = importlib.import_module("evopipe.language.gpt").GPT.from_json
+    return read(data)
+
+
 ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Architecture]] = {
     **dict.fromkeys(get_args(EncoderKind), Arch.from_json),
     "lora": _adapter,
     "full": _adapter,
+    "gpt": _gpt,
 }
 """How an architecture is read, by the `kind` that its JSON data names."""
 

@@ -29,7 +29,7 @@ from evopipe.run.clock import Clock
 from evopipe.run.dialogue import Dialogue
 from evopipe.run.language import LanguageSpec
 from evopipe.run.spec import first_members
-from evopipe.run.text import TextRows
+from evopipe.run.text import TextRows, Texts
 from evopipe.schema.language import LanguageConfig, TextRuntime
 from evopipe.schema.params import parse_params
 from evopipe.schema.text import LanguageParams
@@ -240,7 +240,7 @@ def regime_of(
     clock = Clock.of(spec, members)
     if isinstance(env, ReasoningGym):
         return spec, Dialogue(spec, clock, corpus, env.judge, most=most)
-    return spec, TextRows(spec, clock, corpus)
+    return spec, TextRows(spec, clock, Texts(spec, corpus))
 
 
 def language_agents(

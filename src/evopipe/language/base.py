@@ -51,6 +51,8 @@ class Base:
         ends: tokens that end a completion.
         pad: the token that stands in pads; no mask lets it count.
         rows_at_once: rows of each member that pass through it at a time; None: all.
+        length: most tokens of a row, where members are whole models over these tokens and there is no base, see
+            `tokens_alone`.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Base:
     pad: int
     device: torch.device
     rows_at_once: int | None = None
+    length: int = 0
     hooked: list[Any] = field(default_factory=list, repr=False)  # its hooks, see `hooks`
     active: list[Any] = field(default_factory=list, repr=False)  # what they add now
 
@@ -164,6 +167,13 @@ def base_of(name: str, model: Any, tokenizer: Any, digest: str, device: torch.de
     words = Words(vocabulary, int(model.get_output_embeddings().weight.shape[1]))
     bare = Base(name, model, None, digest, words, (), 0, device)
     return bare if tokenizer is None else bare.told(tokenizer)
+
+
+def tokens_alone(tokens: Sequence[str], length: int, hidden: int, device: torch.device | None = None) -> Base:
+    """Return what stands in a base's place where members are whole models: a vocabulary, of which 0 is the pad."""
+    digest = hashlib.sha256(json.dumps([*tokens, length]).encode()).hexdigest()[:32]
+    words, device = Words(len(tokens), hidden), device or torch.device("cpu")
+    return Base("gpt", None, tuple(tokens), digest, words, (), 0, device, length=length)
 
 
 def _ends(model: Any, tokenizer: Any) -> tuple[int, ...]:

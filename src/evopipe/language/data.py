@@ -4,7 +4,8 @@ A row is a JSON object. What it must have depends on its form:
 
 - `reasoning`: a `prompt`, and the `answer` that a reward function compares with, a text or a number;
 - `preference`: a `prompt`, and two completions, `chosen` and `rejected`;
-- `supervised`: a `prompt` and its `completion`; or `messages`, of which the assistant's are learned.
+- `supervised`: a `prompt` and its `completion`; or `messages`, of which the assistant's are learned;
+- `games`: what the task checks, which makes and plays them.
 
 A prompt is a text, or a list of messages. A message has a `role` and a `content`. What else a row has it keeps, for
 reward functions.
@@ -16,7 +17,7 @@ import contextlib
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,10 @@ def check_row(row: Any, form: str, where: str) -> None:
         DataError: it is no object, or lacks a field, or a field has a wrong type; the message begins with `where`.
     """
     if not isinstance(row, dict):
-        raise DataError(f"{where}: is {_kind(row)}, a row is an object with the fields {', '.join(FIELDS[form])}")
+        fields = f" with the fields {', '.join(FIELDS[form])}" if form in FIELDS else ""
+        raise DataError(f"{where}: is {_kind(row)}, a row is an object{fields}")
+    if form == "games":
+        return
     if form == "supervised" and "messages" in row:
         _check_messages(row["messages"], f"{where}: messages")
         if not any(message["role"] == "assistant" for message in row["messages"]):
@@ -131,8 +135,10 @@ def generate(task: Task, name: str, seed: int, n: int, form: str) -> list[Row]:
     return rows
 
 
-def read_jsonl(path: Path, form: str) -> list[Row]:
+def read_jsonl(path: Path, form: str, check: Callable[[Row, str], None] | None = None) -> list[Row]:
     """Return the rows of a file with one JSON object a line; lines that are empty are passed over.
+
+    `check` is called with each row and where it stands.
 
     Raises:
         MissingInputError: it is not there.
@@ -157,6 +163,8 @@ def read_jsonl(path: Path, form: str) -> list[Row]:
                 if line.strip():
                     row = _parse(line.rstrip(b"\r\n"), where)
                     check_row(row, form, where)
+                    if check is not None:
+                        check(row, where)
                     rows.append(row)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error

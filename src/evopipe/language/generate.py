@@ -15,7 +15,7 @@ import torch
 
 from evopipe import rng
 from evopipe.language.base import Base
-from evopipe.language.hooks import positions
+from evopipe.language.hooks import padded, positions, sight
 from evopipe.rng import Purpose
 from evopipe.types import Tensor
 
@@ -124,10 +124,9 @@ def _complete(
     place_of = torch.arange(first, first + rows, device=device).expand(members, -1)
     ends, how = torch.tensor(base.ends, device=device), Sampling(*(x[:, first : first + rows] for x in sampling))
     alive = torch.ones(members, rows, dtype=torch.bool, device=device)
-    out = model(
-        input_ids=ids.flatten(0, 1), attention_mask=real.flatten(0, 1).long(),
-        position_ids=positions(real).flatten(0, 1), use_cache=True, logits_to_keep=1,
-    )  # fmt: skip
+    pads = padded(real)
+    seeing = sight(real.flatten(0, 1)) if pads else {}
+    out = model(input_ids=ids.flatten(0, 1), use_cache=True, logits_to_keep=1, **seeing)
     cache, logits = out.past_key_values, out.logits[:, -1].float()
     if group > 1:
         cache.batch_repeat_interleave(group)
@@ -156,11 +155,15 @@ def _complete(
             alive, token, place_of = (x.gather(1, kept) for x in (alive, token, place_of))
             how = Sampling(*(x.gather(1, kept) for x in how))
             seen, place = (x.gather(1, kept[..., None].expand(-1, -1, x.shape[-1])) for x in (seen, place))
-        logits = model(
-            input_ids=token.reshape(-1, 1), attention_mask=seen[..., : width + t + 1].flatten(0, 1).long(),
-            position_ids=place[..., width + t : width + t + 1].flatten(0, 1), past_key_values=cache, use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1].float()  # fmt: skip
+        if pads:
+            seeing = {
+                "attention_mask": seen[..., : width + t + 1].flatten(0, 1).long(),
+                "position_ids": place[..., width + t : width + t + 1].flatten(0, 1),
+            }
+        out = model(
+            input_ids=token.reshape(-1, 1), past_key_values=cache, use_cache=True, logits_to_keep=1, **seeing
+        )  # fmt: skip
+        logits = out.logits[:, -1].float()
 
 
 def _stopped(base: Base, ids: Tensor, place_of: Tensor, alive: Tensor, group: int, stop: Stops) -> Tensor:

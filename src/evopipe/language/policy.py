@@ -196,6 +196,6 @@ def read_change(folder: Path, base: Base) -> Tensor:
 
 
 def described(folder: Path) -> dict[str, Any] | None:
-    """Return what an exported folder says of a language model; None where it is none."""
+    """Return what an exported folder says of a language model, or of a player of games; None where it is none."""
     about = parse_json(read_folder(folder, only=(POLICY,))[POLICY], str(folder / POLICY))
-    return about if isinstance(about, dict) and about.get("kind") == "language" else None
+    return about if isinstance(about, dict) and about.get("kind") in ("language", "games") else None

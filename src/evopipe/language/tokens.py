@@ -132,7 +132,7 @@ def tokenise(
         prompts.append(prompt)
         answers.append(own)
         marks.append(learned)
-    splits = _split(len(kept), fetch, seed) if held_out is None else _halves(np.array(places), held_out)
+    splits = _split(kept, form, fetch, seed) if held_out is None else _halves(np.array(places), held_out)
     if any(not len(index) for index in splits.values()):
         raise DataError(
             f"of {len(rows)} rows {len(rows) - len(kept)} are longer than language.max_prompt ({cfg.max_prompt}) or "
@@ -142,6 +142,21 @@ def tokenise(
     columns = tuple(Ragged.of(list(column)) for column in zip(*answers, strict=True))
     left_out = len(rows) - len(kept)
     return Corpus(form, kept, Ragged.of(prompts), columns, Ragged.of(marks), splits, left_out, base.digest)
+
+
+def games(rows: Sequence[Mapping[str, Any]], told: Any, base: Base, fetch: TextFetch, seed: int) -> Corpus:
+    """Split games that a task encoded, `told`.
+
+    Raises:
+        DataError: there are too few.
+    """
+    splits = _split(rows, "games", fetch, seed)
+    if any(not len(index) for index in splits.values()):
+        raise DataError(f"{len(rows)} games are too few to split: bring more")
+    ids, acts = (
+        Ragged.of([x[real].tolist() for x, real in zip(each, told.real, strict=True)]) for each in (told.ids, told.acts)
+    )
+    return Corpus("games", rows, Ragged.of([[]] * len(rows)), (ids,), acts, splits, 0, base.digest)
 
 
 def _row(
@@ -188,12 +203,16 @@ def _common(a: Sequence[int], b: Sequence[int]) -> Sequence[int]:
     return a[:n]
 
 
-def _split(n: int, fetch: TextFetch, seed: int) -> dict[str, np.ndarray]:
-    """Divide `n` rows at random: a tenth of 10 is 1, and no split is empty where there are 3."""
-    order = rng.host(rng.run_key(seed), Purpose.PROMPT).permutation(n)
-    test, validation = (max(1, round(share * n)) for share in (fetch.test, fetch.validation))
+def _split(rows: Sequence[Mapping[str, Any]], form: Form, fetch: TextFetch, seed: int) -> dict[str, np.ndarray]:
+    """Divide rows at random: a tenth of 10 is 1, and no split is empty where there are 3. Pairs of one prompt share a
+    split: who has learned from one of them knows the others' chosen completion."""
+    alike = [json.dumps(row["prompt"]) if form == "preference" else i for i, row in enumerate(rows)]
+    group = {key: i for i, key in enumerate(dict.fromkeys(alike))}
+    of = np.array([group[key] for key in alike])
+    order = rng.host(rng.run_key(seed), Purpose.PROMPT).permutation(len(group))
+    test, validation = (max(1, round(share * len(group))) for share in (fetch.test, fetch.validation))
     cuts = np.split(order, [test, test + validation])
-    return dict(zip(reversed(SPLITS), (np.sort(cut) for cut in cuts), strict=True))
+    return dict(zip(reversed(SPLITS), (np.flatnonzero(np.isin(of, cut)) for cut in cuts), strict=True))
 
 
 def _halves(places: np.ndarray, held_out: int) -> dict[str, np.ndarray]:

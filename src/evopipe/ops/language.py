@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from evopipe.types import Tensor
+from evopipe.types import Games, Tensor
 
 Level = Literal["token", "turn", "sequence"]
 Mean = Literal["token", "sequence"]
@@ -234,3 +234,24 @@ def preference(
     margin = beta[:, None] * ((chosen - reference[0]) - (rejected - reference[1]))
     imitation = nll[:, None] * chosen / tokens.clamp(min=1)
     return Preference(-preferred(margin) - imitation, margin.detach())
+
+
+# --- games ------------------------------------------------------------------------------------------------------------
+
+
+def games(ids: Tensor, real: Tensor, acts: Tensor, reward: Tensor, done: Tensor) -> Games:
+    """Return games `[…, L]` as decisions.
+
+    `real` is False in pads, which stand on the right; `acts` is True where the player wrote a token, `reward` came with
+    it, and `done` is True at the token after which a game is over.
+    """
+    width = ids.shape[-1]
+    place = torch.arange(width, device=ids.device).expand(ids.shape)
+    last = real.sum(dim=-1, keepdim=True) - 1
+    writes = torch.where(acts[..., 1:], place[..., :-1], width)  # the columns in which the player is to write
+    following = writes.flip(-1).cummin(dim=-1).values.flip(-1)[..., 1:]
+    following = torch.cat((following, torch.full_like(last, width)), dim=-1)
+    after = torch.where(following < width, following, last)
+    gained, ended = reward.cumsum(dim=-1), done.long().cumsum(dim=-1)
+    received = gained.gather(-1, after) - gained[..., :-1]
+    return Games(ids, acts[..., 1:], received, after, ended.gather(-1, after) > ended[..., :-1])

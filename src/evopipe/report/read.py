@@ -122,6 +122,21 @@ class _Judged:
 
 
 @dataclass(frozen=True)
+class Player:
+    """How someone plays games: mean return, share of them that is won, mean number of guesses."""
+
+    mean: float
+    won: float
+    tries: float
+
+
+@dataclass(frozen=True)
+class _Players:
+    elite: Player
+    behaviours: Mapping[str, Player]
+
+
+@dataclass(frozen=True)
 class _WithBase:
     base: _Judged
     elite: _Judged
@@ -189,13 +204,36 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class _Turns:
+    guesses: tuple[str, ...]
+    colours: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Game:
+    """A game of words."""
+
+    game: _Turns
+    total: Annotated[float, Field(alias="return")]
+    won: bool
+
+    @property
+    def turns(self) -> list[list[tuple[str, str]]]:
+        """Of each guess the letters, and what was said of each: `g`, `y`, `b`, or `x` where nothing was."""
+        turns = zip(self.game.guesses, self.game.colours, strict=True)
+        return [list(zip(guess, told or "x" * len(guess), strict=True)) for guess, told in turns]
+
+
+@dataclass(frozen=True)
 class Told:
-    """What language models did: means of each generation by name, and completions."""
+    """What language models did: means of each generation by name, and completions, or games."""
 
     measures: Mapping[str, Mapping[Key, float | str]]
-    completions: tuple[Completion, ...]
-    base: float  # the base's mean score
-    task: tuple[float, float] | None  # the base's and the elite's by the task itself, where a reward model scores
+    completions: tuple[Completion, ...] = ()
+    base: float = math.nan  # the base's mean score
+    task: tuple[float, float] | None = None  # the base's and the elite's by the task itself, if a reward model scores
+    games: tuple[Game, ...] = ()
+    players: Mapping[str, Player] = field(default_factory=dict)  # of the games: the elite, and who made the data
 
 
 @dataclass(frozen=True)
@@ -288,7 +326,7 @@ def read(folder: Path) -> Run:
         elite=elite,
         members=tuple(last),
         timing=_rows(folder, layout.TIMING, _Timing),
-        told=_told(folder) if about.get("kind") == "language" else None,
+        told=_told(folder) if about.get("kind") in ("language", "games") else None,
     )
 
 
@@ -302,11 +340,16 @@ def _told(folder: Path) -> Told:
         for name, value in row.items():
             if isinstance(value, float):
                 measures.setdefault(name, {})[key] = value
+    measures = {name: column for name, column in measures.items() if len(set(column.values())) > 1}
+    shown = _json(folder, layout.COMPLETIONS, tuple[Completion | Game, ...])
+    games = tuple(each for each in shown if isinstance(each, Game))
+    if games:
+        found = _json(folder, layout.EVALUATION, _Players)
+        return Told(measures, games=games, players={"elite": found.elite, **found.behaviours})
+    said = tuple(each for each in shown if isinstance(each, Completion))
     scored = _json(folder, layout.EVALUATION, _WithBase)
     before, after = scored.base.task, scored.elite.task
-    task = None if before is None or after is None else (before, after)
-    measures = {name: column for name, column in measures.items() if len(set(column.values())) > 1}
-    return Told(measures, _json(folder, layout.COMPLETIONS, tuple[Completion, ...]), scored.base.mean, task)
+    return Told(measures, said, scored.base.mean, None if before is None or after is None else (before, after))
 
 
 def _nodes(lineage: Sequence[Record]) -> dict[Key, Node]:

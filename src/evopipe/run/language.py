@@ -17,6 +17,7 @@ from evopipe.core.structure import Architecture, Widths
 from evopipe.evolve.mutate import Traits
 from evopipe.language.adapters import Adapted, Full, LoRA
 from evopipe.language.base import Base
+from evopipe.language.gpt import GPT
 from evopipe.rng import Purpose
 from evopipe.schema.blocks import MutationConfig, TournamentConfig
 from evopipe.schema.declare import evolvable
@@ -41,6 +42,9 @@ class LanguageSpec:
     base: Base
     device: torch.device
     cohorts: Literal["merged", "exact"] = "merged"
+    begun: GPT | None = (
+        None  # what members start with, where they go on from another run's; else as `language.gpt` says
+    )
 
     @property
     def name(self) -> str:
@@ -75,7 +79,7 @@ class LanguageSpec:
         """Of every network; the policy's know the base."""
         networks: Any = self.algo.networks  # of words, where others have spaces
         found = dict(networks(self.algo_config, self.base.words))
-        return {**found, self.algo.POLICY: Adapted.of(self.base)}
+        return found if self.base.length else {**found, self.algo.POLICY: Adapted.of(self.base)}
 
     @property
     def rates(self) -> list[str]:
@@ -95,6 +99,8 @@ class LanguageSpec:
 
     def architecture(self) -> Architecture:
         """Return what members start with."""
+        if self.base.length:
+            return self.begun or GPT.start(self.language.gpt, self.base.length)
         return Full() if self.language.full else LoRA(self.language.rank, self.language.scale)
 
     def whole(self, member: Member, name: str) -> int:
@@ -102,7 +108,8 @@ class LanguageSpec:
         return int(member.hyper.get(name, getattr(self.algo_config, name, 1)))
 
     def pace(self, member: Member) -> Pace:
-        return Pace(when=tuple(self.whole(member, name) for name in _WHOLE))
+        games = self.whole(member, "batch_size") if self.base.length else 1
+        return Pace(games, tuple(self.whole(member, name) for name in _WHOLE))
 
     def form(self, members: Sequence[Member]) -> list[Cohort]:
         return form(members, self.algo.State, self.widths, self.device, self.pace, self.cohorts)
@@ -122,8 +129,12 @@ class LanguageSpec:
                 return f"member {i}: hyper.{error}"
             if member.hyper.keys() != able:
                 return f"member {i} has the hyper-parameters {', '.join(member.hyper)}, expected {', '.join(able)}"
-            if type(member.arch) is not type(self.architecture()):
+            wanted_arch = self.architecture()
+            if type(member.arch) is not type(wanted_arch):
                 return f"member {i} holds {member.arch.describe()}, language.full is {self.language.full}"
+            if self.base.length and member.arch.family != wanted_arch.family:
+                asked = f"language.gpt and the task ask for {wanted_arch.describe()} of {self.base.length} tokens"
+                return f"member {i} holds {member.arch.describe()}, {asked}: width and heads' width must agree"
             if member.tensors.keys() != kinds.keys():
                 return f"member {i} holds {', '.join(member.tensors)}, expected {', '.join(kinds)}"
             for name, (kind, network) in kinds.items():

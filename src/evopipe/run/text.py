@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -50,21 +50,52 @@ class References:
         return found[None].to(text.mask.device)
 
 
+class Lessons(Protocol):
+    """Rows of a dataset as members learn from them, and what scores members."""
+
+    @property
+    def splits(self) -> Mapping[str, np.ndarray]:
+        """Which rows train, score members while they train, and are held out."""
+
+    def batch(self, index: np.ndarray, members: int) -> Any:
+        """Return rows as the algorithm's `update` reads them, for so many members."""
+
+    def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
+        """See `run.regime.Regime.evaluate`."""
+
+
+class Texts:
+    """Lessons of text: what seeds of an evaluation stand for are rows of the validation split."""
+
+    def __init__(self, spec: LanguageSpec, corpus: Corpus) -> None:
+        self.spec, self.corpus, self.splits = spec, corpus, corpus.splits
+        kept = np.sort(np.concatenate([corpus.splits["train"], corpus.splits["validation"]]))
+        asks = "reference" in spec.algo.asks(spec.algo_config)
+        self.references = References(spec, corpus, kept) if asks else None
+
+    def batch(self, index: np.ndarray, members: int) -> Text:
+        return rows_for(self.spec, self.corpus, index, members, self.references)
+
+    def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
+        rows = self.splits["validation"]
+        return evaluate_rows(
+            self.spec, self.corpus, cohorts, rows[held_out(seeds, len(rows))], self.references, stopped
+        )
+
+
 class TextRows:
-    """The regime (see `run.regime.Regime`) of learning from rows of text: a tick is one batch, the same for all."""
+    """The regime (see `run.regime.Regime`) of learning from rows: a tick is one batch, the same for all."""
 
     threshold: float | None = None
     remarks: Sequence[str] = ()
 
-    def __init__(self, spec: LanguageSpec, clock: Clock, corpus: Corpus) -> None:
-        self.spec, self.clock, self.corpus, self.whole = spec, clock, corpus, True
-        self.warm = len(corpus.splits["train"])
+    def __init__(self, spec: LanguageSpec, clock: Clock, lessons: Lessons) -> None:
+        self.spec, self.clock, self.whole = spec, clock, True
+        self.train, self.batch, self.evaluate = lessons.splits["train"], lessons.batch, lessons.evaluate
+        self.warm = len(self.train)
         self.clock.rewarded = True  # it learns from no reward
         self.cohorts: Sequence[Cohort] = []
         self.measures = Measures(clock.members, ("loss",))
-        kept = np.sort(np.concatenate([corpus.splits["train"], corpus.splits["validation"]]))
-        asks = "reference" in spec.algo.asks(spec.algo_config)
-        self.references = References(spec, corpus, kept) if asks else None
 
     def first(self, member: Member) -> Member:
         return member
@@ -77,11 +108,11 @@ class TextRows:
 
     def advance(self) -> None:
         """Learn from one batch."""
-        self.whole, tick, train = False, self.clock.tick, self.corpus.splits["train"]
+        self.whole, tick, train = False, self.clock.tick, self.train
         for cohort in self.cohorts:
             size = self.spec.whole(cohort.members[0], "batch_size")
             index = train[rows_at(self.spec.seed, len(train), tick * size, size)]
-            batch = rows_for(self.spec, self.corpus, index, len(cohort.members), self.references)
+            batch = self.batch(index, len(cohort.members))
             draw = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([tick], device=self.spec.device))
             cfg = self.spec.algo_config
             found = self.spec.algo.update(cfg, cohort.state, cohort.hyper, batch, cohort.healthy, draw, 0)
@@ -90,12 +121,6 @@ class TextRows:
             self.measures.note(self.clock.generation, cohort.slots, {"loss": found.losses})
         self.clock.count()
         self.whole = True
-
-    def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """See `Regime.evaluate`; seeds stand for rows of the validation split."""
-        rows = self.corpus.splits["validation"]
-        index = rows[held_out(seeds, len(rows))]
-        return evaluate_rows(self.spec, self.corpus, cohorts, index, self.references, stopped)
 
     def state(self) -> dict[str, Tensor]:
         return self.measures.state()

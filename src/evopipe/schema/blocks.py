@@ -408,6 +408,15 @@ class RuntimeConfig(Schema):
     shards: ShardsConfig = Field(default_factory=ShardsConfig, validate_default=True)
 
 
+class PopulationConfig(Schema):
+    """The initial population."""
+
+    size: int = Field(4, ge=1, le=4096, description="members")
+    start: str | None = Field(
+        None, description="a folder of trained members to begin with in place of fresh ones: a copy of models/trained"
+    )
+
+
 class TrackingConfig(Schema):
     """Where runs can be looked at and compared. The local log is always written."""
 

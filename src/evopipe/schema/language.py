@@ -13,7 +13,7 @@ from evopipe.schema.shards import ShardsConfig
 
 _Weight = Annotated[float, Field(ge=0.0)]
 _OWN = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
-Form = Literal["reasoning", "preference", "supervised"]
+Form = Literal["reasoning", "preference", "supervised", "games"]
 
 
 class LanguageConfig(Schema):
@@ -35,12 +35,23 @@ class LanguageConfig(Schema):
                 raise ValueError(f"hidden ({self.hidden}) must be a multiple of 2 · heads ({2 * self.heads})")
             return self
 
+    class Gpt(Schema):
+        """`language.model: gpt`: members are whole small GPTs over the tokens of a game, and their form evolves."""
+
+        hidden: int = Field(64, ge=16, le=4096, multiple_of=16, description="width of the stream between layers")
+        layers: int = Field(2, ge=1, le=64, description="layers that members start with")
+        heads: int = Field(4, ge=1, le=256, description="attention heads of each of them")
+        head: int = Field(16, ge=16, le=512, multiple_of=16, description="width of a head")
+        feedforward: int = Field(128, ge=16, le=1 << 14, multiple_of=16, description="feed-forward nodes of each layer")
+
     model: str = Field(
         "tiny",
         min_length=1,
-        description="the base: `tiny`, made here; a folder as `save_pretrained` writes it; or a model's id on the hub",
+        description="the base: `tiny`, made here; a folder as `save_pretrained` writes it; or a model's id on the hub; "
+        "`gpt`: none, members are whole models that play games",
     )
     tiny: Tiny = Field(default_factory=Tiny)
+    gpt: Gpt = Field(default_factory=Gpt)
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="numbers of the base's weights")
     engine: Literal["transformers", "vllm"] = Field(
         "transformers",
@@ -170,12 +181,15 @@ class TextMutation(Schema):
 
         none: _Weight = Field(0.4, description="child equals parent")
         rank: _Weight = Field(0.0, description="the adapter's rank grows; the member stays what it is")
+        architecture: _Weight = Field(
+            0.0, description="a GPT gains or loses a layer, heads or nodes; with what it gains it stays what it is"
+        )
         rl_hp: _Weight = Field(0.6, description="one RL hyper-parameter grows or shrinks")
 
         @model_validator(mode="before")
         @classmethod
         def _of_a_base(cls, data: Any) -> Any:
-            named = [name for name in ("architecture", "parameters", "activation") if name in data]
+            named = [name for name in ("parameters", "activation") if name in data]
             if isinstance(data, dict) and named:
                 sentence = "members adapt a base whose form they share: delete this; `rank` lets their adapters grow"
                 raise located([((name,), sentence) for name in named])
@@ -187,8 +201,27 @@ class TextMutation(Schema):
                 raise ValueError("all mutation probabilities are 0: give at least one kind a positive weight")
             return self
 
+    class Gpt(Schema):
+        """How far, and in which steps, the form of GPTs may wander."""
+
+        min_layers: int = Field(1, ge=1, le=8, description="fewest layers")
+        max_layers: int = Field(4, ge=1, le=8, description="most layers")
+        min_heads: int = Field(1, ge=1, le=256, description="fewest heads of a layer")
+        max_heads: int = Field(8, ge=1, le=256, description="most heads of a layer; one at a time comes or goes")
+        min_nodes: int = Field(16, ge=16, le=4096, multiple_of=16, description="fewest feed-forward nodes of a layer")
+        max_nodes: int = Field(256, ge=16, le=4096, multiple_of=16, description="most feed-forward nodes of a layer")
+
+        @model_validator(mode="after")
+        def _ordered(self) -> Self:
+            for what in ("layers", "heads", "nodes"):
+                low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
+                if low > high:
+                    raise ValueError(f"min_{what} ({low}) is above max_{what} ({high})")
+            return self
+
     probabilities: Probabilities = Field(default_factory=Probabilities)
     max_rank: int = Field(32, ge=1, le=512, description="largest rank that mutation may reach")
+    gpt: Gpt = Field(default_factory=Gpt)
     mutate_elite: bool = Field(False, description="whether the elite's own copy in slot 0 mutates too")
     before_training: bool = Field(False, description="mutate every initial member once (kind `none` excluded)")
 

@@ -15,14 +15,15 @@ from evopipe.schema.blocks import (
     EnvConfig,
     FetchConfig,
     MutationConfig,
+    PopulationConfig,
     RuntimeConfig,
     TournamentConfig,
     TrackingConfig,
     TrainConfig,
 )
-from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain, located, out_of_bounds
+from evopipe.schema.declare import COMPLETE, Problem, Schema, explain, located
 from evopipe.schema.read import read_yaml
-from evopipe.schema.text import LanguageParams
+from evopipe.schema.text import LanguageParams, evolve_problems, parse_blocks, tracked
 from evopipe.types import Spaces
 
 MAX_PROBLEMS = 50
@@ -40,15 +41,6 @@ class Params(Schema):
     """
 
     of_text: ClassVar[bool] = False  # whether members are language models
-
-    class Population(Schema):
-        """The initial population."""
-
-        size: int = Field(4, ge=1, le=4096, description="members")
-        start: str | None = Field(
-            None,
-            description="a folder of trained members to begin with in place of fresh ones: a copy of models/trained",
-        )
 
     class Evolution(Schema):
         """Selection and mutation."""
@@ -76,7 +68,7 @@ class Params(Schema):
     seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
     env: EnvConfig = Field(default_factory=EnvConfig)
     fetch: FetchConfig = Field(default_factory=FetchConfig)
-    population: Population = Field(default_factory=Population)
+    population: PopulationConfig = Field(default_factory=PopulationConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     evolution: Evolution = Field(default_factory=Evolution)
     evaluate: Evaluate = Field(default_factory=Evaluate)
@@ -94,14 +86,11 @@ class Params(Schema):
 
     def tracked(self, *blocks: str) -> dict[str, Any]:
         """Return what results depend on as JSON data: the chosen algorithm's block as `algo`, and these; or all."""
-        neutral = {"env": {"step_seconds"}, "runtime": set(NEUTRAL)}
-        values = self.model_dump(mode="json", exclude={"algos": True, "tracking": True, **neutral})
-        kept = {name: values[name] for name in blocks or values}
-        return {**kept, "algo": self.algo_config.model_dump(mode="json")}
+        return tracked(self, {"env": {"step_seconds"}, "runtime": set(NEUTRAL)}, blocks)
 
     @field_validator("population")
     @classmethod
-    def _population_fits(cls, population: Population, info: ValidationInfo) -> Population:
+    def _population_fits(cls, population: PopulationConfig, info: ValidationInfo) -> PopulationConfig:
         env = info.data.get("env")
         if env is not None and population.size * env.num_envs > _MAX_ENVIRONMENTS:
             made = f"{population.size} members with {env.num_envs} environments each (env.num_envs) are"
@@ -135,32 +124,9 @@ class Params(Schema):
     @field_validator("algos")
     @classmethod
     def _algos_parsed(cls, blocks: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        chosen = info.data["train"].algo if "train" in info.data else None
-        parsed: dict[str, Any] = {}
-        problems: list[Problem] = []
-        for name, block in blocks.items():
-            if name not in registry.names():
-                problems.append(((name,), f"unknown key{suggestion(name, registry.names())}"))
-                continue
-            schema = registry.get(name).Config
-            try:
-                parsed[name] = schema.model_validate(block, context=info.context if name == chosen else None)
-                found = list(_algo_problems(name, parsed[name]))
-                if name == chosen:
-                    found += _run_problems(name, parsed[name], info.data["train"])
-            except ValidationError as error:
-                found = explain(error, schema, block)
-            problems += [((name, *path), sentence) for path, sentence in found]
-        if chosen is not None and chosen not in blocks:
-            parsed[chosen] = registry.get(chosen).Config()
-            found = list(_run_problems(chosen, parsed[chosen], info.data["train"]))
-            problems += [((chosen, *path), sentence) for path, sentence in found]
-            if info.context == COMPLETE:
-                sentence = f"missing block: put what `evopipe params block {chosen}` prints below `algos:`"
-                problems.append(((chosen,), sentence))
-        if problems:
-            raise located(problems)
-        return parsed
+        return parse_blocks(
+            blocks, info, False, lambda name, config, chosen: _block_problems(name, config, chosen, info)
+        )  # fmt: skip
 
 
 AnyParams: TypeAlias = Params | LanguageParams
@@ -265,14 +231,16 @@ def _train_problems(train: TrainConfig, env: EnvConfig | None) -> Iterator[Probl
         yield ("normalise", "rewards"), f"{why}: set it to false, or take an on-policy algorithm"
 
 
+def _block_problems(name: str, config: Any, chosen: bool, info: ValidationInfo) -> Iterator[Problem]:
+    yield from _algo_problems(name, config)
+    if chosen:
+        yield from _run_problems(name, config, info.data["train"])
+
+
 def _algo_problems(name: str, config: Any) -> Iterator[Problem]:
     """What an algorithm can do nothing with in its own block."""
-    algo, able = registry.get(name), evolvable(type(config))
-    for hyper in config.evolve:
-        if hyper in able:
-            yield from out_of_bounds(config, hyper)
-        else:
-            yield ("evolve", hyper), f"no hyper-parameter of that name can evolve{suggestion(hyper, able)}"
+    algo = registry.get(name)
+    yield from evolve_problems(config)
     if registry.on_policy(algo) and config.batch_size > config.learn_step:
         steps = f"{config.batch_size} steps are more than a rollout has ({name}.learn_step: {config.learn_step})"
         yield ("batch_size",), f"{steps}; lower it, or raise learn_step"

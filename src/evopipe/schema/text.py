@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from evopipe import algos as registry
 from evopipe.errors import suggestion
-from evopipe.schema.blocks import ArchitectureBounds, MutationConfig, TournamentConfig, TrackingConfig
+from evopipe.schema.blocks import ArchitectureBounds, MutationConfig, PopulationConfig, TournamentConfig, TrackingConfig
 from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain, located, out_of_bounds
 from evopipe.schema.language import (
     LanguageConfig,
@@ -30,15 +30,6 @@ class LanguageParams(Schema):
 
     of_text: ClassVar[bool] = True
 
-    class Population(Schema):
-        """The initial population."""
-
-        size: int = Field(4, ge=1, le=4096, description="members")
-        start: str | None = Field(
-            None,
-            description="a folder of trained members to begin with in place of fresh ones: a copy of models/trained",
-        )
-
     class Evolution(Schema):
         """Selection and mutation."""
 
@@ -48,7 +39,7 @@ class LanguageParams(Schema):
     seed: int = Field(1, ge=0, le=2**31 - 1, description="seed of everything random")
     language: LanguageConfig = Field(default_factory=LanguageConfig)
     fetch: TextFetch = Field(default_factory=TextFetch)
-    population: Population = Field(default_factory=Population)
+    population: PopulationConfig = Field(default_factory=PopulationConfig)
     train: TextTrain = Field(default_factory=TextTrain)
     evolution: Evolution = Field(default_factory=Evolution)
     evaluate: TextEvaluate = Field(default_factory=TextEvaluate)
@@ -67,21 +58,26 @@ class LanguageParams(Schema):
     @property
     def mutation(self) -> MutationConfig:
         """How children change, in the terms of `evolve`."""
-        cfg = self.evolution.mutation
+        cfg, whole, gpt = self.evolution.mutation, self.language.model == "gpt", self.evolution.mutation.gpt
+        changes = cfg.probabilities.architecture if whole else cfg.probabilities.rank
+        bounds = ArchitectureBounds(min_nodes=1, max_nodes=cfg.max_rank)
+        if whole:  # a layer's heads are what an image's channels are
+            bounds = ArchitectureBounds(
+                min_layers=gpt.min_layers, max_layers=gpt.max_layers, min_nodes=gpt.min_nodes, max_nodes=gpt.max_nodes,
+                min_channels=gpt.min_heads, max_channels=gpt.max_heads, channel_steps=(1,),
+            )  # fmt: skip
         return MutationConfig(
             probabilities=MutationConfig.Probabilities(
-                none=cfg.probabilities.none, architecture=cfg.probabilities.rank, parameters=0.0, activation=0.0,
+                none=cfg.probabilities.none, architecture=changes, parameters=0.0, activation=0.0,
                 rl_hp=cfg.probabilities.rl_hp,
             ),
-            new_layer_prob=0.0, mutate_elite=cfg.mutate_elite, before_training=cfg.before_training,
-            architecture=ArchitectureBounds(min_nodes=1, max_nodes=cfg.max_rank),
+            new_layer_prob=0.2 if whole else 0.0, mutate_elite=cfg.mutate_elite, before_training=cfg.before_training,
+            architecture=bounds,
         )  # fmt: skip
 
     def tracked(self, *blocks: str) -> dict[str, Any]:
         """Return what results depend on as JSON data: the chosen algorithm's block as `algo`, and these; or all."""
-        values = self.model_dump(mode="json", exclude={"algos": True, "tracking": True, "runtime": NEUTRAL})
-        kept = {name: values[name] for name in blocks or values}
-        return {**kept, "algo": self.algo_config.model_dump(mode="json")}
+        return tracked(self, {"runtime": NEUTRAL}, blocks)
 
     @model_validator(mode="before")
     @classmethod
@@ -93,50 +89,96 @@ class LanguageParams(Schema):
 
     @field_validator("train")
     @classmethod
-    def _train_fits(cls, train: TextTrain) -> TextTrain:
+    def _train_fits(cls, train: TextTrain, info: ValidationInfo) -> TextTrain:
         if train.algo not in (known := registry.names(of_text=True)):
             sentence = f"unknown algorithm {train.algo!r}{suggestion(train.algo, known)}"
             if train.algo in registry.names():
                 sentence = f"{train.algo} serves environments: put `env` in the place of `language`, or take "
                 sentence += ", ".join(known)
             raise located([(("algo",), sentence)])
+        whole = "language" in info.data and info.data["language"].model == "gpt"
+        able = [name for name in known if (registry.regime_of(name) == "games") == whole]
+        if "language" in info.data and train.algo not in able:
+            sentence = f"{train.algo} learns from games, by models of its own: set language.model to gpt"
+            if whole:
+                sentence = f"{train.algo} adapts a base, language.model gpt has none: take {', '.join(able)}"
+            raise located([(("algo",), sentence)])
         return train
+
+    @field_validator("evolution")
+    @classmethod
+    def _form_may_change(cls, evolution: Evolution, info: ValidationInfo) -> Evolution:
+        if "language" in info.data:
+            whole = info.data["language"].model == "gpt"
+            for name, fits in (("architecture", whole), ("rank", not whole)):
+                if getattr(evolution.mutation.probabilities, name) and not fits:
+                    are = "are GPTs, and `architecture` changes them" if whole else "adapt a base whose form they share"
+                    raise located([(("mutation", "probabilities", name), f"members {are}: set it to 0")])
+        return evolution
 
     @field_validator("algos")
     @classmethod
     def _algos_parsed(cls, blocks: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        chosen = info.data["train"].algo if "train" in info.data else None
-        parsed: dict[str, Any] = {}
-        problems: list[Problem] = []
-        for name, block in blocks.items():
-            if name not in (known := registry.names(of_text=True)):
-                problems.append(((name,), f"unknown key{suggestion(name, known)}"))
-                continue
-            schema = registry.get(name).Config
-            try:
-                parsed[name] = schema.model_validate(block, context=info.context if name == chosen else None)
-                found = list(_algo_problems(parsed[name]))
-            except ValidationError as error:
-                found = explain(error, schema, block)
-            problems += [((name, *path), sentence) for path, sentence in found]
-        if chosen is not None and chosen not in blocks:
-            parsed[chosen] = registry.get(chosen).Config()
-            if info.context == COMPLETE:
-                sentence = f"missing block: put what `evopipe params block {chosen}` prints below `algos:`"
-                problems.append(((chosen,), sentence))
-        if problems:
-            raise located(problems)
-        return parsed
+        return parse_blocks(blocks, info, True, lambda name, config, chosen: _algo_problems(config))
 
 
-def _algo_problems(config: Any) -> Iterator[Problem]:
-    """What an algorithm can do nothing with in its own block."""
+def tracked(params: Any, neutral: Mapping[str, set[str]], blocks: Sequence[str]) -> dict[str, Any]:
+    """Return what results depend on as JSON data: of these blocks, or all, what is not neutral, and the chosen
+    algorithm's as `algo`."""
+    values = params.model_dump(mode="json", exclude={"algos": True, "tracking": True, **neutral})
+    kept = {name: values[name] for name in blocks or values}
+    return {**kept, "algo": params.algo_config.model_dump(mode="json")}
+
+
+def parse_blocks(
+    blocks: Mapping[str, Any], info: ValidationInfo, of_text: bool,
+    problems_of: Callable[[str, Any, bool], Iterable[Problem]],
+) -> dict[str, Any]:  # fmt: skip
+    """Return the blocks of `algos` as their `Config`s, that of the chosen algorithm among them.
+
+    What is wrong with one beyond its own schema `problems_of` says, of name, block, and whether it is the chosen one.
+
+    Raises:
+        ValidationError: a block cannot be used, or the chosen one is not there where the file must be complete.
+    """
+    chosen = info.data["train"].algo if "train" in info.data else None
+    parsed: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for name, block in blocks.items():
+        if name not in (known := registry.names(of_text=of_text)):
+            problems.append(((name,), f"unknown key{suggestion(name, known)}"))
+            continue
+        schema = registry.get(name).Config
+        try:
+            parsed[name] = schema.model_validate(block, context=info.context if name == chosen else None)
+            found = list(problems_of(name, parsed[name], name == chosen))
+        except ValidationError as error:
+            found = explain(error, schema, block)
+        problems += [((name, *path), sentence) for path, sentence in found]
+    if chosen is not None and chosen not in blocks:
+        parsed[chosen] = registry.get(chosen).Config()
+        problems += [((chosen, *path), sentence) for path, sentence in problems_of(chosen, parsed[chosen], True)]
+        if info.context == COMPLETE:
+            sentence = f"missing block: put what `evopipe params block {chosen}` prints below `algos:`"
+            problems.append(((chosen,), sentence))
+    if problems:
+        raise located(problems)
+    return parsed
+
+
+def evolve_problems(config: Any) -> Iterator[Problem]:
+    """What cannot evolve of a block's `evolve`, or not so far."""
     able = evolvable(type(config))
     for hyper in config.evolve:
         if hyper in able:
             yield from out_of_bounds(config, hyper)
         else:
             yield ("evolve", hyper), f"no hyper-parameter of that name can evolve{suggestion(hyper, able)}"
+
+
+def _algo_problems(config: Any) -> Iterator[Problem]:
+    """What an algorithm can do nothing with in its own block."""
+    yield from evolve_problems(config)
     rows = getattr(config, "rows", None)
     if rows is not None and config.batch_size > rows:
         yield ("batch_size",), f"{config.batch_size} are more than the completions of a step (rows: {rows}); lower it"

@@ -17,13 +17,12 @@ from evopipe.core.net import score
 from evopipe.language.data import generate
 from evopipe.language.tokens import tokenise
 from evopipe.run.clock import Clock
-from evopipe.run.dialogue import Dialogue
 from evopipe.run.language import LanguageSpec
 from evopipe.run.run import Run
 from evopipe.run.spec import first_members
-from evopipe.run.text import TextRows, on_device, rows_for
+from evopipe.run.text import on_device, rows_for
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.language.setup import form_of, judge_of, make_spec, task_of
+from evopipe.stages.language.setup import form_of, make_spec, regime_of, task_of
 
 CLOSE = 1e-3  # of the largest number: sums in another order
 _ROWS, _SCORED = 200, 32  # rows of the task; those that are scored
@@ -66,9 +65,7 @@ def _run(name: str, device: torch.device, members: int) -> Run[LanguageSpec]:
     corpus = tokenise(made, form, spec.base, spec.language, params.fetch, params.seed)
     first, _ = first_members(spec, members)
     clock = Clock.of(spec, members)
-    of_text = spec.algo.REGIME == "text"
-    regime: Any = TextRows(spec, clock, corpus) if of_text else Dialogue(spec, clock, corpus, judge_of(spec.language))
-    return Run(spec, regime, clock, first)
+    return Run(spec, regime_of(spec, clock, corpus), clock, first)
 
 
 def _numbers(run: Run[LanguageSpec]) -> dict[str, list[torch.Tensor]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,7 +93,7 @@ def run(structure: Padded, first: int, layers: Sequence[Views], x: Tensor) -> Te
             return None  # parameters of another place, such as noisy ones
     anchor = layers[0].weight
     if torch.is_grad_enabled() and (anchor.requires_grad or x.requires_grad):
-        out: Tensor = _Dense.apply(x, anchor, plan)  # type: ignore[no-untyped-call]
+        out: Tensor = _dense().apply(x, anchor, plan)
         return out
     return _forward(x.contiguous(), anchor, plan)[0]
 
@@ -109,35 +110,41 @@ def _forward(x: Tensor, anchor: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
     return out, saved
 
 
-class _Dense(torch.autograd.Function):
-    """The layers with their way back. Gradients of parameters are added to where their views have them; `anchor`, the
-    first weights, stands for all of them in torch's graph."""
+@cache
+def _dense() -> Any:
+    """The layers with their way back. Made at first use: commands that compute nothing do not load torch."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, plan: Plan) -> Tensor:
-        x = x.contiguous()
-        out, saved = _forward(x, anchor, plan)
-        ctx.save_for_backward(x, saved)
-        ctx.anchor, ctx.plan = anchor, plan
-        return out
+    class _Dense(torch.autograd.Function):
+        """Gradients of parameters are added to where their views have them; `anchor`, the first weights, stands for all
+        of them in torch's graph."""
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (x, saved), anchor, plan = ctx.saved_tensors, ctx.anchor, ctx.plan
-        members, rows, inputs = x.shape
-        out_grad = grads[0].contiguous()
-        x_grad = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        room = rows * plan.widest
-        packed, scratch = x.new_empty(max(plan.widest, rows) * PANEL), x.new_empty(3 * room)
-        learns = ctx.needs_input_grad[1]
-        _loaded().dense_backward(
-            _at(plan.fields), plan.layers, members, rows, inputs, plan.out, _at(x), _values(anchor, plan),
-            ctypes.c_ssize_t(anchor.stride(0)), _values(anchor.grad, plan) if learns else None,
-            ctypes.c_ssize_t(anchor.grad.stride(0) if learns else 0), _at(saved),
-            ctypes.c_ssize_t(rows * plan.room), _at(out_grad), None if x_grad is None else _at(x_grad), _at(packed),
-            _at(scratch), ctypes.c_ssize_t(room),
-        )  # fmt: skip
-        return x_grad, None, None
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, anchor: Tensor, plan: Plan) -> Tensor:
+            x = x.contiguous()
+            out, saved = _forward(x, anchor, plan)
+            ctx.save_for_backward(x, saved)
+            ctx.anchor, ctx.plan = anchor, plan
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            (x, saved), anchor, plan = ctx.saved_tensors, ctx.anchor, ctx.plan
+            members, rows, inputs = x.shape
+            out_grad = grads[0].contiguous()
+            x_grad = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+            room = rows * plan.widest
+            packed, scratch = x.new_empty(max(plan.widest, rows) * PANEL), x.new_empty(3 * room)
+            learns = ctx.needs_input_grad[1]
+            _loaded().dense_backward(
+                _at(plan.fields), plan.layers, members, rows, inputs, plan.out, _at(x), _values(anchor, plan),
+                ctypes.c_ssize_t(anchor.stride(0)), _values(anchor.grad, plan) if learns else None,
+                ctypes.c_ssize_t(anchor.grad.stride(0) if learns else 0), _at(saved),
+                ctypes.c_ssize_t(rows * plan.room), _at(out_grad), None if x_grad is None else _at(x_grad), _at(packed),
+                _at(scratch), ctypes.c_ssize_t(room),
+            )  # fmt: skip
+            return x_grad, None, None
+
+    return _Dense
 
 
 def _loaded() -> ctypes.CDLL:

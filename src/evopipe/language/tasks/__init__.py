@@ -17,6 +17,7 @@ from evopipe.errors import EnvironmentFailed, EvopipeError, ParamsError, said, s
 from evopipe.language.tasks.arithmetic import Arithmetic
 from evopipe.language.tasks.gym import ReasoningGym
 from evopipe.language.tasks.symbols import Symbols
+from evopipe.language.tasks.wordle import Wordle
 from evopipe.own import import_name
 from evopipe.schema.declare import Schema, explain
 from evopipe.watchdog import Hung, Watchdog
@@ -38,6 +39,10 @@ class Task(Protocol):
         """Return the reward of a completion of a row's prompt."""
 
 
+GAMES = ("rows", "check", "encode", "play")
+"""What a task has whose rows are whole games (see `wordle.Wordle`) in the place of prompts: no score, for what a game
+gives stands in the game."""
+
 TASKS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "arithmetic": (Arithmetic, {}),
     "copy": (Symbols, {"operations": ["copy"]}),
@@ -45,6 +50,7 @@ TASKS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "reverse": (Symbols, {"operations": ["reverse"]}),
     "sort": (Symbols, {"operations": ["sort"]}),
     "symbols": (Symbols, {}),
+    "wordle": (Wordle, {}),
 }
 """What makes each task, and from which arguments; those of the parameters come after."""
 
@@ -70,9 +76,11 @@ def get(name: str, kwargs: Mapping[str, Any]) -> Task:
             raise ParamsError("\n".join(lines) or f"language.kwargs: {error}") from None
         except TypeError as error:
             raise ParamsError(f"language.kwargs: {name!r} does not take {dict(kwargs)}: {error}") from error
-    for method in ("rows", "score"):
+    games = hasattr(task, "play")
+    for method in GAMES if games else ("rows", "score"):
         if not callable(getattr(task, method, None)):
-            raise ParamsError(f"language.task: {name!r} has no method {method!r}: a task makes rows and scores them")
+            does = "makes games, checks, encodes and plays them" if games else "makes rows and scores them"
+            raise ParamsError(f"language.task: {name!r} has no method {method!r}: a task {does}")
     return task
 
 

@@ -8,10 +8,9 @@ import numpy as np
 
 from evopipe import layout
 from evopipe.language import data
-from evopipe.language.base import load_base
-from evopipe.language.tokens import tokenise, write_corpus
+from evopipe.language.tokens import games, tokenise, write_corpus
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.language.setup import form_of, settled
+from evopipe.stages.language.setup import base_of, form_of, settled, task_of
 from evopipe.stages.tell import tell
 from evopipe.storage.files import write_json
 
@@ -25,9 +24,12 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         DiskError: a file cannot be written.
     """
     cfg, form = settled(params), form_of(params)
-    rows = data.read_jsonl(layout.need(folder, layout.TEXT), form)
-    base = load_base(cfg, params.seed)
-    corpus = tokenise(rows, form, base, cfg, params.fetch, params.seed)
+    path = layout.need(folder, layout.TEXT)
+    rows, base = data.read_jsonl(path, form), base_of(cfg, params.seed)
+    if form == "games":
+        corpus = games(rows, task_of(cfg).encode(rows, str(path)), base, params.fetch, params.seed)
+    else:
+        corpus = tokenise(rows, form, base, cfg, params.fetch, params.seed)
     write_corpus(folder / layout.TOKENS, corpus)
     lengths = np.array([len(corpus.prompts[i]) for i in range(len(corpus.prompts))])
     answers = [len(answer[i]) for answer in corpus.answers for i in range(len(answer))]
@@ -36,7 +38,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         "rows": len(corpus.rows),
         "left_out": corpus.left_out,
         "splits": {name: len(index) for name, index in corpus.splits.items()},
-        "prompt_tokens": {"mean": float(lengths.mean()), "max": int(lengths.max())},
+        **({} if form == "games" else {"prompt_tokens": {"mean": float(lengths.mean()), "max": int(lengths.max())}}),
         **({"answer_tokens": {"mean": float(np.mean(answers)), "max": max(answers)}} if answers else {}),
     }
     write_json(folder / layout.BUFFERED, stats)

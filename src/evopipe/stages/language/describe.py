@@ -11,11 +11,12 @@ from evopipe.schema.text import LanguageParams
 def describe(params: LanguageParams, spec: LanguageSpec) -> dict[str, Any]:
     """Return as JSON data the algorithm, its configuration, and the base."""
     return {
-        "kind": "language",
+        "kind": "games" if spec.base.length else "language",
         "algo": params.train.algo,
         "config": params.algo_config.model_dump(mode="json"),
         "env": {"id": spec.name},
         "language": spec.language.model_dump(mode="json"),
         "seed": params.seed,
         "base": spec.base.digest,
+        **({"tokens": list(spec.base.tokenizer)} if spec.base.length else {}),
     }

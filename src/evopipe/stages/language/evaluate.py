@@ -24,6 +24,7 @@ from evopipe.run.order import held_out
 from evopipe.run.text import References, evaluate_rows, figures
 from evopipe.schema.text import LanguageParams
 from evopipe.signals import StopSignal
+from evopipe.stages.language import games
 from evopipe.stages.language.setup import corpus_of, form_of, judge_of, make_spec, read_members, truth_of
 from evopipe.stages.tell import tell, warn
 from evopipe.storage.files import write_csv, write_json
@@ -40,8 +41,11 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         Interrupted: a signal came.
     """
     spec, form = make_spec(params, configure(params.runtime)), form_of(params)
-    corpus = corpus_of(folder, spec, form)
     stored, trained = read_members(folder, layout.TRAINED, spec)
+    if form == "games":
+        _games(params, spec, stored, trained["elite"]["score"], folder, quiet)
+        return
+    corpus = corpus_of(folder, spec, form)
     plain = replace(stored[-1], tensors=_without(stored[-1], spec.algo.POLICY))
     names = [*(f"member_{i}" for i in range(len(stored) - 1)), "elite", "base"]
     everyone = [replace(member, slot=i) for i, member in enumerate([*stored, plain])]
@@ -93,10 +97,26 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     ]
     write_csv(folder / layout.EPISODES, ["member", "seed", "return", "length"], episodes)
     write_json(folder / layout.COMPLETIONS, shown)
-    interval, fitness = "[{}, {}]".format(*map(score, elite["interval"])), trained["elite"]["score"]
-    before = score(base["mean"])
-    tell(f"elite: mean {score(elite['mean'])} over {len(index)} held-out rows, the base's {before}, "
-         f"95 % interval {interval}", quiet)  # fmt: skip
+    _tell(elite, f"{len(index)} held-out rows, the base's {score(base['mean'])}", trained["elite"]["score"], quiet)
+
+
+def _games(
+    params: LanguageParams, spec: LanguageSpec, stored: list[Member], fitness: float, folder: Path, quiet: bool
+) -> None:
+    with StopSignal() as stop, translate_failures():
+        try:
+            elite = games.evaluate(params, spec, stored, folder, lambda: stop.signum is not None)
+        except Stopped:
+            raise Interrupted(
+                stop.signum or 0, "stopped, nothing was written; the same command begins it again"
+            ) from None
+    won = f"{params.evaluate.episodes} games, {elite['won']:.0%} of them won"
+    _tell(elite, won, fitness, quiet)
+
+
+def _tell(elite: dict[str, Any], over: str, fitness: float, quiet: bool) -> None:
+    interval = "[{}, {}]".format(*map(score, elite["interval"]))
+    tell(f"elite: mean {score(elite['mean'])} over {over}, 95 % interval {interval}", quiet)
     if elite["interval"][1] < fitness:
         warn(f"held-out interval {interval} lies below the elite's fitness {score(fitness)}: raise train.eval_episodes")
 

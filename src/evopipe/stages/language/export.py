@@ -18,6 +18,7 @@ from evopipe.language.policy import CHANGE, HEAD, MERGED, POLICY
 from evopipe.machine import configure, fingerprint, git_revision
 from evopipe.run.language import LanguageSpec
 from evopipe.schema.text import LanguageParams
+from evopipe.stages.language import games
 from evopipe.stages.language.describe import describe
 from evopipe.stages.language.setup import make_spec, read_members
 from evopipe.stages.tell import tell
@@ -42,8 +43,8 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         **describe(params, spec),
         "format": 1,
         "arch": elite.arch.to_json(),
-        "merged": params.export.merged,
-        "head": "end" in spec.algo.asks(spec.algo_config),
+        "merged": params.export.merged and spec.base.length == 0,
+        "head": spec.base.length == 0 and "end" in spec.algo.asks(spec.algo_config),
         "hyper": dict(elite.hyper),
         "training": trained.get("elite"),
         "evaluation": scores["elite"],
@@ -73,7 +74,9 @@ def write(
     row = member.tensors[spec.algo.POLICY]
     card = _card(about, spec.base.name, called)
     files = {POLICY: dump_json(dict(about), POLICY, indent=2), "README.md": card.encode()}
-    if isinstance(arch, LoRA):
+    if spec.base.length:
+        files |= games.files(spec, member)
+    elif isinstance(arch, LoRA):
         files |= peft.adapter_files(spec.base, arch, row)
     else:
         files[CHANGE] = dump_tensors(arch.named(Adapted.of(spec.base), row))
@@ -110,10 +113,12 @@ def _card(about: Mapping[str, Any], base: str, called: str) -> str:
         if about["arch"]["kind"] == "lora"
         else ""
     )
+    what, says = f"over the base `{base}`", f"print(policy.{asked})"
+    if about.get("kind") == "games":
+        what, says = "from games, a whole model of its own,", "print(policy.play(games=1).rows)"
     return (
-        f"# {about['env']['id']}\n\nThe elite of a population trained by {about['algo']} over the base `{base}` "
+        f"# {about['env']['id']}\n\nThe elite of a population trained by {about['algo']} {what} "
         f"with evopipe.\n\nMean score {score(found['mean'])} on held-out rows, 95 % interval "
         f"[{score(found['interval'][0])}, {score(found['interval'][1])}].{was}\n{adapter}{merged}\n"
-        "```python\nimport evopipe\n\n"
-        f'policy = evopipe.load("{called}")\nprint(policy.{asked})\n```\n'
+        f'```python\nimport evopipe\n\npolicy = evopipe.load("{called}")\n{says}\n```\n'
     )

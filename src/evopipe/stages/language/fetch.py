@@ -25,10 +25,13 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     if source == "generate":
         rows = data.generate(task_of(cfg), cfg.task, params.seed, params.fetch.generate.rows, form)
     elif source == "jsonl":
-        rows = data.read_jsonl(Path(params.fetch.jsonl.path), form)
+        check = task_of(cfg).check if form == "games" else None
+        rows = data.read_jsonl(Path(params.fetch.jsonl.path), form, check)
     else:
         asked = params.fetch.datasets
         rows = data.read_datasets(asked.name, asked.split, asked.columns, form, asked.subset)
+        if form == "games":
+            task_of(cfg).encode(rows, f"fetch.datasets: {asked.name}")
     data.write_rows(folder / TEXT, rows)
     write_json(folder / FETCHED, {"task": cfg.task, "source": source, "form": form, "rows": len(rows)})
     tell(f"{TEXT}: {len(rows)} {form} rows from {source}", quiet)

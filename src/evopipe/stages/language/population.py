@@ -16,6 +16,7 @@ from evopipe.machine import configure
 from evopipe.run.language import LanguageSpec
 from evopipe.run.spec import first_members, go_on
 from evopipe.schema.text import LanguageParams
+from evopipe.stages.language import games
 from evopipe.stages.language.setup import about_spec, make_spec
 from evopipe.stages.tell import tell
 from evopipe.storage import members as stored
@@ -24,7 +25,7 @@ from evopipe.storage import members as stored
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
     """Write `models/population`: members, their keys, hyper-parameters and first adapters.
 
-    With `population.start` they are those of an earlier run, or one that PEFT wrote.
+    With `population.start` they are those of an earlier run, or one that PEFT wrote; or a player's policy is theirs.
 
     Raises:
         MissingInputError: the base, or `population.start`, is not there.
@@ -43,7 +44,10 @@ def members_of(params: LanguageParams, spec: LanguageSpec) -> tuple[list[Member]
     members, mutations = first_members(spec, params.population.size)
     if params.population.start is None:
         return members, mutations
-    return go_on(spec, _read_start(Path(params.population.start), spec, members[0]), members)
+    start = Path(params.population.start)
+    if games.is_export(start):
+        return games.go_on(spec, start, len(members))
+    return go_on(spec, _read_start(start, spec, members[0]), members)
 
 
 def _read_start(folder: Path, spec: LanguageSpec, fresh: Member) -> list[Member]:

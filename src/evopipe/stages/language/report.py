@@ -32,7 +32,8 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
                 f"{folder / ELITE}: written for algo {found.policy['algo']!r}, params.yaml says {params.train.algo!r}; "
                 "run `evopipe export` or `dvc repro export` again"
             )
-        text = compose(found, _shown(params), _INSTEAD)
+        games = found.told is not None and found.told.games
+        text = compose(found, _shown(params), "Games that the elite played stand below." if games else _INSTEAD)
         write_text(folder / REPORT, text)
     tell(f"{REPORT}: {len(text.encode()) / 1e6:.1f} MB, opens in any browser, without a network", quiet)
 

@@ -13,16 +13,17 @@ import torch
 from evopipe import layout
 from evopipe.algos import get
 from evopipe.core.member import Member
-from evopipe.errors import DataError
+from evopipe.errors import DataError, ParamsError
 from evopipe.language import tasks
-from evopipe.language.base import Base, load_base
+from evopipe.language.base import Base, load_base, tokens_alone
 from evopipe.language.policy import LanguagePolicy, load_reward
 from evopipe.language.tasks.guard import rewards
 from evopipe.language.tokens import Corpus, read_corpus
 from evopipe.run.clock import Clock
 from evopipe.run.dialogue import Dialogue, Judge
+from evopipe.run.games import GameLessons
 from evopipe.run.language import LanguageSpec
-from evopipe.run.text import TextRows
+from evopipe.run.text import TextRows, Texts
 from evopipe.schema.language import Form, LanguageConfig
 from evopipe.schema.text import LanguageParams
 from evopipe.storage import members
@@ -31,8 +32,8 @@ from evopipe.storage import members
 def form_of(params: LanguageParams) -> Form:
     """Return what rows must hold for the algorithm."""
     algo = get(params.train.algo)
-    if algo.REGIME == "dialogue":
-        return "reasoning"
+    if algo.REGIME != "text":
+        return "reasoning" if algo.REGIME == "dialogue" else "games"
     return "preference" if algo.PAIRS else "supervised"
 
 
@@ -50,10 +51,33 @@ def settled(params: LanguageParams) -> LanguageConfig:
     return cfg.model_copy(update={"tiny": cfg.tiny.model_copy(update={"characters": known})})
 
 
+def base_of(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
+    """Return the base, or the tokens of a task's games where members are whole models; for errors see `load_base`.
+
+    Raises:
+        ParamsError: the task has no games.
+    """
+    if cfg.model != "gpt":
+        return load_base(cfg, seed, device)
+    task = task_of(cfg)
+    if not hasattr(task, "play"):
+        raise ParamsError(f"language.task: {cfg.task!r} has no games, which language.model gpt plays: take wordle")
+    return tokens_alone(task.tokens, task.length, cfg.gpt.hidden, device)
+
+
+def regime_of(spec: LanguageSpec, clock: Clock, corpus: Corpus) -> Dialogue | TextRows:
+    """Return what members live on."""
+    if corpus.form == "reasoning":
+        return Dialogue(spec, clock, corpus, judge_of(spec.language, spec.device), truth_of(spec.language))
+    if corpus.form == "games":
+        return TextRows(spec, clock, GameLessons(spec, corpus, task_of(spec.language)))
+    return TextRows(spec, clock, Texts(spec, corpus))
+
+
 def make_spec(params: LanguageParams, device: torch.device | None = None) -> LanguageSpec:
     """Bundle what a run is about; for errors see `load_base`."""
     device, cfg = device or torch.device("cpu"), settled(params)
-    base = replace(load_base(cfg, params.seed, device), rows_at_once=params.runtime.rows_at_once)
+    base = replace(base_of(cfg, params.seed, device), rows_at_once=params.runtime.rows_at_once)
     return spec_of(params, base, device, cfg)
 
 
@@ -123,11 +147,7 @@ def corpus_of(folder: Path, spec: LanguageSpec, form: Form) -> Corpus:
 
 def make_regime(params: LanguageParams, spec: LanguageSpec, clock: Clock, folder: Path) -> Dialogue | TextRows:
     """Return what members live on; for errors see `corpus_of`."""
-    form = form_of(params)
-    corpus = corpus_of(folder, spec, form)
-    if form == "reasoning":
-        return Dialogue(spec, clock, corpus, judge_of(spec.language, spec.device), truth_of(spec.language))
-    return TextRows(spec, clock, corpus)
+    return regime_of(spec, clock, corpus_of(folder, spec, form_of(params)))
 
 
 def read_members(folder: Path, out: Path, spec: LanguageSpec) -> tuple[list[Member], dict[str, Any]]:

@@ -1,0 +1,146 @@
+"""Implicit language Q-learning: from games alone a language model learns to play better than those who played them.
+
+Snell et al., "Offline RL for natural language generation with implicit language Q-learning", ICLR 2023.
+
+A token is an action, all before it the state; the state after the last token of a turn is the one in which the player
+writes again. A transformer of its own, the critic, gives V, Q₁ and Q₂ of every token. With Q⁻ = min(Q₁⁻, Q₂⁻)(s, a) of
+the target network, which follows the critic, a member's loss is the mean over the tokens that players wrote of
+
+    |τ − 1(Q⁻ < V)| (Q⁻ − V)²  +  Σₖ (r + γ (1 − over) V(s′) − Qₖ)²  −  α Σₖ log softmax(Qₖ(s, ·))(a)
+
+with V(s′) a constant: an expectile of Q, so that V stands for the better actions of the games (eq. 5), Q-learning
+without asking for other actions (eq. 6), and conservative Q-learning (Kumar et al., 2020), which keeps down the values
+of tokens that nobody wrote. The policy imitates with weights exp(ω (Q⁻ − V)), at most `weight_limit`; with ω = 0 it is
+behaviour cloning.
+
+Tokens are drawn by log π(a|s) + β min(0, min(Q₁⁻, Q₂⁻)(s, a) − V⁻(s)): below 0 alone an advantage counts, for above it
+values of tokens that nobody wrote would be trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import torch
+
+from evopipe.algos import _hyper, _language
+from evopipe.core import optim
+from evopipe.core.member import moments, parameters, row
+from evopipe.core.net import Net, Nets, forward
+from evopipe.core.structure import Widths
+from evopipe.ops import language as ops
+from evopipe.ops.value import expectile_loss, pick
+from evopipe.rng import Stream
+from evopipe.schema.declare import AlgoConfig, hyper
+from evopipe.types import Games, Hyper, Learned, Tensor, Words
+
+PAPER = "https://arxiv.org/abs/2206.11871"
+REGIME = "games"
+POLICY = "policy"
+ACTS_WITH = ("critic_target",)
+
+
+class Config(AlgoConfig):
+    """Hyper-parameters of implicit language Q-learning."""
+
+    lr_policy: Annotated[float, _hyper.rate("the policy's Adam")] = 1e-3
+    lr_critic: Annotated[float, _hyper.rate("the critic's Adam")] = 1e-3
+    batch_size: _language.GamesAnUpdate = 64
+    gamma: _hyper.Discount = 0.99
+    tau: _hyper.TargetShare = 0.05
+    grad_clip: _hyper.GradientClip = 1.0
+    expectile: float = hyper(0.8, doc="expectile τ of Q that V stands for",
+        raising="from the games' mean action to their best", evolvable=True, gt=0, lt=1)  # fmt: skip
+    cql: float = hyper(0.05, doc="α, weight of conservative Q-learning", raising="keeps to tokens of the games",
+        evolvable=True, ge=0)  # fmt: skip
+    awac: float = hyper(0.0, doc="ω, inverse temperature of the imitation weights; 0: behaviour cloning",
+        unit="1 / return", raising="imitates the best actions only", evolvable=True, ge=0, le=1000)  # fmt: skip
+    weight_limit: float = hyper(20.0, doc="largest imitation weight", raising="few actions may count more", gt=0)
+    beta: float = hyper(8.0, doc="β, how much advantage counts where tokens are drawn", unit="1 / return",
+        raising="from imitation to the values' own opinion", evolvable=True, ge=0, le=1000)  # fmt: skip
+    decode: _language.Decoding = "greedy"
+    temperature: _language.WritesAt = 1.0
+    beams: _language.Beams = 4
+    evolve: _hyper.Evolving = _hyper.ranges(lr_policy=(1e-5, 1e-2), lr_critic=(1e-5, 1e-2), beta=(1.0, 64.0))
+
+
+@dataclass(frozen=True)
+class State:
+    policy: Net = parameters("policy", trainable=True)
+    critic: Net = parameters("critic", trainable=True)
+    critic_target: Net = parameters("critic")
+    policy_adam: optim.Adam = moments("policy")
+    critic_adam: optim.Adam = moments("critic")
+    updates: Tensor = row()  # [P] float32
+
+
+class Values(NamedTuple):
+    """What a critic says of states: Q₁ and Q₂ `[…, V]`, and V `[…]`."""
+
+    first: Tensor
+    second: Tensor
+    state: Tensor
+
+    @classmethod
+    def of(cls, outputs: Tensor) -> Values:
+        first, second, state = outputs.tensor_split((outputs.shape[-1] // 2, outputs.shape[-1] - 1), dim=-1)
+        return cls(first, second, state.squeeze(-1))
+
+
+class Said(NamedTuple):
+    """Outputs `[P, B, L, …]` of the three networks."""
+
+    policy: Tensor
+    critic: Tensor
+    target: Tensor
+
+
+def networks(cfg: Config, words: Words) -> Mapping[str, Widths]:
+    """Return input and output width of every network: of the critic Q₁ and Q₂ of every token, then V."""
+    v = words.vocabulary
+    return {"policy": Widths(v, v), "critic": Widths(v, 2 * v + 1)}
+
+
+def init(cfg: Config, nets: Nets) -> State:
+    policy, critic = nets["policy"], nets["critic"]
+    return State(policy, critic, critic.copy(), *optim.start(policy, critic))
+
+
+def logits(cfg: Config, hp: Hyper, said: Mapping[str, Tensor]) -> Tensor:
+    """Return what tokens are drawn by `[P, n, V]`, from the outputs `[P, n, …]` of the networks that write."""
+    values = Values.of(said["critic_target"])
+    advantage = torch.minimum(values.first, values.second) - values.state[..., None]
+    return said["policy"].log_softmax(dim=-1) + hp["beta"][:, None, None] * advantage.clamp(max=0.0)
+
+
+def loss(cfg: Config, hp: Hyper, said: Said, batch: Games) -> tuple[Tensor, Tensor]:
+    """Return each member's losses `[P]`, the policy's and the critic's."""
+    token, weight = batch.ids[..., 1:], ops.token_weights(batch.acts, "token")
+    now, target = Values.of(said.critic), Values.of(said.target)
+    lowest = torch.minimum(*(pick(q[..., :-1, :], token) for q in target[:2])).detach()
+    gap = lowest - now.state[..., :-1]
+    y = batch.reward + hp["gamma"][:, None, None] * ~batch.over * now.state.detach().gather(-1, batch.after)
+    each = expectile_loss(gap, hp["expectile"][:, None, None])
+    for q in now[:2]:
+        each = each + (y - pick(q[..., :-1, :], token)).square()
+        each = each - hp["cql"][:, None, None] * ops.log_probs(q[..., :-1, :], token)
+    imitate = (hp["awac"][:, None, None] * gap.detach()).exp().clamp(max=cfg.weight_limit)
+    policy = -imitate * ops.log_probs(said.policy[..., :-1, :], token)
+    return ops.total(weight, policy), ops.total(weight, each)
+
+
+def update(cfg: Config, state: State, hp: Hyper, batch: Games, healthy: Tensor, draw: Stream, turn: int) -> Learned:
+    with torch.no_grad():
+        target = forward(state.critic_target, batch.ids)
+    said = Said(forward(state.policy, batch.ids), forward(state.critic, batch.ids), target)
+    policy, critic = loss(cfg, hp, said, batch)
+    learners = (
+        (state.policy, state.policy_adam, hp["lr_policy"]),
+        (state.critic, state.critic_adam, hp["lr_critic"]),
+    )
+    healthy = optim.descend(policy + critic, healthy, hp["grad_clip"], *learners)
+    optim.polyak(state.critic_target, state.critic, hp["tau"] * healthy)
+    state.updates.add_(healthy)
+    return Learned(critic.detach(), healthy)

@@ -1,0 +1,308 @@
+"""Members that are whole small GPTs: decoder-only transformers whose layers, heads and feed-forward nodes evolve.
+
+Radford et al., "Language models are unsupervised multitask learners", 2019. Token and place are embedded and summed;
+each layer adds to that stream, `H` wide, what its heads attend to, then what its feed-forward nodes compute; the last
+product gives the outputs of every token: logits, or values. Each reads the stream normalised, without gain and shift,
+and nothing has a bias (Groeneveld et al., "OLMo", 2024, § 2.1).
+
+So all pads are zeros that stay zeros: what a lacking head, node or layer would add is 0, and so is its gradient.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import embedding, gelu, layer_norm, scaled_dot_product_attention
+
+from evopipe.core.structure import LINE, Option, ViewOf, Widths
+from evopipe.schema.blocks import ArchitectureBounds
+from evopipe.schema.language import LanguageConfig
+from evopipe.types import Tensor
+
+_WIDE = 0.5  # standard deviation of first embeddings: what layers add at first is not to drown them
+_NARROW = 0.02  # of first outputs
+_DISPATCH = 8  # a GPT's update dispatches about so many times what a perceptron's does, see `core.cohort.COSTS`
+
+
+class Block(NamedTuple):
+    """A layer."""
+
+    heads: int
+    nodes: int  # of the feed-forward part
+
+
+@dataclass(frozen=True)
+class GPT:
+    """One member's architecture; the methods without a text are said in `Architecture`.
+
+    Attributes:
+        hidden: `H`, width of the stream; a multiple of 16, as are `head` and all nodes.
+        head: width of a head.
+        length: most tokens of a row.
+    """
+
+    layers: tuple[Block, ...]
+    hidden: int
+    head: int
+    length: int
+    activation: str = ""
+
+    @classmethod
+    def start(cls, cfg: LanguageConfig.Gpt, length: int) -> GPT:
+        """Return the architecture that `params.yaml` describes."""
+        return cls((Block(cfg.heads, cfg.feedforward),) * cfg.layers, cfg.hidden, cfg.head, length)
+
+    @property
+    def family(self) -> tuple[str | int, ...]:
+        return "gpt", self.hidden, self.head, self.length
+
+    @property
+    def signature(self) -> tuple[Block, ...]:
+        return self.layers
+
+    def describe(self) -> str:
+        """Return a short text: `gpt 64: 4h 256, 2h 128` has two layers of 4 and 2 heads, of 256 and 128 nodes."""
+        return f"gpt {self.hidden}: " + ", ".join(f"{block.heads}h {block.nodes}" for block in self.layers)
+
+    def to_json(self) -> dict[str, Any]:
+        layers = [list(block) for block in self.layers]
+        return {"kind": "gpt", "layers": layers, "hidden": self.hidden, "head": self.head, "length": self.length}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> GPT:
+        """Build what `to_json` returned; ValueError where it is another thing."""
+
+        def whole(name: str, value: Any, high: int, multiple: int = 1) -> int:
+            if type(value) is not int or not 1 <= value <= high or value % multiple:
+                of = f"multiple of {multiple}" if multiple > 1 else "whole number"
+                raise ValueError(f"{name}: must be a {of} from 1 to {high}, got {value!r:.40}")
+            return value
+
+        layers = data.get("layers")
+        if not isinstance(layers, list) or not 1 <= len(layers) <= 64:
+            raise ValueError("layers: must be a list of 1 to 64 layers")
+        blocks = []
+        for i, block in enumerate(layers):
+            if not isinstance(block, list) or len(block) != 2:
+                raise ValueError(f"layers.{i}: must be a list of heads and nodes")
+            blocks.append(Block(whole(f"layers.{i}", block[0], 256), whole(f"layers.{i}", block[1], 1 << 16, LINE)))
+        hidden, head = (whole(name, data.get(name), 1 << 14, LINE) for name in ("hidden", "head"))
+        return cls(tuple(blocks), hidden, head, whole("length", data.get("length"), 1 << 16))
+
+    def shapes(self, widths: Widths) -> dict[str, tuple[int, int]]:
+        """Return the shape of every matrix by name, in their order in a row; the columns of `attend` are, head by head,
+        its query, key and value."""
+        found = {"tokens": (widths.inputs, self.hidden), "places": (self.length, self.hidden)}
+        for i, (heads, nodes) in enumerate(self.layers):
+            found |= {
+                f"layers.{i}.attend": (self.hidden, 3 * heads * self.head),
+                f"layers.{i}.collect": (heads * self.head, self.hidden),
+                f"layers.{i}.up": (self.hidden, nodes),
+                f"layers.{i}.down": (nodes, self.hidden),
+            }
+        return {**found, "output": (self.hidden, widths.outputs)}
+
+    def size(self, widths: Widths) -> int:
+        return sum(math.prod(shape) for shape in self.shapes(widths).values())
+
+    def named(self, widths: Widths, row: Tensor) -> dict[str, Tensor]:
+        shapes = self.shapes(widths)
+        parts = row.split([math.prod(shape) for shape in shapes.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+    def initialise(self, widths: Widths, rng: Any) -> Tensor:
+        """Draw from normal distributions: embeddings from a wide one, outputs from a narrow one, else of deviation
+        1 / √inputs, less by √(2 layers) where a layer adds to the stream."""
+        row = torch.zeros(self.size(widths))
+        for name, part in self.named(widths, row).items():
+            deviation = {"tokens": _WIDE, "places": _WIDE, "output": _NARROW}.get(name, len(part) ** -0.5)
+            if name.endswith((".collect", ".down")):
+                deviation *= (2 * len(self.layers)) ** -0.5
+            part.copy_(torch.from_numpy(deviation * rng.standard_normal(tuple(part.shape))).float())
+        return row
+
+    @staticmethod
+    def work(archs: Sequence[GPT]) -> int:
+        shared = _widest(archs)
+        return shared.length * shared.size(Widths(LINE, LINE)) // _DISPATCH
+
+    @staticmethod
+    def stack(archs: Sequence[GPT], widths: Widths, device: torch.device) -> Any:
+        return GPTs(tuple(archs), widths, _widest(archs), device)
+
+    def options(self, bounds: ArchitectureBounds, networks: Sequence[Widths]) -> Iterator[Option]:
+        """Layers and feed-forward nodes keep to their bounds, heads to those of channels."""
+        n = len(self.layers)
+        if n < bounds.max_layers:
+            yield "add_layer", "layers", n, n + 1, replace(self, layers=(*self.layers, self.layers[-1]))
+        if n > max(1, bounds.min_layers):
+            yield "remove_layer", "layers", n, n - 1, replace(self, layers=self.layers[:-1])
+        for i, block in enumerate(self.layers):
+            for field, steps, low, high in (
+                ("heads", bounds.channel_steps, bounds.min_channels, bounds.max_channels),
+                ("nodes", bounds.node_steps, bounds.min_nodes, bounds.max_nodes),
+            ):
+                had, what = getattr(block, field), f"layers.{i} {field}"
+                for step in steps:
+                    if had + step <= high:
+                        yield f"add_{field}", what, had, had + step, self._with(i, **{field: had + step})
+                    if had - step >= low:
+                        yield f"remove_{field}", what, had, had - step, self._with(i, **{field: had - step})
+
+    def _with(self, layer: int, **changes: int) -> GPT:
+        blocks = list(self.layers)
+        blocks[layer] = blocks[layer]._replace(**changes)
+        return replace(self, layers=tuple(blocks))
+
+    def carry(self, new: GPT, widths: Widths, kind: str, row: Tensor, rng: Any) -> Tensor:
+        """What is new is drawn afresh, but adds nothing to the stream yet: the function stays what it was."""
+        carried = new.initialise(widths, rng) if kind == "parameters" else torch.zeros(new.size(widths))
+        held = self.named(widths, row)
+        for name, part in new.named(widths, carried).items():
+            if name.endswith((".collect", ".down")):
+                part[len(held.get(name, ())) :] = 0.0
+            if name in held:
+                _place(held[name], part)
+        return carried
+
+
+def _place(source: Tensor, target: Tensor) -> None:
+    """Copy the corner that both matrices have."""
+    rows, columns = (min(a, b) for a, b in zip(source.shape, target.shape, strict=True))
+    target[:rows, :columns] = source[:rows, :columns]
+
+
+def _widest(archs: Sequence[GPT]) -> GPT:
+    columns = itertools.zip_longest(*(arch.layers for arch in archs), fillvalue=Block(1, LINE))
+    layers = (Block(*(max(values) for values in zip(*column, strict=True))) for column in columns)
+    return replace(archs[0], layers=tuple(layers))
+
+
+class Cache:
+    """Keys and values of every layer of tokens that were read, for rows that go on."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[Tensor, Tensor]] = []
+        self.read = 0  # tokens of every row
+
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add what one layer makes of new tokens, `[R, heads, n, head]`; return it with all before."""
+        if layer == len(self.held):
+            self.held.append((key, value))
+        else:
+            before = (x[:, :, : self.read] for x in self.held[layer])
+            key, value = (torch.cat(pair, dim=2) for pair in zip(before, (key, value), strict=True))
+            self.held[layer] = key, value
+        return key, value
+
+
+class Matrices(NamedTuple):
+    """A layer's, of every member."""
+
+    attend: Tensor
+    collect: Tensor
+    up: Tensor
+    down: Tensor
+
+
+class Views(NamedTuple):
+    tokens: Tensor
+    places: Tensor
+    layers: tuple[Matrices, ...]
+    output: Tensor
+
+
+@dataclass(frozen=True)
+class GPTs:
+    """One network of several members, padded with zeros to the widest; its methods are those of a `Structure`."""
+
+    archs: tuple[GPT, ...]
+    widths: Widths
+    shared: GPT
+    device: torch.device
+    memory: int = 0
+    memory_widths: tuple[int, ...] = ()
+    copies: int = 1
+
+    @cached_property
+    def padded(self) -> Widths:
+        """Every matrix begins a cache line: from elsewhere products have other last bits on some processors."""
+        return self.widths._replace(outputs=-(-self.widths.outputs // LINE) * LINE)
+
+    @cached_property
+    def size(self) -> int:
+        return self.shared.size(self.padded)
+
+    def pack(self, rows: Sequence[Tensor]) -> Tensor:
+        packed = torch.zeros(len(rows), self.size)
+        for arch, own, place in zip(self.archs, rows, packed, strict=True):
+            into = self.shared.named(self.padded, place)
+            for name, part in arch.named(self.widths, own).items():
+                _place(part, into[name])
+        return packed.to(self.device)
+
+    def unpack(self, packed: Tensor) -> list[Tensor]:
+        found = []
+        for arch, row in zip(self.archs, packed, strict=True):
+            own, held = torch.empty(arch.size(self.widths), device=packed.device), self.shared.named(self.padded, row)
+            for name, part in arch.named(self.widths, own).items():
+                _place(held[name], part)
+            found.append(own)
+        return found
+
+    def part(self, first: int, end: int | None, every: int = 1) -> GPTs:
+        return replace(self, archs=self.archs[first:end:every])
+
+    def repeat(self, times: int) -> GPTs:
+        return replace(self, archs=tuple(arch for arch in self.archs for _ in range(times)))
+
+    def views(self, of: ViewOf) -> Views:
+        found, start = [], 0
+        for rows, columns in self.shared.shapes(self.padded).values():
+            found.append(of(start, rows, columns))
+            start += rows * columns
+        tokens, places, *inner, output = found
+        return Views(tokens, places, tuple(Matrices(*inner[i : i + 4]) for i in range(0, len(inner), 4)), output)
+
+    def forward(self, views: Views, x: Tensor, cache: Cache | None = None) -> Tensor:
+        """Return the outputs `[P, B, L, outputs]` of every token of rows `[P, B, L]` int64: of it and those before.
+
+        With a `cache` the tokens follow those that it has read, and are read.
+        """
+        members, rows, length = x.shape
+        first = 0 if cache is None else cache.read
+        places = views.places[:, None, first : first + length]
+        found = (embedding(x + self._offsets, views.tokens.flatten(0, 1)) + places).flatten(1, 2)  # [P, B · L, H]
+        ahead = None if first == 0 or length == 1 else _not_ahead(length, first, x.device)
+        for i, layer in enumerate(views.layers):
+            packed = torch.bmm(self._normal(found), layer.attend).view(members * rows, length, -1, 3 * self.shared.head)
+            query, key, value = packed.transpose(1, 2).chunk(3, dim=-1)  # [R, heads, L, head]
+            if cache is not None:
+                key, value = cache.extend(i, key, value)
+            seen = scaled_dot_product_attention(query, key, value, ahead, is_causal=first == 0 and length > 1)
+            seen = seen.transpose(1, 2).reshape(*found.shape[:2], -1)
+            found = torch.baddbmm(found, seen, layer.collect)
+            found = torch.baddbmm(found, gelu(torch.bmm(self._normal(found), layer.up)), layer.down)
+        if cache is not None:
+            cache.read += length
+        out: Tensor = torch.bmm(self._normal(found), views.output)[..., : self.widths.outputs]
+        return out.view(members, rows, length, -1)
+
+    @cached_property
+    def _offsets(self) -> Tensor:
+        return self.widths.inputs * torch.arange(len(self.archs), device=self.device)[:, None, None]
+
+    @staticmethod
+    def _normal(x: Tensor) -> Tensor:
+        return layer_norm(x, x.shape[-1:])
+
+
+def _not_ahead(length: int, first: int, device: torch.device) -> Tensor:
+    """Which tokens `[length, first + length]` each new one may look at."""
+    return torch.ones(length, first + length, dtype=torch.bool, device=device).tril(first)

@@ -1,0 +1,72 @@
+"""Games: members learn from those of a dataset, and are scored by those that they play themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evopipe.core.cohort import Cohort
+from evopipe.language.tokens import Corpus
+from evopipe.language.writing import Writer, crowd
+from evopipe.ops import language as ops
+from evopipe.run.evaluate import Episodes, Stopped
+from evopipe.run.language import LanguageSpec
+from evopipe.types import Games
+
+AT_ONCE = 128  # games that each member plays at a time
+
+
+class Scores(NamedTuple):
+    """What members reached in games."""
+
+    episodes: Episodes  # lengths are tries
+    won: np.ndarray  # [P, n] bool
+    rows: list[list[dict[str, Any]]]  # of every member, its games as data
+
+
+def play(
+    spec: LanguageSpec, task: Any, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]
+) -> Scores:
+    """Let every member play a game a seed `[n]`, all members at once; Stopped if `stopped` says so."""
+    slots, algo, cfg = sorted(slot for cohort in cohorts for slot in cohort.slots), spec.algo, spec.algo_config
+    parts: list[list[np.ndarray]] = []
+    rows: list[list[dict[str, Any]]] = [[] for _ in slots]
+    for start in range(0, len(seeds), AT_ONCE):
+        if stopped():
+            raise Stopped
+        part = seeds[start : start + AT_ONCE]
+        place = np.arange(len(slots) * len(part)).reshape(len(slots), len(part))
+        writers = []
+        for cohort in cohorts:
+            nets = {name: getattr(cohort.state, name).frozen for name in (algo.POLICY, *algo.ACTS_WITH)}
+            writer = Writer(nets, partial(algo.logits, cfg, cohort.hyper), cfg, cohort.hyper, part)
+            writers.append((writer, place[[slots.index(slot) for slot in cohort.slots]].ravel()))
+        played = task.play(np.tile(part, len(slots)), crowd(writers, task.guess))
+        parts.append([x.reshape(place.shape) for x in (played.returns, played.tries, played.won)])
+        for mine, at in zip(rows, place, strict=True):
+            mine += [played.rows[i] for i in at]
+    returns, tries, won = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
+    return Scores(Episodes(returns, tries, int(tries.sum())), won, rows)
+
+
+class GameLessons:
+    """Lessons (see `run.text.Lessons`) of games: seeds of an evaluation are those of games that members play."""
+
+    def __init__(self, spec: LanguageSpec, corpus: Corpus, task: Any) -> None:
+        told = task.encode(corpus.rows)
+        parts = (torch.from_numpy(x) for x in (told.ids, told.real, told.acts, told.reward, told.done))
+        self.spec, self.task, self.splits, self.games = spec, task, corpus.splits, ops.games(*parts)
+
+    def batch(self, index: np.ndarray, members: int) -> Games:
+        def of(x: Tensor) -> Tensor:
+            return x[torch.from_numpy(index)].to(self.spec.device).expand(members, -1, -1)
+
+        return Games(*(of(getattr(self.games, name)) for name in Games.__slots__))
+
+    def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
+        return play(self.spec, self.task, cohorts, seeds, stopped).episodes

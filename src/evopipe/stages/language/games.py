@@ -1,0 +1,116 @@
+"""What stages of language models do where members are whole models that play games."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evopipe import layout, rng
+from evopipe.algos import get
+from evopipe.core.member import Member
+from evopipe.errors import DataError
+from evopipe.evolve.mutate import NONE, Mutation
+from evopipe.language import player
+from evopipe.ops.statistics import summary
+from evopipe.rng import Purpose
+from evopipe.run.games import play
+from evopipe.run.language import LanguageSpec
+from evopipe.run.spec import first_members
+from evopipe.schema.text import LanguageParams
+from evopipe.stages.language.setup import task_of
+from evopipe.storage.files import parse_json, write_csv, write_json
+from evopipe.storage.folders import read_folder
+from evopipe.types import Tensor
+
+_SHOWN = 12  # games of the elite that are written down
+
+
+def evaluate(
+    params: LanguageParams, spec: LanguageSpec, stored: list[Member], folder: Path, stopped: Callable[[], bool]
+) -> dict[str, Any]:
+    """Let every member, the elite last, play games on held-out seeds; write their scores and some games, and return the
+    elite's scores. Stopped if `stopped` says so."""
+    task, seeds = task_of(spec.language), spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes)
+    names = [*(f"member_{i}" for i in range(len(stored) - 1)), "elite"]
+    told = play(spec, task, spec.form([replace(member, slot=i) for i, member in enumerate(stored)]), seeds, stopped)
+
+    def scores(place: int, returns: np.ndarray, tries: np.ndarray, won: np.ndarray) -> dict[str, Any]:
+        chance = rng.host(rng.run_key(params.seed), Purpose.BOOTSTRAP, place)
+        found = summary(returns, tries, params.evaluate.bootstrap, chance)
+        return {**found, "won": float(won.mean()), "tries": float(tries.mean())}
+
+    played = [told.episodes.returns, told.episodes.lengths, told.won]
+    found = {name: scores(m, *(x[m] for x in played)) for m, name in enumerate(names)}
+    behaved = task.behaviours(seeds) if hasattr(task, "behaviours") else {}
+    behaviours = {
+        name: scores(len(names) + i, each.returns, each.tries, each.won)
+        for i, (name, each) in enumerate(behaved.items())
+    }
+    elite = found.pop("elite")
+    about = {"episodes": len(seeds), "steps": told.episodes.steps, "env": spec.name}
+    write_json(folder / layout.EVALUATION, {"elite": elite, "behaviours": behaviours, **about})
+    write_json(folder / layout.MEMBERS, found)
+    episodes = [
+        [name, int(seed), float(returns), int(tries)]
+        for m, name in enumerate(names)
+        for seed, returns, tries in zip(seeds, played[0][m], played[1][m], strict=True)
+    ]
+    write_csv(folder / layout.EPISODES, ["member", "seed", "return", "length"], episodes)
+    shown = [
+        {"game": row, "return": float(returns), "won": bool(won)}
+        for row, returns, won in zip(told.rows[-1][:_SHOWN], played[0][-1], played[2][-1], strict=False)
+    ]
+    write_json(folder / layout.COMPLETIONS, shown)
+    return elite
+
+
+def is_export(folder: Path) -> bool:
+    return (folder / player.WEIGHTS).exists()
+
+
+def go_on(spec: LanguageSpec, folder: Path, size: int) -> tuple[list[Member], list[Mutation]]:
+    """Return members whose policy is an exported one; other networks begin as it, too, but for their outputs.
+
+    Raises:
+        DataError: it is damaged, or over other tokens, or of another width.
+    """
+    about = parse_json(read_folder(folder, only=(player.POLICY,))[player.POLICY], str(folder / player.POLICY))
+    wanted = "population.start names a player over the same tokens, as `evopipe export` writes it"
+    if not isinstance(about, dict) or about.get("kind") != "games":
+        raise DataError(f"{folder}: is no exported player of games; {wanted}")
+    if about.get("base") != spec.base.digest:
+        had, now = " ".join(map(str, about.get("tokens", ()))), " ".join(spec.base.tokenizer)
+        raise DataError(
+            f"{folder}: was trained over other tokens ({had:.200}) than {spec.language.task} has here ({now:.200}), or "
+            f"over games of another length; {wanted}"
+        )
+    *_, arch, rows = player.read(folder, about, get(str(about.get("algo"))))
+    calm = spec.mutation.model_copy(update={"before_training": False})
+    members, _ = first_members(replace(spec, begun=arch, mutation=calm), size)
+    begun = [replace(member, tensors=_begin(spec, member, rows["policy"])) for member in members]
+    wrong = spec.check(begun)
+    if wrong is not None:
+        raise DataError(f"{folder}: {wrong}")
+    return begun, [NONE] * size
+
+
+def _begin(spec: LanguageSpec, member: Member, row: Tensor) -> dict[str, Tensor]:
+    """Return a fresh member's tensors with what a policy knows in all its networks."""
+    widths, found = spec.widths, dict(member.tensors)
+    known = member.arch.named(widths[spec.algo.POLICY], row)
+    for name, (kind, network) in spec.traits.kinds.items():
+        if kind == "parameters":
+            found[name] = found[name].clone()
+            for part, place in member.arch.named(widths[network], found[name]).items():
+                if part != "output" or network == spec.algo.POLICY:
+                    place.copy_(known[part])
+    return found
+
+
+def files(spec: LanguageSpec, elite: Member) -> dict[str, bytes]:
+    """Return the elite's files beside `policy.json`."""
+    return player.files(spec.algo, spec.algo_config, spec.base.words, elite)
