@@ -27,6 +27,10 @@ SHORTER = {
         '"trainer.test_freq": 10': '"trainer.test_freq": 1',
     },
     "own-environment": {"max_steps=24_576": "max_steps=2_048", "evo_steps=2_048": "evo_steps=1_024"},
+    "sweep": {
+        "-S 'seed=1,2' -S train.max_steps=1600 -S train.evo_steps=800":
+            "-S train.max_steps=400 -S train.evo_steps=200 -S evaluate.episodes=4 -S train.eval_episodes=4",
+    },
 }  # fmt: skip
 """Of each page what stands in it, and in its place."""
 
@@ -47,10 +51,15 @@ def test_every_tutorial_is_listed_and_has_its_picture(tutorials: Any) -> None:
         assert f"]({name}.png)" in (DOCS / f"tutorials/{name}.md").read_text()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", SHORTER)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "sweep" else pytest.mark.thorough) for name in SHORTER],
+)
 def test_tutorials_run(name: str, tutorials: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in ("symbols", "tool"):
         pytest.importorskip("transformers", reason="an extra of its own: pip install 'evopipe[language]'")
+    for who in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{who}_NAME", "test")
+        monkeypatch.setenv(f"GIT_{who}_EMAIL", "test@localhost")
     tutorials.run(name, tmp_path, SHORTER[name])
     assert (tmp_path / f"{name}.png").stat().st_size > 1000
