@@ -8,6 +8,8 @@ from collections import Counter
 import pytest
 import torch
 
+from evopipe.core.native import build
+
 # A shell starts background jobs with SIGINT ignored, `nohup` any job with SIGHUP, and children inherit that: the tests
 # send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -18,6 +20,12 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
+    parser.addoption("--native", action="store_true", help="networks go through the CPU's own kernels, not torch's")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--native"):
+        build.use(build.load())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

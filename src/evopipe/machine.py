@@ -7,11 +7,14 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from evopipe.core.native import build
 from evopipe.errors import ParamsError
 from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.language import TextRuntime
@@ -22,12 +25,17 @@ _PACKAGES = ("evopipe", "torch", "numpy", "gymnasium")
 def configure(cfg: RuntimeConfig | TextRuntime) -> torch.device:
     """Set torch's threads and determinism for this process, and return the device to compute on.
 
-    Call it in the thread that trains: MKL keeps its thread count per thread. `runtime.threads` wins over
+    Which kernels compute networks is chosen, too. Call it in the thread that trains: MKL keeps its thread count per
+    thread. `runtime.threads` wins over
     `OMP_NUM_THREADS` and `MKL_NUM_THREADS`. One thread takes denormal numbers for zero: Adam's moments of units that
     died decay into them, and they cost a tenth of the time and more. With several threads they stay: the setting is a
-    thread's own, OpenMP's do not inherit it, and results would depend on which thread computed what. `ParamsError` if
-    `runtime.device` is `cuda` and torch sees no CUDA device.
+    thread's own, OpenMP's do not inherit it, and results would depend on which thread computed what.
+
+    Raises:
+        ParamsError: `runtime.device` is `cuda` and torch sees no CUDA device, or `runtime.kernels` is `native` and they
+            cannot be compiled.
     """
+    _choose_kernels(cfg.kernels if isinstance(cfg, RuntimeConfig) else "torch")
     torch.set_num_threads(cfg.threads)
     torch.set_flush_denormal(cfg.threads == 1)
     # Only possible before the first parallel work of the process; evopipe runs no inter-op work, so nothing is lost.
@@ -50,6 +58,21 @@ def configure(cfg: RuntimeConfig | TextRuntime) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def _choose_kernels(asked: str) -> None:
+    try:
+        build.use(None if asked == "torch" else build.load())
+    except build.NoKernels as error:
+        if asked == "native":
+            raise ParamsError(f"runtime.kernels: {error}; or set it to 'torch'") from error
+        _say_once(f"networks are computed by torch: {error}")
+        build.use(None)
+
+
+@cache
+def _say_once(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
 def fingerprint(device: torch.device | None = None) -> dict[str, Any]:
     """Describe what the last bits of a result depend on: versions, processor, threads, device. No host, no clock."""
     on_cuda = device is not None and device.type == "cuda"
@@ -60,6 +83,7 @@ def fingerprint(device: torch.device | None = None) -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+        "kernels": "native" if build.chosen() else "torch",
         "device": torch.cuda.get_device_name(device) if on_cuda else "cpu",
         "cuda": torch.version.cuda if on_cuda else None,
     }

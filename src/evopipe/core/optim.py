@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from evopipe.core.native import learn as native
 from evopipe.core.net import Net
 from evopipe.core.structure import Structure
 from evopipe.types import Tensor
@@ -79,6 +80,9 @@ def _by_row(values: Tensor, net: Net) -> Tensor:
 
 def step(net: Net, adam: Adam, lr: Tensor, active: Tensor) -> None:
     """Take one Adam step in place for the active members `[P]`, with learning rates `[P]`; others stay as they are."""
+    if native.serve(net.values, net.grad, adam.mean):
+        native.adam(net.values, net.grad, adam.mean, adam.square, adam.steps, lr, active, (BETA1, BETA2), EPS)
+        return
     lr, active = _by_row(lr, net), _by_row(active, net)
     # A compiler fuses the plain formula itself, and cannot look into the kernel.
     if net.values.device.type == "cpu" and not torch.compiler.is_compiling() and _fused_is_sound():
@@ -98,8 +102,13 @@ def descend(
     """
     found = [(net, adam, lr) for net, adam, lr in learners if net is not None and adam is not None]
     backward(losses, *(net for net, _, _ in found))
-    for net, _, _ in found:
-        healthy = healthy & ((losses + clip_gradients(net, limit)).abs() < torch.inf)
+    if native.serve(*(net.grad for net, _, _ in found)):
+        healthy = healthy.clone()
+        for net, _, _ in found:
+            native.clip(net.grad, limit, losses, healthy)
+    else:
+        for net, _, _ in found:
+            healthy = healthy & ((losses + clip_gradients(net, limit)).abs() < torch.inf)
     for net, adam, lr in found:
         step(net, adam, lr, healthy)
     return healthy
@@ -185,5 +194,8 @@ def polyak(target: Net | None, online: Net | None, weight: Tensor) -> None:
     """target ← target + weight · (online − target) in place, `weight` `[P]`; nothing where there are none. 1 copies and
     0 leaves, both to the bit; where online is not finite, neither is the result, whatever the weight."""
     if target is None or online is None:
+        return
+    if native.serve(target.values, online.values):
+        native.polyak(target.values, online.values, weight)
         return
     target.values.lerp_(online.values, _by_row(weight, target)[:, None])

@@ -17,6 +17,7 @@ import torch
 from evopipe.core import lstm
 from evopipe.core.layers import NOT_ZERO_AT_ZERO, activate, layer_norm
 from evopipe.core.layout import Block
+from evopipe.core.native import dense
 from evopipe.core.net import Net
 from evopipe.core.stem import Stem
 from evopipe.core.structure import LINE, Structure, ViewOf, Widths
@@ -96,6 +97,7 @@ class Padded:
         self.memory_widths = [room.width for _, room in rooms[: self.recurrent] for _ in range(2)]
         self.memory = sum(self.memory_widths)
         self.index = [self._scatter_index(arch) for arch in archs]
+        self.plans: dict[tuple[int, int], dense.Plan] = {}  # of its dense layers, by what they read
 
     def _mask(self, column: Sequence[Block | None], width: int) -> Tensor | None:
         """`[P, 1, H]`: 1 on own units; None where every row fills the layer."""
@@ -142,7 +144,7 @@ class Padded:
 
     def part(self, first: int, end: int | None, every: int = 1) -> Padded:
         part, cut = copy(self), slice(first, end, every)
-        part.archs, part.index = self.archs[cut], self.index[cut]
+        part.archs, part.index, part.plans = self.archs[cut], self.index[cut], {}
         part.runs = _runs([arch.activation for arch in part.archs])
         part.masks, part.mask_after = (
             [None if mask is None else mask[cut] for mask in masks] for masks in (self.masks, self.mask_after)
@@ -195,6 +197,9 @@ class Padded:
     def _dense(self, layers: Sequence[Views], x: Tensor) -> Tensor:
         """Plain hidden layers, behind residual or recurrent ones, and the output layer where there is one."""
         first, end = self.residual + self.recurrent, len(self.masks)
+        native = dense.run(self, first, layers[first:], x)
+        if native is not None:
+            return native
         for i, layer in enumerate(layers[first:end], first):
             f = torch.baddbmm(layer.bias, x, layer.weight)  # [P, B, H]
             if layer.gain is not None and layer.shift is not None:

@@ -1,0 +1,109 @@
+"""Compile the kernels for this processor at first use, once a machine, and load them."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("kernels.c")
+FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-w")
+TARGETS = {"native": ("-march=native",), "portable": ("-mavx2", "-mfma")}
+"""Instruction sets by name. All give the same bits: `portable` for a processor of which the compiler knows nothing."""
+SECONDS = 120.0  # longest that compiling may take
+
+
+_chosen: ctypes.CDLL | None = None
+
+
+def use(kernels: ctypes.CDLL | None) -> None:
+    """Let what lies on the CPU be computed by these kernels from now on, in this process and those that it forks; None:
+    by torch."""
+    global _chosen
+    _chosen = kernels
+
+
+def chosen() -> ctypes.CDLL | None:
+    """Return the kernels in use; None where torch computes."""
+    return _chosen
+
+
+class NoKernels(Exception):
+    """The kernels cannot be had here; the message says why."""
+
+
+@cache
+def load(target: str = "native") -> ctypes.CDLL:
+    """Return the compiled kernels.
+
+    Raises:
+        NoKernels: there is no compiler, it failed, or what it made cannot be loaded.
+    """
+    compiler = _compiler()
+    key = hashlib.sha256("\n".join((SOURCE.read_text(), compiler, _about(compiler), _processor(), *FLAGS)).encode())
+    made = _folder() / f"{target}-{key.hexdigest()[:32]}.so"
+    if not made.exists():
+        _compile(compiler, (*FLAGS, *TARGETS[target]), made)
+    try:
+        return ctypes.CDLL(str(made))  # whose calls release the interpreter's lock
+    except OSError as error:
+        raise NoKernels(f"{made} cannot be loaded: {error}") from error
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
+        found = shutil.which(name) if name else None
+        if found:
+            return found
+    raise NoKernels("no C compiler was found; install gcc or clang, or name one in CC")
+
+
+def _about(compiler: str) -> str:
+    run = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False, timeout=SECONDS)
+    return run.stdout
+
+
+def _processor() -> str:
+    """What `-march=native` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return sys.platform
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
+def _folder() -> Path:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evopipe"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        if os.access(home, os.W_OK):
+            return home
+    except OSError:
+        pass
+    return _private()
+
+
+@cache
+def _private() -> Path:
+    """A folder for this process alone, where the user has no cache that can be written."""
+    return Path(tempfile.mkdtemp(prefix="evopipe-kernels-"))
+
+
+def _compile(compiler: str, flags: tuple[str, ...], made: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=made.parent, prefix="compile-") as name:
+        fresh = Path(name) / made.name
+        try:
+            command = [compiler, *flags, "-o", str(fresh), str(SOURCE), "-lm"]
+            run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise NoKernels(f"{compiler} could not be run: {error}") from error
+        if run.returncode:
+            why = (run.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise NoKernels(f"{compiler} could not compile the kernels: {why}")
+        fresh.replace(made)

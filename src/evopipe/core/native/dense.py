@@ -1,0 +1,155 @@
+"""Dense layers of several members by the CPU's own kernels; `core.padded` has the same in torch's operators.
+
+What is computed is the same function: products, normalisation, activation and blending of each member's own units.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from evopipe.core.native import build
+from evopipe.types import Tensor
+
+if TYPE_CHECKING:
+    from evopipe.core.padded import Padded, Views
+
+# As the source has them.
+ACTIVATIONS = (
+    "ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity",
+)  # fmt: skip
+_KEEP_INPUT = frozenset({"GELU", "SiLU"})
+MOST = 64  # layers
+PANEL = 32  # columns of a packed panel, at most
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the kernels must know of a structure's dense layers."""
+
+    fields: Tensor  # [P, layers, 10] int32
+    members: int
+    layers: int
+    start: int  # where the first layer's weights begin in a row
+    room: int  # float32 numbers that a row of a batch keeps for the way back, at most
+    widest: int
+    out: int
+
+    @classmethod
+    def of(cls, structure: Padded, first: int, inputs: int) -> Plan:
+        """Describe the layers from the first-th hidden one on; `inputs` is the width of what they read."""
+        hidden = list(enumerate(structure.layout.hidden))[first:]
+        rows, room, widest = [], 0, inputs
+        for arch in structure.archs:
+            width, kept, found = inputs, 0, []
+            for i, layer in hidden:
+                block = arch.layers.get(structure.names[i])
+                if block is None:
+                    found.append([0] * 9 + [1])
+                    continue
+                n, parts = block.width, (layer.gain, layer.shift, layer.alpha if block.blend else None)
+                spots = [part.start if part else -1 for part in (layer.weight, layer.bias, *parts)]
+                found.append([n, layer.weight.columns, *spots, ACTIVATIONS.index(arch.activation), int(block.blend), 0])
+                kept += n * (1 + (layer.gain is not None) + (arch.activation in _KEEP_INPUT)) + 1
+                width = max(width, n) if block.blend else n
+                kept += width * block.blend
+                widest = max(widest, width)
+            for layer in structure.layout.output:
+                n, spots = structure.widths.outputs, [layer.weight.start, layer.bias.start, -1, -1, -1]
+                found.append([n, layer.weight.columns, *spots, ACTIVATIONS.index("Identity"), 0, 0])
+                kept, widest = kept + n, max(widest, n)
+            rows.append(found)
+            room = max(room, kept)
+        every = [layer for _, layer in hidden] + [*structure.layout.output]
+        out = structure.widths.outputs or (structure.layout.hidden[-1].out if hidden else inputs)
+        fields = torch.tensor(rows, dtype=torch.int32).view(len(rows), len(every), 10)
+        return cls(fields, len(rows), len(every), every[0].weight.start if every else 0, room, widest, out)
+
+
+def run(structure: Padded, first: int, layers: Sequence[Views], x: Tensor) -> Tensor | None:
+    """Run a structure's dense layers on x `[P, B, inputs]`; None where torch must."""
+    kernels = build.chosen()
+    if kernels is None or not layers or x.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    if not x.dtype == layers[0].weight.dtype == torch.float32:
+        return None
+    key = first, x.shape[-1]
+    plan = structure.plans.get(key)
+    if plan is None:
+        plan = structure.plans[key] = Plan.of(structure, *key)
+    if plan.layers > MOST or not x.shape[1]:
+        return None
+    base = layers[0].weight.data_ptr() - 4 * plan.start
+    for view, layer in zip(layers, (*structure.layout.hidden[first:], *structure.layout.output), strict=True):
+        if (
+            view.weight.data_ptr() != base + 4 * layer.weight.start
+            or view.bias.data_ptr() != base + 4 * layer.bias.start
+        ):
+            return None  # parameters of another place, such as noisy ones
+    anchor = layers[0].weight
+    if torch.is_grad_enabled() and (anchor.requires_grad or x.requires_grad):
+        out: Tensor = _Dense.apply(x, anchor, plan)  # type: ignore[no-untyped-call]
+        return out
+    return _forward(x.contiguous(), anchor, plan)[0]
+
+
+def _forward(x: Tensor, anchor: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    members, rows, inputs = x.shape
+    assert members == plan.members
+    out, saved = x.new_empty(members, rows, plan.out), x.new_empty(members, rows * plan.room)
+    packed = x.new_empty(max(plan.widest, rows) * PANEL)
+    _loaded().dense_forward(
+        _at(plan.fields), plan.layers, members, rows, inputs, plan.out, _at(x), _values(anchor, plan),
+        ctypes.c_ssize_t(anchor.stride(0)), _at(saved), ctypes.c_ssize_t(rows * plan.room), _at(out), _at(packed),
+    )  # fmt: skip
+    return out, saved
+
+
+class _Dense(torch.autograd.Function):
+    """The layers with their way back. Gradients of parameters are added to where their views have them; `anchor`, the
+    first weights, stands for all of them in torch's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, plan: Plan) -> Tensor:
+        x = x.contiguous()
+        out, saved = _forward(x, anchor, plan)
+        ctx.save_for_backward(x, saved)
+        ctx.anchor, ctx.plan = anchor, plan
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (x, saved), anchor, plan = ctx.saved_tensors, ctx.anchor, ctx.plan
+        members, rows, inputs = x.shape
+        out_grad = grads[0].contiguous()
+        x_grad = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        room = rows * plan.widest
+        packed, scratch = x.new_empty(max(plan.widest, rows) * PANEL), x.new_empty(3 * room)
+        learns = ctx.needs_input_grad[1]
+        _loaded().dense_backward(
+            _at(plan.fields), plan.layers, members, rows, inputs, plan.out, _at(x), _values(anchor, plan),
+            ctypes.c_ssize_t(anchor.stride(0)), _values(anchor.grad, plan) if learns else None,
+            ctypes.c_ssize_t(anchor.grad.stride(0) if learns else 0), _at(saved),
+            ctypes.c_ssize_t(rows * plan.room), _at(out_grad), None if x_grad is None else _at(x_grad), _at(packed),
+            _at(scratch), ctypes.c_ssize_t(room),
+        )  # fmt: skip
+        return x_grad, None, None
+
+
+def _loaded() -> ctypes.CDLL:
+    kernels = build.chosen()
+    assert kernels is not None
+    return kernels
+
+
+def _at(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _values(view: Tensor, plan: Plan) -> ctypes.c_void_p:
+    """Where the first member's row begins, of which this is the first layer's weights."""
+    return ctypes.c_void_p(view.data_ptr() - 4 * plan.start)

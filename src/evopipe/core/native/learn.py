@@ -1,0 +1,68 @@
+"""Clipping, Adam and Polyak averaging of flat rows by the CPU's own kernels; `core.optim` has the same in torch."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from evopipe.core.native import build
+from evopipe.types import Tensor
+
+
+def serve(*tensors: Tensor) -> bool:
+    """Whether the kernels are in use, and can read these rows: of float32, on the CPU, and whole lines long."""
+    if build.chosen() is None or torch.compiler.is_compiling():
+        return False
+    return all(
+        x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[1] % 16 == 0 and x.stride(1) == 1
+        for x in tensors
+    )
+
+
+def clip(grads: Tensor, limit: Tensor, losses: Tensor, healthy: Tensor) -> None:
+    """Scale every row's gradient `[P · K, N]` to at most its member's limit `[P]`; healthy `[P]` becomes false where a
+    loss `[P]` or a norm is not finite. Both in place."""
+    rows, size = grads.shape
+    each = rows // len(limit)
+    limit, losses = limit.float().contiguous(), losses.detach().float().contiguous()
+    _kernels().clip(
+        len(limit), each, _long(size), _at(grads), _long(grads.stride(0)), _at(limit), _at(losses), _at(healthy)
+    )
+
+
+def adam(
+    values: Tensor, grads: Tensor, mean: Tensor, square: Tensor, steps: Tensor, lr: Tensor, active: Tensor,
+    betas: tuple[float, float], eps: float,
+) -> None:  # fmt: skip
+    """Take one step in place: rows `[P · K, N]`, steps `[P · K]`, lr and active `[P]`."""
+    rows, size = values.shape
+    each, lr, active = rows // len(lr), lr.float().contiguous(), active.contiguous()
+    _kernels().adam(
+        len(lr), each, _long(size), _at(values), _long(values.stride(0)), _at(grads), _long(grads.stride(0)), _at(mean),
+        _at(square), _long(mean.stride(0)), _at(steps), _at(lr), _at(active), *map(ctypes.c_double, (*betas, eps)),
+    )  # fmt: skip
+
+
+def polyak(target: Tensor, online: Tensor, weight: Tensor) -> None:
+    """target ← target + weight · (online − target) in place, `[P · K, N]`, weight `[P]`."""
+    rows, size = target.shape
+    weight = weight.float().contiguous()
+    _kernels().polyak(
+        len(weight), rows // len(weight), _long(size), _at(target), _long(target.stride(0)), _at(online),
+        _long(online.stride(0)), _at(weight),
+    )  # fmt: skip
+
+
+def _kernels() -> ctypes.CDLL:
+    kernels = build.chosen()
+    assert kernels is not None
+    return kernels
+
+
+def _at(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _long(number: int) -> ctypes.c_ssize_t:
+    return ctypes.c_ssize_t(number)
