@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from evopipe.agents.agent import BaseAgent, ChatAgent, ToolAgent
 from evopipe.agents.data import Dataset, DatasetRegistry
+from evopipe.agents.elsewhere import on_ray
 from evopipe.agents.environment import (
     BaseEnv,
     GymEnvironment,
@@ -32,5 +33,5 @@ __all__ = [
     "Dataset", "DatasetRegistry", "Episode", "FrozenLake", "GymEnvironment", "Model", "ModelOutput",
     "MultiTurnEnvironment", "MultiTurnWorkflow", "RewardFunction", "RewardOutput", "SingleTurnEnvironment",
     "SingleTurnWorkflow", "Step", "TerminationEvent", "TerminationReason", "ToolAgent", "ToolEnvironment", "Trained",
-    "Trajectory", "Workflow",
+    "Trajectory", "Workflow", "on_ray",
 ]  # fmt: skip

@@ -415,6 +415,8 @@ def _made(
         raise ParamsError(f"train.algo: {asked} learns from no episodes; take {', '.join(able)}")
     if params.language.engine != "transformers":
         raise ParamsError("language.engine: agents' completions are decoded in this process; leave it at transformers")
+    if params.runtime.shards.engine != "none":
+        raise ParamsError("runtime.shards: agents play in one process; engine='ray' lets environments live on Ray")
     made = _validated(Agents, agents, "agents")
     for role, name in made.estimators.items():
         if name not in algos.names(of_text=True) or "value" in algos.get(name).asks(algos.get(name).Config()):
