@@ -22,7 +22,7 @@ $(shell rm -f $(READY))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow check bench setup clean
+.PHONY: help run test test-slow check docs bench setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,10 @@ check: setup ## format, lint, types, import contract, tests
 	mypy
 	lint-imports
 	$(PYTEST)
+
+docs: setup ## build the pages as a site, build/site/index.html
+	sphinx-build -q -W --keep-going docs build/site
+	@echo "build/site/index.html"
 
 bench: setup ## compare with the peers (an hour; BENCH_ARGS="--lanes 2")
 	cd benchmarks && BENCH_ARGS="$(BENCH_ARGS)" dvc repro --force --keep-going

@@ -115,6 +115,7 @@ LANGUAGE_NOTES: Notes = {
     "evaluate.bootstrap": ("resamples", "a smoother interval"),
     "tracking.finish_seconds": NOTES["tracking.finish_seconds"],
     "runtime.threads": ("threads", "faster on idle machines with large bases; other last bits"),
+    "runtime.rows_at_once": ("rows of each member", "faster, more memory; other last bits"),
     "runtime.checkpoint_seconds": NOTES["runtime.checkpoint_seconds"],
     "runtime.shards.count": NOTES["runtime.shards.count"],
 }

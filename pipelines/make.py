@@ -35,7 +35,7 @@ from evopipe.schema.text import LanguageParams
 from evopipe.schema.write import block, dump_yaml, entries
 
 FOLDER = Path(__file__).parent
-KEYS = {"heading", "shape", "base", "files", "params", "algos"}
+KEYS = {"heading", "shape", "base", "reward", "files", "params", "algos"}
 AS_AT_THE_TOP = (".dvc/config", ".dvcignore")
 TEMPLATE = "src/evopipe/new/template"
 ENTRY = re.compile(r"(?P<key>\s*[\w-]+): *(?P<value>.*?)(?P<comment>  #.*)?")
@@ -120,7 +120,8 @@ def _dvc(changes: Any) -> str:
     heading = shape.pop("heading")
     for name, stage in shape["stages"].items():
         base = [changes["base"]] if "base" in changes and name not in ("fetch", "report") else []
-        stage["deps"][1:1] = [*changes.get("files", []), *base]
+        reward = [changes["reward"]] if "reward" in changes and name in ("train", "evaluate") else []
+        stage["deps"][1:1] = [*changes.get("files", []), *base, *reward]
     return f"# {heading}\n" + re.sub(r"\n(?=  \w+:\n    cmd:|plots:)", "\n\n", dump_yaml(shape))
 
 

@@ -80,5 +80,7 @@ def small_params() -> dict[str, Any]:
         }},
     })  # fmt: skip
     data: dict[str, Any] = small.model_dump(mode="json")
-    data["algos"] |= {name: algos.get(name).Config().model_dump(mode="json") for name in ("dpo", "reinforce")}
+    data["algos"] |= {
+        name: algos.get(name).Config().model_dump(mode="json") for name in ("dpo", "reinforce", "reward_model")
+    }
     return data

@@ -36,6 +36,13 @@ class Policy:
         action_space: the environment's, and the way to its own actions.
         observation_space: the environment's, and the way from its own observations.
         memory: how many numbers it keeps from step to step; 0 unless it is recurrent.
+
+    Examples:
+        >>> import evopipe
+        >>> small = {"env": {"id": "CartPole-v1"}, "train": {"max_steps": 200, "evo_steps": 100, "eval_episodes": 2}}
+        >>> policy = evopipe.train({**small, "evaluate": {"episodes": 4}}).policy
+        >>> policy.act([[0.0, 0.1, 0.0, -0.1], [0.0, -0.1, 0.0, 0.1]]).shape  # an action for each observation
+        (2,)
     """
 
     def __init__(self, algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) -> None:
@@ -305,40 +312,44 @@ def _tensor(value: Any, name: str) -> torch.Tensor:
 class _Greedy(torch.nn.Module):
     """The greedy policy without the population axis, for `torch.export`."""
 
-    low: torch.Tensor
-    high: torch.Tensor
-    starts: torch.Tensor
-
     def __init__(self, algo: Algorithm, cfg: Any, cohort: Cohort, space: ActionSpace) -> None:
         super().__init__()
         self._algo, self._cfg, self._state, self._space = algo, cfg, cohort.state, space
         self._shown = cohort.shown
         self.register_buffer("weights", getattr(cohort.state, algo.POLICY).values)
-        if space.bounds is not None:
-            for name, bound in zip(("low", "high"), space.bounds, strict=True):
-                self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32))
-        elif space.kind != "discrete":
-            self.register_buffer("starts", torch.tensor(space.starts))
+        hold_bounds(self, space)
 
     def forward(self, obs: torch.Tensor, memory: torch.Tensor | None = None) -> Any:
         """See `Policy.module`."""
         shown = self._shown(obs[None])
         if memory is not None:
             actions, _, _, after = self._algo.step(self._cfg, self._state, shown, None, memory[None], None)
-            return self._own(actions[0]), after[0]
+            return own_actions(self, self._space, actions[0]), after[0]
         if self._algo.values is not None:
             values = self._algo.values(self._cfg, self._state, shown)[0]
             return values.argmax(dim=-1) + self._space.start, values
-        return self._own(self._algo.greedy(self._cfg, self._state, shown, None)[0])
+        return own_actions(self, self._space, self._algo.greedy(self._cfg, self._state, shown, None)[0])
 
-    def _own(self, actions: torch.Tensor) -> torch.Tensor:
-        """Return the environment's own actions, as `ActionSpace.own` does."""
-        if self._space.kind == "discrete":
-            return actions + self._space.start
-        if not self._space.continuous:
-            return (actions + self.starts).view(-1, *self._space.shape)
-        stretched = self.low + (actions + 1.0) / 2.0 * (self.high - self.low)
-        return stretched.clamp(self.low, self.high).view(-1, *self._space.shape)
+
+def hold_bounds(module: torch.nn.Module, space: ActionSpace) -> None:
+    """Let a module hold what `own_actions` needs of a space."""
+    if space.bounds is not None:
+        for name, bound in zip(("low", "high"), space.bounds, strict=True):
+            module.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32))
+    elif space.kind != "discrete":
+        module.register_buffer("starts", torch.tensor(space.starts))
+
+
+def own_actions(module: Any, space: ActionSpace, actions: torch.Tensor) -> torch.Tensor:
+    """Return the environment's own actions, as `ActionSpace.own` does, in what `torch.export` traces."""
+    if space.kind == "discrete":
+        return actions + space.start
+    if not space.continuous:
+        own: torch.Tensor = (actions + module.starts).view(-1, *space.shape)
+        return own
+    stretched = module.low + (actions + 1.0) / 2.0 * (module.high - module.low)
+    clamped: torch.Tensor = stretched.clamp(module.low, module.high).view(-1, *space.shape)
+    return clamped
 
 
 def online_networks(algo: Algorithm, widths: Mapping[str, Widths]) -> dict[str, str]:

@@ -25,7 +25,15 @@ from evopipe.team_policy import TeamPolicy
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave."""
+    """What a run gave.
+
+    Examples:
+        >>> from evopipe import train
+        >>> small = {"env": {"id": "CartPole-v1"}, "train": {"max_steps": 200, "evo_steps": 100, "eval_episodes": 2}}
+        >>> result = train({**small, "evaluate": {"episodes": 4}})
+        >>> len(result.members), len(result.policies), len(result.lineage)
+        (4, 4, 3)
+    """
 
     policy: Policy | TeamPolicy | LanguagePolicy  # the elite
     # Every trained member, in the order of `members`: they know values too. None of language models.
@@ -50,6 +58,12 @@ def run(
 
     Raises:
         EvopipeError: anything that a stage raises.
+
+    Examples:
+        >>> small = {"env": {"id": "CartPole-v1"}, "train": {"max_steps": 200, "evo_steps": 100, "eval_episodes": 2}}
+        >>> result = run({**small, "evaluate": {"episodes": 4}})
+        >>> result.policy.act([0.0, 0.1, 0.0, -0.1]) in (0, 1)
+        True
     """
     settled = _params(params)
     if folder is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -41,6 +42,33 @@ def _train(context: typer.Context, trainer: _Trainer, overrides: _Overrides = No
 def _evaluate(trainer: _Trainer, overrides: _Overrides = None) -> None:
     """Validate the base, untrained, and print its scores."""
     typer.echo(json.dumps(_made_trainer(trainer, overrides).evaluate(), indent=2))
+
+
+@agent.command("run")
+def _run(
+    context: typer.Context,
+    trainer: _Trainer,
+    overrides: _Overrides = None,
+    tasks: Annotated[
+        Path | None, typer.Option(help="Tasks: .json, .jsonl, .csv or .parquet. Without it those of validations.")
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="Who plays: models/elite or models/trained of a run. Without it the base.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The episodes, one JSON object a line.")] = Path("episodes.jsonl"),
+    page: Annotated[Path | None, typer.Option(help="Also a page on which one reads them.")] = None,
+) -> None:
+    """Play tasks, write the episodes, and say what they came to."""
+    from evopipe.agents import records
+    from evopipe.stages.tell import tell
+
+    start = [] if policy is None else [f"population.start={policy}"]
+    made = _made_trainer(trainer, [*(overrides or []), *start])
+    found = made.play(tasks)
+    records.write(out, found)
+    if page is not None:
+        records.show(made.resolved.params.language.task, {"Episodes": out}, page)
+    tell(f"{out}: {records.summary(found)}", context.obj.quiet)
 
 
 @agent.command("explain")

@@ -24,7 +24,16 @@ _MEMORY_WORDS = (
 
 
 class EvopipeError(Exception):
-    """Base of every error that evopipe raises on purpose."""
+    """Base of every error that evopipe raises on purpose.
+
+    Examples:
+        >>> import evopipe
+        >>> try:
+        ...     evopipe.load("nowhere")
+        ... except evopipe.EvopipeError as error:
+        ...     print(error.exit_code > 0, "nowhere" in str(error))
+        True True
+    """
 
     exit_code = 1
 
@@ -135,8 +144,9 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 @contextlib.contextmanager
-def translate_failures() -> Iterator[None]:
-    """Give failures of the machine a sentence that says what to do. Errors that already have one pass.
+def translate_failures(less: str = "train.replay.capacity, population.size or env.num_envs") -> Iterator[None]:
+    """Give failures of the machine a sentence that says what to do; `less` names what takes memory. Errors that already
+    have one pass.
 
     Raises:
         ResourceError: memory ran out, of the host or of the device.
@@ -151,8 +161,7 @@ def translate_failures() -> Iterator[None]:
         code, file = (error.errno, error.filename) if isinstance(error, OSError) else (None, None)
         place = f"{file}: " if file else ""
         if isinstance(error, MemoryError) or code == errno.ENOMEM or _says(error, _MEMORY_WORDS):
-            remedy = "lower train.replay.capacity, population.size or env.num_envs"
-            raise ResourceError(f"memory ran out ({said}); {remedy}") from error
+            raise ResourceError(f"memory ran out ({said}); lower {less}") from error
         if code in _DISK or _says(error, _DISK_WORDS):
             remedy = "free some space or make the folder writable, then run again: training continues from its last"
             raise DiskError(f"{place}a file could not be written ({said}); {remedy} checkpoint") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from evopipe.errors import MissingInputError
@@ -25,6 +27,7 @@ EPISODES = Path("reports/episodes.csv")
 MEASURES = Path("reports/language.csv")
 COMPLETIONS = Path("reports/completions.json")
 REPORT = Path("reports/report.html")
+EPISODES_PAGE = Path("reports/episodes.html")  # of agents
 
 OUTS = {
     "fetch": (DATASET, FETCHED),
@@ -56,3 +59,11 @@ def need(folder: Path, out: Path) -> Path:
     if not path.exists():
         raise MissingInputError(f"{path}: not there; run `evopipe {stage}` or `dvc repro {stage}` first")
     return path
+
+
+def program_files(agents: Sequence[str]) -> dict[str, str]:
+    """Return the file of each agent's program in a team's exported folder, by the agent's name: `policy.NAME.pt2`."""
+    names = [re.sub(r"[^A-Za-z0-9_-]", "_", name) for name in agents]
+    if len({*names}) < len(names):
+        names = [str(place) for place in range(len(names))]
+    return {agent: f"policy.{name}.pt2" for agent, name in zip(agents, names, strict=True)}

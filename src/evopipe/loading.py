@@ -24,6 +24,16 @@ def load(path: str | Path, member: int | None = None) -> Policy | TeamPolicy | L
         MissingInputError: it is not there.
         DataError: it is damaged, of a newer format, or not a policy.
         UsageError: there is no such member.
+
+    Examples:
+        >>> import evopipe, tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> small = {"env": {"id": "CartPole-v1"}, "train": {"max_steps": 200, "evo_steps": 100, "eval_episodes": 2}}
+        >>> quiet = {"evaluate": {"episodes": 4}, "tracking": {"backends": []}}
+        >>> _ = evopipe.train({**small, **quiet}, folder)
+        >>> policy = evopipe.load(f"{folder}/models/elite")
+        >>> policy.act([0.0, 0.1, 0.0, -0.1]) in (0, 1)
+        True
     """
     if member is None and (about := language.described(Path(path))) is not None:
         return language.load(Path(path), about)

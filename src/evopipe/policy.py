@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +20,7 @@ from evopipe.core.structure import Architecture, Widths, acting_networks
 from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, ParamsError, UsageError
+from evopipe.layout import program_files
 from evopipe.schema.stored import StoredPolicy, StoredSpaces, StoredTeam, in_a_sentence
 from evopipe.storage.files import dump_json, parse_json
 from evopipe.storage.folders import read_folder, write_folder
@@ -90,18 +90,11 @@ def _spaces(about: Mapping[str, Any]) -> Spaces:
 
 
 def _programs(policy: Policy | TeamPolicy) -> dict[str, bytes]:
-    """Return the bytes of `torch.export` programs by file name: one, or of a team one an agent, `policy.NAME.pt2`."""
+    """Return the bytes of `torch.export` programs by file name."""
     if isinstance(policy, Policy):
         return {PROGRAM: _export(policy.module(), policy.observations, policy.memory)}
-    sizes = [space.size for space in policy.team.observations]
-    names = [re.sub(r"[^A-Za-z0-9_-]", "_", name) for name in policy.team.agents]
-    if len({*names}) < len(names):
-        names = [str(place) for place in range(len(names))]
-    named = zip(names, sizes, strict=True)
-    return {
-        f"policy.{name}.pt2": _export(policy.module(place), size, policy.memory)
-        for place, (name, size) in enumerate(named)
-    }
+    named = zip(program_files(policy.team.agents).values(), policy.team.observations, strict=True)
+    return {file: _export(policy.module(place), space.size, policy.memory) for place, (file, space) in enumerate(named)}
 
 
 def _export(module: torch.nn.Module, observations: int, memory: int) -> bytes:

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from evopipe.acting import bare, online_networks
+from evopipe.acting import bare, hold_bounds, online_networks, own_actions
 from evopipe.algos import Algorithm, on_policy
 from evopipe.core.cohort import Pace, form
 from evopipe.core.member import Member
 from evopipe.core.net import Net
 from evopipe.core.structure import Widths, acting_networks
 from evopipe.envs.team import TeamSpace
-from evopipe.errors import UsageError, did_you_mean
+from evopipe.errors import UsageError
 from evopipe.rng import Purpose, Stream
 
 
@@ -96,9 +96,9 @@ class TeamPolicy:
             actions = self._algo.act(self._cfg, state, rows, legal, torch.tensor([epsilon]), draw)
         own = self.team.own_each(actions[0].unflatten(0, (-1, len(self.agents))).numpy())
         named = dict(zip(self.agents, own, strict=True))
-        chosen = {key: named[self._agent(key)] for key in obs}
+        chosen = {key: named[self.team.agent(key)] for key in obs}
         after = before[0].unflatten(0, (-1, len(self.agents))).numpy()
-        gone = [place for place, agent in enumerate(self.agents) if agent not in {self._agent(key) for key in obs}]
+        gone = [place for place, agent in enumerate(self.agents) if agent not in {self.team.agent(key) for key in obs}]
         after[:, gone] = 0.0
         return {key: value[0] if single else np.asarray(value) for key, value in chosen.items()}, after
 
@@ -124,7 +124,7 @@ class TeamPolicy:
         found = answers.value(self._cfg, self._cohort.state, rows, legal, before)[0].unflatten(
             0, (-1, len(self.agents))
         )
-        values = {key: found[:, self.agents.index(self._agent(key))].numpy() for key in obs}
+        values = {key: found[:, self.agents.index(self.team.agent(key))].numpy() for key in obs}
         return {key: value[0] if single else value for key, value in values.items()}
 
     def probabilities(self, obs: Mapping[Any, Any], mask: Mapping[Any, Any] | None = None,
@@ -141,7 +141,7 @@ class TeamPolicy:
         chances = answers.chances(self._cfg, self._cohort.state, rows, legal, before)
         found = chances.probabilities()[0].unflatten(0, (-1, len(self.agents))).numpy()
         sizes = [space.size for space in self.team.actions]
-        own = {key: found[:, (k := self.agents.index(self._agent(key))), : sizes[k]] for key in obs}
+        own = {key: found[:, (k := self.agents.index(self.team.agent(key))), : sizes[k]] for key in obs}
         return {key: each[0] if single else each for key, each in own.items()}
 
     def __repr__(self) -> str:
@@ -150,67 +150,17 @@ class TeamPolicy:
         who = f"{len(self.agents)} agents with {self.spaces.kind} actions"
         return f"<TeamPolicy {self.about.get('algo', '')}{place}: {who}, network {self.arch.describe()}>"
 
-    def _agent(self, key: Any) -> Any:
-        """Return the environment's id of an agent, named by it or by its text."""
-        for agent in self.agents:
-            if key == agent or str(key) == str(agent):
-                return agent
-        names = [str(agent) for agent in self.agents]
-        raise UsageError(f"there is no agent {key!r}{did_you_mean(str(key), names)} (there are {', '.join(names)})")
-
     def _situation(
         self, obs: Mapping[Any, Any], mask: Mapping[Any, Any] | None, memory: Any
     ) -> tuple[torch.Tensor, bool, torch.Tensor, torch.Tensor]:
         """Return observations `[1, B · K, O]`, whether each is one, legal actions, and the memory before."""
-        if not isinstance(obs, Mapping) or not obs:
-            raise UsageError("obs is no dictionary of observations by agent: pass what the environment gives")
-        given = {self._agent(key): value for key, value in obs.items()}
-        read: dict[Any, tuple[Any, bool]] = {}
-        for place, agent in enumerate(self.agents):
-            if agent in given:
-                try:
-                    read[agent] = self.team.observations[place].read(self._bare_observation(place, given[agent]))
-                except ValueError as error:
-                    raise UsageError(f"obs[{agent!r}] holds {error}; pass what the environment gives") from error
-        sizes, single = {len(rows) for rows, _ in read.values()}, all(one for _, one in read.values())
-        if len(sizes) != 1:
-            raise UsageError(f"obs holds batches of unlike lengths ({', '.join(map(str, sorted(sizes)))})")
-        (count,), k = sizes, len(self.agents)
-        rows, alive = np.zeros((count, k, self.spaces.observations), np.float32), np.zeros((count, k), np.bool_)
-        legal = np.broadcast_to(self.team.free, (count, k, self.spaces.actions)).copy()
-        masks = {self._agent(key): value for key, value in (mask or {}).items()}
-        for place, agent in enumerate(self.agents):
-            if agent in read:
-                seen = read[agent][0]
-                rows[:, place, : seen.shape[1]], alive[:, place] = seen, True
-                if (own := masks.get(agent, self._mask_within(place, given[agent]))) is not None:
-                    self._put_mask(legal, place, own)
-        shown = torch.from_numpy(self.team.legal(alive, legal)).flatten(0, 1)[None]
+        found = self.team.situation(obs, mask)
+        count, k = found.alive.shape
+        rows, legal = (torch.from_numpy(x).flatten(0, 1)[None] for x in (found.obs, found.legal))
         before = torch.zeros(count, k, self.memory) if memory is None else torch.as_tensor(memory).float()
         if before.shape != (count, k, self.memory):
             raise UsageError(f"memory has shape {tuple(before.shape)}; expected [{count}, {k}, {self.memory}]")
-        return self._cohort.shown(torch.from_numpy(rows).flatten(0, 1)[None]), single, shown, before.flatten(0, 1)[None]
-
-    def _bare_observation(self, place: int, obs: Any) -> Any:
-        """Return an agent's observation without the mask that stands in it."""
-        if not self.team.masks[place] or not isinstance(obs, Mapping):
-            return obs
-        return {name: part for name, part in obs.items() if name != "action_mask"}
-
-    def _mask_within(self, place: int, obs: Any) -> Any:
-        return obs.get("action_mask") if self.team.masks[place] and isinstance(obs, Mapping) else None
-
-    def _put_mask(self, legal: np.ndarray, place: int, mask: Any) -> None:
-        own = np.asarray(self.team.actions[place].flat_mask(mask)).astype(np.bool_)
-        size = self.team.actions[place].size
-        if own.shape not in ((size,), (len(legal), size)):
-            agent = self.agents[place]
-            raise UsageError(
-                f"the mask of {agent!r} has shape {own.shape}; expected [{size}] or [{len(legal)}, {size}]"
-            )
-        if not self.team.actions[place].possible(own.reshape(-1, size)).all():
-            raise UsageError(f"the mask of {self.agents[place]!r} leaves no legal action: allow at least one")
-        legal[:, place, :size] = own
+        return self._cohort.shown(rows), found.single, legal, before.flatten(0, 1)[None]
 
     def module(self, place: int) -> torch.nn.Module:
         """Return one agent's greedy policy as a plain module: its obs `[B, O]` → its own actions; with a memory too:
@@ -226,9 +176,6 @@ class _Agent(torch.nn.Module):
     """One agent of a greedy team without the population axis, for `torch.export`."""
 
     legal: torch.Tensor
-    low: torch.Tensor
-    high: torch.Tensor
-    starts: torch.Tensor
 
     def __init__(self, policy: TeamPolicy, place: int) -> None:
         super().__init__()
@@ -244,11 +191,7 @@ class _Agent(torch.nn.Module):
         legal = np.zeros((self._agents, policy.spaces.actions), np.bool_)
         legal[:] = policy.team.free
         self.register_buffer("legal", torch.from_numpy(legal))
-        if self._space.bounds is not None:
-            for name, bound in zip(("low", "high"), self._space.bounds, strict=True):
-                self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32))
-        else:
-            self.register_buffer("starts", torch.tensor(self._space.starts))
+        hold_bounds(self, self._space)
 
     def forward(self, obs: torch.Tensor, memory: torch.Tensor | None = None) -> Any:
         """See `TeamPolicy.module`."""
@@ -273,10 +216,5 @@ class _Agent(torch.nn.Module):
         return mine
 
     def _own(self, actions: torch.Tensor) -> torch.Tensor:
-        space = self._space
-        if space.continuous:
-            share = (actions[:, : space.size].clamp(-1.0, 1.0) + 1.0) / 2.0
-            return (self.low + share * (self.high - self.low)).clamp(self.low, self.high).view(-1, *space.shape)
-        if space.kind == "discrete":
-            return actions + space.start
-        return (actions + self.starts).view(-1, *space.shape)
+        mine = actions[:, : self._space.size] if self._space.continuous else actions
+        return own_actions(self, self._space, mine)

@@ -54,3 +54,36 @@ def test_three_turns_of_copying_are_learned_from_scratch(way: str, seed: int) ->
     assert found.evaluation["elite"]["mean"] / 3 >= 0.85
     assert last["reward"] / 3 >= 0.8  # drawn, the mean of the last half
     assert last["drift"] < 1e-4
+
+
+RATES = {
+    "size": 4,
+    "evolve": {"lr": {"min": 1e-5, "max": 1e-2, "grow": 10.0, "shrink": 0.1}},
+    "tournament": {"window": 1},
+    "mutation": {"probabilities": {"none": 0.0, "rl_hp": 1.0}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_population_finds_the_learning_rate_that_one_member_lacks(seed: int) -> None:
+    """All begin with a rate that is a hundred times too low; the same steps of each member."""
+    scores = {}
+    for population in (RATES, None):
+        found = evopipe.AgentTrainer(
+            agent_class=ChatAgent,
+            env_class=CopyGame,
+            population=population,
+            config={
+                "seed": seed, "data.train_batch_size": 8, "data.max_response_length": 1,
+                "actor_rollout_ref.rollout.n": 8, "actor_rollout_ref.actor.optim.lr": 1e-5,
+                "actor_rollout_ref.actor.use_kl_loss": False, "language.tiny.characters": "0123456789",
+                "language.full": True, "trainer.total_training_steps": 120, "trainer.test_freq": 10,
+                "train.eval_episodes": 32, "agents.advantage": "turn", "agents.gamma": 0.0,
+            },
+            train_dataset=CopyGame.tasks(256, seed),
+            val_dataset=CopyGame.tasks(64, 99),
+        ).train()  # fmt: skip
+        scores[population is not None] = found.evaluation["elite"]["mean"] / 3
+    assert scores[True] >= 0.85
+    assert scores[False] <= 0.3

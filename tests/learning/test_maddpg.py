@@ -29,3 +29,12 @@ def test_speaker_and_listener_talk_with_discrete_actions(seed: int) -> None:
     result = run("pipelines/maddpg-speaker-listener/params.yaml", seed, settings)
     assert result.evaluation["episodes"] == 1000
     assert result.evaluation["elite"]["mean"] >= -18
+
+
+def test_predators_catch_a_prey_that_does_not_learn(seed: int) -> None:
+    """A touch counts 10 for each of the three. Random predators get 1; those that all fly straight at the prey get 36,
+    and `fixed_prey.rule` makes it flee from the nearest."""
+    settings = [("env.backend", "sync"), ("env.wrappers", "[fixed_prey:Predators]"), ("train.max_steps", "32000")]
+    result = run("pipelines/maddpg-tag/params.yaml", seed, settings)
+    assert result.evaluation["elite"]["groups"].keys() == {"adversary"}
+    assert result.evaluation["elite"]["mean"] >= 36

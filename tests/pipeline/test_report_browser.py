@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from browser import NAMES, Browser, find, opened
+from evopipe.report.episodes import episodes_page
 from evopipe.stages import report
 from reports import write_run
 
@@ -146,3 +148,41 @@ def test_every_fold_opens(browser: Browser, page: tuple[str, Path]) -> None:
     assert browser.run("[...document.querySelectorAll('details')].every(d => d.offsetHeight > 100)")
     assert browser.run("document.documentElement.scrollWidth") <= 390
     assert browser.console == []
+
+
+WRITTEN = """
+[...document.querySelectorAll('.written')].filter(e => e.checkVisibility()).map(e => {
+  const style = getComputedStyle(e);
+  return {text: e.textContent, style: style.borderBottomStyle, colour: style.borderBottomColor};
+})
+"""
+
+
+def episodes() -> list[dict[str, Any]]:
+    """Three episodes of a task: a good one, a bad one, and one that failed."""
+    made = []
+    for i, (reward, counts) in enumerate(((1.0, True), (0.0, True), (0.0, False))):
+        row = [{"text": "shown " * 40, "written": False, "step": 0}, {"text": f"said{i}", "written": True, "step": 0}]
+        step = {"reward": reward, "action": {"tool": "x" * 300}, "done": True}
+        trajectory = {"name": "solver", "reward": reward, "steps": [step], "rows": [row]}
+        made.append({
+            "id": f"7:{i}", "task": {"question": "y" * 300}, "trajectories": [trajectory], "counts": counts, "info": {},
+            "termination_reason": "env_done" if counts else "error", "is_correct": reward > 0, "slot": i, "attempts": 1,
+        })  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_episodes_in_a_browser(browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
+    """What was written has its reward's colour, what nothing is learned from a dashed line; nothing sticks out."""
+    file = tmp_path / "episodes.html"
+    file.write_text(episodes_page("a game", {"Validation": episodes()}))
+    browser.open(file, width, dark=dark)
+    browser.run("document.querySelectorAll('details').forEach(d => d.open = true)")
+    good, bad, idle = (each for each in browser.run(WRITTEN) if each["text"].startswith("said"))
+    assert (good["style"], bad["style"], idle["style"]) == ("solid", "solid", "dashed")
+    assert len({good["colour"], bad["colour"], idle["colour"]}) == 3
+    assert browser.run("document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
+    assert browser.console == []
+    assert browser.requests == [file.resolve().as_uri()]

@@ -249,6 +249,79 @@ def test_a_team_learns_by_a_loop_of_ones_own(continuous: bool) -> None:
         agent.learn((state, action, reward, following, terminated))
 
 
+@pytest.mark.parametrize(("algo", "kwargs"), [("IPPO", {}), ("MAPPO", {"continuous_actions": True})])
+def test_a_team_learns_from_its_own_steps_by_a_loop_of_ones_own(algo: str, kwargs: dict[str, Any]) -> None:
+    """A rollout is what a whole run's would be: also where one agent leaves before the other, and comes back."""
+    from mpe2 import simple_speaker_listener_v4
+
+    env = simple_speaker_listener_v4.parallel_env(max_cycles=4, **kwargs)
+    obs, _ = env.reset(seed=1)
+    ids = list(env.agents)
+    (agent,) = face.create_population(
+        algo, {each: env.observation_space(each) for each in ids}, {each: env.action_space(each) for each in ids},
+        NET, {"BATCH_SIZE": 4, "LEARN_STEP": 8},
+    )  # fmt: skip
+    steps: list[list[Any]] = [[] for _ in range(6)]
+    for t in range(8):
+        if t == 2:
+            del obs["speaker_0"]  # gone for one step
+        action, log_prob, entropy, value = agent.get_action(obs)
+        assert [*action] == [*log_prob] == [*entropy] == [*value] == [*obs]
+        may = {each: np.clip(own, 0.0, 1.0) if kwargs else own for each, own in action.items()}
+        following, reward, terminated, truncated, _ = env.step(
+            {each: may.get(each, env.action_space(each).sample()) for each in ids}
+        )
+        done = {each: terminated[each] or truncated[each] for each in ids}
+        for part, new in zip(steps, (obs, action, log_prob, reward, done, value), strict=True):
+            part.append({each: new[each] for each in obs})
+        obs = following if env.agents else env.reset()[0]
+    found = steps_of(agent.breed, (*steps, obs))
+    assert [each.obs.shape for each in found] == [(2, 11)] * 8
+    assert [each.begins.tolist() for each in found] == [[t in (0, 2, 3, 4), t in (0, 4)] for t in range(8)]
+    assert [each.idle.tolist() for each in found] == [[t == 2, False] for t in range(8)]
+    assert [each.terminated.tolist() for each in found] == [[t in (1, 3, 7), t in (3, 7)] for t in range(8)]
+    assert [each.reward[1] for each in found] == pytest.approx([each["listener_0"] for each in steps[3]])
+    assert (found[2].obs[0] == 0.0).all()
+    if not kwargs:
+        assert found[0].legal is not None
+        assert found[0].legal.tolist() == [[True] * 3 + [False] * 2, [True] * 5]
+        told = agent.breed.spec.algo.answers(agent.breed.spec.algo_config).chances(
+            agent.breed.spec.algo_config, agent.live().state, torch.from_numpy(found[0].obs)[None],
+            torch.from_numpy(found[0].legal)[None], torch.zeros(1, 2, 0),
+        )  # fmt: skip
+        np.testing.assert_allclose(told.log_prob(found[0].action[None])[0], found[0].log_prob, atol=1e-6)
+    before = agent.member
+    assert np.isfinite(agent.learn((*steps, obs)))
+    assert not same(before, agent.member)
+    whole = [{each: [step[each] for step in part[4:]] for each in ids} for part in steps]  # as each agent's own lists
+    began = {each: [False, *whole[4][each][:-1]] for each in ids}
+    last = {each: whole[4][each][-1] for each in ids}
+    other = steps_of(agent.breed, (*whole[:4], began, whole[5], obs, last))
+    for one, two in zip(found[4:], other, strict=True):
+        assert all(
+            np.array_equal(getattr(one, name), getattr(two, name)) for name in ("obs", "reward", "terminated", "idle")
+        )
+        assert torch.equal(one.action, two.action)
+    with pytest.raises(UsageError, match="parts of a rollout have unlike lengths"):
+        agent.learn((*steps[:5], steps[5][1:], obs))
+
+
+def test_a_team_with_a_memory_acts_by_it_and_is_trained_whole() -> None:
+    seen, done = gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2)
+    (agent,) = face.create_population(
+        "IPPO", {"a_0": seen, "a_1": seen}, {"a_0": done, "a_1": done},
+        {"encoder_config": {"hidden_state_size": 4}, "latent_dim": 8}, {"RECURRENT": True},
+    )  # fmt: skip
+    agent.set_training_mode(False)
+    obs = {"a_0": np.ones((5, 3), np.float32), "a_1": np.zeros((5, 3), np.float32)}
+    *_, value, memory = agent.get_action(obs)
+    assert memory.shape[:2] == (5, 2)
+    assert not np.allclose(agent.get_action(obs, hidden_state=memory)[3]["a_0"], value["a_0"])
+    assert (agent.get_action({"a_0": obs["a_0"]})[4][:, 1] == 0.0).all(), "who is gone forgets"
+    with pytest.raises(UsageError, match="a team with a memory is trained whole"):
+        agent.learn(([obs], [], [], [], [], [], obs))
+
+
 # --- evolution --------------------------------------------------------------------------------------------------------
 
 

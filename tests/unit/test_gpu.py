@@ -35,7 +35,7 @@ def test_the_command_checks_every_algorithm_and_prints_a_line_for_each_thing(tmp
     answer = call(tmp_path, "gpu", "check", "--device", "cpu", "--members", "3", "--repeats", "1")
     assert answer.code == 0, answer.err
     lines = answer.out.splitlines()
-    assert {line.split()[0] for line in lines} == set(algos.names())
+    assert {line.split()[0] for line in lines} >= set(algos.names())
     assert "BAD" not in answer.out
     for name in algos.names():
         mine = [line for line in lines if line.split()[0] == name]
@@ -120,3 +120,20 @@ def test_an_algorithm_with_state_outside_its_state_is_found() -> None:
 def test_a_value_that_is_not_finite_is_infinitely_far(broken: float) -> None:
     assert gpu._distance(torch.tensor([broken, 1.0]), torch.ones(2)) == float("inf")
     assert gpu._distance(torch.tensor([1.5, 1.0]), torch.tensor([2.0, 1.0])) == 0.25
+
+
+@pytest.mark.parametrize("algo", [pytest.param("dpo", marks=pytest.mark.thorough), "grpo"])
+def test_language_models_are_checked_too(algo: str) -> None:
+    pytest.importorskip("transformers")
+    told: list[str] = []
+    gpu.check([algo], CPU, members=2, repeats=1, tell=told.append, envs=2)
+    assert [" ok " in line for line in told] == [True] * (3 + (algo == "grpo")) + [False]
+    assert "log-probabilities are the CPU's" in told[0]
+
+
+@pytest.mark.thorough
+def test_a_device_that_learns_language_models_wrongly_is_refused(grouped_like_a_gpu: None) -> None:
+    pytest.importorskip("transformers")
+    told: list[str] = []
+    with Faulty(), pytest.raises(DataError, match=r"^grpo: log-probabilities are the CPU's: "):
+        gpu.check(["grpo"], DEVICE, members=2, repeats=1, tell=told.append, envs=2)

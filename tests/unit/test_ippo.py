@@ -171,7 +171,7 @@ def test_a_value_of_mappo_sees_what_others_see_and_one_of_ippo_and_the_actors_do
         others = [k for k in range(K) if k != j]
         assert differs[:, :, others].any() == differs[:, :, others].all() == (name == "mappo")
         chances = given.algo.answers(given.cfg).chances(given.cfg, state, moved.flatten(1, 2), None, none)  # type: ignore[misc]
-        unlike = (chances.log_probs != out.log_probs).any(dim=-1)[:, others]
+        unlike = (chances.log_probs != out.log_probs).any(dim=-1).unflatten(1, (-1, K))[:, :, others]
         assert not unlike.any()
 
 
@@ -265,7 +265,7 @@ def test_a_sequence_is_what_steps_with_a_memory_give(name: str, share: str) -> N
         of_step = given.algo.answers(given.cfg).chances(given.cfg, cohort.state, batch.obs[:, :, t], None, memory)  # type: ignore[misc]
         mine = values.unflatten(2, (B, length))[..., t].transpose(1, 2).flatten(1)
         torch.testing.assert_close(mine, took.value)
-        mine = chances.log_probs.unflatten(2, (B, length))[:, :, :, t]
+        mine = chances.log_probs.unflatten(2, (B, length))[:, :, :, t].transpose(1, 2).flatten(1, 2)
         torch.testing.assert_close(mine, of_step.log_probs)
         memory = took.memory
     given.update(cohort, batch, 0, 0)

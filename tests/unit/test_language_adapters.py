@@ -63,6 +63,28 @@ def test_members_of_unlike_ranks_are_each_peft_s_own_adapter_in_values_and_gradi
                 torch.testing.assert_close(found, weight.default.weight.grad.T, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("arch", [LoRA(3), Full()])
+def test_so_many_rows_at_once_give_the_same_values_and_gradients(arch: LoRA | Full) -> None:
+    base, text = words.base(), words.text(2, 5, 6, 4)
+    seen: list[int] = []
+    hook = base.model.register_forward_pre_hook(
+        lambda module, args, given: seen.append(len(given["input_ids"])), with_kwargs=True
+    )
+    told = {}
+    for rows in (None, 2):
+        some = replace(base, rows_at_once=rows)
+        net = words.net([arch] * 2, some, trainable=True)
+        now = score(net, text, entropy=True)
+        backward(((now.log_prob + now.entropy) * text.mask).sum(dim=(1, 2)), net)
+        told[rows] = [x[text.mask] for x in (now.log_prob, now.entropy)], net.grad
+    hook.remove()
+    assert seen == [10, 4, 4, 2, 2, 4, 4]  # of both members; to learn, again
+    for one, two in zip(*(found[0] for found in told.values()), strict=True):
+        torch.testing.assert_close(one, two, atol=1e-5, rtol=0)
+    torch.testing.assert_close(told[2][1], told[None][1], atol=1e-5, rtol=1e-5)
+    assert bool((told[None][1] != 0).any())
+
+
 def test_changes_of_every_weight_are_each_a_model_of_its_own() -> None:
     base = words.base()
     net, text = words.net([Full(), Full()], base, trainable=True), words.text(2, 3, 6, 4)

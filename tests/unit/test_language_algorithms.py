@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from evopipe.core.net import Net, score
 from evopipe.core.structure import Widths
+from evopipe.language.tokens import with_end
 from evopipe.ops import language as ops
 from evopipe.rng import Purpose, Stream
 from evopipe.types import Hyper, Scored, Text, Words
@@ -190,6 +191,22 @@ def test_dpos_loss_by_its_definition() -> None:
                 for i in range(4)
             ]
             assert result == pytest.approx(np.mean(each), rel=1e-4)
+
+
+def test_a_reward_models_loss_by_its_definition() -> None:
+    """What a head says behind a completion's last token is its reward; rows 0 to 3 were chosen, 4 to 7 rejected."""
+    algo, cfg = algorithm("reward_model"), config("reward_model")
+    batch, value = with_end(rollout(4)), torch.randn(P, B, T + 1, generator=torch.Generator().manual_seed(1))
+    now, hp = Scored(value[..., :-1], value[..., :-1], value), hyper(cfg)
+    found, fit, told = (f(cfg, hp, now, batch) for f in (algo.loss, algo.fitness, algo.figures))
+    assert batch.mask.sum(dim=-1).unique().tolist() == [1, 2, 3, 4]
+    for p in range(P):
+        reward = [float(value[p, b, int(batch.mask[p, b].sum())]) for b in range(B)]
+        apart = [reward[i] - reward[i + 4] for i in range(4)]
+        each = [math.log1p(math.exp(-margin)) for margin in apart]
+        assert float(found[p]) == pytest.approx(np.mean(each), rel=1e-5)
+        assert (-fit[p]).tolist() == pytest.approx(each, rel=1e-5)
+        assert told["accuracy"][p].tolist() == [float(margin > 0) for margin in apart]
 
 
 def test_an_evaluation_tells_how_likely_whole_completions_are() -> None:

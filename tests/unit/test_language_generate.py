@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 import words
 from evopipe.core.net import Net, score
 from evopipe.language.adapters import LoRA
-from evopipe.language.generate import Sampling, Written, choose, generate
+from evopipe.language.base import Base
+from evopipe.language.generate import Sampling, Stops, Written, choose, generate, texts
 from evopipe.types import Text
 
 KEYS = torch.tensor([5, 6, 7])
@@ -28,12 +30,13 @@ def prompts(pads: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 def write(
     net: Net, ids: torch.Tensor, real: torch.Tensor, keys: torch.Tensor = KEYS, group: int = 3, leave: bool = True,
-    temperature: float = 2.0, when: int = 4,
+    temperature: float = 2.0, when: int = 4, base: Base | None = None, stop: Stops = (),
 ) -> Written:  # fmt: skip
     structure: Any = net.structure
     members = len(net.values)
     how = Sampling(torch.full((members,), temperature), torch.zeros(members).long(), torch.ones(members))
-    return generate(words.base(), lambda: structure.active(net.views), ids, real, group, LIMIT, how, keys, when, leave)
+    active, base = (lambda: structure.active(net.views)), base or words.base()
+    return generate(base, active, ids, real, group, LIMIT, how, keys, when, leave, stop)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,35 @@ def test_a_completion_ends_with_the_token_that_ends_it_and_pads_follow(net: Net)
         assert ids[n:] == [pad] * (LIMIT - n)
 
 
+@pytest.mark.parametrize("leave", [True, False])
+def test_each_prompts_own_texts_end_its_completions_and_are_no_part_of_them(net: Net, leave: bool) -> None:
+    free = write(net, *prompts(), leave=leave)
+    own = [("99", "0="), (), ("a",), ("no such",)] * 2 + [()] * 4
+    told, known = write(net, *prompts(), leave=leave, stop=own), words.base()
+    cut, whole = (texts(known, each, stop) for each, stop in ((told, own), (free, ())))
+    stopped = 0
+    for p in range(3):
+        for r in range(12):
+            asked, text = own[4 * p + r // 3], whole[p][r]
+            places = [text.find(each) for each in asked if each in text]
+            assert cut[p][r] == text[: min(places, default=len(text))]
+            n = int(told.lengths[p, r])
+            # It was stopped at the first token with which its text was there.
+            known_so_far = [known.decode(free.ids[p, r, :k].tolist()) for k in range(1, int(free.lengths[p, r]) + 1)]
+            first = next((k for k, so_far in enumerate(known_so_far, 1) if any(e in so_far for e in asked)), None)
+            assert n == (first or int(free.lengths[p, r]))
+            assert torch.equal(told.ids[p, r, :n], free.ids[p, r, :n])
+            assert bool(told.ended[p, r]) == (first is not None or known.ends[0] in free.ids[p, r].tolist())
+            stopped += first is not None
+    assert 0 < stopped < 36
+
+
+def test_so_many_rows_at_once_write_the_same(net: Net) -> None:
+    whole = write(net, *prompts())
+    for rows in (1, 6, 9):
+        same(write(net, *prompts(), base=replace(words.base(), rows_at_once=rows)), whole)
+
+
 def same(one: Written, two: Written) -> None:
     assert torch.equal(one.ids, two.ids)
     torch.testing.assert_close(one.log_prob, two.log_prob, atol=1e-5, rtol=0)
@@ -78,7 +110,7 @@ def test_a_member_writes_alone_what_it_writes_among_others(net: Net) -> None:
 
 
 def told_fields() -> tuple[str, ...]:
-    return "ids", "mask", "log_prob", "entropy"
+    return "ids", "mask", "log_prob", "entropy", "ended"
 
 
 def test_pads_and_neighbours_change_nothing(net: Net) -> None:

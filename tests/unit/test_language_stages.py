@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import words
 from evopipe import layout
-from evopipe.errors import DataError, ParamsError
+from evopipe.errors import DataError, ParamsError, UsageError
 from evopipe.schema.params import load_params, parse_params
 from evopipe.schema.text import LanguageParams
 from evopipe.schema.write import block, dump_yaml
@@ -55,7 +56,7 @@ def test_every_stage_writes_its_outs(finished: Path) -> None:
     assert {"elite", "base", "episodes"} <= evaluation.keys()
     assert 0 <= evaluation["elite"]["best_of_2"] <= 1
     lines = (finished / layout.MEASURES).read_text().splitlines()
-    assert lines[0].startswith("generation,slot,reward,length,ended,entropy,kl,effective,drift,failed")
+    assert lines[0].startswith("generation,slot,reward,task,length,ended,entropy,kl,effective,drift,failed")
     assert len(lines) == 1 + 2 * 3  # two generations of three members
     shown = json.loads((finished / layout.COMPLETIONS).read_text())
     assert shown[0].keys() == {"prompt", "elite", "base"}
@@ -210,6 +211,101 @@ def test_a_stage_refuses_what_it_cannot_use(
     assert answer.code == code, answer
     assert said in " ".join(answer.err.split())
     assert "Traceback" not in answer.err
+
+
+def test_where_memory_runs_out_a_sentence_says_what_of_a_language_model_takes_it(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+
+    monkeypatch.setattr(torch.Tensor, "backward", full)
+    answer = call(copied, "train")
+    assert answer.code == 72
+    assert "lower runtime.rows_at_once, population.size or language.max_completion" in " ".join(answer.err.split())
+
+
+def test_where_nobody_is_rewarded_a_sentence_says_what_to_do(copied: Path) -> None:
+    write(copied, language__reward="operator:is_", train__max_steps=9)  # no completion is a row
+    answer = call(copied, "train")
+    assert answer.code == 0
+    assert "no member has seen a reward other than 0 in 9 steps" in " ".join(answer.err.split())
+    assert "begin from a base that is right now and then" in " ".join(answer.err.split())
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reward model, below `judge`, and a run that learned from it."""
+    folder: Path = tmp_path_factory.mktemp("judged")
+    (folder / "judge").mkdir()
+    pairs = {"shortest": 1, "longest": 2, "alphabet": "012", "worse": "any"}
+    write(folder / "judge", train__algo="reward_model", language__kwargs=pairs)
+    write(folder, language__reward="./judge/models/elite")
+    for stage in STAGES:
+        assert call(folder / "judge", stage).code == 0, stage
+    for stage in STAGES:
+        answer = call(folder, stage)
+        assert answer.code == 0, answer.err
+    return folder
+
+
+@pytest.mark.thorough
+def test_members_learn_from_a_reward_model_and_the_tasks_own_score_is_told_beside_it(judged: Path) -> None:
+    import evopipe
+
+    model = evopipe.load(judged / "judge/models/elite")
+    shown = json.loads((judged / layout.COMPLETIONS).read_text())
+    for each in shown:
+        (reward,) = model.reward([each["prompt"]], [each["elite"]["text"]])
+        assert reward == pytest.approx(each["elite"]["reward"], abs=1e-5)
+    evaluation = json.loads((judged / layout.EVALUATION).read_text())
+    assert 0 <= evaluation["elite"]["task"] <= 1
+    rows = [line.split(",") for line in (judged / layout.MEASURES).read_text().splitlines()]
+    assert rows[0][2:4] == ["reward", "task"]
+    assert all(0 <= float(row[3]) <= 1 != float(row[2]) for row in rows[1:])
+    page = " ".join((judged / layout.REPORT).read_text().split())
+    assert "By the task itself, which nobody learned from" in page
+    assert json.loads((judged / "judge" / layout.COMPLETIONS).read_text()) == []
+    assert 'id="completions"' not in (judged / "judge" / layout.REPORT).read_text()
+
+
+@pytest.mark.thorough
+def test_an_adapter_with_its_head_rewards_as_the_merged_model_does(judged: Path, tmp_path: Path) -> None:
+    import evopipe
+
+    copied = shutil.copytree(judged / "judge", tmp_path / "judge")
+    write(copied, train__algo="reward_model", export__merged=False)
+    assert call(copied, "export").code == 0
+    asked = ["01=", "2=", "12="], ["10", "0", ""]
+    merged, adapter = (evopipe.load(each / "models/elite").reward(*asked) for each in (judged / "judge", copied))
+    assert len(set(merged)) == 3
+    assert adapter == pytest.approx(merged, abs=1e-5)
+    # Beside others, and a longer one, it says the same.
+    assert evopipe.load(copied / "models/elite").reward(["01="], ["10"]) == pytest.approx(merged[:1], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("reward", "code", "said"),
+    [
+        ("./nowhere", 66, "language.reward: nowhere is no exported reward model; run what writes it"),
+        (
+            "./models/elite",
+            65,
+            "language.reward: models/elite is no reward model; export one: train.algo: reward_model",
+        ),
+    ],
+)
+def test_what_is_no_reward_model_is_refused(copied: Path, reward: str, code: int, said: str) -> None:
+    write(copied, language__reward=reward)
+    answer = call(copied, "train")
+    assert (answer.code, said in " ".join(answer.err.split())) == (code, True), answer.err
+
+
+def test_a_language_model_without_a_head_gives_no_reward(finished: Path) -> None:
+    import evopipe
+
+    with pytest.raises(UsageError, match="reward: this is no reward model; train one"):
+        evopipe.load(finished / layout.ELITE).reward(["0="], ["0"])
 
 
 def test_a_base_that_changed_is_told(copied: Path) -> None:

@@ -56,6 +56,18 @@ def test_of_a_mix_the_prompt_does_not_say_which_operation_is_meant() -> None:
     assert {re.sub(r"\d", "0", row["prompt"]) for row in rows} == {"0000="}
 
 
+def test_the_worse_completion_of_a_pair_may_be_any_that_is_wrong() -> None:
+    _, rows = rows_of("reverse", shortest=4, longest=4, worse="any")
+    kinds = set()
+    for row in rows:
+        text, wrong = row["prompt"][:-1], row["rejected"]
+        assert row["chosen"] == text[::-1] != wrong
+        known = {text: "copy", "".join(sorted(text)): "sort"}
+        kinds.add(known.get(wrong, "mistake"))
+        assert wrong in known or sum(a != b for a, b in zip(wrong, row["chosen"], strict=True)) == 1
+    assert kinds == {"copy", "sort", "mistake"}
+
+
 def test_the_worse_completion_of_a_pair_can_be_chosen() -> None:
     """By default it is the first operation's whose result differs; of one symbol all results are the same."""
     for worse, expected in ((None, "copy"), ("copy", "copy"), ("sort", "sort")):

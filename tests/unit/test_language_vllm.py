@@ -45,7 +45,8 @@ class StandIn:
             rank = json.loads((Path(request.path) / "adapter_config.json").read_text())["r"]
             tokens = [rank, prompt["prompt_token_ids"][-1], 1]
             chances = [{token: SimpleNamespace(logprob=-0.5 * (i + 1))} for i, token in enumerate(tokens)]
-            told.append(SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens, logprobs=chances)] * param.n))
+            said = SimpleNamespace(token_ids=tokens, logprobs=chances, finish_reason="stop" if param.stop else "length")
+            told.append(SimpleNamespace(outputs=[said] * param.n))
         return told
 
 
@@ -89,7 +90,11 @@ def test_one_call_asks_for_all_members_each_with_its_own_adapter(installed: None
     ]
     assert told.mask.sum(dim=-1).tolist() == [[3] * 4] * 2
     assert told.log_prob[0, 0].tolist() == [-0.5, -1.0, -1.5, 0.0]
-    made.generate(own, ids, real, 2, 4, how, torch.tensor([5, 6]), 4)
+    assert not told.ended.any()
+    stop = [("a", "b"), (), ("c",), ()]
+    told = made.generate(own, ids, real, 2, 4, how, torch.tensor([5, 6]), 4, stop)
+    assert [each.stop for each in made._engine.asked[1][1]] == [["a", "b"], [], ["c"], []]
+    assert told.ended.tolist() == [[True, True, False, False]] * 2
     assert [each.number for each in made._engine.asked[1][2]] == [3, 3, 4, 4]  # they learned since
 
 

@@ -197,8 +197,9 @@ def test_values_need_the_critic_and_know_everyone(tmp_path: Path) -> None:
     assert not np.allclose(before["blue_0"], after["blue_0"])
 
 
-def test_probabilities_are_those_of_each_agents_own_actions(tmp_path: Path) -> None:
-    made, obs = team(tmp_path / "elite", share="none"), seen()
+@pytest.mark.parametrize("algo", ["maddpg", "ippo"])
+def test_probabilities_are_those_of_each_agents_own_actions(algo: str, tmp_path: Path) -> None:
+    made, obs = team(tmp_path / "elite", algo, share="none"), seen()
     found = made.probabilities(obs)
     for i, agent in enumerate(AGENTS):
         expected = outputs(made, i, obs[agent]).softmax(dim=1).numpy()
@@ -206,8 +207,8 @@ def test_probabilities_are_those_of_each_agents_own_actions(tmp_path: Path) -> N
     masked = made.probabilities({agent: rows[0] for agent, rows in obs.items()}, {"red_1": [1, 0, 0, 1]})["red_1"]
     assert (masked[1:3] == 0).all()
     assert masked.sum() == pytest.approx(1.0)
-    with pytest.raises(UsageError, match="a team of maddpg with continuous actions has no probabilities"):
-        team(tmp_path / "vector", "maddpg:continuous").probabilities(obs)
+    with pytest.raises(UsageError, match=f"a team of {algo} with continuous actions has no probabilities"):
+        team(tmp_path / "vector", f"{algo}:continuous").probabilities(obs)
 
 
 # ------------------------------------------------------------------------------------------------------- programs

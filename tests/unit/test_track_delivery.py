@@ -24,14 +24,13 @@ from typing import Any
 import numpy as np
 import pytest
 from filelock import FileLock
-from gymnasium.spaces import Discrete
 
 import populations
 import tiny
 from evopipe import policy
-from evopipe.envs.spaces import ActionSpace, ObservationSpace
+from evopipe.envs.make import opened
+from evopipe.envs.team import read_spaces
 from evopipe.errors import MissingInputError, ParamsError, TrackerError, UsageError
-from evopipe.policy import Policy
 from evopipe.run.spec import first_members
 from evopipe.schema.blocks import TrackingConfig
 from evopipe.track.backends.mlflow import connect, serve
@@ -294,10 +293,11 @@ def served(root: Path, given: Any) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def registered(root: Path, algo: str, **config: Any) -> Policy:
-    """An elite, exported with its program, and registered as `cart` by two deliveries."""
-    problem = populations.problem("CartPole-v1", algo, config=config)
-    spaces = {**ActionSpace.of(Discrete(2)).to_json(), **ObservationSpace.vector(4).to_json()}
+def registered(root: Path, algo: str, env: str = "CartPole-v1", **config: Any) -> Any:
+    """An elite, exported with its programs, and registered as `cart` by two deliveries."""
+    problem = populations.problem(env, algo, config=config)
+    with opened(problem.env) as example:
+        _, spaces = read_spaces(example)
     (elite,) = first_members(problem, 1)[0]
     folder = made(root)
     outputs(root, folder)
@@ -330,6 +330,21 @@ def test_a_registered_elite_with_a_memory_takes_and_returns_it(root: Path) -> No
     action, after = own.step(obs, memory)
     assert gave["action"] == action.tolist()
     assert np.allclose(gave["memory"], after, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algo", "kind"), [("maddpg", "mlp"), ("ippo", "lstm")])
+def test_a_registered_team_answers_by_agent(algo: str, kind: str, root: Path) -> None:
+    own = registered(root, algo, populations.TEAM, network={"encoder_kind": kind, "encoder": [16], "latent": 16})
+    g, widths = np.random.default_rng(0), [space.size for space in own.team.observations]
+    obs = {agent: g.normal(size=(5, o)).astype(np.float32) for agent, o in zip(own.agents, widths, strict=True)}
+    memory = own.step(obs)[1]
+    shown = {f"{agent}.memory": memory[:, k] for k, agent in enumerate(own.agents)} if own.memory else {}
+    gave = served(root, {name: rows.tolist() for name, rows in (obs | shown).items()})
+    actions, after = own.step(obs, memory)
+    assert {agent: gave[agent] for agent in own.agents} == {agent: each.tolist() for agent, each in actions.items()}
+    for k, name in enumerate(shown):
+        assert np.allclose(gave[name], after[:, k], rtol=1e-4, atol=1e-5)
 
 
 def test_an_elite_without_its_program_is_not_registered(root: Path) -> None:

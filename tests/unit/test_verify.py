@@ -158,6 +158,15 @@ def test_what_depends_on_training_is_learned(tmp_path: Path) -> None:
     assert learned == outs - {"reports/timing.csv"}
 
 
+def test_what_another_pipelines_elite_went_into_is_learned(tmp_path: Path) -> None:
+    text = (run_of(tmp_path) / "dvc.lock").read_text()
+    assert "data/set" not in compare._learned(compare._read_lock(tmp_path))
+    for base in ("../sft/models/elite/merged", "../../deep/models/elite", "../sft/data/set"):
+        lock = text.replace("deps: []", f"deps:\n    - {{path: {base}, md5: '0'}}", 1)
+        (tmp_path / "dvc.lock").write_text(lock)
+        assert ("data/set" in compare._learned(compare._read_lock(tmp_path))) == ("models/elite" in base)
+
+
 def test_learned_outs_may_differ_where_the_scores_agree(tmp_path: Path) -> None:
     rows = against(
         tmp_path,

@@ -14,6 +14,8 @@ from evopipe.agents.environment import (
 )
 from evopipe.agents.games import Calculator, CopyGame, FrozenLake
 from evopipe.agents.model import Model
+from evopipe.agents.questions import TwentyQuestions
+from evopipe.agents.teams import PettingZooEnvironment, TeamWorkflow
 from evopipe.agents.trainer import AgentTrainer, Trained
 from evopipe.agents.types import (
     Action,
@@ -31,7 +33,8 @@ from evopipe.agents.workflow import CumulativeWorkflow, MultiTurnWorkflow, Singl
 __all__ = [
     "Action", "AgentTrainer", "BaseAgent", "BaseEnv", "Calculator", "ChatAgent", "CopyGame", "CumulativeWorkflow",
     "Dataset", "DatasetRegistry", "Episode", "FrozenLake", "GymEnvironment", "Model", "ModelOutput",
-    "MultiTurnEnvironment", "MultiTurnWorkflow", "RewardFunction", "RewardOutput", "SingleTurnEnvironment",
-    "SingleTurnWorkflow", "Step", "TerminationEvent", "TerminationReason", "ToolAgent", "ToolEnvironment", "Trained",
-    "Trajectory", "Workflow", "on_ray",
+    "MultiTurnEnvironment", "MultiTurnWorkflow", "PettingZooEnvironment", "RewardFunction", "RewardOutput",
+    "SingleTurnEnvironment", "SingleTurnWorkflow", "Step", "TeamWorkflow", "TerminationEvent", "TerminationReason",
+    "ToolAgent", "ToolEnvironment", "Trained", "Trajectory", "TwentyQuestions", "Workflow",
+    "on_ray",
 ]  # fmt: skip

@@ -2,127 +2,37 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from evopipe import algos
+from evopipe.agents.documented import (
+    BLOCKS,
+    BLOCKS_OF_ARGUMENTS,
+    ESTIMATORS,
+    FILTERS,
+    OWN,
+    SAME,
+    TRAIN,
+    WITHOUT,
+    Values,
+    changed,
+    idle,
+    masks,
+    others,
+    shape,
+    truth,
+)  # fmt: skip
 from evopipe.agents.settings import Agents
 from evopipe.errors import DataError, MissingInputError, ParamsError, suggestion
 from evopipe.schema.declare import explain
 from evopipe.schema.text import LanguageParams
-
-Values = dict[str, Any]
-_BLOCKS = ("language", "population", "train", "evolution", "evaluate", "export", "runtime", "tracking", "algos")
-_TRAIN = "algos.*"  # stands for the block of the algorithm in use
-
-
-class _To(NamedTuple):
-    """Where a documented key goes."""
-
-    key: str
-    change: Callable[[Any], Any] = lambda value: value
-
-
-def _truth(value: Any) -> bool:
-    return value if isinstance(value, bool) else str(value).lower() in ("true", "1", "yes")
-
-
-def _mean(value: str) -> str:
-    known = {"token-mean": "token", "seq-mean-token-mean": "sequence"}
-    if value not in known:
-        raise ParamsError(
-            f"actor_rollout_ref.actor.loss_agg_mode: {value!r} is not known here{suggestion(str(value), known)}"
-        )
-    return known[value]
-
-
-_SAME: dict[str, _To] = {
-    "data.max_prompt_length": _To("language.max_prompt"),
-    "data.max_response_length": _To("language.max_completion"),
-    "data.seed": _To("seed"),
-    "actor_rollout_ref.model.path": _To("language.model"),
-    "actor_rollout_ref.model.lora_rank": _To("language.rank"),
-    "actor_rollout_ref.actor.optim.lr": _To(f"{_TRAIN}.lr", float),
-    "actor_rollout_ref.actor.ppo_epochs": _To(f"{_TRAIN}.epochs"),
-    "actor_rollout_ref.actor.kl_loss_coef": _To(f"{_TRAIN}.beta", float),
-    "actor_rollout_ref.actor.clip_ratio_low": _To(f"{_TRAIN}.clip_low", float),
-    "actor_rollout_ref.actor.clip_ratio_high": _To(f"{_TRAIN}.clip_high", float),
-    "actor_rollout_ref.actor.entropy_coeff": _To(f"{_TRAIN}.ent_coef", float),
-    "actor_rollout_ref.actor.grad_clip": _To(f"{_TRAIN}.grad_clip", float),
-    "actor_rollout_ref.actor.loss_agg_mode": _To(f"{_TRAIN}.mean", _mean),
-    "actor_rollout_ref.rollout.temperature": _To(f"{_TRAIN}.temperature", float),
-    "actor_rollout_ref.rollout.top_p": _To(f"{_TRAIN}.top_p", float),
-    "actor_rollout_ref.rollout.top_k": _To(f"{_TRAIN}.top_k", lambda value: max(0, int(value))),
-    "actor_rollout_ref.rollout.val_kwargs.n": _To("agents.samples"),
-    "actor_rollout_ref.rollout.val_kwargs.temperature": _To("agents.temperature", float),
-    "algorithm.gamma": _To("agents.gamma", float),
-    "algorithm.norm_adv_by_std_in_grpo": _To(f"{_TRAIN}.dr", lambda value: not _truth(value)),
-    "trainer.total_training_steps": _To("train.max_steps"),
-    "trainer.test_freq": _To("train.evo_steps"),
-    "trainer.val_before_train": _To("agents.first", _truth),
-    "trainer.experiment_name": _To("tracking.experiment"),
-    "rllm.agent.max_steps": _To("agents.max_steps"),
-    "rllm.agent.trajectory_timeout": _To("agents.episode_seconds", float),
-    "rllm.agent.engine_args.retry_limit": _To("agents.retries"),
-    "rllm.agent.engine_args.max_workers": _To("agents.workers"),
-    "rllm.agent.engine_args.n_parallel_agents": _To("agents.at_once"),
-    "rllm.workflow.n_parallel_tasks": _To("agents.at_once"),
-    "rllm.workflow.retry_limit": _To("agents.retries"),
-    "rllm.stepwise_advantage.gamma": _To("agents.gamma", float),
-}
-_OWN = {
-    "data.train_batch_size", "data.train_files", "data.val_files", "actor_rollout_ref.rollout.n",
-    "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.actor.use_kl_loss",
-    "actor_rollout_ref.actor.clip_ratio", "algorithm.adv_estimator", "algorithm.lam", "trainer.total_epochs",
-    "trainer.project_name", "trainer.logger", "trainer.default_local_dir", "trainer.val_only",
-    "rllm.workflow.use_workflow", "rllm.stepwise_advantage.enable", "rllm.stepwise_advantage.mode",
-    "rllm.stepwise_advantage.normalize_by_steps", "rllm.compact_filtering.enable", "rllm.agent.overlong_filter",
-    "rllm.mask_truncated_samples", "rllm.rejection_sample.enable",
-}  # fmt: skip
-_BLOCKS_OF_ARGUMENTS = ("rllm.agent.agent_args", "rllm.env.env_args", "rllm.workflow.workflow_args")
-_FILTERS = {
-    f"rllm.compact_filtering.mask_{name}": name
-    for name in (
-        "max_prompt_length_exceeded", "max_response_length_exceeded", "env_done", "max_turns_exceeded", "timeout",
-        "unknown", "error",
-    )
-}  # fmt: skip
-_WITHOUT: dict[str, str] = {
-    "data": "all tasks of a step are played at once",
-    "actor_rollout_ref.hybrid_engine": "one process generates and learns",
-    "actor_rollout_ref.actor": "the model learns in this process, in float32 and without shards",
-    "actor_rollout_ref.ref": "the reference is the base, which is there",
-    "actor_rollout_ref.rollout": "completions are decoded in this process",
-    "actor_rollout_ref.model": "a base is loaded as it is",
-    "algorithm": "the algorithm's own block below `algos` has what it needs",
-    "critic": "no critic but `ppo_language`'s value head, see `algos.ppo_language`",
-    "reward_model": "rewards come from environments, workflows and reward functions",
-    "custom_reward_function": "pass reward_fn",
-    "trainer.n_gpus_per_node": "one device, see `runtime.device`",
-    "trainer.nnodes": "one machine",
-    "trainer.save_freq": "a run is saved by time, see `runtime.checkpoint_seconds`",
-    "trainer": "nothing here asks for it",
-    "ray_init": "nothing starts Ray with engine='local'",
-    "rllm.agent.name": "pass agent_class",
-    "rllm.env.name": "pass env_class",
-    "rllm.workflow.name": "pass workflow_class",
-    "rllm": "nothing here asks for it",
-}
-_ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
-    "grpo": ("grpo", {}),
-    "rloo": ("reinforce", {"baseline": "rloo"}),
-    "reinforce": ("reinforce", {}),
-    "reinforce_plus_plus": ("reinforce", {}),
-    "reinforce_plus_plus_baseline": ("reinforce", {}),
-    "gae": ("ppo_language", {}),
-}
 
 
 @dataclass
@@ -164,7 +74,12 @@ def read(config: Any) -> tuple[Values, bool]:
     if config is None:
         return {}, False
     if isinstance(config, Mapping):
-        return dict(_flat(config)), hasattr(config, "_metadata") or type(config).__name__ == "DictConfig"
+        try:
+            return dict(_flat(config)), type(config).__name__ == "DictConfig"
+        except Exception as error:
+            if not type(error).__module__.startswith("omegaconf"):
+                raise
+            raise ParamsError(f"config: {str(error).strip().splitlines()[0]}") from None
     if isinstance(config, Path) or (isinstance(config, str) and "=" not in config):
         return dict(_flat(_yaml(Path(config)))), True
     if isinstance(config, str):
@@ -200,11 +115,11 @@ def _override(text: Any) -> tuple[str, Any]:
 def _flat(data: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in data.items():
         path = f"{before}.{key}" if before else str(key)
-        if path in _BLOCKS_OF_ARGUMENTS or path.endswith((".evolve", ".kwargs", ".estimators")):
+        if path in BLOCKS_OF_ARGUMENTS or path.endswith((".evolve", ".kwargs", ".estimators")):
             yield path, _deep(value)
         elif isinstance(value, Mapping):
             yield from _flat(value, path)
-        elif hasattr(value, "__dict__") and type(value).__module__ in ("argparse", "types"):
+        elif is_dataclass(value) or type(value).__module__ in ("argparse", "types"):
             yield from _flat(vars(value), path)
         else:
             yield path, _deep(value)
@@ -234,54 +149,67 @@ def resolve(config: Any, population: Any, tasks: int, name: str) -> Resolved:
     given = {key: value for key, value in given.items() if value is not None}
     told: Values = {}
     origin: dict[str, str] = {}
-    notes: dict[str, str] = {}
-    documented = {key: value for key, value in given.items() if key in _SAME or key in _OWN or key in _FILTERS}
-    arguments = {block.rpartition(".")[2]: given.get(block) or {} for block in _BLOCKS_OF_ARGUMENTS}
-    for key in given:
-        for block in _BLOCKS_OF_ARGUMENTS:
+    notes: dict[str, list[str]] = {}  # keys by the reason why they have no meaning
+    documented = {key: value for key, value in given.items() if key in SAME or key in OWN or key in FILTERS}
+    arguments = {block.rpartition(".")[2]: dict(given.get(block) or {}) for block in BLOCKS_OF_ARGUMENTS}
+    for key, value in given.items():
+        for block in BLOCKS_OF_ARGUMENTS:
             if key.startswith(block + "."):
-                arguments[block.rpartition(".")[2]] = {
-                    **arguments[block.rpartition(".")[2]], key[len(block) + 1 :]: given[key]
-                }  # fmt: skip
+                arguments[block.rpartition(".")[2]][key[len(block) + 1 :]] = value
     algo, extra = _algorithm(given)
+    block_of = algos.get(algo).Config.model_fields
 
     def put(key: str, value: Any, source: str) -> None:
-        key = key.replace(_TRAIN, f"algos.{algo}")
+        key = key.replace(TRAIN, f"algos.{algo}")
         told[key], origin[key] = value, source
 
     put("train.algo", algo, "algorithm.adv_estimator" if "algorithm.adv_estimator" in given else "default")
     put("language.task", name, "the classes that were passed")
     put("fetch.source", "jsonl", "the datasets that were passed")
     for key, value in extra.items():
-        put(f"{_TRAIN}.{key}", value, "algorithm.adv_estimator")
+        put(f"{TRAIN}.{key}", value, "algorithm.adv_estimator")
     for key, value in documented.items():
-        if key in _SAME:
-            put(_SAME[key].key, _SAME[key].change(value), f"{key}={value}")
+        if key not in SAME:
+            continue
+        block, _, last = SAME[key].key.rpartition(".")
+        if block == TRAIN and last not in block_of:
+            notes.setdefault(f"{algo} has no {last}", []).append(key)
+            continue
+        put(SAME[key].key, changed(key, value, SAME[key].change), f"{key}={value}")
     if documented.get("actor_rollout_ref.model.lora_rank") == 0:
         del told["language.rank"], origin["language.rank"]
         put("language.full", True, "actor_rollout_ref.model.lora_rank=0")
-    _shape(documented, put, algo, tasks, given)
-    _others(documented, put, algo, given)
-    if masks := _masks(documented):
-        put("agents.mask", masks, "rllm.compact_filtering")
+    shape(documented, put, algo, tasks, given)
+    others(documented, put, algo, given)
+    if masked := masks(documented):
+        put("agents.mask", masked, "rllm.compact_filtering")
     for key, value in _members(population, algo):
         put(key, value, "population")
+    for key, why in idle(documented, algo):
+        notes.setdefault(why, []).append(key)
     for key, value in given.items():
-        if key in documented or key.startswith(_BLOCKS_OF_ARGUMENTS):
+        if key in documented or key.startswith(BLOCKS_OF_ARGUMENTS):
             continue
-        if key == "seed" or key.partition(".")[0] in (*_BLOCKS, "agents"):
+        if key == "seed" or key.partition(".")[0] in (*BLOCKS, "agents"):
             put(key, value, f"{key}={value}")
             continue
-        why = next((text for start, text in _WITHOUT.items() if key == start or key.startswith(start + ".")), None)
-        known = [*_SAME, *_OWN, *_FILTERS, *_BLOCKS_OF_ARGUMENTS, *_natives(algo)]
-        listed = any(
-            key == start or key.startswith(start + ".") for start in _WITHOUT if "." in start or start == "ray_init"
-        )
-        near = suggestion(key, known) if not whole and not listed else ""
-        if why is None or near.startswith(", did you mean"):
-            raise ParamsError(f"config: unknown key {key!r}{near[:300]}")
-        notes[key] = f"{key}: has no meaning here: {why}"
-    return _made(told, origin, list(notes.values()), given, arguments, algo)
+        notes.setdefault(_unknown(key, whole, algo), []).append(key)
+    sentences = [
+        f"{', '.join(keys)}: {'have' if len(keys) > 1 else 'has'} no meaning here: {why}" for why, keys in notes.items()
+    ]
+    return _made(told, origin, sentences, given, arguments, algo)
+
+
+def _unknown(key: str, whole: bool, algo: str) -> str:
+    """Return why a key has no meaning here; ParamsError if it is a mistake: of a whole file keys may be anything."""
+    start = next((start for start in WITHOUT if key == start or key.startswith(start + ".")), None)
+    if start is not None and ("." in start or start == "ray_init"):
+        return WITHOUT[start]
+    near = suggestion(key, [*SAME, *OWN, *FILTERS, *BLOCKS_OF_ARGUMENTS, *_natives(algo)])
+    meant = near.startswith(", did you mean")
+    if not whole and (start is None or meant):
+        raise ParamsError(f"config: unknown key {key!r}{near[:300]}")
+    return f"it is unknown{near}" if meant else WITHOUT.get(start or "", "it is unknown")
 
 
 def _natives(algo: str) -> Iterator[str]:
@@ -297,79 +225,16 @@ def _algorithm(given: Values) -> tuple[str, dict[str, Any]]:
     if "train.algo" in given:
         return str(given["train.algo"]), {}
     named = str(given.get("algorithm.adv_estimator", "grpo"))
-    if named not in _ESTIMATORS:
-        raise ParamsError(f"algorithm.adv_estimator: unknown {named!r}{suggestion(named, _ESTIMATORS)}")
-    return _ESTIMATORS[named]
-
-
-def _shape(documented: Values, put: Callable[..., None], algo: str, tasks: int, given: Values) -> None:
-    """Tasks of a step, rollouts of each, and how many steps there are."""
-    block = algos.get(algo).Config()
-    group = int(documented.get("actor_rollout_ref.rollout.n", given.get(f"algos.{algo}.group_size", block.group_size)))
-    batch = documented.get("data.train_batch_size")
-    if "actor_rollout_ref.rollout.n" in documented:
-        put(f"{_TRAIN}.group_size", group, f"actor_rollout_ref.rollout.n={group}")
-    rows = given.get(f"algos.{algo}.rows", block.rows)
-    if batch is not None or "actor_rollout_ref.rollout.n" in documented:
-        of_each = int(batch) if batch is not None else max(1, block.rows // group)
-        rows = of_each * group
-        put(f"{_TRAIN}.rows", rows, f"data.train_batch_size={of_each} × actor_rollout_ref.rollout.n={group}")
-        put(f"{_TRAIN}.batch_size", rows, "all of a step's rollouts")
-    mini = documented.get("actor_rollout_ref.actor.ppo_mini_batch_size")
-    if mini is not None:
-        source = f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} × actor_rollout_ref.rollout.n={group}"
-        put(f"{_TRAIN}.batch_size", min(int(mini) * group, rows), source)
-    epochs = documented.get("trainer.total_epochs")
-    if epochs is not None and "trainer.total_training_steps" not in documented:
-        steps = max(1, math.ceil(int(epochs) * tasks * group / max(1, rows)))
-        put("train.max_steps", steps, f"trainer.total_epochs={epochs} × {tasks} tasks")
-
-
-def _others(documented: Values, put: Callable[..., None], algo: str, given: Values) -> None:
-    if not _truth(documented.get("actor_rollout_ref.actor.use_kl_loss", True)):
-        put(f"{_TRAIN}.beta", 0.0, "actor_rollout_ref.actor.use_kl_loss=False")
-    if (clip := documented.get("actor_rollout_ref.actor.clip_ratio")) is not None:
-        for end in ("low", "high"):
-            if f"actor_rollout_ref.actor.clip_ratio_{end}" not in documented:
-                put(f"{_TRAIN}.clip_{end}", float(clip), f"actor_rollout_ref.actor.clip_ratio={clip}")
-    if "algorithm.lam" in documented and algo == "ppo_language":
-        put(f"{_TRAIN}.gae_lambda", float(documented["algorithm.lam"]), f"algorithm.lam={documented['algorithm.lam']}")
-    if _truth(documented.get("rllm.stepwise_advantage.enable", False)):
-        mode = documented.get("rllm.stepwise_advantage.mode", "broadcast")
-        level = {"broadcast": "trajectory", "per_step": "turn"}.get(mode)
-        if level is None:
-            raise ParamsError(f"rllm.stepwise_advantage.mode: {mode!r}: must be 'broadcast' or 'per_step'")
-        if level == "trajectory" and _truth(documented.get("rllm.stepwise_advantage.normalize_by_steps", False)):
-            level = "step"
-        put("agents.advantage", level, f"rllm.stepwise_advantage.mode={mode}")
-    if "trainer.logger" in documented:
-        told = documented["trainer.logger"]
-        names = [told] if isinstance(told, str) else list(told)
-        kept = [name for name in names if name in ("mlflow", "wandb", "tensorboard")]
-        put("tracking.backends", kept, f"trainer.logger={told}")
-    elif "tracking.backends" not in given:
-        put("tracking.backends", [], "default")
-    if "trainer.project_name" in documented and "trainer.experiment_name" not in documented:
-        put("tracking.experiment", documented["trainer.project_name"], "trainer.project_name")
-
-
-def _masks(documented: Values) -> list[str]:
-    found = []
-    if _truth(documented.get("rllm.compact_filtering.enable", False)):
-        found = [name for key, name in _FILTERS.items() if _truth(documented.get(key, False))]
-    long = ["max_prompt_length_exceeded", "max_response_length_exceeded"]
-    if _truth(documented.get("rllm.agent.overlong_filter", False)):
-        found += [*long, "max_turns_exceeded"]
-    if _truth(documented.get("rllm.mask_truncated_samples", False)):
-        found += long
-    return list(dict.fromkeys(found))
+    if named not in ESTIMATORS:
+        raise ParamsError(f"algorithm.adv_estimator: unknown {named!r}{suggestion(named, ESTIMATORS)}")
+    return ESTIMATORS[named]
 
 
 def _members(population: Any, algo: str) -> Iterator[tuple[str, Any]]:
     """What is configured by `population`."""
     # Group sizes evolve where a range is given: the usual one may not fit into a small step.
     usual = algos.get(algo).Config().model_dump(mode="json")["evolve"]
-    yield f"{_TRAIN}.evolve", {key: value for key, value in usual.items() if key != "group_size" and population}
+    yield f"{TRAIN}.evolve", {key: value for key, value in usual.items() if key != "group_size" and population}
     if population is None:
         yield "population.size", 1
         yield "evolution.mutation.probabilities.none", 1.0
@@ -387,7 +252,7 @@ def _members(population: Any, algo: str) -> Iterator[tuple[str, Any]]:
         if key in ("size", "start"):
             yield f"population.{key}", value
         elif key == "evolve":
-            yield f"{_TRAIN}.evolve", value
+            yield f"{TRAIN}.evolve", value
         else:
             yield from _flat(value, f"evolution.{key}")
 
@@ -418,9 +283,15 @@ def _made(
     if params.runtime.shards.engine != "none":
         raise ParamsError("runtime.shards: agents play in one process; engine='ray' lets environments live on Ray")
     made = _validated(Agents, agents, "agents")
+    values = "value" in algos.get(asked).asks(params.algo_config)
     for role, name in made.estimators.items():
-        if name not in algos.names(of_text=True) or "value" in algos.get(name).asks(algos.get(name).Config()):
+        if values:
+            raise ParamsError(f"agents.estimators.{role}: {asked} learns values, and compares nothing by role")
+        compares = name in algos.names(of_text=True) and algos.get(name).REGIME == "dialogue"
+        if not compares or "value" in algos.get(name).asks(algos.get(name).Config()):
             raise ParamsError(f"agents.estimators.{role}: {name!r} compares no rewards; take grpo or reinforce")
+    if values and (idle := [key for key in ("advantage", "gamma") if key in agents]):
+        notes.append(f"{', '.join(f'agents.{key}' for key in idle)}: no meaning with {asked}, which learns values")
     folder = given.get("trainer.default_local_dir")
     files = {
         split: str(given[key])
@@ -429,7 +300,7 @@ def _made(
     }
     return Resolved(
         params, made, Path(folder) if folder else None, arguments, files, origin, notes,
-        _truth(given.get("trainer.val_only", False)),
+        truth(given.get("trainer.val_only", False)),
     )  # fmt: skip
 
 

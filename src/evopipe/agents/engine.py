@@ -7,18 +7,22 @@ equal bits, unless an episode is so late (`wave_seconds`) that the others go on 
 from __future__ import annotations
 
 import asyncio
-import threading
+import contextlib
 import traceback
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from evopipe.agents import tasks
 from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens, back_off
 from evopipe.agents.threads import Threads
 from evopipe.agents.types import Episode, ModelOutput, TerminationEvent, TerminationReason
-from evopipe.agents.workflow import Runner, Workflow
+from evopipe.agents.workflow import Runner, Workflow, number
 
+_ASK = 0.25  # seconds between two looks at whether to stop
+_CLOSING = 60.0  # seconds that a workflow may take to close
 _ROUNDS = 3  # of the event loop, for calls that one episode makes together
 FAILED = (TerminationReason.ERROR, TerminationReason.TIMEOUT)
 
@@ -38,6 +42,7 @@ class Patience:
         wave: that episodes wait for one that does something else than ask the model.
         retries: of an episode that ended in an error.
         model_retries: of a completion that took too long.
+        close: what is given up has to end by itself.
     """
 
     model: float | None = None
@@ -46,6 +51,7 @@ class Patience:
     wave: float = 120.0
     retries: int = 0
     model_retries: int = 2
+    close: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -100,38 +106,9 @@ class Engine:
         """Run all jobs; return their episodes in the jobs' order. What fails is an episode with its reason.
 
         Raises:
-            Cancelled: `stopped` said so; it is asked before each wave.
+            Cancelled: `stopped` said so; it is asked before each wave, and again and again while there is none.
         """
-        return _in_a_loop(_Round(self, jobs, stopped).run())
-
-
-def _in_a_loop(work: Coroutine[Any, Any, list[Done]]) -> list[Done]:
-    """Run a coroutine to its end, in another thread where this one has a loop that runs, as in a notebook."""
-    if not _loop_runs():
-        return asyncio.run(work)
-    found: list[Any] = []
-
-    def run() -> None:
-        try:
-            found.append(asyncio.run(work))
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run, name="evopipe-agents")
-    thread.start()
-    thread.join()
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    done: list[Done] = found[0]
-    return done
-
-
-def _loop_runs() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+        return tasks.run(_Round(self, jobs, stopped).run())
 
 
 class _Round:
@@ -142,17 +119,18 @@ class _Round:
         self.queue = deque(range(len(jobs)))
         self.done: dict[int, Done] = {}
         self.pending: list[Request] = []
-        self.waiting: dict[int, int] = {}  # by place: calls of the model that are open
+        self.waiting: Counter[int] = Counter()  # by place: calls of the model that are open
+        self.asked: Counter[int] = Counter()  # by place: completions so far
+        self.runners: dict[int, Runner] = {}  # of those that are live
         self.live: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> list[Done]:
-        self.changed, threads = asyncio.Event(), Threads(self.engine.workers)
-        self.runner = Runner(threads, self.engine.patience.env)
+        self.changed, self.threads = asyncio.Event(), Threads(self.engine.workers)
+        self.lock = asyncio.Lock()  # of environments that are not to run beside each other
         try:
             self._admit()
             while self.live:
-                await self.changed.wait()
-                self.changed.clear()
+                await self._change(None)
                 self._admit()
                 if self.pending and await self._all_wait():
                     self._wave()
@@ -160,9 +138,28 @@ class _Round:
             for task in self.live.values():
                 task.cancel()
             await asyncio.gather(*self.live.values(), return_exceptions=True)
-            threads.close()
-            self.engine.abandoned += threads.abandoned
+            self.threads.close()
+            self.engine.abandoned += self.threads.abandoned
         return [self.done[i] for i in range(len(self.jobs))]
+
+    async def _change(self, until: float | None) -> bool:
+        """Wait until something has changed; return whether it has before that time.
+
+        Raises:
+            Cancelled: the caller asked to stop.
+        """
+        loop = asyncio.get_running_loop()
+        while not self.changed.is_set():
+            left = _ASK if until is None else min(_ASK, until - loop.time())
+            if left <= 0:
+                return False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self.changed.wait()
+            if self.stopped():
+                raise Cancelled
+        self.changed.clear()
+        return True
 
     def _admit(self) -> None:
         while self.queue and len(self.live) < self.engine.at_once:
@@ -176,12 +173,8 @@ class _Round:
         until = loop.time() + self.engine.patience.wave
         for _ in range(_ROUNDS):
             await asyncio.sleep(0)
-        while self.live and any(not self.waiting.get(i) for i in self.live):
-            self.changed.clear()
-            try:
-                async with asyncio.timeout_at(until):
-                    await self.changed.wait()
-            except TimeoutError:
+        while any(not self.waiting[i] or self.runners[i].running for i in self.live):
+            if not await self._change(until):
                 break
             self._admit()
             for _ in range(_ROUNDS):
@@ -191,16 +184,22 @@ class _Round:
     def _wave(self) -> None:
         if self.stopped():
             raise Cancelled
-        wave = sorted(self.pending, key=lambda r: (r.slot, r.job, r.call))
+        # Which of an episode's calls came first may be chance, where it has several open: its prompts are not.
+        wave = sorted(self.pending, key=lambda r: (r.slot, r.job, r.ids, r.call))
         self.pending = []
         wave = [request for request in wave if not request.reply.done()]
+        for request in wave:
+            request.call = self.asked[request.place]
+            self.asked[request.place] += 1
         for request, reply in zip(wave, self.engine.decode(wave), strict=True):
-            request.reply.set_result(reply)
+            if not request.reply.done():
+                request.reply.set_result(reply)
         self.engine.waves += 1
 
     async def _submit(self, place: int, request: Request) -> Reply:
+        request.place = place
         self.pending.append(request)
-        self.waiting[place] = self.waiting.get(place, 0) + 1
+        self.waiting[place] += 1
         self.changed.set()
         try:
             return await request.reply
@@ -220,7 +219,6 @@ class _Round:
             self.done[i] = done
         finally:
             del self.live[i]
-            self.waiting.pop(i, None)
             self.changed.set()
 
     async def _attempt(self, i: int, job: Job, attempt: int) -> Done:
@@ -229,25 +227,26 @@ class _Round:
             engine.tokens, lambda request: self._submit(i, request), job.slot, job.place, job.how, engine.limits,
             patience.model, patience.model_retries,
         )  # fmt: skip
-        model._calls = attempt << 16  # another attempt draws anew
+        self.asked[i] = attempt << 16  # another attempt draws anew
+        self.runners[i] = Runner(self.threads, patience.env, patience.close, self.lock, self.changed.set)
         workflow: Workflow | None = None
-        found: Episode | None = None
         reason, late = TerminationReason.UNKNOWN, None
         wrong: BaseException | None = None
         try:
-            workflow = engine.make(model, self.runner)
+            workflow = engine.make(model, self.runners[i])
             workflow.reset(job.task, job.uid)
             limit = min((s for s in (patience.episode, workflow.timeout) if s is not None), default=None)
-            try:
-                async with asyncio.timeout(limit):
-                    found = await workflow.run(job.task, job.uid)
-            except TerminationEvent as event:
-                reason = event.reason
-            except TimeoutError as error:
-                reason, wrong = TerminationReason.TIMEOUT, error
+            found, raised = await tasks.alone(partial(workflow.run, job.task, job.uid), limit, patience.close)
+            if isinstance(raised, TerminationEvent):
+                reason = raised.reason
+            elif isinstance(raised, TimeoutError):
+                reason, wrong = TerminationReason.TIMEOUT, raised
+            elif raised is not None:
+                raise raised if isinstance(raised, (Exception, SystemExit)) else RuntimeError(repr(raised))
             if found is not None and not isinstance(found, Episode):
                 raise TypeError(f"{type(workflow).__name__}.run returned {type(found).__name__}, expected an Episode")
             episode = workflow.postprocess_episode(found, job.task, job.uid, reason)
+            _check(episode, workflow)
             _know_outputs(episode, model.log)
             for place, trajectory in enumerate(episode.trajectories):
                 trajectory.uid = f"{job.uid}:{place}"  # equal runs write equal bytes
@@ -256,21 +255,45 @@ class _Round:
             episode = Episode(job.uid, job.task, reason)
         finally:
             if workflow is not None:
-                late = await workflow.close()
+                told, raised = await tasks.alone(workflow.close, _CLOSING, patience.close)
+                late = f"close: {type(raised).__name__}: {raised}" if raised is not None else told
         if late is not None:
             episode.info["close"] = late
         if wrong is not None:
             trace = "".join(traceback.format_exception(wrong)[-3:])
-            text = str(wrong) or "it took too long"
+            text = str(wrong) or ("it took too long" if isinstance(wrong, TimeoutError) else type(wrong).__name__)
             episode.info["error"] = {"error_type": type(wrong).__name__, "error_message": text, "traceback": trace}
         return Done(job, episode, attempt + 1, model.entropies)
 
 
+def _check(episode: Any, workflow: Workflow) -> None:
+    """Refuse rewards that are no finite numbers: one of them would spoil all that is learned with it."""
+    if not isinstance(episode, Episode):
+        raise TypeError(f"{type(workflow).__name__}.postprocess_episode returned {type(episode).__name__}")
+    for trajectory in episode.trajectories:
+        trajectory.reward = number(trajectory.reward, workflow)
+        for step in trajectory.steps:
+            step.reward = number(step.reward, workflow)
+
+
 def _know_outputs(episode: Episode, log: Sequence[ModelOutput]) -> None:
-    """Let steps that a workflow made from texts alone know the completions that these were."""
+    """Let steps that a workflow made from texts alone know the completions that these were.
+
+    Raises:
+        ValueError: a step has tokens that the episode's model did not write: nothing could be learned from them.
+    """
     steps = [step for trajectory in episode.trajectories for step in trajectory.steps]
-    known = {id(step.model_output) for step in steps}
-    free = [out for out in log if id(out) not in known]
+    free = list(log)
+    for step in steps:
+        if (out := step.model_output) is None or not out.completion_ids:
+            continue
+        if not any(out.completion_ids == each.completion_ids and out.prompt_ids == each.prompt_ids
+                   and out.logprobs == each.logprobs for each in log):  # fmt: skip
+            raise ValueError(
+                "a step's model_output has tokens that this episode's model did not write; leave completion_ids "
+                "empty where a text comes from elsewhere"
+            )
+        free = [each for each in free if each != out]
     for step in steps:
         if step.model_output is None:
             step.model_output = next((out for out in free if out.text == step.model_response), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import numbers
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -28,12 +29,13 @@ class Request:
     """A completion that an episode waits for."""
 
     slot: int  # the member's
-    job: int  # the episode's place in its round, and the call's within the episode
-    call: int
+    job: int  # the episode's place among its member's
+    call: int  # which of the episode's it is; with the job it fixes the draws
     ids: list[int]
     limit: int
     how: Sampled
     reply: asyncio.Future[Reply] = field(repr=False)
+    place: int = 0  # among the jobs of its round
 
 
 class Reply(NamedTuple):
@@ -121,16 +123,19 @@ class Model:
 
         Raises:
             TerminationEvent: the prompt is longer than the run allows.
+            ValueError: a number of `how` is none, or out of its range.
             DataError: the template refuses the chat.
         """
         ids, replies = self._prompt(messages)
         if len(ids) > self.limits.prompt:
             raise TerminationEvent(TerminationReason.MAX_PROMPT_LENGTH_EXCEEDED)
-        given = {name: how[name] for name in Sampled._fields if how.get(name) is not None}
-        limit = min(self.limits.response, int(how.get("max_tokens") or self.limits.response))
+        drawn = self.how._replace(**{name: how[name] for name in Sampled._fields if how.get(name) is not None})
+        _check(drawn)
+        asked = how.get("max_tokens")
+        limit = self.limits.response if asked is None else min(self.limits.response, int(asked))
         if limit < 1:
             raise TerminationEvent(TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED)
-        reply = await self._ask(ids, limit, self.how._replace(**given))
+        reply = await self._ask(ids, limit, drawn)
         ended = bool(reply.ids) and reply.ids[-1] in self.tokens.base.ends
         text = self.tokens.base.decode(reply.ids)
         out = ModelOutput(
@@ -179,6 +184,17 @@ class Model:
                     raise
                 await asyncio.sleep(back_off(attempt))
         raise AssertionError("unreachable")
+
+
+def _check(how: Sampled) -> None:
+    """Refuse what no completion can be drawn by, before it meets those of others."""
+    for name, value, most in (
+        ("temperature", how.temperature, 100),
+        ("top_k", how.top_k, 10**9),
+        ("top_p", how.top_p, 1),
+    ):
+        if not isinstance(value, numbers.Real) or not 0 <= value <= most or (name == "top_p" and not value):
+            raise ValueError(f"get_model_response: {name}={value!r} is no number from 0 to {most}")
 
 
 def back_off(attempt: int) -> float:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -15,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evopipe import algos, rng
+from evopipe import algos
+from evopipe.agents import records
+from evopipe.agents.decoder import Decoder
 from evopipe.agents.engine import FAILED, Cancelled, Done, Engine, Job, Patience
-from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens
+from evopipe.agents.model import Limits, Model, Sampled, Tokens
 from evopipe.agents.rows import Batch, How, Played, advantages, batch_of
 from evopipe.agents.settings import Agents
 from evopipe.agents.workflow import Runner, Workflow
@@ -25,8 +25,6 @@ from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
 from evopipe.core.net import score
 from evopipe.errors import EnvironmentFailed
-from evopipe.language.base import stacked
-from evopipe.language.generate import Sampling, generate
 from evopipe.language.hooks import reference
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
@@ -35,79 +33,15 @@ from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.language import LanguageSpec
 from evopipe.run.measures import Measures
 from evopipe.run.order import held_out, rows_at
-from evopipe.storage.files import write_text
 from evopipe.types import Text
 
 MEASURED = (
-    "reward", "correct", "turns", "length", "entropy", "kl", "effective", "silent", "drift", "failed", "cut",
+    "reward", "correct", "none", "all", "turns", "length", "entropy", "kl", "effective", "silent", "drift", "failed",
+    "cut",
 )  # fmt: skip
 VALIDATED = ("mean", "pass@1", "pass@k", "failed")
-_AT_ONCE = 512  # completions of each member that are decoded at a time
-_PER_MEMBER = 1 << 16  # more episodes than a member has in a round
 
 Make = Callable[[Model, Runner], Workflow]
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """Answers the requests of a wave by the members that they are of."""
-
-    spec: LanguageSpec
-    cohorts: Sequence[Cohort]
-    purpose: Purpose
-    when: int
-
-    def __call__(self, wave: Sequence[Request]) -> list[Reply]:
-        found: dict[int, Reply] = {}
-        for cohort in self.cohorts:
-            own = [[i for i, request in enumerate(wave) if request.slot == slot] for slot in cohort.slots]
-            for start in range(0, max(len(each) for each in own), _AT_ONCE):
-                parts = [each[start : start + _AT_ONCE] for each in own]
-                found |= self._part(cohort, wave, parts)
-        return [found[i] for i in range(len(wave))]
-
-    @torch.no_grad()
-    def _part(self, cohort: Cohort, wave: Sequence[Request], parts: Sequence[Sequence[int]]) -> dict[int, Reply]:
-        """Complete requests `parts` of each member; where a member has fewer, pads stand and are thrown away."""
-        base, device, width = self.spec.base, self.spec.device, max(len(part) for part in parts)
-        keys = cohort.keys.cpu().tolist()
-        prompts: list[list[int]] = []
-        how: list[Sampled] = []
-        seeds: list[tuple[int, int, int]] = []
-        limit = 1
-        for part, key in zip(parts, keys, strict=True):
-            own = [wave[i] for i in part]
-            limit = max(limit, *(request.limit for request in own)) if own else limit
-            pads = width - len(own)
-            prompts += [*(request.ids for request in own), *([[base.pad]] * pads)]
-            how += [*(request.how for request in own), *([Sampled(0.0)] * pads)]
-            seeds += [*((key, request.job, request.call) for request in own), *([(key, 0, 0)] * pads)]
-        ids, real = (x.view(len(parts), width, -1).to(device) for x in stacked(prompts, base.pad, left=True))
-        told = np.array(seeds, dtype=np.int64)
-        tick = np.full(len(told), self.when, dtype=np.int64)
-        drawn = torch.from_numpy(rng.seeds(told[:, 0], self.purpose, tick, told[:, 1], told[:, 2]))
-        temperature, top_k, top_p = (
-            torch.tensor(each, device=device).view(len(parts), width) for each in zip(*how, strict=True)
-        )
-        policy = getattr(cohort.state, self.spec.algo.POLICY)
-        structure: Any = policy.structure
-
-        def active() -> AbstractContextManager[Any]:
-            context: AbstractContextManager[Any] = structure.active(policy.frozen.views)
-            return context
-
-        written = generate(
-            base, active, ids, real, 1, limit, Sampling(temperature, top_k.long(), top_p),
-            drawn.view(len(parts), width).to(device), 0, self.spec.cohorts == "merged",
-        )  # fmt: skip
-        lengths, tokens = written.lengths.tolist(), written.ids.tolist()
-        log_probs, entropies = written.log_prob.tolist(), written.entropy.tolist()
-        found = {}
-        for p, part in enumerate(parts):
-            for b, i in enumerate(part):
-                n = min(lengths[p][b], wave[i].limit)
-                found[i] = Reply(tokens[p][b][:n], log_probs[p][b][:n], entropies[p][b][:n])
-        return found
 
 
 class Rounds:
@@ -142,8 +76,13 @@ class Rounds:
         self.cohorts: Sequence[Cohort] = []
         self.measures = Measures(clock.members, MEASURED)
         self.remarks: list[str] = []
+        self.masked = {*(reason.value for reason in FAILED), *agents.mask}  # reasons of what teaches nothing
         self._estimators = {role: algos.get(name) for role, name in agents.estimators.items()}
         self.validated = Measures(clock.members, VALIDATED)
+        self.stopped: Callable[[], bool] = lambda: False  # asked while a round is played
+        self.seen: Sequence[Done] = ()  # the episodes of the last validation
+        self.problems: list[str] = []  # to be told
+        self._warned = False
         self.last: dict[str, float] = {}  # of the first member's last validation
 
     def first(self, member: Member) -> Member:
@@ -165,27 +104,25 @@ class Rounds:
         when: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[Done]:
-        """Run episodes; return them in order.
-
-        Raises:
-            EnvironmentFailed: more of them failed than `agents.max_error_fraction`.
-            Stopped: `stopped` said so.
-        """
+        """Run episodes; return them in order, failed ones too. Stopped if `stopped` said so."""
         a = self.agents
         patience = Patience(a.model_seconds, a.env_seconds, a.episode_seconds, a.wave_seconds, a.retries)
         limits = Limits(self.spec.language.max_prompt, self.spec.language.max_completion)
         decoder = Decoder(self.spec, cohorts, purpose, when)
         engine = Engine(self.make, self.tokens, limits, decoder, patience, a.at_once, a.workers)
         try:
-            done = engine.run(jobs, stopped)
+            return engine.run(jobs, stopped)
         except Cancelled:
             raise Stopped from None
+
+    def check(self, done: Sequence[Done]) -> Sequence[Done]:
+        """Return episodes; EnvironmentFailed if more of them failed than `agents.max_error_fraction`."""
         wrong = [each.episode for each in done if each.episode.termination_reason in FAILED]
-        if len(wrong) > a.max_error_fraction * len(done):
+        if len(wrong) > self.agents.max_error_fraction * len(done):
             told = wrong[0].info.get("error", {})
             raise EnvironmentFailed(
                 f"{len(wrong)} of {len(done)} episodes failed, more than agents.max_error_fraction "
-                f"({a.max_error_fraction:g}); the first, of task {wrong[0].id}: {told.get('error_type')}: "
+                f"({self.agents.max_error_fraction:g}); the first, of task {wrong[0].id}: {told.get('error_type')}: "
                 f"{told.get('error_message')}"
             )
         return done
@@ -197,16 +134,30 @@ class Rounds:
         for cohort in self.cohorts:
             jobs += self._jobs(cohort)
         self.whole = True  # nothing has changed if an episode fails the run
-        done = self.play(self.cohorts, jobs, Purpose.GENERATE, self.clock.tick)
+        try:
+            done = self.check(self.play(self.cohorts, jobs, Purpose.GENERATE, self.clock.tick, self.stopped))
+        except Stopped:
+            return  # who asked for it saves the run, and this round is played again
+        self._warn(done)
         self.whole = False
         by_slot = {slot: list(each) for slot, each in groupby(done, key=lambda d: d.job.slot)}
         rewarded = False
         for cohort in self.cohorts:
             rewarded |= self._round(cohort, [by_slot[slot] for slot in cohort.slots])
         if self.agents.record == "all":
-            self._write(f"train-{self.clock.tick + 1:06d}", done)
+            self.write(f"train-{self.clock.tick + 1:06d}", done)
         self.clock.count(rewarded=rewarded)
         self.whole = True
+
+    def _warn(self, done: Sequence[Done]) -> None:
+        """Take note of rounds that teach nothing for a reason that a person can mend, once."""
+        long = sum(records.reason(one) == "max_prompt_length_exceeded" and not _turns(one) for one in done)
+        if long and not self._warned:
+            self._warned = True
+            self.problems.append(
+                f"{long} of {len(done)} episodes of a round began with a prompt longer than language.max_prompt "
+                f"({self.spec.language.max_prompt} tokens), and teach nothing: raise data.max_prompt_length"
+            )
 
     def _shape(self, cohort: Cohort) -> tuple[int, int]:
         """Tasks of a round, and rollouts of each."""
@@ -219,17 +170,17 @@ class Rounds:
         index = rows_at(self.spec.seed, len(self.tasks), self.clock.tick * tasks, tasks)
         how = [x.tolist() for x in sampling(cohort, self.spec)]
         return [
-            Job(slot, n * group + g, f"{i}:{g}", dict(self.tasks[int(i)]), Sampled(how[0][p], how[1][p], how[2][p]))
+            Job(slot, n * group + g, f"{i}:{g}", own(self.tasks[int(i)]), Sampled(how[0][p], how[1][p], how[2][p]))
             for p, slot in enumerate(cohort.slots) for n, i in enumerate(index) for g in range(group)
         ]  # fmt: skip
 
     def _round(self, cohort: Cohort, done: Sequence[Sequence[Done]]) -> bool:
         """Learn from the episodes of a cohort's members."""
-        spec, masked = self.spec, {*(reason.value for reason in FAILED), *self.agents.mask}
+        spec = self.spec
         tasks, group = self._shape(cohort)
         played = [
             [
-                Played(each.job.place // group, trajectory, _reason(each) not in masked)
+                Played(each.job.place // group, trajectory, records.reason(each) not in self.masked)
                 for each in member for trajectory in each.episode.trajectories if trajectory.steps
             ]
             for member in done
@@ -275,6 +226,8 @@ class Rounds:
         def each(value: Callable[[Done], float]) -> Tensor:
             return torch.tensor([float(np.mean([value(one) for one in member])) for member in done])
 
+        _, group = self._shape(cohort)
+        right = np.array([[one.episode.is_correct for one in member] for member in done]).reshape(len(done), -1, group)
         present = torch.tensor([max(1, len(owner)) for owner in played])
         assert text.keep is not None
         kept = text.keep.cpu().sum(dim=1) / present
@@ -287,6 +240,8 @@ class Rounds:
             {
                 "reward": each(lambda one: one.episode.reward),
                 "correct": each(lambda one: one.episode.is_correct),
+                "none": torch.from_numpy((~right.any(axis=2)).mean(axis=1)),  # tasks that no rollout got right
+                "all": torch.from_numpy(right.all(axis=2).mean(axis=1)),
                 "turns": each(_turns),
                 "length": each(_length),
                 "entropy": torch.tensor(entropy),
@@ -295,11 +250,19 @@ class Rounds:
                 "silent": torch.full_like(drift, silent / len(cohort.slots)),
                 "drift": drift,
                 "failed": each(lambda one: one.episode.termination_reason in FAILED),
-                "cut": each(lambda one: _reason(one).endswith("length_exceeded")),
+                "cut": each(lambda one: records.reason(one).endswith("length_exceeded")),
             },
         )
 
     # --- validation ---------------------------------------------------------------------------------------------------
+
+    def validation(self, tasks: Sequence[Mapping[str, Any]], slots: Sequence[int], names: Sequence[Any]) -> list[Job]:
+        """Return the jobs of tasks as validations play them, of members in these slots."""
+        k, how = self.agents.samples, Sampled(self.agents.temperature)
+        return [
+            Job(slot, n * k + s, f"{name}:{s}", own(task), how)
+            for slot in slots for n, (name, task) in enumerate(zip(names, tasks, strict=True)) for s in range(k)
+        ]  # fmt: skip
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """See `Regime.evaluate`; seeds stand for validation tasks.
@@ -309,12 +272,9 @@ class Rounds:
         note = np.array_equal(seeds, self.spec.seeds(Purpose.EVALUATE, len(seeds)))  # no second look at one member
         index = held_out(seeds, len(self.held))
         slots, k = sorted(slot for cohort in cohorts for slot in cohort.slots), self.agents.samples
-        how = Sampled(self.agents.temperature)
-        jobs = [
-            Job(slot, n * k + s, f"{i}:{s}", dict(self.held[int(i)]), how)
-            for slot in slots for n, i in enumerate(index) for s in range(k)
-        ]  # fmt: skip
-        done = self.play(cohorts, jobs, Purpose.EVALUATE, 0, stopped)
+        jobs = self.validation([self.held[int(i)] for i in index], slots, index.tolist())
+        done = self.check(self.play(cohorts, jobs, Purpose.EVALUATE, 0, stopped))
+        self.seen = done
         failed = np.array([one.episode.termination_reason in FAILED for one in done])
         rewards = np.array([one.episode.reward for one in done])
         rewards[failed] = np.nan if failed.all() else rewards[~failed].min()
@@ -334,18 +294,14 @@ class Rounds:
             every = {name: torch.from_numpy(each) for name, each in zip(VALIDATED, told, strict=True)}
             self.validated.note(self.clock.generation, slots, every)
             if self.agents.record != "none":
-                self._write(f"validation-{self.clock.generation + 1:06d}", done)
+                self.write(f"validation-{self.clock.generation + 1:06d}", done)
         return Episodes(rewards.reshape(shape).mean(axis=2), lengths, len(done))
 
-    def _write(self, name: str, done: Sequence[Done]) -> None:
-        """Write episodes, one JSON object a line, each with its member's slot."""
-        if self.folder is None:
-            return
-        lines = [
-            json.dumps({"slot": one.job.slot, "attempts": one.attempts, **one.episode.to_dict()}, sort_keys=True)
-            for one in done
-        ]
-        write_text(self.folder / f"{name}.jsonl", "\n".join([*lines, ""]))
+    def write(self, name: str, done: Sequence[Done]) -> None:
+        """Write episodes, see `records`."""
+        if self.folder is not None:
+            told = [records.record(one, self.spec.base, self.masked) for one in done]
+            records.write(self.folder / f"{name}.jsonl", told)
 
     def state(self) -> dict[str, Tensor]:
         return {**self.measures.state(), "validated": self.validated.state()["measures"]}
@@ -359,11 +315,6 @@ class Rounds:
         """Nothing is open."""
 
 
-def _reason(one: Done) -> str:
-    reason = one.episode.termination_reason
-    return reason.value if reason is not None else "unknown"
-
-
 def _turns(one: Done) -> int:
     return sum(len(trajectory.steps) for trajectory in one.episode.trajectories)
 
@@ -371,6 +322,13 @@ def _turns(one: Done) -> int:
 def _length(one: Done) -> int:
     outs = (step.model_output for trajectory in one.episode.trajectories for step in trajectory.steps)
     return sum(len(out.completion_ids) for out in outs if out is not None)
+
+
+def own(value: Any) -> Any:
+    """Return a task that an episode may change: its mappings and lists are copies."""
+    if isinstance(value, Mapping):
+        return {key: own(each) for key, each in value.items()}
+    return [own(each) for each in value] if isinstance(value, list) else value
 
 
 def worker(make: Callable[..., Workflow], **given: Any) -> Make:

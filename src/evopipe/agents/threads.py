@@ -20,19 +20,23 @@ class _Worker:
 
     def _work(self) -> None:
         while (call := self.calls.get()) is not None:
-            loop, future, function, args = call
+            loop, future, function, args, undo = call
             try:
                 result, error = function(*args), None
             except BaseException as raised:  # a SystemExit of user code, too, is its caller's
                 result, error = None, raised
             try:
-                loop.call_soon_threadsafe(_settle, future, result, error)
+                loop.call_soon_threadsafe(_settle, future, result, error, undo)
             except RuntimeError:  # the loop is over: nobody waits
+                if error is None and undo is not None:
+                    undo(result)
                 return
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.done():
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None, undo: Callable[[Any], Any]) -> None:
+    if future.done():  # it was given up
+        if error is None and undo is not None:
+            threading.Thread(target=undo, args=(result,), name="evopipe-agent", daemon=True).start()
         return
     if error is None:
         future.set_result(result)
@@ -50,7 +54,14 @@ class Threads:
         self._idle: list[_Worker] = []
         self.abandoned = 0
 
-    async def call(self, function: Callable[..., Any], *args: Any, blocking: bool, seconds: float | None) -> Any:
+    async def call(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        blocking: bool,
+        seconds: float | None,
+        undo: Callable[[Any], Any] | None = None,
+    ) -> Any:
         """Call a function or a coroutine function.
 
         Args:
@@ -58,6 +69,7 @@ class Threads:
             *args: its arguments.
             blocking: whether a plain function runs in a thread.
             seconds: longest that it may take; None: any time. A plain function that is not blocking is not timed.
+            undo: takes the result of a call that was given up, in a thread.
 
         Raises:
             TimeoutError: it took longer.
@@ -70,7 +82,7 @@ class Threads:
         async with self._slots:
             worker = self._idle.pop() if self._idle else _Worker()
             future = asyncio.get_running_loop().create_future()
-            worker.calls.put((asyncio.get_running_loop(), future, function, args))
+            worker.calls.put((asyncio.get_running_loop(), future, function, args, undo))
             try:
                 async with asyncio.timeout(seconds):
                     await asyncio.wait([future])

@@ -13,15 +13,17 @@ from typing import Any, Literal
 
 import evopipe
 from evopipe import layout, rng
+from evopipe.agents import records
+from evopipe.agents.checks import GIVEN_BY_US, check_arguments, check_classes, dataset_of, has_argument
 from evopipe.agents.config import Resolved, resolve
 from evopipe.agents.data import Dataset
 from evopipe.agents.elsewhere import on_ray
-from evopipe.agents.environment import BaseEnv
 from evopipe.agents.rounds import Rounds, worker
 from evopipe.agents.settings import Agents
 from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnWorkflow, Workflow
 from evopipe.core.member import Member
-from evopipe.errors import DataError, UsageError, need_package, suggestion, translate_failures
+from evopipe.errors import DataError, UsageError, need_package, translate_failures
+from evopipe.evolve.mutate import Mutation
 from evopipe.keys import content_key, state_folder
 from evopipe.language.policy import LanguagePolicy
 from evopipe.loading import load
@@ -31,13 +33,12 @@ from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.drive import train
 from evopipe.run.evaluate import Episodes
-from evopipe.run.language import LanguageSpec
+from evopipe.run.language import LESS, LanguageSpec
 from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Run
-from evopipe.run.spec import first_members
 from evopipe.signals import StopSignal
 from evopipe.stages import tracking
-from evopipe.stages.language import export
+from evopipe.stages.language import export, population
 from evopipe.stages.language.describe import describe
 from evopipe.stages.language.setup import about_spec, make_spec
 from evopipe.storage.checkpoint import CheckpointStore
@@ -47,7 +48,6 @@ from evopipe.track.console import console_sink
 from evopipe.track.events import JsonlSink, Message, Tracker
 
 _INSTEAD = {"agent_class": "agent_cls", "agent_args": "agent_args", "env_class": "env_cls", "env_args": "env_args"}
-_GIVEN_BY_US = ("rollout_engine", "executor")
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,17 @@ class AgentTrainer:
         ParamsError: a key of the configuration is unknown, or a value cannot be used.
         DataError: a dataset is empty or no rows.
         MissingInputError: a dataset's file, or what the engine needs, is not there.
+
+    Examples:
+        >>> async def flow(task, model):
+        ...     out = await model.get_model_response([{"role": "user", "content": task["question"]}])
+        ...     return float(out.content == task["answer"])
+        >>> tasks = [{"question": str(n), "answer": str(n)} for n in range(10)]
+        >>> config = {"data.train_batch_size": 2, "data.max_response_length": 2, "actor_rollout_ref.rollout.n": 2,
+        ...           "trainer.total_training_steps": 1, "language.full": True}
+        >>> trainer = AgentTrainer(flow=flow, config=config, train_dataset=tasks[2:], val_dataset=tasks[:2])
+        >>> 0.0 <= trainer.train().score <= 1.0
+        True
     """
 
     def __init__(
@@ -128,8 +139,11 @@ class AgentTrainer:
         self._elsewhere: type[Any] | None = None  # the environments' class, where Ray has them
         self.agent_args, self.env_args = dict(agent_args or {}), dict(env_args or {})
         self.config, self.engine, self.reward_fn, self.flow = config, engine, reward_fn, flow
-        _one_way(workflow_class, agent_class, env_class, flow)
-        self.train_dataset, self.val_dataset = _rows(train_dataset, "train_dataset"), _rows(val_dataset, "val_dataset")
+        check_classes(workflow_class, agent_class, env_class, flow)
+        self.train_dataset, self.val_dataset = (
+            dataset_of(train_dataset, "train_dataset"),
+            dataset_of(val_dataset, "val_dataset"),
+        )
         named = workflow_class or agent_class or flow
         name = str(getattr(named, "__name__", type(named).__name__))
         first = resolve(config, population, len(self.train_dataset or []), name)
@@ -146,7 +160,7 @@ class AgentTrainer:
     def _read(self, resolved: Resolved) -> None:
         for split, name in (("train", "train_dataset"), ("val", "val_dataset")):
             if getattr(self, name) is None and split in resolved.files:
-                setattr(self, name, _rows(Dataset.load_data(resolved.files[split]), name))
+                setattr(self, name, dataset_of(Dataset.load_data(resolved.files[split]), name))
 
     def _fit(self) -> None:
         """Join the arguments, and check that every constructor takes its own."""
@@ -155,17 +169,17 @@ class AgentTrainer:
         self.env_args |= given["env_args"]
         self.workflow_args |= {key: value for key, value in given["workflow_args"].items() if value is not None}
         if self.workflow_class is not None:
-            _takes(self.workflow_class, {**self.workflow_args, **dict.fromkeys(_GIVEN_BY_US)}, "workflow_args")
+            check_arguments(self.workflow_class, {**self.workflow_args, **dict.fromkeys(GIVEN_BY_US)}, "workflow_args")
             for kind in ("agent", "env"):
                 if isinstance(cls := self.workflow_args.get(f"{kind}_cls"), type):
-                    _takes(cls, self.workflow_args.get(f"{kind}_args") or {}, f"workflow_args['{kind}_args']")
+                    check_arguments(cls, self.workflow_args.get(f"{kind}_args") or {}, f"workflow_args['{kind}_args']")
         elif self.flow is None:
-            if self.env_class is not None and self.reward_fn is not None and _named(self.env_class, "reward_fn"):
+            if self.env_class is not None and self.reward_fn is not None and has_argument(self.env_class, "reward_fn"):
                 self.env_args.setdefault("reward_fn", self.reward_fn)
             assert self.agent_class is not None
             assert self.env_class is not None
-            _takes(self.agent_class, self.agent_args, "agent_args")
-            _takes(self.env_class, self.env_args, "env_args")
+            check_arguments(self.agent_class, self.agent_args, "agent_args")
+            check_arguments(self.env_class, self.env_args, "env_args")
 
     def make(self) -> Callable[..., Workflow]:
         """Return what makes the workflow of one episode."""
@@ -225,15 +239,31 @@ class AgentTrainer:
 
     def evaluate(self) -> dict[str, Any]:
         """Validate the base, or the members of `population.start`, as they are: mean, interval, pass@1, pass@k."""
-        spec, members = self._members()
+        spec, members, _ = self._begin()
         regime = self._regime(spec, Clock.of(spec, len(members)), None)
         return self._validate(spec, regime, members[0])
 
-    def _members(self) -> tuple[LanguageSpec, list[Member]]:
+    def play(self, tasks: Any = None) -> list[dict[str, Any]]:
+        """Let the base, or the first member of `population.start`, play tasks as validations are played.
+
+        Args:
+            tasks: a `Dataset`, a list of mappings, or a file of them; None: the validation tasks.
+
+        Returns:
+            The episodes as data, failed ones too, in the order of the tasks; `Episode.from_dict` reads them.
+        """
+        spec, members, _ = self._begin()
+        given = dataset_of(tasks, "tasks") if tasks is not None else self.val_dataset
+        assert given is not None
+        regime = self._regime(spec, Clock.of(spec, len(members)), None)
+        jobs = regime.validation(given.data, [members[0].slot], range(len(given)))
+        done = regime.play(spec.form_alone(members[0]), jobs, Purpose.EVALUATE, 0)
+        return [records.record(one, spec.base, regime.masked) for one in done]
+
+    def _begin(self) -> tuple[LanguageSpec, list[Member], list[Mutation]]:
         params = self.resolved.params
         spec = make_spec(params, configure(params.runtime))
-        members, _ = first_members(spec, params.population.size)
-        return spec, members
+        return spec, *population.members_of(params, spec)
 
     def _regime(self, spec: LanguageSpec, clock: Clock, folder: Path | None) -> Rounds:
         assert self.train_dataset is not None
@@ -243,32 +273,42 @@ class AgentTrainer:
 
     def _train(self, folder: Path, quiet: bool) -> Trained:
         params = self.resolved.params
-        spec = make_spec(params, configure(params.runtime))
-        members, births = first_members(spec, params.population.size)
+        spec, members, births = self._begin()
         clock = Clock.of(spec, len(members))
         regime = self._regime(spec, clock, folder / "episodes")
         run = Run(spec, regime, clock, members, births)
         folder.mkdir(parents=True, exist_ok=True)
         state = state_folder("agents", self._key(), folder)
-        with RunLock(state.with_suffix(".lock")), translate_failures():
+        with RunLock(state.with_suffix(".lock")), translate_failures(LESS):
             store, log = CheckpointStore(state / "checkpoints"), state / "events.jsonl"
             with (
                 StopSignal() as stop,
                 Tracker([console_sink(quiet), JsonlSink(log)]) as tracker,
                 tracking.outbox(params, state, folder) as outbox,
             ):
+                regime.stopped = lambda: stop.signum is not None
+
+                def problems() -> list[str]:
+                    told = [*outbox.problems(), *regime.problems]
+                    regime.problems.clear()
+                    return told
+
                 for note in self.resolved.notes:
                     tracker.emit(Message("warning", note))
                 if self.resolved.val_only:
                     return Trained(None, *_before(self._validate(spec, regime, members[0])))
                 before = self._validate(spec, regime, members[0]) if self.resolved.agents.first else None
-                champion = train(run, store, params.runtime.checkpoint_seconds, stop, tracker, outbox.problems)
+                champion = train(run, store, params.runtime.checkpoint_seconds, stop, tracker, problems)
                 write_results(run, champion, {**about_spec(spec), "policy": describe(params, spec)}, folder)
                 write_csv(
                     folder / layout.MEASURES, ["generation", "slot", *regime.measures.names], regime.measures.rows()
                 )
                 write_timing(log, run.curve, folder)
                 found = self._validate(spec, regime, champion.member)
+                regime.write("elite", regime.seen)
+                played = {"Validation of the elite": "elite", "Last round of training": f"train-{clock.tick:06d}"}
+                files = {name: folder / f"episodes/{file}.jsonl" for name, file in played.items()}
+                records.show(spec.name, files, folder / layout.EPISODES_PAGE)
                 told = {"elite": found, **({"base": before} if before else {}), "env": spec.name}
                 write_json(folder / layout.EVALUATION, told)
                 export.run(
@@ -342,95 +382,3 @@ def _engine(engine: str, env_class: Any) -> None:
                 "engine='ray' puts the environments of env_class into Ray's processes: a workflow of your own makes "
                 "its environments of evopipe.agents.on_ray(YourEnvironment)"
             )
-
-
-def _one_way(workflow: Any, agent: Any, env: Any, flow: Any) -> None:
-    """Check that there is one way to make episodes, and that the classes are such."""
-    if flow is not None:
-        if workflow is not None or agent is not None or env is not None:
-            raise ValueError("flow stands in the place of classes: pass either flow, or workflow_class, or agent_class")
-        if not inspect.iscoroutinefunction(flow):
-            raise ValueError(f"flow must be an async function, got {getattr(flow, '__name__', type(flow).__name__)!r}")
-        _positional(flow, 2)
-        return
-    if workflow is not None:
-        if not (isinstance(workflow, type) and issubclass(workflow, Workflow)):
-            raise ValueError(f"workflow_class must be a subclass of evopipe.agents.Workflow, got {_called(workflow)}")
-        if not inspect.iscoroutinefunction(workflow.run):
-            raise ValueError(f"workflow_class: {workflow.__name__}.run must be an async function")
-        return
-    if agent is None and env is None:
-        raise ValueError("pass workflow_class, or agent_class and env_class, or flow: there is nothing to train")
-    for name, value, wanted in (("agent_class", agent, _AGENT), ("env_class", env, _ENV)):
-        if value is None:
-            raise ValueError(f"{name} is missing: agent_class and env_class go together")
-        lacking = [method for method in wanted if not hasattr(value, method)]
-        if not isinstance(value, type) or lacking:
-            of = f", it has no {', '.join(lacking)}" if lacking else ""
-            raise ValueError(f"{name} must be a class like evopipe.agents.{_BASES[name]}, got {_called(value)}{of}")
-        if left := sorted(getattr(value, "__abstractmethods__", ())):
-            raise ValueError(f"{name}: {value.__name__} does not define {', '.join(left)}")
-
-
-_AGENT = ("chat_completions", "trajectory", "reset", "update_from_env", "update_from_model", "get_current_state")
-_ENV = ("reset", "step", "close", "from_dict")
-_BASES = {"agent_class": "BaseAgent", "env_class": "BaseEnv"}
-
-
-def _called(thing: Any) -> str:
-    return repr(getattr(thing, "__name__", type(thing).__name__))
-
-
-def _positional(function: Callable[..., Any], n: int) -> None:
-    try:
-        inspect.signature(function).bind(*[None] * n)
-    except TypeError as error:
-        raise ValueError(f"flow must take (task, model): {error}") from None
-
-
-def _named(cls: type[Any], name: str) -> bool:
-    return name in _parameters(cls)
-
-
-def _parameters(cls: type[Any]) -> dict[str, inspect.Parameter]:
-    """Return what a constructor takes, its base classes' arguments included where it hands any on."""
-    found: dict[str, inspect.Parameter] = {}
-    for each in cls.__mro__:
-        if "__init__" not in vars(each) or each is object:
-            continue
-        own = dict(list(inspect.signature(vars(each)["__init__"]).parameters.items())[1:])
-        found = {**own, **found}
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values()):
-            return {name: p for name, p in found.items() if p.kind is not p.VAR_KEYWORD}
-    return found
-
-
-def _takes(cls: type[Any], args: Mapping[str, Any], what: str) -> None:
-    known, made = _parameters(cls), getattr(cls, "from_dict", None)
-    if made is not None and getattr(made, "__func__", made) is not vars(BaseEnv)["from_dict"].__func__:
-        return  # its own `from_dict` reads them
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()) and not issubclass(cls, Workflow):
-        return
-    names = [name for name, p in known.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    for name in args:
-        if name not in names:
-            near = suggestion(name, [each for each in names if each not in _GIVEN_BY_US]) if names else ""
-            raise ValueError(f"{what}: {cls.__name__} takes no argument {name!r}{near}")
-
-
-def _rows(data: Any, name: str) -> Dataset | None:
-    if data is None:
-        return None
-    if isinstance(data, Dataset):
-        made = data
-    elif isinstance(data, (str, Path)):
-        made = Dataset.load_data(data)
-    elif hasattr(data, "get_data"):
-        made = Dataset(data.get_data())
-    elif hasattr(data, "__iter__"):
-        made = Dataset(list(data))
-    else:
-        raise ValueError(f"{name} must be a Dataset or a list of mappings, got {type(data).__name__}")
-    if not len(made):
-        raise DataError(f"{name}: is empty; pass a dataset with rows")
-    return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -180,23 +181,32 @@ class RewardFunction(Protocol):
     def __call__(self, task_info: dict[str, Any], action: str) -> RewardOutput | float: ...
 
 
-def _json(made: Any) -> dict[str, Any]:
-    return {each.name: _plain(getattr(made, each.name)) for each in fields(made)}
+_DEEPEST = 64  # of nested values that are written
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON data; what has no such form, as its `repr`."""
-    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        return _json(value)
+def _json(made: Any, depth: int = 0) -> dict[str, Any]:
+    return {each.name: _plain(getattr(made, each.name), depth + 1) for each in fields(made)}
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Return a value as JSON data; what has no such form, as its `repr`, and a number that is not finite as None."""
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, str)):
         return value
-    return _plain(value.item()) if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else repr(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if depth < _DEEPEST:  # deeper ones may hold themselves
+        if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+            return _json(value, depth)
+        if isinstance(value, Mapping):
+            return {str(key): _plain(each, depth + 1) for key, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [_plain(each, depth + 1) for each in value]
+    try:
+        return _plain(value.item()) if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else repr(value)
+    except Exception:  # of a user's class
+        return f"<{type(value).__name__}>"
 
 
 def _known(cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:

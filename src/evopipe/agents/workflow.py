@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import math
@@ -18,10 +19,29 @@ from evopipe.agents.types import Action, Episode, Step, TerminationEvent, Termin
 
 
 class Runner:
-    """What a workflow may ask of the engine: threads, and how long a call of an environment may take."""
+    """What an episode may ask of the engine: threads, and how long a call of an environment may take."""
 
-    def __init__(self, threads: Threads, env_seconds: float | None, close_seconds: float = 5.0) -> None:
+    def __init__(
+        self,
+        threads: Threads,
+        env_seconds: float | None,
+        close_seconds: float,
+        lock: asyncio.Lock,
+        told: Callable[[], None],
+    ) -> None:
         self.threads, self.env_seconds, self.close_seconds = threads, env_seconds, close_seconds
+        self.running = 0  # calls that are not over
+        self._lock, self._told = lock, told
+
+    async def call(self, function: Callable[..., Any], *args: Any, safe: bool = True, **how: Any) -> Any:
+        """Call a function, see `Threads.call`; one that is not safe beside others of its kind waits for these."""
+        self.running += 1
+        try:
+            async with contextlib.nullcontext() if safe else self._lock:
+                return await self.threads.call(function, *args, **how)
+        finally:
+            self.running -= 1
+            self._told()
 
 
 class Workflow(ABC):
@@ -64,12 +84,19 @@ class Workflow(ABC):
 
     async def run_in_executor(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run blocking code in a thread, within the time that an environment has."""
-        return await self.executor.threads.call(function, *args, blocking=True, seconds=self.executor.env_seconds)
+        return await self.executor.call(function, *args, blocking=True, seconds=self.executor.env_seconds)
+
+    async def made(self, env_cls: type[Any], task: Mapping[str, Any]) -> Any:
+        """Make the environment of a task, in a thread where it is blocking; one that comes too late is closed."""
+        return await self.executor.call(
+            env_cls.from_dict, task, safe=_safe(env_cls), blocking=_blocks(env_cls),
+            seconds=self.executor.env_seconds, undo=_close_quietly,
+        )  # fmt: skip
 
     async def on_env(self, env: BaseEnv, method: str, *args: Any) -> Any:
         """Call an environment's method, in a thread where it is blocking; TimeoutError if it takes too long."""
         function, seconds = getattr(env, method), self.executor.env_seconds
-        return await self.executor.threads.call(function, *args, blocking=_blocks(env), seconds=seconds)
+        return await self.executor.call(function, *args, safe=_safe(env), blocking=_blocks(env), seconds=seconds)
 
     def commit(
         self,
@@ -146,8 +173,10 @@ class Workflow(ABC):
         wrong = None
         for env in self._own(BaseEnv):
             try:
-                await self.executor.threads.call(env.close, blocking=_blocks(env), seconds=self.executor.close_seconds)
-            except Exception as error:
+                await self.executor.call(
+                    env.close, safe=_safe(env), blocking=_blocks(env), seconds=self.executor.close_seconds
+                )
+            except (Exception, SystemExit) as error:
                 wrong = f"{type(env).__name__}.close: {type(error).__name__}: {error}"
         return wrong
 
@@ -161,6 +190,15 @@ class Workflow(ABC):
 
 def _blocks(env: Any) -> bool:
     return bool(getattr(env, "blocking", True))
+
+
+def _safe(env: Any) -> bool:
+    return bool(env.is_multithread_safe()) if hasattr(env, "is_multithread_safe") else True
+
+
+def _close_quietly(env: Any) -> None:
+    with contextlib.suppress(BaseException):
+        env.close()
 
 
 class MultiTurnWorkflow(Workflow):
@@ -183,10 +221,7 @@ class MultiTurnWorkflow(Workflow):
         self.env_cls, self.env_args, self.max_steps = env_cls, dict(env_args or {}), max_steps
 
     async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode | None:
-        make = self.env_cls.from_dict
-        blocking = bool(getattr(self.env_cls, "blocking", True))
-        seconds = self.executor.env_seconds
-        self.env = await self.executor.threads.call(make, {**task, **self.env_args}, blocking=blocking, seconds=seconds)
+        self.env = await self.made(self.env_cls, {**task, **self.env_args})
         self.env.idx = uid
         observation, info = _begun(await self.on_env(self.env, "reset"), self.env)
         self.agent.update_from_env(observation, 0.0, False, info)
@@ -220,7 +255,7 @@ class MultiTurnWorkflow(Workflow):
 
     async def _final(self, step: Step) -> None:
         if hasattr(self.env, "compute_final_reward"):
-            step.reward = _number(await self.on_env(self.env, "compute_final_reward"), self.env)
+            step.reward = number(await self.on_env(self.env, "compute_final_reward"), self.env)
 
 
 class CumulativeWorkflow(MultiTurnWorkflow):
@@ -262,9 +297,9 @@ class FlowWorkflow(Workflow):
             if len(rewards) != len(steps):
                 raise TypeError(f"the flow returned {len(rewards)} rewards for {len(steps)} calls of the model")
             for step, reward in zip(steps, rewards, strict=True):
-                step.reward = _number(reward, self.flow)
+                step.reward = number(reward, self.flow)
         else:
-            trajectory.reward = _number(found, self.flow)
+            trajectory.reward = number(found, self.flow)
         return Episode(trajectories=[trajectory], termination_reason=TerminationReason.ENV_DONE)
 
 
@@ -281,10 +316,11 @@ def _stepped(found: Any, env: Any) -> tuple[Any, float, bool, dict[str, Any]]:
     if not isinstance(found, tuple) or len(found) != 4:
         raise TypeError(f"{type(env).__name__}.step returned {found!r:.60}, expected (observation, reward, done, info)")
     info = found[3]
-    return found[0], _number(found[1], env), bool(found[2]), dict(info) if isinstance(info, Mapping) else {}
+    return found[0], number(found[1], env), bool(found[2]), dict(info) if isinstance(info, Mapping) else {}
 
 
-def _number(found: Any, whose: Any) -> float:
+def number(found: Any, whose: Any) -> float:
+    """Return a reward as a number; ValueError if it is none, or none that is finite."""
     value = found
     with contextlib.suppress(Exception):
         value = found.item() if hasattr(found, "item") else getattr(found, "reward", found)

@@ -52,7 +52,7 @@ REGIMES = {
         "estimate": "the advantages of a rollout",
     },
     "text": {
-        "asks": "what is to be known of rows before `loss`: `reference`",
+        "asks": "what is to be known of rows before `loss`: `reference`, `value`, `end`: what is behind the last token",
         "fitness": "the score of held-out rows",
     },
 }

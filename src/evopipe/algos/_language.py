@@ -21,6 +21,8 @@ RowsAnUpdate = Annotated[int, hyper(doc="completions an update, at most `rows`",
     ge=1, le=1 << 20)]  # fmt: skip
 RowsOfText = Annotated[int, hyper(doc="texts an update", raising="steadier gradients, slower updates", ge=1,
     le=1 << 20)]  # fmt: skip
+PairsAnUpdate = Annotated[int, hyper(doc="pairs an update", raising="steadier gradients, slower updates", ge=1,
+    le=1 << 20)]  # fmt: skip
 Epochs = Annotated[int, hyper(doc="times that completions are gone through",
     raising="learns more from each, goes further from it", ge=1, le=100)]  # fmt: skip
 Temperature = Annotated[float, hyper(doc="what logits are divided by when completions are drawn",
@@ -70,6 +72,13 @@ def wants_entropy(cfg: Any) -> bool:
 def counted(batch: Text) -> Tensor:
     """Return which tokens count `[P, B, T]`: those of rows that do."""
     return batch.mask if batch.keep is None else batch.mask & batch.keep[..., None]
+
+
+def pair_weights(batch: Text) -> Tensor:
+    """Return weights of pairs `[P, n]` that sum to 1 in each member: of those of which both completions count."""
+    first, second = counted(batch).any(dim=-1).chunk(2, dim=1)
+    counts = (first & second).to(torch.float32)
+    return counts / counts.sum(dim=1, keepdim=True).clamp(min=1.0)
 
 
 def groups_of(reward: Tensor, size: int) -> Tensor:

@@ -55,16 +55,24 @@ def init(cfg: Any, nets: Nets) -> State:
     return State(actor, critic, *adams, *rows)
 
 
-def _policy(cfg: Any, outputs: Tensor, log_std: Tensor, legal: Tensor | None) -> Distribution:
-    """Return the distribution of actions: outputs `[P, K, B, A]`, log_std `[P, G · A]`, legal `[P, K, B, A]`.
+def _parts(
+    cfg: Any, outputs: Tensor, log_std: Tensor, legal: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return what a distribution of actions is made of, each of a shape that expands to `[P, K, B, A]`: outputs, the
+    logarithm of deviations, legal actions. Given are outputs and legal `[P, K, B, A]`, log_std `[P, G · A]`.
 
     What an agent does not have of continuous actions has entropy 0, and the same density whatever is done.
     """
     of = crew(cfg)
     if not cfg.spaces.continuous:
-        return distribution(cfg.spaces, outputs, None, of.legal(legal, outputs))
+        return outputs, None, of.legal(legal, outputs)
     own = of.of_group(log_std.unflatten(1, (len(of.groups), -1)))[:, :, None]  # [P, K, 1, A]
-    return distribution(cfg.spaces, of.own(outputs), of.own(own, _OF_PADS), None, cfg.squash)
+    return of.own(outputs), of.own(own, _OF_PADS), None
+
+
+def _policy(cfg: Any, outputs: Tensor, log_std: Tensor, legal: Tensor | None) -> Distribution:
+    """Return the distribution of actions `[P, K, B, …]`, see `_parts`."""
+    return distribution(cfg.spaces, *_parts(cfg, outputs, log_std, legal), cfg.squash)
 
 
 def _remembered(of: Crew, net: Net, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,12 +108,15 @@ def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor) -> Te
 
 
 def _chances(cfg: Any, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor) -> Distribution:
-    """Return the distribution of actions: obs `[P, B, O]`, memory `[P, B, M]` before it."""
+    """Return the distribution of actions `[P, B, …]`: obs `[P, B, O]`, memory `[P, B, M]` before it."""
     of = crew(cfg)
     with torch.no_grad():
         of_actor, _ = _ppo.memories(memory, state.actor, state.critic)
         outputs, _ = _remembered(of, state.actor, of.named(of.apart(obs)), of_actor)
-        return _policy(cfg, torch.nan_to_num(outputs), state.log_std, None if legal is None else of.apart(legal))
+        may = None if legal is None else of.apart(legal)
+        own, *rest = _parts(cfg, torch.nan_to_num(outputs), state.log_std, may)
+        log_std, may = (x if x is None else of.side_by_side(x.expand_as(outputs)) for x in rest)
+        return distribution(cfg.spaces, of.side_by_side(own), log_std, may, cfg.squash)
 
 
 def answers(seen: Seen) -> Answers:

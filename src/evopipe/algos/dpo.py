@@ -39,7 +39,7 @@ class Config(AlgoConfig):
     """Hyper-parameters of DPO."""
 
     lr: _hyper.Rate = 1e-3
-    batch_size: int = hyper(32, doc="pairs an update", raising="steadier gradients, slower updates", ge=1, le=1 << 20)
+    batch_size: _language.PairsAnUpdate = 32
     grad_clip: _hyper.GradientClip = 1.0
     beta: float = hyper(0.1, doc="β, how much a difference from the base counts", raising="stays nearer to it",
         evolvable=True, gt=0)  # fmt: skip
@@ -92,10 +92,7 @@ def figures(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> dict[str, Tenso
 
 def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
     """Return each member's loss `[P]`; hp values are `[P]`."""
-    first, second = _language.counted(batch).any(dim=-1).chunk(2, dim=1)
-    counts = (first & second).to(torch.float32)
-    weight = counts / counts.sum(dim=1, keepdim=True).clamp(min=1.0)
-    return ops.total(weight, preference(now, batch, hp["beta"], hp["nll_alpha"]).loss)
+    return ops.total(_language.pair_weights(batch), preference(now, batch, hp["beta"], hp["nll_alpha"]).loss)
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Text, healthy: Tensor, draw: Stream, turn: int) -> Learned:

@@ -141,6 +141,15 @@ def is_team(cfg: EnvConfig) -> bool:
         raise EnvironmentFailed(f"environment {cfg.id!r}: its module {hung}") from None
 
 
+def team_function(env_id: str) -> Callable[..., Any]:
+    """Return what makes the team of this name, see `is_team`; ParamsError if it names none."""
+    _import_module(env_id)
+    found = _find_team(env_id)
+    if found is None:
+        raise ParamsError(f"{env_id!r} names no environment of PettingZoo")
+    return found
+
+
 def _find_team(env_id: str) -> Callable[..., Any] | None:
     """Return what makes the team of this name; its module must have been imported. None where it is no team."""
     module, _, name = env_id.rpartition(":")

@@ -228,6 +228,8 @@ class EnvPool:
     def taken(self, actions: npt.NDArray[Any], rows: npt.ArrayLike | None = None) -> npt.NDArray[Any]:
         """Return a team's actions `[n, K, …]` with those that the environment sets itself in their places, as a step
         takes them."""
+        if not self.is_forced.any():
+            return actions
         index = self._all if rows is None else np.asarray(rows, np.int64)
         forced = self.is_forced[index].reshape(*self.is_forced[index].shape, *(1,) * (actions.ndim - 2))
         return np.where(forced, self.forced[index], actions)

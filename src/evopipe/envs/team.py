@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 import numpy as np
 
 from evopipe.envs.spaces import ActionSpace, ObservationSpace, brief
-from evopipe.errors import ParamsError
+from evopipe.errors import ParamsError, UsageError, did_you_mean
 from evopipe.types import Spaces, Team
 
 if TYPE_CHECKING:
@@ -100,6 +100,15 @@ class TeamEnv(gymnasium.Env[Any, Any]):
     def close(self) -> None:
         """Close it."""
         self.parallel.close()
+
+
+class Situation(NamedTuple):
+    """What `n` teams see and may do."""
+
+    obs: npt.NDArray[np.float32]  # [n, K, O]
+    alive: npt.NDArray[np.bool_]  # [n, K]
+    legal: npt.NDArray[np.bool_]  # [n, K, A]
+    single: bool  # whether each agent gave one observation, and not a batch
 
 
 @dataclass(frozen=True)
@@ -228,6 +237,58 @@ class TeamSpace:
                 except ValueError as error:
                     raise ValueError(f"of agent {agent!r} {error}") from error
         return row
+
+    def agent(self, key: Any) -> Any:
+        """Return the environment's id of an agent, named by it or by its text; UsageError where there is none."""
+        for agent, name in zip(self.ids, self.agents, strict=True):
+            if key == agent or str(key) == name:
+                return agent
+        names = ", ".join(self.agents)
+        raise UsageError(f"there is no agent {key!r}{did_you_mean(str(key), self.agents)} (there are {names})")
+
+    def situation(self, obs: Mapping[Any, Any], mask: Mapping[Any, Any] | None = None) -> Situation:
+        """Read observations by agent, one of each or a batch, and masks by agent, `[A]` or `[n, A]`; masks may stand in
+        the observations, too. An agent that is not in `obs` is gone, one that is not in `mask` may take all actions.
+
+        Raises:
+            UsageError: there is no such agent, or a shape does not fit.
+        """
+        if not isinstance(obs, Mapping) or not obs:
+            raise UsageError("obs is no dictionary of observations by agent: pass what the environment gives")
+        given, masks = ({self.agent(key): value for key, value in x.items()} for x in (obs, mask or {}))
+        read: dict[int, tuple[Any, bool]] = {}
+        for place, agent in enumerate(self.ids):
+            if agent in given:
+                seen = given[agent]
+                if self.masks[place] and isinstance(seen, Mapping):
+                    masks.setdefault(agent, seen.get(_MASK))
+                    seen = {name: part for name, part in seen.items() if name != _MASK}
+                try:
+                    read[place] = self.observations[place].read(seen)
+                except ValueError as error:
+                    raise UsageError(f"obs[{agent!r}] holds {error}; pass what the environment gives") from error
+        sizes, single = {len(rows) for rows, _ in read.values()}, all(one for _, one in read.values())
+        if len(sizes) != 1:
+            raise UsageError(f"obs holds batches of unlike lengths ({', '.join(map(str, sorted(sizes)))})")
+        (n,), k = sizes, len(self.ids)
+        rows, alive = np.zeros((n, k, self.observation.size), np.float32), np.zeros((n, k), np.bool_)
+        legal = np.broadcast_to(self.free, (n, *self.free.shape)).copy()
+        for place, (seen, _) in read.items():
+            rows[:, place, : seen.shape[1]], alive[:, place] = seen, True
+            if (own := masks.get(self.ids[place])) is not None:
+                legal[:, place, : self.actions[place].size] = self._mask(place, own, n)
+        return Situation(rows, alive, self.legal(alive, legal), single)
+
+    def _mask(self, place: int, mask: Any, n: int) -> npt.NDArray[np.bool_]:
+        agent, action = self.ids[place], self.actions[place]
+        own = np.asarray(action.flat_mask(mask)).astype(np.bool_)
+        if own.shape not in ((action.size,), (n, action.size)):
+            raise UsageError(
+                f"the mask of {agent!r} has shape {own.shape}; expected [{action.size}] or [{n}, {action.size}]"
+            )
+        if not action.possible(own.reshape(-1, action.size)).all():
+            raise UsageError(f"the mask of {agent!r} leaves no legal action: allow at least one")
+        return own
 
     def own(self, actions: npt.NDArray[Any]) -> dict[Any, Any]:
         """Return each agent's own action, by its id, of a team's action `[K, …]` in an algorithm's terms."""

@@ -28,6 +28,13 @@ def windowed(fitness: Sequence[float], window: int) -> float:
     return mean if abs(mean) != float("inf") and mean == mean else -float("inf")
 
 
+def draws(cfg: TournamentConfig, members: int, rng: np.random.Generator) -> np.ndarray:
+    """Return who meets in each slot's tournament, `[P, size]`, in ascending order; nobody where there are none."""
+    import numpy as np
+
+    return np.sort(rng.integers(0, members, (members, cfg.size)), axis=1)
+
+
 def tournament(cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Generator) -> Selection:
     """Choose a parent for every slot by fitness `[P]`; what is not finite marks members that must not be parents.
 
@@ -42,7 +49,7 @@ def tournament(cfg: TournamentConfig, fitness: np.ndarray, rng: np.random.Genera
     if cfg.size == 0:  # no tournament: everyone goes on but those who must not
         own = [slot if np.isfinite(each) else elite for slot, each in enumerate(score)]
         return Selection((elite, *own[1:]) if cfg.elitism else tuple(own), elite)
-    drawn = np.sort(rng.integers(0, len(score), (len(score), cfg.size)), axis=1)
+    drawn = draws(cfg, len(score), rng)
     winners = drawn[np.arange(len(score)), score[drawn].argmax(axis=1)]
     winners = np.where(np.isfinite(score[winners]), winners, elite)
     if cfg.elitism:

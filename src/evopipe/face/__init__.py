@@ -15,6 +15,7 @@ from evopipe.face.buffers import (
     Sampler,
 )
 from evopipe.face.evolution import Mutations, TournamentSelection
+from evopipe.face.finetune import finetune_llm_preference, finetune_llm_reasoning
 from evopipe.face.functions import (
     train_multi_agent_off_policy,
     train_multi_agent_on_policy,
@@ -22,6 +23,9 @@ from evopipe.face.functions import (
     train_offline,
     train_on_policy,
 )
+from evopipe.face.gyms import PreferenceGym, ReasoningGym
+from evopipe.face.language import LanguageAgent
+from evopipe.face.language_algorithms import DPO, GRPO, LLMPPO, LLMREINFORCE
 from evopipe.face.population import create_population, observation_space_channels_to_first
 from evopipe.face.progress import default_progress_bar
 from evopipe.face.rollouts import collect_rollouts, collect_rollouts_recurrent
@@ -31,14 +35,21 @@ from evopipe.face.team_buffer import MultiAgentReplayBuffer
 from evopipe.face.vect import make_vect_envs
 
 __all__ = [
+    "DPO",
+    "GRPO",
+    "LLMPPO",
+    "LLMREINFORCE",
     "Agent",
     "Experiences",
     "HyperparameterConfig",
+    "LanguageAgent",
     "MultiAgentReplayBuffer",
     "MultiStepReplayBuffer",
     "Mutations",
+    "PreferenceGym",
     "PrioritizedReplayBuffer",
     "RLParameter",
+    "ReasoningGym",
     "ReplayBuffer",
     "ReplayDataset",
     "RolloutBuffer",
@@ -48,6 +59,8 @@ __all__ = [
     "collect_rollouts_recurrent",
     "create_population",
     "default_progress_bar",
+    "finetune_llm_preference",
+    "finetune_llm_reasoning",
     "make_vect_envs",
     "observation_space_channels_to_first",
     "train_multi_agent_off_policy",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -47,6 +47,16 @@ class Agent:
         mut: what its last mutation changed, `None` where nothing.
         rollout_buffer: what it did since it last learned, of on-policy algorithms.
         training: whether it explores.
+
+    Examples:
+        >>> import gymnasium
+        >>> from evopipe import create_population
+        >>> env = gymnasium.make("CartPole-v1")
+        >>> (agent,) = create_population("DQN", env.observation_space, env.action_space)
+        >>> agent.get_action(env.reset(seed=1)[0], epsilon=0.1) in (0, 1)
+        True
+        >>> agent.test(env, max_steps=20, loop=2) == agent.fitness[-1]
+        True
     """
 
     def __init__(self, breed: Breed, member: Member, mutation: Mutation = NONE, spared: bool = False) -> None:
@@ -158,7 +168,7 @@ class Agent:
             obs: an observation as the environment gives it, or a batch of them; of a team by agent.
             epsilon: chance of a random legal action, 0 to 1.
             action_mask: legal actions `[A]` or `[n, A]`; None where all are.
-            hidden_state: what a recurrent agent remembered, `[n, M]`; None where episodes begin.
+            hidden_state: what a recurrent agent remembered, `[n, M]`, of a team `[n, K, M]`; None where episodes begin.
 
         Returns:
             Actions as the environment takes them, `[n, …]`, or one of one observation; of a team by agent. Of
@@ -169,7 +179,7 @@ class Agent:
             UsageError: a shape does not fit.
         """
         if self.breed.team is not None:
-            return self._act_as_team(obs, epsilon, action_mask)
+            return self._act_as_team(obs, epsilon, action_mask, hidden_state)
         rows, single = self.breed.rows(obs)
         n, spec, cohort = len(rows), self.breed.spec, self.live()
         legal = np.ones((n, spec.actions), bool)
@@ -185,48 +195,52 @@ class Agent:
         return own[0] if single else own
 
     def _act_on_policy(self, rows: np.ndarray, single: bool, legal: np.ndarray, hidden: Any, tick: int) -> Any:
+        action, memory, *numbers = self._step(rows, legal, hidden, tick)
+        found = (self.breed.undrawn(action), *numbers)
+        if single:
+            found = tuple(x[0] for x in found)
+        return (*found, memory) if memory.shape[-1] else found
+
+    def _step(self, rows: np.ndarray, legal: np.ndarray, hidden: Any, tick: int) -> tuple[Any, ...]:
+        """Return actions as drawn, what is remembered after them, log-probabilities, entropies and values of rows
+        `[n, O]`."""
         spec, cohort, n = self.breed.spec, self.live(), len(rows)
-        memory = torch.zeros(1, n, cohort.memory) if hidden is None else torch.as_tensor(hidden)[None]
-        seen, may = torch.from_numpy(rows)[None], torch.from_numpy(legal)[None]
-        begins = torch.zeros(1, n, dtype=torch.bool)
-        seen, may, begins, memory = (x.to(spec.device) for x in (seen, may, begins, memory))
+        memory = torch.zeros(n, cohort.memory) if hidden is None else torch.as_tensor(hidden).reshape(n, cohort.memory)
+        begins = torch.zeros(n, dtype=torch.bool)
+        inputs = (torch.from_numpy(rows), torch.from_numpy(legal), begins, memory)
+        seen, may, begins, memory = (x[None].to(spec.device) for x in inputs)
         took = step(spec, cohort, seen, may, begins, memory, tick if self.training else None)
         answers = spec.algo.answers(spec.algo_config) if spec.algo.answers is not None else None
         assert answers is not None
         assert answers.chances is not None
         entropy = answers.chances(spec.algo_config, cohort.state, seen, may, memory).entropy()
-        found = (
-            self.breed.undrawn(took.action[0].cpu()),
-            *(x[0].cpu().numpy() for x in (took.log_prob, entropy, took.value)),
-        )
-        if single:
-            found = tuple(x[0] for x in found)
-        return (*found, took.memory[0].cpu()) if cohort.memory else found
+        numbers = (x[0].cpu().numpy() for x in (took.log_prob, entropy, took.value))
+        return took.action[0].cpu(), took.memory[0].cpu(), *numbers
 
-    def _act_as_team(self, obs: Mapping[Any, Any], epsilon: float, masks: Mapping[Any, Any] | None) -> dict[Any, Any]:
+    def _act_as_team(self, obs: Mapping[Any, Any], epsilon: float, masks: Any, hidden: Any) -> Any:
         """Choose every agent's action, by agent: one observation of each, or a batch."""
-        team, spec, cohort = self.breed.team, self.breed.spec, self.live()
+        team, spec, tick = self.breed.team, self.breed.spec, self.tick()
         assert team is not None
-        read = {agent: team.observations[k].read(obs[agent]) for k, agent in enumerate(team.ids) if agent in obs}
-        if not read:
-            raise UsageError(f"get_action: obs names none of the agents {', '.join(team.agents)}")
-        n, single = len(next(iter(read.values()))[0]), all(one for _, one in read.values())
-        rows, alive = np.zeros((n, len(team.ids), spec.observations), np.float32), np.zeros((n, len(team.ids)), bool)
-        legal = np.broadcast_to(team.free, (n, *team.free.shape)).copy()
-        for k, agent in enumerate(team.ids):
-            if agent in read:
-                rows[:, k, : read[agent][0].shape[1]], alive[:, k] = read[agent][0], True
-            if masks and agent in masks:
-                legal[:, k, : team.actions[k].size] = np.asarray(team.actions[k].flat_mask(masks[agent])).astype(bool)
-        may = team.legal(alive, legal)
-        tick = self.tick()
-        flat = rows.reshape(1, -1, rows.shape[-1]), may.reshape(1, -1, may.shape[-1])
+        given = team.situation(obs, masks)
+        shape = given.alive.shape
+        rows, legal = (x.reshape(-1, x.shape[-1]) for x in (given.obs, given.legal))
+
+        def by_agent(each: Sequence[Any]) -> dict[Any, Any]:
+            named = dict(zip(team.ids, each, strict=True))
+            return {
+                key: named[team.agent(key)][0] if given.single else np.asarray(named[team.agent(key)]) for key in obs
+            }
+
         if on_policy(spec.algo):
-            raise UsageError(f"get_action: teams of {self.algo} are trained whole: train_multi_agent_on_policy")
+            action, memory, *numbers = self._step(rows, legal, hidden, tick)
+            drawn = action.unflatten(0, shape).unbind(dim=1)
+            own = [self.breed.undrawn(each, space) for each, space in zip(drawn, team.actions, strict=True)]
+            found = (by_agent(own), *(by_agent([*each.reshape(shape).T]) for each in numbers))
+            after = memory.unflatten(0, shape).masked_fill(~torch.from_numpy(given.alive)[..., None], 0.0)
+            return (*found, after) if memory.shape[-1] else found
         explore = (float(epsilon), tick) if self.training else None
-        chosen = choose(spec, cohort, *flat, explore)[0].cpu().numpy()
-        own = team.own_each(chosen.reshape(n, len(team.ids), *chosen.shape[1:]))
-        return {agent: each[0] if single else np.asarray(each) for agent, each in zip(team.ids, own, strict=True)}
+        chosen = choose(spec, self.live(), rows[None], legal[None], explore)[0].cpu().numpy()
+        return by_agent(team.own_each(chosen.reshape(*shape, *chosen.shape[1:])))
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
@@ -237,7 +251,8 @@ class Agent:
             experiences: what `memory.sample` or `sampler.sample` gave, or arrays (state, action, reward, next_state,
                 done) `[B, …]`. Of algorithms that learn from rollouts lists of a step each, (observations, actions,
                 log-probabilities, rewards, dones, values, next observation), and next done where `dones` are those
-                before each step; None for what stands in `rollout_buffer`.
+                before each step; None for what stands in `rollout_buffer`. Of a team each step is by agent, or each
+                agent has a list of its own, as long as the others'; who is not in a step's observation is gone.
 
         Returns:
             The loss; NaN after the agent has diverged.
@@ -245,8 +260,6 @@ class Agent:
         Raises:
             UsageError: there is nothing to learn from, or it is of a wrong shape.
         """
-        if self.breed.team is not None and on_policy(self.breed.spec.algo):
-            raise UsageError(f"learn: teams of {self.algo} are trained whole: train_multi_agent_on_policy")
         if on_policy(self.breed.spec.algo):
             taken = self.rollout_buffer.taken if experiences is None else steps_of(self.breed, experiences)
             self.rollout_buffer.reset()

@@ -66,21 +66,23 @@ class Breed:
             raise UsageError(f"obs holds {error}; pass what the environment gives, or a batch of it") from error
         return np.ascontiguousarray(np.asarray(rows, np.float32)), single
 
-    def undrawn(self, drawn: torch.Tensor) -> np.ndarray:
-        """Return drawn actions in the environment's units, but unclipped; squashed ones in [-1, 1]."""
-        space = self.actions
+    def undrawn(self, drawn: torch.Tensor, space: ActionSpace | None = None) -> np.ndarray:
+        """Return drawn actions in the environment's units, but unclipped; squashed ones in [-1, 1]. Those of a team's
+        agent, whose space is given, may have pads."""
+        space = space or self.actions
         assert space is not None
         if space.bounds is None:
             return space.own(drawn.numpy())
+        drawn = drawn[:, : space.size]
         if self.spec.algo_config.squash:
             return drawn.numpy().reshape(-1, *space.shape)
         low, high = space.bounds
         own: np.ndarray = low + (drawn.double().numpy() + 1.0) / 2.0 * (high - low)
         return own.astype(np.float32).reshape(-1, *space.shape)
 
-    def drawn(self, own: Any, count: int) -> torch.Tensor:
-        """Return the inverse of `undrawn`, `[n, …]`."""
-        space = self.actions
+    def drawn(self, own: Any, count: int, space: ActionSpace | None = None) -> torch.Tensor:
+        """Return the inverse of `undrawn`, `[n, …]`, without pads."""
+        space = space or self.actions
         assert space is not None
         array = np.asarray(own).reshape(count, *space.shape)
         if space.bounds is None:

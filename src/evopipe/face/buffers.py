@@ -40,6 +40,13 @@ class Experiences(tuple[Any, ...]):
         memory: where it was drawn from.
         rows: `[1, B, size]`, as the memory has them.
         places, weight: `[1, B]` places and importance weights, of a prioritised memory; else None.
+
+    Examples:
+        >>> memory = ReplayBuffer(memory_size=100)
+        >>> memory.save_to_memory([1.0, 2.0], 1, 0.5, [2.0, 3.0], True)
+        >>> batch = memory.sample(batch_size=2)
+        >>> type(batch).__name__, batch[0].shape, batch[4].shape
+        ('Experiences', (2, 2), (2,))
     """
 
     memory: ReplayBuffer
@@ -61,6 +68,14 @@ class ReplayBuffer:
 
     Raises:
         UsageError: no size, both, or `field_names` that are not these five.
+
+    Examples:
+        >>> memory = ReplayBuffer(memory_size=100)
+        >>> for step in range(5):
+        ...     memory.save_to_memory([float(step)], 1, 0.5, [step + 1.0], False)
+        >>> state, action, reward, next_state, done = memory.sample(batch_size=8)
+        >>> len(memory), state.shape, sorted({*reward.tolist()})
+        (5, (8, 1), [0.5])
     """
 
     steps = 1
@@ -194,6 +209,13 @@ class MultiStepReplayBuffer(ReplayBuffer):
         num_envs: environments whose steps are saved.
         n_step: steps that a transition spans.
         gamma: not needed: agents' discounts differ and mutate.
+
+    Examples:
+        >>> memory = MultiStepReplayBuffer(memory_size=100, n_step=3)
+        >>> for step in range(5):
+        ...     memory.save_to_memory_vect_envs([[float(step)]], [1], [1.0], [[step + 1.0]], [step == 4])
+        >>> len(memory)
+        5
     """
 
     def __init__(
@@ -222,6 +244,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         alpha: how much priorities count; 0 is uniform.
         n_step: steps that a transition spans, as in `MultiStepReplayBuffer`.
         gamma: not needed.
+
+    Examples:
+        >>> memory = PrioritizedReplayBuffer(memory_size=100, alpha=0.6)
+        >>> for step in range(5):
+        ...     memory.save_to_memory([float(step)], 1, 0.5, [step + 1.0], False)
+        >>> memory.sample(batch_size=4, beta=0.4)[0].shape
+        (4, 1)
     """
 
     def __init__(
@@ -250,7 +279,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
 
 class ReplayDataset(IterableDataset[Experiences]):
-    """Batches of a memory without end, for a `torch.utils.data.DataLoader`."""
+    """Batches of a memory without end, for a `torch.utils.data.DataLoader`.
+
+    Examples:
+        >>> memory = ReplayBuffer(memory_size=100)
+        >>> memory.save_to_memory([1.0, 2.0], 1, 0.5, [2.0, 3.0], True)
+        >>> next(iter(ReplayDataset(memory, batch_size=4)))[0].shape
+        (4, 2)
+    """
 
     def __init__(self, buffer: ReplayBuffer, batch_size: int = 256) -> None:
         self.buffer, self.batch_size = buffer, batch_size
@@ -272,6 +308,12 @@ class Sampler:
 
     Raises:
         UsageError: there is nothing to sample from, or two things.
+
+    Examples:
+        >>> memory = ReplayBuffer(memory_size=100)
+        >>> memory.save_to_memory([1.0, 2.0], 1, 0.5, [2.0, 3.0], True)
+        >>> Sampler(memory=memory).sample(4)[0].shape
+        (4, 2)
     """
 
     def __init__(

@@ -30,6 +30,17 @@ class TournamentSelection:
         population_size: agents of the next generation: as many as of this one.
         eval_loop: fitness is the mean of the last so many tests.
         evo_step: the older name of `eval_loop`.
+
+    Examples:
+        >>> import gymnasium
+        >>> from evopipe import create_population
+        >>> env = gymnasium.make("CartPole-v1")
+        >>> pop = create_population("DQN", env.observation_space, env.action_space, population_size=3)
+        >>> for agent, fitness in zip(pop, (10.0, 30.0, 20.0)):
+        ...     agent.fitness.append(fitness)
+        >>> elite, children = TournamentSelection(tournament_size=2, elitism=True, population_size=3).select(pop)
+        >>> elite.index, [child.index for child in children], children[0].fitness
+        (1, [0, 1, 2], [30.0])
     """
 
     def __init__(
@@ -103,6 +114,15 @@ class Mutations:
         min_lr, max_lr, min_learn_step, max_learn_step, min_batch_size, max_batch_size: ends of their ranges.
         algo, arch, agent_ids: not needed: they follow from the agents. An `algo` must be theirs.
         device, accelerator: not needed.
+
+    Examples:
+        >>> import gymnasium
+        >>> from evopipe import create_population
+        >>> env = gymnasium.make("CartPole-v1")
+        >>> pop = create_population("DQN", env.observation_space, env.action_space, population_size=2)
+        >>> pop = Mutations(no_mutation=0, architecture=1, parameters=0, rl_hp=0).mutation(pop)
+        >>> all(agent.mut != "None" for agent in pop)
+        True
     """
 
     def __init__(

@@ -93,6 +93,18 @@ def train_off_policy(
         UsageError: an argument would be without effect, or more of the environment cannot be made.
         ParamsError: a value is out of its bounds.
         DivergedError, EnvironmentFailed, Interrupted: see `evopipe.run.drive.train`.
+
+    Examples:
+        >>> from evopipe import Mutations, ReplayBuffer, TournamentSelection, create_population, make_vect_envs
+        >>> env = make_vect_envs("CartPole-v1", num_envs=2)
+        >>> hp = {"BATCH_SIZE": 16, "LEARN_STEP": 4}
+        >>> pop = create_population("DQN", env.single_observation_space, env.single_action_space, None, hp,
+        ...                         population_size=2, num_envs=2)
+        >>> pop, fitnesses = train_off_policy(env, "CartPole-v1", "DQN", pop, ReplayBuffer(1000), max_steps=80,
+        ...                                   evo_steps=40, tournament=TournamentSelection(2, True, 2),
+        ...                                   mutation=Mutations(), verbose=False)
+        >>> len(fitnesses), pop[0].steps
+        (2, [80])
     """
     call = Call(
         env, env_name, algo, pop, INIT_HP, MUT_P, max_steps, evo_steps, eval_steps, eval_loop, target, tournament,
@@ -200,6 +212,16 @@ def train_on_policy(
             own takes (regime, ticks), see `evopipe.parts.OnPolicy`, for all members are stepped together.
 
     The other arguments, what is returned and raised, are those of `train_off_policy`.
+
+    Examples:
+        >>> from evopipe import create_population, make_vect_envs
+        >>> env = make_vect_envs("CartPole-v1", num_envs=2)
+        >>> pop = create_population("PPO", env.single_observation_space, env.single_action_space, None,
+        ...                         {"LEARN_STEP": 64, "BATCH_SIZE": 32}, population_size=2, num_envs=2)
+        >>> pop, fitnesses = train_on_policy(env, "CartPole-v1", "PPO", pop, max_steps=128, evo_steps=64,
+        ...                                  verbose=False)
+        >>> len(fitnesses), pop[0].steps
+        (2, [128])
     """
     call = Call(
         env, env_name, algo, pop, INIT_HP, MUT_P, max_steps, evo_steps, eval_steps, eval_loop, target, tournament,
@@ -251,6 +273,19 @@ def train_offline(
         remote: whether it may be downloaded.
 
     The other arguments, what is returned and raised, are those of `train_off_policy`.
+
+    Examples:
+        >>> import gymnasium, numpy
+        >>> from evopipe import ReplayBuffer, create_population
+        >>> env, random = gymnasium.make("CartPole-v1"), numpy.random.default_rng(1)
+        >>> dataset = {"observations": random.normal(size=(64, 4)), "actions": random.integers(0, 2, 64),
+        ...            "rewards": numpy.ones(64), "terminals": random.random(64) < 0.1}
+        >>> pop = create_population("CQN", env.observation_space, env.action_space, None, {"BATCH_SIZE": 16},
+        ...                         population_size=2)
+        >>> pop, fitnesses = train_offline(env, "CartPole-v1", dataset, "CQN", pop, ReplayBuffer(1000), max_steps=20,
+        ...                                evo_steps=10, verbose=False)
+        >>> len(fitnesses)
+        2
     """
     from evopipe.face.datasets import transitions_from
 
@@ -306,6 +341,19 @@ def train_multi_agent_off_policy(
         sum_scores: whether a team is judged by the sum of its agents' returns, or by their mean.
 
     The other arguments, what is returned and raised, are those of `train_off_policy`.
+
+    Examples:
+        >>> from mpe2 import simple_speaker_listener_v4
+        >>> from evopipe import MultiAgentReplayBuffer, create_population
+        >>> env = simple_speaker_listener_v4.parallel_env(max_cycles=5, continuous_actions=True)
+        >>> spaces = [{name: of(name) for name in env.possible_agents}
+        ...           for of in (env.observation_space, env.action_space)]
+        >>> pop = create_population("MADDPG", *spaces, None, {"BATCH_SIZE": 8}, population_size=2)
+        >>> memory = MultiAgentReplayBuffer(1000, agent_ids=env.possible_agents)
+        >>> pop, fitnesses = train_multi_agent_off_policy(env, "speaker", "MADDPG", pop, memory, max_steps=20,
+        ...                                               evo_steps=10, verbose=False)
+        >>> len(fitnesses)
+        2
     """
     call = Call(
         env, env_name, algo, pop, INIT_HP, MUT_P, max_steps, evo_steps, eval_steps, eval_loop, target, tournament,
@@ -355,6 +403,18 @@ def train_multi_agent_on_policy(
     """Train teams that learn from what they have just done: IPPO, MAPPO.
 
     The arguments, what is returned and raised, are those of `train_multi_agent_off_policy`.
+
+    Examples:
+        >>> from mpe2 import simple_spread_v3
+        >>> from evopipe import create_population
+        >>> env = simple_spread_v3.parallel_env(max_cycles=5)
+        >>> spaces = [{name: of(name) for name in env.possible_agents}
+        ...           for of in (env.observation_space, env.action_space)]
+        >>> pop = create_population("IPPO", *spaces, None, {"LEARN_STEP": 8, "BATCH_SIZE": 8}, population_size=2)
+        >>> pop, fitnesses = train_multi_agent_on_policy(env, "spread", "IPPO", pop, max_steps=16, evo_steps=8,
+        ...                                              verbose=False)
+        >>> len(fitnesses)
+        2
     """
     call = Call(
         env, env_name, algo, pop, INIT_HP, MUT_P, max_steps, evo_steps, eval_steps, eval_loop, target, tournament,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from evopipe.core.cohort import Cohort
-from evopipe.envs.team import TeamSpace
+from evopipe.envs.team import Situation, TeamSpace
 from evopipe.errors import UsageError
 from evopipe.face.breed import Breed
 from evopipe.face.buffers import Experiences
@@ -101,6 +101,8 @@ def steps_of(breed: Breed, experiences: Any) -> list[Taken]:
         raise UsageError(
             "learn: a rollout is (observations, actions, log_probs, rewards, dones, values, next_obs[, next_done])"
         )
+    if breed.team is not None:
+        return _steps_of_team(breed, breed.team, *experiences)
     observations, actions, log_probs, rewards, dones, values, following, *rest = experiences
     seen = [*observations, following]
     rows = [breed.rows(obs)[0] for obs in seen]
@@ -115,6 +117,68 @@ def steps_of(breed: Breed, experiences: Any) -> list[Taken]:
     return found
 
 
+def _steps_of_team(
+    breed: Breed,
+    team: TeamSpace,
+    observations: Any,
+    actions: Any,
+    log_probs: Any,
+    rewards: Any,
+    dones: Any,
+    values: Any,
+    following: Any,
+    next_done: Any = None,
+) -> list[Taken]:
+    spec = breed.spec
+    if spec.algo_config.network.encoder_kind == "lstm":
+        raise UsageError("learn: a team with a memory is trained whole: train_multi_agent_on_policy")
+    parts = [_by_step(x) for x in (observations, actions, log_probs, rewards, dones, values)]
+    if len({len(part) for part in parts}) != 1 or not parts[0]:
+        raise UsageError(f"learn: the parts of a rollout have unlike lengths {[len(part) for part in parts]}, or none")
+    shown = [team.situation(obs) for obs in parts[0]]
+    shape, k = shown[0].alive.shape, len(team.ids)
+    nobody = Situation(np.zeros_like(shown[0].obs), np.zeros(shape, bool), shown[0].legal, False)
+    shown.append(team.situation(following) if following else nobody)
+    if len({each.alive.shape for each in shown}) != 1:
+        raise UsageError("learn: the observations are of unlike numbers of environments")
+
+    def numbers(part: Mapping[Any, Any], dtype: Any) -> np.ndarray:
+        found = np.zeros(shape, dtype)
+        for key, value in part.items():
+            found[:, team.agents.index(str(team.agent(key)))] = np.asarray(value).reshape(-1)
+        return found
+
+    def drawn(part: Mapping[Any, Any]) -> Tensor:
+        found = torch.from_numpy(team.action.empty(*shape))
+        for key, value in part.items():
+            place = team.agents.index(str(team.agent(key)))
+            own = breed.drawn(value, shape[0], team.actions[place])
+            (found[:, place, : own.shape[1]] if team.action.continuous else found[:, place])[:] = own
+        return found.flatten(0, 1)
+
+    ended = [numbers(each, bool) for each in ([*parts[4][1:], next_done] if next_done is not None else parts[4])]
+    found, begins, nothing = [], np.ones(shape, bool), np.zeros(shape[0] * k, bool)
+    for t, (_, action, log_prob, reward, _, value) in enumerate(zip(*parts, strict=True)):
+        now, after = shown[t], shown[t + 1]
+        over = ended[t] | ~after.alive
+        flat = [x.reshape(-1) for x in (*(numbers(x, np.float32) for x in (log_prob, value, reward)), begins, over)]
+        own_log_prob, own_value, own_reward, first, last = flat
+        obs, next_obs, legal = (x.reshape(-1, x.shape[-1]) for x in (now.obs, after.obs, now.legal))
+        found.append(
+            Taken(obs, drawn(action), own_log_prob, own_value, own_reward, next_obs, first, last, nothing,
+                  ~now.alive.reshape(-1), legal=legal if team.masked else None)
+        )  # fmt: skip
+        begins = over | ~now.alive
+    return found
+
+
+def _by_step(part: Any) -> list[Any]:
+    """Return dictionaries by agent, one a step, also of a dictionary of every agent's steps."""
+    if isinstance(part, Mapping):
+        return [dict(zip(part, each, strict=True)) for each in zip(*part.values(), strict=True)]
+    return [*part]
+
+
 def rollout_of(spec: Spec, cohort: Cohort, taken: Sequence[Taken]) -> Rollout:
     """Return the rollout of a cohort of one.
 
@@ -124,13 +188,13 @@ def rollout_of(spec: Spec, cohort: Cohort, taken: Sequence[Taken]) -> Rollout:
     if not taken:
         raise UsageError("learn: there is no step to learn from: collect_rollouts(agent, env) first")
     n, device = len(taken[0].obs), spec.device
-    rollout = Rollout(StepLayout(spec.spaces, False), 1, len(taken), n, cohort.memory, device)
-    legal = torch.ones(1, n, spec.actions, dtype=torch.bool, device=device)
+    masked, free = taken[0].legal is not None, np.ones((n, spec.actions), bool)
+    rollout = Rollout(StepLayout(spec.spaces, masked), 1, len(taken), n, cohort.memory, device)
     for t, each in enumerate(taken):
         own = [torch.from_numpy(np.array(x))[None].to(device) for x in (
             each.obs, each.begins, each.log_prob, each.value, each.next_obs, each.reward, each.terminated,
-            each.truncated, each.idle)]  # fmt: skip
-        obs, begins, log_prob, value, after, reward, terminated, truncated, idle = own
+            each.truncated, each.idle, free if each.legal is None else each.legal)]  # fmt: skip
+        obs, begins, log_prob, value, after, reward, terminated, truncated, idle, legal = own
         memory = torch.zeros(1, n, cohort.memory) if each.memory is None else each.memory[None]
         following = taken[t + 1].memory if t + 1 < len(taken) else None
         kept = memory if following is None else following[None]

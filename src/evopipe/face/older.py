@@ -85,7 +85,16 @@ def _by_episodes(old: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def initialPopulation(algo: str, INIT_HP: Any = None, **kwargs: Any) -> list[Agent]:  # noqa: N802
     """Call `create_population`. What such scripts call the learn step of PPO, which learned once an episode, is not
-    read: a rollout has the length that it has here."""
+    read: a rollout has the length that it has here.
+
+    Examples:
+        >>> import warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")
+        ...     pop = initialPopulation("DQN", state_dim=(4,), action_dim=2, population_size=2)
+        >>> len(pop)
+        2
+    """
     warnings.warn("initialPopulation is an old spelling: call create_population", DeprecationWarning, stacklevel=2)
     hp = dict(INIT_HP or {})
     if on_policy(get(algorithm_of(algo))):

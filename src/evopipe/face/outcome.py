@@ -6,21 +6,19 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from evopipe import policy
 from evopipe.errors import need_package
-from evopipe.face.agent import Agent
 from evopipe.face.breed import Breed
 from evopipe.keys import content_key, state_folder
 from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Champion, Run
-from evopipe.run.spec import Spec
-from evopipe.schema.params import Params
+from evopipe.schema.params import AnyParams
 from evopipe.stages import tracking
-from evopipe.stages.setup import about_spec
 
 
 class Checkpoints:
@@ -35,7 +33,7 @@ class Checkpoints:
     """
 
     def __init__(
-        self, run: Run[Spec], agents: Callable[[], list[Agent]], every: int | None, path: str, overwrite: bool
+        self, run: Run[Any], agents: Callable[[], Sequence[Any]], every: int | None, path: str, overwrite: bool
     ) -> None:
         self._run, self._agents, self._every, self._path, self._overwrite = run, agents, every, path, overwrite
         self._saved = self._generation = 0
@@ -79,8 +77,12 @@ class Delivery:
 
 
 @contextlib.contextmanager
-def deliver(params: Params, key: str | None, run: Run[Spec], breed: Breed, folder: Path) -> Iterator[Delivery]:
+def deliver(
+    params: AnyParams, key: str | None, run: Run[Any], about: Mapping[str, Any], folder: Path, name: str | None = None
+) -> Iterator[Delivery]:
     """Bring a training to the trackers that are asked for; without any its log stays in `folder`.
+
+    `about` says what members were made for, `name` what people read.
 
     Raises:
         MissingInputError: Weights & Biases is asked for and not installed.
@@ -96,10 +98,10 @@ def deliver(params: Params, key: str | None, run: Run[Spec], breed: Breed, folde
         for name in sorted(member.tensors):
             begun.update(member.tensors[name].numpy().tobytes())
     state = state_folder("train", content_key({**params.tracked(), "members": begun.hexdigest()}), Path())
-    with tracking.outbox(params, state, Path()) as outbox:
+    with tracking.outbox(params, state, Path(), name) as outbox:
 
         def finished(champion: Champion) -> None:
-            write_results(run, champion, {**about_spec(run.spec), "policy": breed.about}, folder)
+            write_results(run, champion, about, folder)
             write_timing(state / "events.jsonl", run.curve, folder)
             tracking.finish(params, state, folder)
 

@@ -12,6 +12,7 @@ from evopipe import algos
 from evopipe.errors import UsageError
 from evopipe.face.agent import Agent
 from evopipe.face.breed import actions_from, breed_of, device_of, space_from
+from evopipe.face.language_settings import language_algorithm
 from evopipe.face.settings import HyperparameterConfig, algorithm_of, block_of
 from evopipe.run.spec import first_members
 
@@ -33,6 +34,11 @@ def create_population(
     one_hot: bool = False,
     agent_ids: Sequence[Any] | None = None,
     seed: int = 1,
+    actor_network: Any = None,
+    tokenizer: Any = None,
+    pad_token_id: int | None = None,
+    pad_token: str | None = None,
+    lora_config: Any = None,
 ) -> list[Agent]:
     """Make a population. As every run does, it sets torch's threads in this process: one (`runtime.threads`).
 
@@ -53,14 +59,41 @@ def create_population(
             `one_hot` its number of values; the number of actions, or of an action's dimensions. Lists for teams.
         agent_ids: names of a team's agents where spaces are lists; `INIT_HP["AGENT_IDS"]` by default.
         seed: seed of the networks and of every draw.
+        actor_network, tokenizer, pad_token_id, pad_token, lora_config: of language models, `GRPO`, `LLMPPO`,
+            `LLMREINFORCE`, `DPO`: what agents share and how each changes it, see `LanguageAlgorithm`. They need none of
+            the spaces; `INIT_HP` has the names of `LanguageSettings` in capitals.
 
     Returns:
-        The agents, by index.
+        The agents, by index: each an `Agent`, of language models a `LanguageAgent`.
 
     Raises:
         UsageError: something is missing, or a key would be without effect.
         ParamsError: a value is out of its bounds, or the algorithm does not serve the spaces.
+
+    Examples:
+        >>> import gymnasium
+        >>> env = gymnasium.make("CartPole-v1")
+        >>> net_config = {"encoder_config": {"hidden_size": [32]}, "latent_dim": 16}
+        >>> pop = create_population("DQN", env.observation_space, env.action_space, net_config,
+        ...                         {"LR": 1e-3, "BATCH_SIZE": 64}, population_size=2)
+        >>> [agent.index for agent in pop], pop[0].batch_size, pop[0].hp["lr"]
+        ([0, 1], 64, 0.001)
     """
+    if (language := language_algorithm(algo)) is not None:
+        from evopipe.face.language import language_agents
+
+        spaces = {"observation_space": observation_space, "action_space": action_space, "net_config": net_config,
+                  "state_dim": state_dim, "action_dim": action_dim}  # fmt: skip
+        for what, given in spaces.items():
+            if given is not None:
+                raise UsageError(f"{what}: {algo} adapts a model, and has no use for it: leave it out")
+        made: list[Any] = language_agents(
+            language, population_size, actor_network, tokenizer, pad_token_id, pad_token, hp_config, lora_config, False,
+            seed, device, accelerator, INIT_HP,
+        )  # fmt: skip
+        return made
+    if actor_network is not None or lora_config is not None:
+        raise UsageError(f"actor_network, lora_config: {algo} learns networks of its own: give net_config")
     name, hp = algorithm_of(algo), dict(INIT_HP or {})
     one_process(accelerator)
     team = algos.get(name).TEAM
@@ -119,6 +152,12 @@ def observation_space_channels_to_first(space: Any) -> Any:
     """Return a space whose images have their channels first; others, and parts of others, stay as they are.
 
     Networks here read images either way round: a script may call this or not.
+
+    Examples:
+        >>> import gymnasium, numpy
+        >>> image = gymnasium.spaces.Box(0, 255, (64, 48, 3), numpy.uint8)
+        >>> observation_space_channels_to_first(image).shape
+        (3, 64, 48)
     """
     spaces = gymnasium.spaces
     if isinstance(space, spaces.Dict):

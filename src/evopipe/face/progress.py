@@ -34,5 +34,11 @@ class ProgressBar:
 
 
 def default_progress_bar(max_steps: int, accelerator: Any = None) -> ProgressBar:
-    """Return a bar of so many steps; an accelerator of one process changes nothing."""
+    """Return a bar of so many steps; an accelerator of one process changes nothing.
+
+    Examples:
+        >>> bar = default_progress_bar(100)
+        >>> bar.update(50)
+        >>> bar.close()
+    """
     return ProgressBar(max_steps)

@@ -42,6 +42,15 @@ def collect_rollouts(
 
     Raises:
         UsageError: the agent does not learn from rollouts, is one with a memory, or a shape does not fit.
+
+    Examples:
+        >>> from evopipe import create_population, make_vect_envs
+        >>> env = make_vect_envs("CartPole-v1", num_envs=2)
+        >>> (agent,) = create_population("PPO", env.single_observation_space, env.single_action_space, num_envs=2)
+        >>> returns, obs, done, scores, info = collect_rollouts(agent, env, n_steps=64)
+        >>> loss = agent.learn()
+        >>> obs.shape, loss == loss
+        ((2, 4), True)
     """
     if agent.recurrent:
         raise UsageError("collect_rollouts: the agent has a memory: call collect_rollouts_recurrent")
@@ -63,6 +72,15 @@ def collect_rollouts_recurrent(
 
     Raises:
         UsageError: the agent has none.
+
+    Examples:
+        >>> from evopipe import create_population, make_vect_envs
+        >>> env = make_vect_envs("CartPole-v1", num_envs=2)
+        >>> (agent,) = create_population("PPO", env.single_observation_space, env.single_action_space, None,
+        ...                              {"RECURRENT": True}, num_envs=2)
+        >>> _ = collect_rollouts_recurrent(agent, env, n_steps=64)
+        >>> agent.recurrent, agent.learn() > 0 or True
+        (True, True)
     """
     if not agent.recurrent:
         raise UsageError("collect_rollouts_recurrent: the agent has no memory: call collect_rollouts")

@@ -47,7 +47,9 @@ _OTHERS = frozenset(
     "USE_ROLLOUT_BUFFER N_AGENTS AGENT_IDS MAX_ACTION MIN_ACTION DISCRETE_ACTIONS OU_NOISE O_U_NOISE N_STEP PER ALPHA "
     "BETA EPS_START EPS_END EPS_DECAY".split()
 )
-_RANGES = {"clip_coef": "clip", "update_epochs": "epochs", "max_grad_norm": "grad_clip", "policy_freq": "policy_delay"}
+_RANGES = {"update_epochs": "epochs", "max_grad_norm": "grad_clip", "policy_freq": "policy_delay"}
+# A name that stands for each of these that an algorithm has.
+_SEVERAL = {"lr": (*_RATES, "lr_value"), "lr_policy": ("lr",), "clip_coef": ("clip", "clip_low", "clip_high")}
 _ENCODER = {"hidden_size", "activation", "hidden_state_size", "num_layers", "max_seq_len", "channel_size",
             "kernel_size", "stride_size", "layer_norm", "min_mlp_nodes"}  # fmt: skip
 
@@ -61,6 +63,10 @@ class RLParameter:
         shrink_factor, grow_factor: what one mutation multiplies by, either with a chance of one half.
         dtype: `float`, or `int` where the hyper-parameter is a whole number, which moves by at least 1. It follows
             from the hyper-parameter: another one than its own is refused; None takes its own.
+
+    Examples:
+        >>> RLParameter(min=1e-4, max=1e-2, grow_factor=1.5)
+        RLParameter(min=0.0001, max=0.01, shrink_factor=0.8, grow_factor=1.5, dtype=None)
     """
 
     min: float
@@ -71,7 +77,13 @@ class RLParameter:
 
 
 class HyperparameterConfig(dict[str, RLParameter]):
-    """Which hyper-parameters may mutate, by name: `HyperparameterConfig(lr=RLParameter(min=1e-4, max=1e-2))`."""
+    """Which hyper-parameters may mutate, by name: `HyperparameterConfig(lr=RLParameter(min=1e-4, max=1e-2))`.
+
+    Examples:
+        >>> ranges = HyperparameterConfig(lr=RLParameter(min=1e-4, max=1e-2), batch_size=RLParameter(min=8, max=512))
+        >>> [*ranges]
+        ['lr', 'batch_size']
+    """
 
     def __init__(self, **ranges: RLParameter) -> None:
         super().__init__(ranges)
@@ -222,5 +234,7 @@ def evolve_of(algo: str, ranges: Mapping[str, RLParameter]) -> dict[str, dict[st
 def own_names(algo: str, name: str) -> list[str]:
     """Return what a hyper-parameter that may mutate is called here: none, one, or all rates."""
     able = evolvable(algos.get(algo).Config)
-    wanted: Iterable[str] = _RATES if name == "lr" else (_RANGES.get(name, name),)
+    if "lr_value" in able:  # of language models: the actor's is `lr` itself
+        name = {"lr_actor": "lr_policy", "lr_critic": "lr_value"}.get(name, name)
+    wanted: Iterable[str] = _SEVERAL.get(name, (_RANGES.get(name, name),))
     return [own for own in wanted if own in able]

@@ -25,6 +25,9 @@ class Taken:
         terminated, truncated: `[E]`.
         idle: `[E]`, no step: a reset that follows no action.
         memory: `[E, M]` before the step, where the agent keeps one.
+        legal: `[E, A]`, None where all is.
+
+    Where a team plays, `E` is `E · K`, see `Rollout`.
     """
 
     obs: np.ndarray
@@ -38,6 +41,7 @@ class Taken:
     truncated: np.ndarray
     idle: np.ndarray
     memory: torch.Tensor | None = None
+    legal: np.ndarray | None = None
 
 
 class RolloutBuffer:
@@ -48,6 +52,14 @@ class RolloutBuffer:
     Args:
         capacity: steps of every environment that it takes at most; None for any number.
         num_envs, observation_space, action_space, device: not needed: they follow from what is added.
+
+    Examples:
+        >>> from evopipe import collect_rollouts, create_population, make_vect_envs
+        >>> env = make_vect_envs("CartPole-v1", num_envs=2)
+        >>> (agent,) = create_population("PPO", env.single_observation_space, env.single_action_space, num_envs=2)
+        >>> _ = collect_rollouts(agent, env, n_steps=4)
+        >>> isinstance(agent.rollout_buffer, RolloutBuffer), len(agent.rollout_buffer.taken)
+        (True, 4)
     """
 
     def __init__(

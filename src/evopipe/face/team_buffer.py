@@ -35,6 +35,14 @@ class MultiAgentReplayBuffer:
 
     Raises:
         UsageError: `field_names` are not the five.
+
+    Examples:
+        >>> memory = MultiAgentReplayBuffer(100, agent_ids=["left", "right"])
+        >>> states = {"left": [0.0], "right": [1.0, 2.0]}
+        >>> memory.save_to_memory(states, {"left": 0, "right": 1}, {"left": 1.0, "right": 0.0}, states,
+        ...                       {"left": False, "right": False})
+        >>> memory.sample(4)[0]["right"].shape
+        (4, 2)
     """
 
     def __init__(

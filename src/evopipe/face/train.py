@@ -30,7 +30,7 @@ from evopipe.run.drive import begin, train
 from evopipe.run.learners import learner_count
 from evopipe.schema.params import Params
 from evopipe.signals import StopSignal
-from evopipe.stages.setup import make_spec
+from evopipe.stages.setup import about_spec, make_spec
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.track.console import console_sink
 from evopipe.track.events import JsonlSink, Tracker
@@ -196,6 +196,7 @@ class Call:
         members = [replace(member, slot=slot, id=ids[slot], key=int(keys[slot])) for slot, member in enumerate(members)]
         births = [agent.mutation for agent in self.pop]
         before = [agent.steps[-1] for agent in self.pop]
+        about = {**about_spec(spec), "policy": breed.about}
         learners = learner_count(params.runtime.learners, params.runtime.threads)
         with (
             tempfile.TemporaryDirectory(prefix="evopipe-") as scratch,
@@ -215,7 +216,7 @@ class Call:
             saved = Checkpoints(made, agents, self.checkpoint, self.checkpoint_path or f"{self.file}-checkpoint",
                                 self.overwrite_checkpoints)  # fmt: skip
             try:
-                with StopSignal() as stop, deliver(params, self.wandb_api_key, made, breed, folder) as delivery:
+                with StopSignal() as stop, deliver(params, self.wandb_api_key, made, about, folder) as delivery:
 
                     def between() -> list[str]:
                         saved.save()

@@ -143,6 +143,11 @@ def make_vect_envs(
     Raises:
         ParamsError: the name is unknown, or an argument does not fit.
         UsageError: neither or both of `env_name` and `make_env` are given.
+
+    Examples:
+        >>> env = make_vect_envs("CartPole-v1", num_envs=3)
+        >>> env.reset()[0].shape, env.single_action_space
+        ((3, 4), Discrete(2))
     """
     if (env_name is None) == (make_env is None):
         raise UsageError("make_vect_envs: name the environment or give the function that makes it, one of both")

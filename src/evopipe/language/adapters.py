@@ -300,8 +300,7 @@ class Adapters:
 
     def score(self, views: Any, text: Text, entropy: bool = False) -> tuple[Tensor, Scored]:
         """See `hooks.score`."""
-        with self.active(views):
-            return hooks.score(self.widths.base, text, entropy)
+        return hooks.score(self.widths.base, text, entropy, lambda: self.active(views))
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
         """Return the logits `[P, B, L, V]` of rows of tokens `[P, B, L]` without pads."""
@@ -362,8 +361,7 @@ class Changes:
 
     def score(self, views: Any, text: Text, entropy: bool = False) -> tuple[Tensor, Scored]:
         """See `hooks.score`."""
-        with self.active(views):
-            return hooks.score(self.widths.base, text, entropy)
+        return hooks.score(self.widths.base, text, entropy, lambda: self.active(views))
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
         """Return the logits `[P, B, L, V]` of rows of tokens `[P, B, L]` without pads."""

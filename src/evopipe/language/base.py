@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Base:
         words: its vocabulary and width.
         ends: tokens that end a completion.
         pad: the token that stands in pads; no mask lets it count.
+        rows_at_once: rows of each member that pass through it at a time; None: all.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Base:
     ends: tuple[int, ...]
     pad: int
     device: torch.device
+    rows_at_once: int | None = None
     hooked: list[Any] = field(default_factory=list, repr=False)  # its hooks, see `hooks`
     active: list[Any] = field(default_factory=list, repr=False)  # what they add now
 
@@ -73,6 +75,25 @@ class Base:
         """Every weight, for `language.full`."""
         return all_weights(self.model, self.name)
 
+    def told(self, tokenizer: Any) -> Base:
+        """Return the base with a tokenizer; both run the same model, and share what members add to it.
+
+        Raises:
+            DataError: they do not belong together, or no token ends a text.
+        """
+        if len(tokenizer) > self.words.vocabulary:
+            raise DataError(
+                f"language.model: {self.name} has a tokenizer of {len(tokenizer)} tokens and a model of "
+                f"{self.words.vocabulary}: they do not belong together"
+            )
+        ends = _ends(self.model, tokenizer)
+        if not ends:
+            raise DataError(
+                f"language.model: {self.name} has no token that ends a text: set eos_token in its tokenizer"
+            )
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
+        return replace(self, tokenizer=tokenizer, ends=ends, pad=int(pad))
+
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Return the tokens of a text; with `special` those that the tokenizer begins a text with too."""
         return list(self.tokenizer.encode(text, add_special_tokens=special))
@@ -80,8 +101,16 @@ class Base:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def prompt(self, prompt: str | Sequence[Mapping[str, str]], chat: bool, system: str | None) -> list[int]:
+    def show(self, ids: Sequence[int]) -> str:
+        """Return all tokens as text, those of the template too."""
+        return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+
+    def prompt(
+        self, prompt: str | Sequence[Mapping[str, str]], chat: bool, system: str | None, go_on: bool = False
+    ) -> list[int]:
         """Return the tokens of a prompt, at least one: a text as it is, or messages through the chat template.
+
+        With `go_on` the last message is one that the model goes on with; else it begins its own.
 
         Raises:
             DataError: there is no chat template, or it refuses the messages.
@@ -95,7 +124,8 @@ class Base:
         if not self.tokenizer.chat_template:
             raise DataError(f"language.chat: {self.name} has no chat template; set it to false, with prompts as texts")
         try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            ending = {"continue_final_message": True} if go_on else {"add_generation_prompt": True}
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **ending)
         except Exception as error:
             raise DataError(f"the chat template of {self.name} refuses a prompt ({error}): mend its messages") from None
         return self.encode(text) or [self.ends[0]]
@@ -113,24 +143,27 @@ def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None
     device = device or torch.device("cpu")
     if cfg.model == "tiny":
         model, tokenizer = _tiny(cfg.tiny, seed), tiny_tokenizer(cfg.tiny.characters)
-        digest = _digest_of(model, tokenizer)
+        digest = digest_of(model, tokenizer.backend_tokenizer.to_str())
     else:
         folder = _folder_of(cfg.model)
         model, tokenizer = _read(folder, cfg.dtype)
         digest = _digest_of_files(folder)
+    return base_of(cfg.model, model, tokenizer, digest, device)
+
+
+def base_of(name: str, model: Any, tokenizer: Any, digest: str, device: torch.device) -> Base:
+    """Return a base of a model and a tokenizer of `transformers`; from here on none of the model's weights learns.
+
+    Without a tokenizer it reads no text, until it is `told` one.
+
+    Raises:
+        DataError: they do not belong together, or no token ends a text.
+    """
     model.to(device).eval().requires_grad_(False)
     vocabulary = int(model.get_output_embeddings().weight.shape[0])
-    if len(tokenizer) > vocabulary:
-        raise DataError(
-            f"language.model: {cfg.model} has a tokenizer of {len(tokenizer)} tokens and a model of {vocabulary}: "
-            "they do not belong together"
-        )
     words = Words(vocabulary, int(model.get_output_embeddings().weight.shape[1]))
-    ends = _ends(model, tokenizer)
-    if not ends:
-        raise DataError(f"language.model: {cfg.model} has no token that ends a text: set eos_token in its tokenizer")
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
-    return Base(cfg.model, model, tokenizer, digest, words, ends, int(pad), device)
+    bare = Base(name, model, None, digest, words, (), 0, device)
+    return bare if tokenizer is None else bare.told(tokenizer)
 
 
 def _ends(model: Any, tokenizer: Any) -> tuple[int, ...]:
@@ -190,10 +223,11 @@ def _tiny(cfg: LanguageConfig.Tiny, seed: int) -> Any:
     return model
 
 
-def _digest_of(model: Any, tokenizer: Any) -> str:
-    digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
+def digest_of(model: Any, tokenizer: str) -> str:
+    """Return what tells a model in memory, with a tokenizer of this description, from others."""
+    digest = hashlib.sha256(tokenizer.encode())
     for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
+        digest.update(name.encode() + tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:32]
 
 

@@ -7,9 +7,9 @@ the model without temperature or filters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -19,6 +19,7 @@ from evopipe.language.hooks import positions
 from evopipe.rng import Purpose
 from evopipe.types import Tensor
 
+Stops: TypeAlias = "Sequence[Sequence[str]]"
 _TOKENS = 1 << 20  # more than a completion has: keeps the draws of different times apart
 _WORTH = 0.75  # share of the rows that may be left for the batch to be made smaller: it is copied then
 
@@ -48,11 +49,17 @@ class Written:
     mask: Tensor  # bool, tokens that the model wrote, that which ends it included
     log_prob: Tensor  # of those tokens, 0 elsewhere
     entropy: Tensor  # of the distribution without temperature or filters, 0 elsewhere
+    ended: Tensor  # [P, R] bool, by the model's own token or a text that stops it, not by the limit
 
     @property
     def lengths(self) -> Tensor:
         """`[P, R]` tokens."""
         return self.mask.sum(dim=-1)
+
+    def cut(self, width: int) -> Written:
+        """Return the first so many tokens of all."""
+        ids, mask, log_prob, entropy = (x[..., :width] for x in (self.ids, self.mask, self.log_prob, self.entropy))
+        return Written(ids, mask, log_prob, entropy, self.ended)
 
 
 @torch.no_grad()
@@ -67,8 +74,9 @@ def generate(
     keys: Tensor,
     when: int,
     leave: bool = True,
+    stop: Stops = (),
 ) -> Written:
-    """Complete prompts.
+    """Complete prompts, as many at a time as the base has `rows_at_once` for their completions.
 
     Args:
         base: the base.
@@ -81,58 +89,110 @@ def generate(
         keys: of the members, `[P]`, or of each completion, `[P, R]`, whose draws then are the same in any batch.
         when: with the keys it fixes the draws.
         leave: whether finished completions leave the batch. If not, no bit of a member's depends on its neighbours'.
+        stop: texts that end the completions of each of the P · B prompts, or nothing.
     """
+    members, prompts, _ = ids.shape
+    rows, device = prompts * group, ids.device
+    whole = torch.full((members, rows, limit), base.pad, dtype=torch.int64, device=device)
+    mask, zeros = torch.zeros_like(whole, dtype=torch.bool), torch.zeros(whole.shape, device=device)
+    told = Written(whole, mask, zeros, zeros.clone(), mask[..., 0].clone())
+    now = torch.tensor([when * _TOKENS], device=device) + torch.arange(limit, device=device)
+    if keys.ndim == 1:
+        draws = rng.uniform(keys, Purpose.GENERATE, now, rows)
+    else:
+        draws = rng.uniform(keys.flatten(), Purpose.GENERATE, now, 1).view(members, rows, limit).transpose(1, 2)
+    each = prompts if base.rows_at_once is None else max(1, base.rows_at_once // group)
+    with active():
+        for first in range(0, prompts, each):
+            here = slice(first, first + each)
+            _complete(base, ids[:, here], real[:, here], group, first * group, sampling.rows(rows), draws, told, leave,
+                      stop)  # fmt: skip
+    return told
+
+
+def _complete(
+    base: Base, ids: Tensor, real: Tensor, group: int, first: int, sampling: Sampling, draws: Tensor, told: Written,
+    leave: bool, stop: Stops,
+) -> None:  # fmt: skip
+    """Write the completions of these prompts, of which the first is number `first`, into `told`."""
     members, prompts, width = ids.shape
-    rows, device, model = prompts * group, ids.device, base.model
-    written = torch.full((members, rows, limit), base.pad, dtype=torch.int64, device=device)
-    mask = torch.zeros(members, rows, limit, dtype=torch.bool, device=device)
-    log_probs, entropies = (torch.zeros(members, rows, limit, device=device) for _ in range(2))
+    rows, limit, device, model = prompts * group, told.ids.shape[-1], ids.device, base.model
     seen = torch.cat((real, torch.ones(members, prompts, limit, dtype=torch.bool, device=device)), dim=-1)
     seen = seen.repeat_interleave(group, dim=1)
     place = positions(seen)
-    place_of = torch.arange(rows, device=device).expand(members, -1)  # which completion each row of the batch is
-    alive, how, ends = torch.ones_like(mask[:, :, 0]), sampling.rows(rows), torch.tensor(base.ends, device=device)
-    with active():
-        out = model(
-            input_ids=ids.flatten(0, 1), attention_mask=real.flatten(0, 1).long(),
-            position_ids=positions(real).flatten(0, 1), use_cache=True, logits_to_keep=1,
-        )  # fmt: skip
-        cache, logits = out.past_key_values, out.logits[:, -1].float()
-        if group > 1:
-            cache.batch_repeat_interleave(group)
-            logits = logits.repeat_interleave(group, dim=0)
-        for t in range(limit):
-            logits = logits.view(members, -1, logits.shape[-1])
-            now = torch.tensor([when * _TOKENS + t], device=device)
-            if keys.ndim == 1:
-                u = rng.uniform(keys, Purpose.GENERATE, now, rows)[:, 0]
-            else:
-                u = rng.uniform(keys.flatten(), Purpose.GENERATE, now, 1).view(members, rows)
-            u = u.gather(1, place_of)
-            told = logits.log_softmax(dim=-1)
-            token = choose(told, how, u)
-            log_prob, entropy = told.gather(-1, token[..., None])[..., 0], -(told.exp() * told).sum(dim=-1)
-            for whole, part in ((written, token), (log_probs, log_prob), (entropies, entropy)):
-                held = whole[:, :, t].gather(1, place_of)
-                whole[:, :, t] = whole[:, :, t].scatter(1, place_of, torch.where(alive, part, held))
-            mask[:, :, t] = mask[:, :, t].scatter(1, place_of, alive)
-            alive = alive & ~torch.isin(token, ends)
-            left = int(alive.sum(dim=1).max())
-            if not left or t + 1 == limit:
-                break
-            if leave and left <= _WORTH * alive.shape[1]:
-                kept = (~alive).int().argsort(dim=1, stable=True)[:, :left]
-                first = torch.arange(members, device=device)[:, None] * alive.shape[1]
-                cache.batch_select_indices((first + kept).flatten())
-                alive, token, place_of = (x.gather(1, kept) for x in (alive, token, place_of))
-                how = Sampling(*(x.gather(1, kept) for x in how))
-                seen, place = (x.gather(1, kept[..., None].expand(-1, -1, x.shape[-1])) for x in (seen, place))
-            logits = model(
-                input_ids=token.reshape(-1, 1), attention_mask=seen[..., : width + t + 1].flatten(0, 1).long(),
-                position_ids=place[..., width + t : width + t + 1].flatten(0, 1), past_key_values=cache, use_cache=True,
-                logits_to_keep=1,
-            ).logits[:, -1].float()  # fmt: skip
-    return Written(written, mask, log_probs, entropies)
+    # Which completion each row of the batch is.
+    place_of = torch.arange(first, first + rows, device=device).expand(members, -1)
+    ends, how = torch.tensor(base.ends, device=device), Sampling(*(x[:, first : first + rows] for x in sampling))
+    alive = torch.ones(members, rows, dtype=torch.bool, device=device)
+    out = model(
+        input_ids=ids.flatten(0, 1), attention_mask=real.flatten(0, 1).long(),
+        position_ids=positions(real).flatten(0, 1), use_cache=True, logits_to_keep=1,
+    )  # fmt: skip
+    cache, logits = out.past_key_values, out.logits[:, -1].float()
+    if group > 1:
+        cache.batch_repeat_interleave(group)
+        logits = logits.repeat_interleave(group, dim=0)
+    for t in range(limit):
+        log_probs = logits.view(members, -1, logits.shape[-1]).log_softmax(dim=-1)
+        token = choose(log_probs, how, draws[:, t].gather(1, place_of))
+        log_prob = log_probs.gather(-1, token[..., None])[..., 0]
+        entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
+        for whole, part in ((told.ids, token), (told.log_prob, log_prob), (told.entropy, entropy)):
+            held = whole[:, :, t].gather(1, place_of)
+            whole[:, :, t] = whole[:, :, t].scatter(1, place_of, torch.where(alive, part, held))
+        told.mask[:, :, t] = told.mask[:, :, t].scatter(1, place_of, alive)
+        ended = alive & torch.isin(token, ends)
+        if stop:
+            ended |= _stopped(base, told.ids[..., : t + 1], place_of, alive, group, stop)
+        told.ended.scatter_(1, place_of, told.ended.gather(1, place_of) | ended)
+        alive = alive & ~ended
+        left = int(alive.sum(dim=1).max())
+        if not left or t + 1 == limit:
+            break
+        if leave and left <= _WORTH * alive.shape[1]:
+            kept = (~alive).int().argsort(dim=1, stable=True)[:, :left]
+            start = torch.arange(members, device=device)[:, None] * alive.shape[1]
+            cache.batch_select_indices((start + kept).flatten())
+            alive, token, place_of = (x.gather(1, kept) for x in (alive, token, place_of))
+            how = Sampling(*(x.gather(1, kept) for x in how))
+            seen, place = (x.gather(1, kept[..., None].expand(-1, -1, x.shape[-1])) for x in (seen, place))
+        logits = model(
+            input_ids=token.reshape(-1, 1), attention_mask=seen[..., : width + t + 1].flatten(0, 1).long(),
+            position_ids=place[..., width + t : width + t + 1].flatten(0, 1), past_key_values=cache, use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1].float()  # fmt: skip
+
+
+def _stopped(base: Base, ids: Tensor, place_of: Tensor, alive: Tensor, group: int, stop: Stops) -> Tensor:
+    """Return which rows of the batch, `[P, n]` bool, hold one of their texts since their last token."""
+    found, prompts = torch.zeros_like(alive), len(stop) // len(ids)
+    special = set(base.tokenizer.all_special_ids)
+    for p, n in alive.nonzero().tolist():
+        r = int(place_of[p, n])
+        if own := stop[p * prompts + r // group]:
+            plain = [token for token in ids[p, r].tolist() if token not in special]
+            # A token is a byte at least: a text that is new lies no further back.
+            tail = base.decode(plain[-1 - max(len(text.encode()) for text in own) :])
+            found[p, n] = any(text in tail for text in own)
+    return found
+
+
+def texts(base: Base, written: Written, stop: Stops = ()) -> list[list[str]]:
+    """Return every member's completions as texts; what stopped one is no part of it."""
+    members, rows, _ = written.ids.shape
+    found = []
+    for p, (ids, lengths) in enumerate(zip(written.ids.tolist(), written.lengths.tolist(), strict=True)):
+        own = [base.decode(row[:n]) for row, n in zip(ids, lengths, strict=True)]
+        if stop:
+            each = len(stop) // members
+            asked = stop[p * each : (p + 1) * each]
+            own = [_before(text, asked[r * each // rows]) for r, text in enumerate(own)]
+        found.append(own)
+    return found
+
+
+def _before(text: str, stop: Sequence[str]) -> str:
+    return text[: min((place for each in stop if (place := text.find(each)) >= 0), default=len(text))]
 
 
 def choose(log_probs: Tensor, how: Sampling, u: Tensor) -> Tensor:

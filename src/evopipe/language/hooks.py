@@ -5,12 +5,13 @@ Where nothing is active the base is what it was: the reference of a KL term.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from evopipe.language.base import Base
 from evopipe.types import Scored, Tensor, Text
@@ -81,13 +82,38 @@ def adapting(base: Base, changes: Mapping[str, Any]) -> Iterator[Any]:
         base.active.pop()
 
 
-def score(base: Base, text: Text, entropy: bool = False) -> tuple[Tensor, Scored]:
-    """Score rows of text by the base with what is active in it.
+def score(
+    base: Base, text: Text, entropy: bool = False, active: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> tuple[Tensor, Scored]:
+    """Score rows of text by the base with what `active` makes active in it.
 
     Returns the hidden states `[P, B, T, H]` that the last `T` tokens were told from, too. For `entropy` see
-    `core.net.score`.
+    `core.net.score`. Where the base has `rows_at_once`, memory holds the activations of so many rows alone: to learn,
+    they are computed a second time.
     """
-    ids, real, width = text.ids.flatten(0, 1), text.real.flatten(0, 1), text.mask.shape[-1]
+    width, rows = text.mask.shape[-1], text.ids.shape[1]
+
+    def part(ids: Tensor, real: Tensor) -> tuple[Tensor, ...]:
+        with active():  # learning comes back here later
+            hidden, log_prob, spread = _score(base, ids, real, width, entropy)
+        return tuple(x.unflatten(0, ids.shape[:2]) for x in (hidden, log_prob, spread))
+
+    each = base.rows_at_once or rows
+    if each >= rows:
+        hidden, log_prob, spread = part(text.ids, text.real)
+        return hidden, Scored(log_prob, spread, None)
+    parts = [
+        checkpoint(part, text.ids[:, i : i + each], text.real[:, i : i + each], use_reentrant=False,
+                   preserve_rng_state=False)
+        for i in range(0, rows, each)
+    ]  # fmt: skip
+    hidden, log_prob, spread = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+    return hidden, Scored(log_prob, spread, None)
+
+
+def _score(base: Base, ids: Tensor, real: Tensor, width: int, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return hidden states, log-probabilities and entropies of the last tokens of rows, `[P · B, T, …]`."""
+    ids, real = ids.flatten(0, 1), real.flatten(0, 1)
     seen: list[Tensor] = []
     hook = base.model.get_output_embeddings().register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     try:
@@ -103,9 +129,7 @@ def score(base: Base, text: Text, entropy: bool = False) -> tuple[Tensor, Scored
     if entropy:
         log_probs = logits.log_softmax(dim=-1)
         spread = -(log_probs.exp() * log_probs).sum(dim=-1)
-    members = text.ids.shape[:2]
-    hidden = seen[0][:, -width - 1 : -1].unflatten(0, members)
-    return hidden, Scored(log_prob.unflatten(0, members), spread.unflatten(0, members), None)
+    return seen[0][:, -width - 1 : -1], log_prob, spread
 
 
 @torch.no_grad()

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from evopipe import rng
 from evopipe.core.net import Net
-from evopipe.errors import DataError, UsageError
-from evopipe.language import peft
+from evopipe.errors import DataError, MissingInputError, UsageError
+from evopipe.language import hooks, peft
 from evopipe.language.adapters import Adapted, Full
 from evopipe.language.base import Base, load_base, stacked
-from evopipe.language.generate import Sampling, generate
+from evopipe.language.generate import Sampling, generate, texts
+from evopipe.language.tokens import with_end
 from evopipe.schema.language import LanguageConfig
 from evopipe.storage.files import parse_json
 from evopipe.storage.folders import read_folder
 from evopipe.storage.tensors import load_tensors
+from evopipe.types import Text
 
-POLICY, CHANGE, MERGED = "policy.json", "change.safetensors", "merged"
+POLICY, CHANGE, HEAD, MERGED = "policy.json", "change.safetensors", "head.safetensors", "merged"
 _AT_ONCE = 64  # prompts that are completed at a time
 
 
@@ -32,10 +36,38 @@ class LanguagePolicy:
     Attributes:
         about: what `policy.json` says: scores, lineage, provenance.
         base: the model and its tokenizer.
+        head: of a reward model, weights `[H]` and a bias.
     """
 
-    def __init__(self, base: Base, config: LanguageConfig, about: Mapping[str, Any], net: Net | None) -> None:
-        self.base, self.about, self._config, self._net = base, dict(about), config, net
+    def __init__(
+        self, base: Base, config: LanguageConfig, about: Mapping[str, Any], net: Net | None,
+        head: tuple[Tensor, Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        self.base, self.about, self._config, self._net, self.head = base, dict(about), config, net, head
+
+    @torch.no_grad()
+    def reward(self, prompts: Sequence[Any], completions: Sequence[str]) -> list[float]:
+        """Return what a reward model gives each completion of the prompt in its place, texts or chats.
+
+        Raises:
+            UsageError: it is no reward model, or there are not as many completions as prompts.
+            DataError: the chat template refuses a chat.
+        """
+        if self.head is None:
+            raise UsageError("reward: this is no reward model; train one: train.algo: reward_model")
+        if len(prompts) != len(completions):
+            raise UsageError(f"reward: {len(prompts)} prompts have {len(completions)} completions")
+        weight, bias = self.head
+        found: list[float] = []
+        for start in range(0, len(prompts), _AT_ONCE):
+            asked = [self.base.prompt(p, self._config.chat, self._config.system) for p in prompts[start:][:_AT_ONCE]]
+            told = [[*self.base.encode(text), self.base.ends[0]] for text in completions[start:][:_AT_ONCE]]
+            rows = [[*prompt, *own] for prompt, own in zip(asked, told, strict=True)]
+            ids, real = (x[None].to(self.base.device) for x in stacked(rows, self.base.pad, left=True))
+            text = with_end(Text(ids, real, real, torch.zeros_like(ids)))
+            hidden, _ = hooks.score(self.base, replace(text, mask=text.mask[..., -1:]), active=self._active)
+            found += (hidden[0, :, -1].to(weight.dtype) @ weight + bias).tolist()
+        return found
 
     def generate(
         self,
@@ -46,6 +78,7 @@ class LanguagePolicy:
         top_p: float = 1.0,
         samples: int = 1,
         seed: int = 0,
+        stop: str | Sequence[str] | None = None,
     ) -> Any:
         """Complete prompts: the likeliest tokens unless `temperature` is above 0.
 
@@ -57,6 +90,7 @@ class LanguagePolicy:
             top_p: draw from the likeliest that have so much of the probability; 1: from all.
             samples: completions of each prompt.
             seed: of the draws.
+            stop: a text, or several, that ends a completion and is no part of it; None: as it was trained.
 
         Returns:
             A text for a text, a list of texts for a list; lists of so many texts in their place with `samples` above 1.
@@ -72,6 +106,9 @@ class LanguagePolicy:
                 raise UsageError(f"generate: {name} must be a whole number of at least {least}, got {value!r:.40}")
         if not temperature >= 0 or not 0 < top_p <= 1:
             raise UsageError("generate: temperature must be at least 0, and top_p above 0 and at most 1")
+        ends = self._config.stop if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+        if not all(isinstance(text, str) and text for text in ends):
+            raise UsageError(f"generate: stop must be a text, or several, and none empty, got {stop!r:.40}")
         told: list[list[str]] = []
         for start in range(0, len(many), _AT_ONCE):
             part = many[start : start + _AT_ONCE]
@@ -80,12 +117,10 @@ class LanguagePolicy:
             one = torch.ones(1, device=self.base.device)
             how = Sampling(one * temperature, one.long() * top_k, one * top_p)
             keys = torch.tensor([rng.run_key(seed)], device=self.base.device)
-            written = generate(self.base, self._active, ids, real, samples, limit, how, keys, start)
-            texts = [
-                self.base.decode(row[:n])
-                for row, n in zip(written.ids[0].tolist(), written.lengths[0].tolist(), strict=True)
-            ]
-            told += [texts[i : i + samples] for i in range(0, len(texts), samples)]
+            until = [ends] * len(part) if ends else ()
+            written = generate(self.base, self._active, ids, real, samples, limit, how, keys, start, stop=until)
+            (own,) = texts(self.base, written, until)
+            told += [own[i : i + samples] for i in range(0, len(own), samples)]
         found = [each[0] for each in told] if samples == 1 else told
         return found[0] if isinstance(prompts, str) else found
 
@@ -96,7 +131,7 @@ class LanguagePolicy:
         return structure.active(self._net.views)
 
 
-def load(folder: Path, about: Mapping[str, Any]) -> LanguagePolicy:
+def load(folder: Path, about: Mapping[str, Any], device: torch.device | None = None) -> LanguagePolicy:
     """Load an exported language model, of which `policy.json` says `about`.
 
     Raises:
@@ -110,22 +145,54 @@ def load(folder: Path, about: Mapping[str, Any]) -> LanguagePolicy:
         raise DataError(f"{folder / POLICY}: does not say what it is ({error}); export it again") from None
     if about.get("merged"):
         merged = config.model_copy(update={"model": str(folder / MERGED)})
-        return LanguagePolicy(load_base(merged, seed), config, about, None)
-    base = load_base(config, seed)
+        base = load_base(merged, seed, device)
+        return LanguagePolicy(base, config, about, None, _head(folder, about, base))
+    base = load_base(config, seed, device)
     if base.digest != digest:
         raise DataError(f"{folder}: was trained over another base than {config.model} is now; export it again")
     if kind == "full":
-        tensors = load_tensors(read_folder(folder, only=(CHANGE,))[CHANGE], str(folder / CHANGE))
         arch: Any = Full()
-        row = torch.zeros(arch.size(Adapted.of(base)))
-        for name, part in arch.named(Adapted.of(base), row).items():
-            if name not in tensors or tensors[name].shape != part.shape:
-                raise DataError(f"{folder / CHANGE}: does not fit its base at {name!r}; export it again")
-            part.copy_(tensors[name])
+        row = read_change(folder, base)
     else:
         arch, row = peft.read_adapter(folder, base)
     structure = arch.stack([arch], Adapted.of(base), base.device)
-    return LanguagePolicy(base, config, about, Net(structure, structure.pack([row])))
+    return LanguagePolicy(base, config, about, Net(structure, structure.pack([row])), _head(folder, about, base))
+
+
+def _head(folder: Path, about: Mapping[str, Any], base: Base) -> tuple[Tensor, Tensor] | None:
+    if not about.get("head"):
+        return None
+    tensors = load_tensors(read_folder(folder, only=(HEAD,))[HEAD], str(folder / HEAD))
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if shapes != {"weight": (base.words.hidden, 1), "bias": (1,)}:
+        raise DataError(f"{folder / HEAD}: does not fit its base; export it again")
+    return tensors["weight"][:, 0].to(base.device), tensors["bias"][0].to(base.device)
+
+
+def load_reward(folder: Path, device: torch.device | None = None) -> LanguagePolicy:
+    """Load an exported reward model.
+
+    Raises:
+        MissingInputError: it, or a file of it, is not there.
+        DataError: it is damaged, or no reward model.
+    """
+    if not (folder / POLICY).exists():
+        raise MissingInputError(f"language.reward: {folder} is no exported reward model; run what writes it")
+    about = described(folder)
+    if about is None or not about.get("head"):
+        raise DataError(f"language.reward: {folder} is no reward model; export one: train.algo: reward_model")
+    return load(folder, about, device)
+
+
+def read_change(folder: Path, base: Base) -> Tensor:
+    """Read an elite's change of all weights; MissingInputError or DataError if it is not there or does not fit."""
+    tensors = load_tensors(read_folder(folder, only=(CHANGE,))[CHANGE], str(folder / CHANGE))
+    row = torch.zeros(Full().size(Adapted.of(base)))
+    for name, part in Full().named(Adapted.of(base), row).items():
+        if name not in tensors or tensors[name].shape != part.shape:
+            raise DataError(f"{folder / CHANGE}: does not fit its base at {name!r}; export it again")
+        part.copy_(tensors[name])
+    return row
 
 
 def described(folder: Path) -> dict[str, Any] | None:

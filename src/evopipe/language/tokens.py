@@ -93,10 +93,27 @@ class Corpus:
         return Text(ids[None], real[None], learned[None], torch.zeros_like(told)[None])
 
 
+def with_end(text: Text) -> Text:
+    """Return a text with a column behind it that counts nowhere: what a head says there, it has read all for."""
+
+    def longer(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (0, 1))
+
+    return Text(longer(text.ids), longer(text.real), longer(text.mask), longer(text.turn))
+
+
 def tokenise(
-    rows: Sequence[Mapping[str, Any]], form: Form, base: Base, cfg: LanguageConfig, fetch: TextFetch, seed: int
+    rows: Sequence[Mapping[str, Any]],
+    form: Form,
+    base: Base,
+    cfg: LanguageConfig,
+    fetch: TextFetch,
+    seed: int,
+    held_out: int | None = None,
 ) -> Corpus:
     """Turn rows into tokens and split them; what is too long is left out.
+
+    Rows from `held_out` on are those of validation and of test, where it is given; else they are drawn by their shares.
 
     Raises:
         DataError: nothing is left of a split, or the chat template is missing or refuses a prompt.
@@ -105,15 +122,17 @@ def tokenise(
     prompts: list[list[int]] = []
     answers: list[list[list[int]]] = []
     marks: list[list[int]] = []
-    for row in rows:
+    places: list[int] = []
+    for place, row in enumerate(rows):
         prompt, own, learned = _row(row, form, base, cfg)
         if len(prompt) > cfg.max_prompt or any(len(answer) > cfg.max_completion for answer in own):
             continue
         kept.append(row)
+        places.append(place)
         prompts.append(prompt)
         answers.append(own)
         marks.append(learned)
-    splits = _split(len(kept), fetch, seed)
+    splits = _split(len(kept), fetch, seed) if held_out is None else _halves(np.array(places), held_out)
     if any(not len(index) for index in splits.values()):
         raise DataError(
             f"of {len(rows)} rows {len(rows) - len(kept)} are longer than language.max_prompt ({cfg.max_prompt}) or "
@@ -131,7 +150,8 @@ def _row(
     """Return a row's prompt, its answers, and which tokens of the first are learned."""
     if form == "supervised" and "messages" in row:
         return _chat(row["messages"], base, cfg.system)
-    prompt = base.prompt(row["prompt"], cfg.chat, cfg.system)
+    begun = isinstance(row["prompt"], list) and row["prompt"][-1]["role"] == "assistant"
+    prompt = base.prompt(row["prompt"], cfg.chat, cfg.system, begun)
     if form == "reasoning":
         return prompt, [], []
     names = ("chosen", "rejected") if form == "preference" else ("completion",)
@@ -174,6 +194,12 @@ def _split(n: int, fetch: TextFetch, seed: int) -> dict[str, np.ndarray]:
     test, validation = (max(1, round(share * n)) for share in (fetch.test, fetch.validation))
     cuts = np.split(order, [test, test + validation])
     return dict(zip(reversed(SPLITS), (np.sort(cut) for cut in cuts), strict=True))
+
+
+def _halves(places: np.ndarray, held_out: int) -> dict[str, np.ndarray]:
+    """Divide rows by the places that they had: from `held_out` on they are held out."""
+    later = np.flatnonzero(places >= held_out)
+    return {"train": np.flatnonzero(places < held_out), "validation": later, "test": later}
 
 
 # --- as files ---------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from evopipe.errors import ParamsError, need_package
 from evopipe.language import peft
 from evopipe.language.adapters import LoRA
 from evopipe.language.base import Base
-from evopipe.language.generate import Sampling, Written
+from evopipe.language.generate import Sampling, Stops, Written
 from evopipe.rng import Purpose
 from evopipe.types import Tensor
 
@@ -50,7 +50,7 @@ class Engine:
 
     def generate(
         self, adapters: Sequence[tuple[LoRA, Tensor]], ids: Tensor, real: Tensor, group: int, limit: int,
-        how: Sampling, keys: Tensor, when: int,
+        how: Sampling, keys: Tensor, when: int, stop: Stops = (),
     ) -> Written:  # fmt: skip
         """Complete prompts as `language.generate.generate` does; entropies are 0."""
         import vllm
@@ -72,7 +72,7 @@ class Engine:
                     params.append(vllm.SamplingParams(
                         n=group, max_tokens=limit, seed=int(seeds[p]) + b, logprobs=0,
                         temperature=float(how.temperature[p]), top_k=int(how.top_k[p]), top_p=float(how.top_p[p]),
-                        stop_token_ids=list(self._base.ends),
+                        stop_token_ids=list(self._base.ends), stop=list(stop[p * prompts + b]) if stop else None,
                     ))  # fmt: skip
                     requests.append(request)
             told = self._engine.generate(asked, params, lora_request=requests, use_tqdm=False)
@@ -87,10 +87,9 @@ class Engine:
                 log_probs[p, r, : len(tokens)] = torch.tensor(chances)
         lengths = torch.tensor([[min(len(said.token_ids), limit) for said in each.outputs] for each in told])
         mask = torch.arange(limit) < lengths.view(members, -1, 1)
-        device = ids.device
-        return Written(
-            written.to(device), mask.to(device), log_probs.to(device), torch.zeros_like(log_probs).to(device)
-        )
+        ended = torch.tensor([[said.finish_reason == "stop" for said in each.outputs] for each in told])
+        found = written, mask, log_probs, torch.zeros_like(log_probs), ended.view(members, -1)
+        return Written(*(x.to(ids.device) for x in found))
 
 
 def weights(own: Tensor, drawn: Tensor, mask: Tensor) -> Tensor:

@@ -199,6 +199,12 @@ def value_loss(value: Tensor, old: Tensor, target: Tensor, clip: Tensor) -> Tens
     return 0.5 * torch.maximum((value - target).square(), (near - target).square())
 
 
+def behind_last(value: Tensor, mask: Tensor) -> Tensor:
+    """Return what stands in the column behind the last token that counts, `[P, B, T]` → `[P, B]`: there must be one."""
+    places = torch.arange(1, mask.shape[-1] + 1, device=mask.device) * mask
+    return value.gather(-1, places.amax(dim=-1, keepdim=True)).squeeze(-1)
+
+
 # --- preferences ------------------------------------------------------------------------------------------------------
 
 
@@ -207,6 +213,12 @@ class Preference(NamedTuple):
 
     loss: Tensor
     margin: Tensor  # implicit reward of the chosen one above the rejected one's
+
+
+def preferred(margin: Tensor) -> Tensor:
+    """Return log σ(m), the log-probability that the completion with the higher reward by `margin` is preferred
+    (Bradley and Terry, 1952)."""
+    return torch.nn.functional.logsigmoid(margin)
 
 
 def preference(
@@ -221,4 +233,4 @@ def preference(
     """
     margin = beta[:, None] * ((chosen - reference[0]) - (rejected - reference[1]))
     imitation = nll[:, None] * chosen / tokens.clamp(min=1)
-    return Preference(-torch.nn.functional.logsigmoid(margin) - imitation, margin.detach())
+    return Preference(-preferred(margin) - imitation, margin.detach())

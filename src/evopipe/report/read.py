@@ -116,8 +116,15 @@ class _Evaluation:
 
 
 @dataclass(frozen=True)
+class _Judged:
+    mean: float
+    task: float | None = None
+
+
+@dataclass(frozen=True)
 class _WithBase:
-    base: _Score
+    base: _Judged
+    elite: _Judged
 
 
 @dataclass(frozen=True)
@@ -188,6 +195,7 @@ class Told:
     measures: Mapping[str, Mapping[Key, float | str]]
     completions: tuple[Completion, ...]
     base: float  # the base's mean score
+    task: tuple[float, float] | None  # the base's and the elite's by the task itself, where a reward model scores
 
 
 @dataclass(frozen=True)
@@ -294,9 +302,11 @@ def _told(folder: Path) -> Told:
         for name, value in row.items():
             if isinstance(value, float):
                 measures.setdefault(name, {})[key] = value
-    base = _json(folder, layout.EVALUATION, _WithBase).base.mean
+    scored = _json(folder, layout.EVALUATION, _WithBase)
+    before, after = scored.base.task, scored.elite.task
+    task = None if before is None or after is None else (before, after)
     measures = {name: column for name, column in measures.items() if len(set(column.values())) > 1}
-    return Told(measures, _json(folder, layout.COMPLETIONS, tuple[Completion, ...]), base)
+    return Told(measures, _json(folder, layout.COMPLETIONS, tuple[Completion, ...]), scored.base.mean, task)
 
 
 def _nodes(lineage: Sequence[Record]) -> dict[Key, Node]:

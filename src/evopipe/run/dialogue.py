@@ -14,7 +14,7 @@ from evopipe import rng
 from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
 from evopipe.core.net import score
-from evopipe.language.generate import Sampling, Written, generate
+from evopipe.language.generate import Sampling, Stops, Written, generate, texts
 from evopipe.language.hooks import reference
 from evopipe.language.tokens import Corpus, Rows
 from evopipe.language.vllm import Engine, weights
@@ -28,7 +28,7 @@ from evopipe.types import Text
 
 AT_ONCE = 64  # prompts of each member that evaluation completes at a time
 _UPDATES = 1 << 12  # more than a tick takes of any member: keeps the draws of different ticks apart
-MEASURED = ("reward", "length", "ended", "entropy", "kl", "effective", "drift", "failed")
+MEASURED = ("reward", "task", "length", "ended", "entropy", "kl", "effective", "drift", "failed")
 
 Judge = Callable[[Sequence[Mapping[str, Any]], Sequence[str]], tuple[np.ndarray, int]]
 """(rows, completions) → the rewards `[n]`, and how many of them could not be had and are 0."""
@@ -42,6 +42,7 @@ class Room:
     corpus: Corpus
     judge: Judge
     engine: Engine | None = None
+    truth: Judge | None = None  # the task's own score, where a reward model stands in its place: only told
 
     def write(self, cohort: Cohort, index: Rows, group: int, how: Sampling, when: int) -> tuple[Text, Written]:
         """Let every member of a cohort complete these rows' prompts; return them with the prompts, too."""
@@ -55,16 +56,16 @@ class Room:
         def active() -> Any:
             return structure.active(policy.frozen.views)
 
-        limit = spec.language.max_completion
+        limit, stop = spec.language.max_completion, self.stop(members * len(index))
         if self.engine is None:
-            written = generate(base, active, ids, real, group, limit, how, cohort.keys, when, leave)
+            written = generate(base, active, ids, real, group, limit, how, cohort.keys, when, leave, stop)
         else:
             archs: list[Any] = [member.arch for member in cohort.members]
             own = list(zip(archs, structure.unpack(policy.values.cpu()), strict=True))
-            written = self.engine.generate(own, ids, real, group, limit, how, cohort.keys, when)
+            written = self.engine.generate(own, ids, real, group, limit, how, cohort.keys, when, stop)
         if leave:  # columns that no completion of the cohort has
             width = max(1, int(written.lengths.max()))
-            written = Written(*(getattr(written, f.name)[..., :width] for f in fields(written)))
+            written = written.cut(width)
         ids, real = (x.repeat_interleave(group, dim=1) for x in (ids, real))
         text = Text(
             torch.cat((ids, written.ids), dim=-1), torch.cat((real, written.mask), dim=-1), written.mask,
@@ -72,16 +73,21 @@ class Room:
         )  # fmt: skip
         return text, written
 
-    def reward(self, written: Written, index: Rows, group: int) -> tuple[Tensor, int]:
-        """Return the rewards `[P, R]` float32, and how many of them could not be had."""
-        members, rows, _ = written.ids.shape
-        told = [
-            self.spec.base.decode(ids[:n])
-            for ids, n in zip(written.ids.flatten(0, 1).tolist(), written.lengths.flatten().tolist(), strict=True)
-        ]
-        asked = [self.corpus.rows[int(i)] for i in index for _ in range(group)] * members
-        rewards, failed = self.judge(asked, told)
-        return torch.from_numpy(np.asarray(rewards, np.float32)).view(members, rows).to(self.spec.device), failed
+    def reward(self, written: Written, index: Rows, group: int, judge: Judge | None = None) -> tuple[Tensor, int]:
+        """Return the rewards `[P, R]` float32, and how many of them could not be had; `judge` stands in the place of
+        the run's own. It is asked of a member's completions at a time: no bit of them depends on its neighbours'."""
+        asked = [self.corpus.rows[int(i)] for i in index for _ in range(group)]
+        found = [(judge or self.judge)(asked, told) for told in self.texts(written, len(index))]
+        rewards = torch.from_numpy(np.stack([np.asarray(values, np.float32) for values, _ in found]))
+        return rewards.to(self.spec.device), sum(failed for _, failed in found)
+
+    def stop(self, prompts: int) -> Stops:
+        """Return the texts that end the completions of each of so many prompts; nothing where there are none."""
+        return [self.spec.language.stop] * prompts if self.spec.language.stop else ()
+
+    def texts(self, written: Written, prompts: int) -> list[list[str]]:
+        """Return every member's completions of so many prompts as texts."""
+        return texts(self.spec.base, written, self.stop(len(written.ids) * prompts))
 
     def evaluate(self, cohorts: Sequence[Cohort], index: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
         """Score members by their likeliest completions of these rows' prompts; Stopped if `stopped` says so."""
@@ -109,11 +115,21 @@ class Dialogue:
     threshold: float | None = None
     remarks: Sequence[str] = ()
 
-    def __init__(self, spec: LanguageSpec, clock: Clock, corpus: Corpus, judge: Judge) -> None:
-        self.spec, self.clock, self.whole = spec, clock, True
-        self.room = Room(spec, corpus, judge, engine_of(spec, clock.members))
+    def __init__(
+        self,
+        spec: LanguageSpec,
+        clock: Clock,
+        corpus: Corpus,
+        judge: Judge,
+        truth: Judge | None = None,
+        most: float | None = None,
+    ) -> None:
+        """`truth` is told of beside the judge; `most` is the reward of a completion that is all right: how many earned
+        it is measured, as `accuracy`."""
+        self.spec, self.clock, self.whole, self.most = spec, clock, True, most
+        self.room = Room(spec, corpus, judge, engine_of(spec, clock.members), truth)
         self.cohorts: Sequence[Cohort] = []
-        self.measures = Measures(clock.members, MEASURED)
+        self.measures = Measures(clock.members, MEASURED if most is None else (*MEASURED, "accuracy"))
 
     def first(self, member: Member) -> Member:
         return member
@@ -154,7 +170,10 @@ class Dialogue:
             assert text.log_prob is not None
             text = replace(text, advantage=text.advantage * weights(text.log_prob, drawn, text.mask))
         drift = learn(spec, self.clock, cohort, text)
-        self._measure(cohort, text, written, drift, failed)
+        told = torch.full_like(reward, torch.nan)
+        if self.room.truth is not None:
+            told, _ = self.room.reward(written, index, group, self.room.truth)
+        self._measure(cohort, text, written, drift, failed, told)
         return bool((reward != 0).any())
 
     def _scored_anew(self, cohort: Cohort, text: Text) -> Text:
@@ -162,10 +181,9 @@ class Dialogue:
             now = score(getattr(cohort.state, self.spec.algo.POLICY).frozen, text)
         return replace(text, log_prob=now.log_prob.masked_fill(~text.mask, 0.0))
 
-    def _measure(self, cohort: Cohort, text: Text, written: Written, drift: Tensor, failed: int) -> None:
+    def _measure(self, cohort: Cohort, text: Text, written: Written, drift: Tensor, failed: int, told: Tensor) -> None:
         """Take note of a round, of each member."""
         tokens = text.mask.flatten(1).sum(dim=1).clamp(min=1)
-        ended = torch.isin(written.ids, torch.tensor(self.spec.base.ends, device=written.ids.device)) & written.mask
         kl = torch.full_like(drift, torch.nan)
         if text.reference is not None and text.log_prob is not None:
             apart = (text.reference - text.log_prob).masked_fill(~text.mask, 0.0)
@@ -173,14 +191,17 @@ class Dialogue:
         assert text.reward is not None
         every = {
             "reward": text.reward.mean(dim=1),
+            "task": told.mean(dim=1),
             "length": written.lengths.float().mean(dim=1),
-            "ended": ended.any(dim=-1).float().mean(dim=1),
+            "ended": written.ended.float().mean(dim=1),
             "entropy": written.entropy.flatten(1).sum(dim=1) / tokens,
             "kl": kl,
             "effective": torch.ones_like(drift) if text.keep is None else text.keep.float().mean(dim=1),
             "drift": drift,
             "failed": torch.full_like(drift, failed / len(cohort.members)),
         }
+        if self.most is not None:
+            every["accuracy"] = (text.reward >= self.most).float().mean(dim=1)
         self.measures.note(self.clock.generation, cohort.slots, every)
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:

@@ -35,9 +35,7 @@ _ENDINGS = {"target": "target reached", "max_steps": "all steps taken"}
 
 _PATIENCE = 3  # generations without a reward that nobody need worry about
 _UNREWARDED = (
-    "no member has seen a reward other than 0 in {step:,} steps, so there is nothing to learn from or to select by: "
-    "let them explore more, let episodes last longer (train.eval_steps cuts those of evaluation), begin from data "
-    "(train.warm_start), or reward steps on the way"
+    "no member has seen a reward other than 0 in {:,} steps, so there is nothing to learn from or to select by: "
 )
 
 
@@ -157,7 +155,7 @@ def _drive(run: Run[Any], tracker: Tracker, stop: Callable[[], bool], save: Call
             tracker.emit(Generation.of(run.lineage[-1], made_by, evolve, watch.lap(), steps, run.losses))
             unseen = not (clock.rewarded or any(run.curve[-1][4:6]))
             if unseen and (clock.generation == _PATIENCE or run.reason):
-                tracker.emit(Message("warning", _UNREWARDED.format(step=clock.step)))
+                _warn(tracker, [_UNREWARDED.format(clock.step) + run.spec.unrewarded])
         else:
             run.advance()
             if watch.due():

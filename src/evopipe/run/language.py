@@ -23,6 +23,7 @@ from evopipe.schema.declare import evolvable
 from evopipe.schema.language import LanguageConfig, TextTrain
 from evopipe.schema.stored import in_a_sentence
 
+LESS = "runtime.rows_at_once, population.size or language.max_completion"  # of what memory is taken by
 _WHOLE = ("rows", "group_size", "batch_size", "epochs")  # what members of a cohort have in common
 
 
@@ -50,6 +51,19 @@ class LanguageSpec:
     def broken(self) -> str:
         """What to say where no evaluation gave a score."""
         return f"no completion of {self.name} has a score: try language.reward, or the task's score, by itself"
+
+    @property
+    def racing(self) -> bool:
+        """Not: completions of all rows are written at once."""
+        return False
+
+    @property
+    def unrewarded(self) -> str:
+        """What to do where no member has seen a reward."""
+        return (
+            "begin from a base that is right now and then (sft on examples gives one), draw more completions of a "
+            "prompt (group_size, temperature), or let partly right ones earn their share"
+        )
 
     @property
     def each(self) -> int:

@@ -11,18 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evopipe.core.cohort import dissolve
+from evopipe import rng
+from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
 from evopipe.core.structure import acting_networks
 from evopipe.errors import DivergedError, EnvironmentFailed
 from evopipe.evolve.lineage import Best, Born, Record, Scored
 from evopipe.evolve.mutate import NONE, Mutation
-from evopipe.evolve.select import windowed
+from evopipe.evolve.select import draws, windowed
 from evopipe.evolve.step import evolve
 from evopipe.ops.statistics import mean_of_finite, standard_error
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes
+from evopipe.run.race import hopeless, looks, race
 from evopipe.run.regime import Regime
 from evopipe.run.spec import Job
 from evopipe.storage import members as stored
@@ -117,7 +119,7 @@ class Run(Generic[JobT]):
             finite = [getattr(cohort.state, network).finite for network in acting]
             cohorts.append(replace(cohort, healthy=cohort.healthy & torch.stack(finite).all(dim=0)))
         seeds = self.spec.seeds(Purpose.EVALUATE, self.spec.train.eval_episodes)
-        played = self.regime.evaluate(cohorts, seeds, stopped)
+        played = self._play(cohorts, seeds, stopped)
         if not np.isfinite(played.returns).any():
             raise EnvironmentFailed(self.spec.broken)
         members = []
@@ -128,6 +130,39 @@ class Run(Generic[JobT]):
             healthy = member.healthy and math.isfinite(mean)
             members.append(replace(member, healthy=healthy, fitness=(*member.fitness, mean if healthy else -math.inf)))
         return played, members
+
+    def _play(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
+        """Score members on these seeds, all of them or as far as the next generation asks, see `race`."""
+        p, steps = self.spec, 0
+        members = dissolve(cohorts) if p.racing else []
+        racers = [member.slot for member in members if member.healthy]
+        if len(racers) < 2:
+            return self.regime.evaluate(cohorts, seeds, stopped)
+
+        def play(slots: Sequence[int], part: slice) -> np.ndarray:
+            nonlocal steps
+            gave = self.regime.evaluate(p.form([members[slot] for slot in slots]), seeds[part], stopped)
+            steps += gave.steps
+            return gave.returns
+
+        chooser = rng.host(rng.run_key(p.seed), Purpose.SELECT, self.clock.generation + 1)  # as `evolve` will have it
+        met = draws(p.tournament, len(members), chooser)
+        returns = race(play, racers, met[p.tournament.elitism :], len(members), len(seeds))
+        return Episodes(returns, np.zeros(returns.shape, np.int64), steps)
+
+    def _confirm(self, best: Member, bar: float, stopped: Callable[[], bool]) -> Episodes:
+        """Score a member again; in a race it ends where the member is clearly below the bar."""
+        seeds, alone = self.spec.seeds(Purpose.CONFIRM, self.spec.train.confirm_episodes), self.spec.form_alone(best)
+        whole = not (self.spec.racing and math.isfinite(bar))
+        found: list[Episodes] = []
+        for part in [slice(None)] if whole else looks(len(seeds)):
+            found.append(self.regime.evaluate(alone, seeds[part], stopped))
+            returns, lengths = (
+                np.concatenate(x, axis=1) for x in zip(*((e.returns, e.lengths) for e in found), strict=True)
+            )
+            if hopeless(returns[0], bar):
+                break
+        return Episodes(returns, lengths, sum(each.steps for each in found))
 
     def _crown(
         self, played: Episodes, members: Sequence[Member], stopped: Callable[[], bool]
@@ -145,8 +180,7 @@ class Run(Generic[JobT]):
             return held, 0
         returns, steps = played.returns[best.slot], 0
         if confirm:
-            seeds = self.spec.seeds(Purpose.CONFIRM, self.spec.train.confirm_episodes)
-            again = self.regime.evaluate(self.spec.form_alone(best), seeds, stopped)
+            again = self._confirm(best, bar, stopped)
             returns, steps = again.returns[0], again.steps
         score = mean_of_finite(returns)
         if not score > bar:

@@ -53,6 +53,10 @@ class Job(Protocol):
     @property
     def broken(self) -> str: ...
     @property
+    def racing(self) -> bool: ...
+    @property
+    def unrewarded(self) -> str: ...
+    @property
     def each(self) -> int: ...
     @property
     def widths(self) -> Mapping[str, Widths]: ...
@@ -110,6 +114,19 @@ class Spec:
         return (
             f"environment {self.name!r} returned non-finite observations or rewards in every evaluation episode: mend "
             f"it; `evopipe env check {self.name}` may show where"
+        )
+
+    @property
+    def racing(self) -> bool:
+        """Whether who is scored plays no longer than its rank may decide something, see `race`."""
+        return self.train.evaluation == "race"
+
+    @property
+    def unrewarded(self) -> str:
+        """What to do where no member has seen a reward."""
+        return (
+            "let them explore more, let episodes last longer (train.eval_steps cuts those of evaluation), begin from "
+            "data (train.warm_start), or reward steps on the way"
         )
 
     @property

@@ -14,14 +14,14 @@ from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
 from evopipe.core.net import score
 from evopipe.language.hooks import reference
-from evopipe.language.tokens import Corpus, Rows
+from evopipe.language.tokens import Corpus, Rows, with_end
 from evopipe.rng import Purpose, Stream
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.language import LanguageSpec
 from evopipe.run.measures import Measures
 from evopipe.run.order import held_out, rows_at
-from evopipe.types import Text
+from evopipe.types import Scored, Text
 
 AT_ONCE = 64  # rows that are scored at a time
 
@@ -115,7 +115,15 @@ def rows_for(
     text = on_device(corpus.batch(index, spec.base.pad), spec.device)
     if references is not None:
         text = replace(text, reference=references.of(index, text))
+    if "end" in spec.algo.asks(spec.algo_config):
+        text = with_end(text)
     return _mapped(text, lambda x: x.expand(members, *x.shape[1:]))
+
+
+def said(spec: LanguageSpec, cohort: Cohort, batch: Text) -> Scored:
+    """Return what a cohort's members say of rows, and their heads where the algorithm asks for values."""
+    value = cohort.state.value.frozen if "value" in spec.algo.asks(spec.algo_config) else None
+    return score(getattr(cohort.state, spec.algo.POLICY).frozen, batch, value)
 
 
 @torch.no_grad()
@@ -138,7 +146,7 @@ def evaluate_rows(
                 raise Stopped
             part = index[start : start + AT_ONCE]
             batch = rows_for(spec, corpus, part, len(places), references)
-            now = score(getattr(cohort.state, spec.algo.POLICY).frozen, batch)
+            now = said(spec, cohort, batch)
             found = spec.algo.fitness(spec.algo_config, cohort.hyper, now, batch)
             columns = np.arange(start, start + len(part))
             returns[np.ix_(np.array(places), columns)] = found.cpu().numpy()
@@ -158,7 +166,7 @@ def figures(
         found: dict[str, list[Tensor]] = {}
         for start in range(0, len(index), AT_ONCE):
             batch = rows_for(spec, corpus, index[start : start + AT_ONCE], len(cohort.members), references)
-            now = score(getattr(cohort.state, spec.algo.POLICY).frozen, batch)
+            now = said(spec, cohort, batch)
             for name, each in spec.algo.figures(spec.algo_config, cohort.hyper, now, batch).items():
                 found.setdefault(name, []).append(each)
         means = {name: torch.cat(parts, dim=1).mean(dim=1).tolist() for name, parts in found.items()}

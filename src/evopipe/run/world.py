@@ -137,6 +137,7 @@ class TensorWorld:
             self._legal &= (torch.arange(spec.actions, device=device) < own).repeat(envs, 1)
         self._broken = torch.zeros(len(keys), envs * agents, dtype=torch.bool, device=device)
         self._order: Tensor | None = None  # of the slots among all cohorts' rows; None: as they are
+        self._seen: Tensor | None = None  # what the last step showed; None where the pool is to be asked
         self._begin(torch.ones(self.pool.rows, dtype=torch.bool, device=device))
 
     def _begin(self, over: Tensor) -> None:
@@ -147,6 +148,7 @@ class TensorWorld:
         elif len(rows := over.nonzero()[:, 0]):
             seeds = rng.seeds(self._keys[rows], Purpose.EPISODE, self._envs[rows], self._begun[rows])
             self.pool.reset(rows, seeds)
+            self._seen = None
         self._begun = self._begun + over
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
@@ -157,7 +159,8 @@ class TensorWorld:
         begins = self.pool.begins
         if self._team is not None:
             begins = begins[:, None].expand(-1, len(self._team.agents)).contiguous()
-        return [self._by_member(self.pool.obs), self._legal, self._by_member(begins)]
+        obs = self.pool.obs if self._seen is None else self._seen
+        return [self._by_member(obs), self._legal, self._by_member(begins)]
 
     def actions(self, chosen: Sequence[Tensor]) -> Tensor:
         actions = chosen[0] if self._order is None else torch.cat(list(chosen))[self._order]
@@ -172,6 +175,8 @@ class TensorWorld:
 
     def end(self, step: TensorStep) -> None:
         self.pending = None
+        if step.obs.device.type == "cpu":  # a recorded graph reads what lies in one place
+            self._seen = step.obs
         over = step.terminated | step.truncated
         self._begin(over if self._team is None else over.all(dim=1))  # their agents end together
         self._clock.count()
@@ -191,4 +196,5 @@ class TensorWorld:
         self._begun = tensors["episodes"].to(self.pool.device, copy=True)
         self.pending = tensors["pending"].to(self.pool.device) if "pending" in tensors else None
         self.pool.restore({name: tensors[f"pool.{name}"].numpy() for name in self.pool.state()})
+        self._seen = None
         return np.empty(0, np.int64)

@@ -292,6 +292,9 @@ class TrainConfig(Schema):
     )
     eval_episodes: int = Field(16, ge=1, le=10**5, description="evaluation episodes of each member per generation")
     eval_steps: int | None = Field(None, ge=1, description="step cap of an evaluation episode; null: until it ends")
+    evaluation: Literal["full", "race"] = Field(
+        "full", description="`full`: everyone plays all episodes; `race`: until its rank decides nothing any more"
+    )
     target: float | Literal["auto"] | None = Field(
         "auto", description="score that ends training early; `auto`: the environment's reward threshold; null: never"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -54,13 +55,18 @@ class LanguageConfig(Schema):
     task: str = Field("copy", min_length=1, description="the task: its name, or `module:Class` for one's own")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the task")
     reward: str | None = Field(
-        None, description="`module:function` that scores a completion, f(completion, row); null: the task's own score"
+        None,
+        description="what scores completions: `module:function`, f(completion, row); a reward model's exported folder; "
+        "null: the task's own score",
     )
     reward_seconds: float = Field(10.0, gt=0.0, le=3600.0, description="longest that a completion's score may take")
     chat: bool = Field(
         False, description="whether prompts go through the model's chat template; false: texts as they are"
     )
     system: str | None = Field(None, description="what a chat begins with, as the system's message; null: nothing")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), strict=False, description="texts that end a completion, and are no part of what is rewarded or shown"
+    )
     max_prompt: int = Field(64, ge=1, le=1 << 20, description="most tokens of a prompt; longer ones are left out")
     max_completion: int = Field(
         16, ge=1, le=1 << 20, description="most tokens of a completion; to be learned from, longer ones are left out"
@@ -74,10 +80,15 @@ class LanguageConfig(Schema):
 
     @field_validator("reward")
     @classmethod
-    def _a_function(cls, reward: str | None) -> str | None:
-        if reward is not None and not re.fullmatch(_OWN, reward):
-            raise ValueError(f"{reward!r} is not of the form 'module:function'")
+    def _a_function_or_a_folder(cls, reward: str | None) -> str | None:
+        if reward is not None and not re.fullmatch(_OWN, reward) and "/" not in reward:
+            raise ValueError(f"{reward!r} is not of the form 'module:function', and no folder's path: ./{reward}")
         return reward
+
+    @property
+    def reward_model(self) -> Path | None:
+        """The folder of the reward model that scores completions, if one does."""
+        return Path(self.reward) if self.reward is not None and not re.fullmatch(_OWN, self.reward) else None
 
 
 class TextFetch(Schema):
@@ -191,6 +202,12 @@ class TextRuntime(Schema):
         "merged",
         description="`merged`: members of unlike ranks share a batch, and finished completions leave it; `exact`: no "
         "bit of a member depends on its neighbours",
+    )
+    rows_at_once: int | None = Field(
+        None,
+        ge=1,
+        description="rows of text of each member that pass through the base at a time: fewer take less memory, and to "
+        "learn are computed twice; tracked, for it changes results in the last bits; null: all",
     )
     checkpoint_seconds: float = Field(30.0, gt=0.0, description="least time between two checkpoints")
     shards: ShardsConfig = Field(default_factory=ShardsConfig, validate_default=True)

@@ -30,7 +30,14 @@ _MAX_ENVIRONMENTS = 65_536
 
 
 class Params(Schema):
-    """All of `params.yaml`."""
+    """All of `params.yaml`.
+
+    Examples:
+        >>> from evopipe import Params, parse_params
+        >>> params = parse_params({"env": {"id": "CartPole-v1"}, "train": {"algo": "ppo"}})
+        >>> isinstance(params, Params), params.train.algo, params.algo_config.gamma
+        (True, 'ppo', 0.99)
+    """
 
     of_text: ClassVar[bool] = False  # whether members are language models
 
@@ -123,10 +130,6 @@ class Params(Schema):
         export = info.data.get("export")
         if tracking.register_as and export is not None and not export.program:
             raise located([(("register_as",), "MLflow serves the elite's program: set export.program to true")])
-        train = info.data.get("train")
-        if tracking.register_as and train is not None and registry.get(train.algo).TEAM:
-            sentence = f"MLflow serves one program, and a team of {train.algo} has one for each agent: set it to null"
-            raise located([(("register_as",), sentence)])
         return tracking
 
     @field_validator("algos")
@@ -170,6 +173,12 @@ def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
         MissingInputError: the file is not there or may not be read.
         ParamsError: the file cannot be used; the message has one line for each problem: file, line, column, key,
             what is wrong and what to do.
+
+    Examples:
+        >>> import evopipe
+        >>> evopipe.load_params("no/params.yaml")
+        Traceback (most recent call last):
+        evopipe.errors.MissingInputError: ...
     """
     document = read_yaml(path)
     schema = _schema_of(document.data)
@@ -183,7 +192,15 @@ def load_params(path: str | os.PathLike[str] = "params.yaml") -> AnyParams:
 
 def parse_params(data: Mapping[str, Any]) -> AnyParams:
     """Check a mapping in the layout of `params.yaml`; keys that are not given take their defaults, and one that cannot
-    be used is a `ParamsError` with a line for each problem."""
+    be used is a `ParamsError` with a line for each problem.
+
+    Examples:
+        >>> parse_params({"population": {"size": 8}}).population.size
+        8
+        >>> parse_params({"population": {"sise": 8}})
+        Traceback (most recent call last):
+        evopipe.errors.ParamsError: population.sise: unknown key, did you mean 'size'?
+    """
     schema = _schema_of(data)
     try:
         return schema.model_validate(data)

@@ -25,13 +25,13 @@ _WRITTEN_BY = {
 """Which of `record.FILES` a stage writes: the others in the folder may still be another training's."""
 
 
-def outbox(params: AnyParams, state: Path, folder: Path) -> Outbox:
+def outbox(params: AnyParams, state: Path, folder: Path, name: str | None = None) -> Outbox:
     """Begin a training's record in its `state` folder and return the outbox that will deliver it; the pipeline runs in
-    `folder`."""
+    `folder`. People read `name`, or the DVC experiment's."""
     wanted = None
     if _wanted(params):
         with _warning():
-            told = {"revision": git_revision(folder.absolute()), "experiment": os.environ.get("DVC_EXP_NAME")}
+            told = {"revision": git_revision(folder.absolute()), "experiment": name or os.environ.get("DVC_EXP_NAME")}
             TrainingRecord(state).begin(params.model_dump(mode="json"), **told, version=__version__)
             wanted = state
     return Outbox(wanted, dvc_root(folder), params.tracking)

@@ -18,7 +18,9 @@ from evopipe.schema.read import read_yaml
 _Verdict = Literal["same", "DIFFERENT", "missing", "measured", "close", "learned anew"]
 _MEASURED = layout.TIMING.as_posix()  # it differs from run to run, and nothing is computed from it
 # Outs that depend on the last bits of training; so does all that depends on them.
-_LEARNED = frozenset(path.as_posix() for path in (layout.TRAINED, layout.LINEAGE, layout.FITNESS, layout.TRAIN))
+_LEARNED = frozenset(
+    path.as_posix() for path in (layout.TRAINED, layout.LINEAGE, layout.FITNESS, layout.TRAIN, layout.MEASURES)
+)
 _EVALUATION, _REPORT = layout.EVALUATION.as_posix(), layout.REPORT.as_posix()
 _NUMBERS, _MANIFEST = (".csv", ".json", ".jsonl", ".safetensors"), "manifest.json"
 _NAMED, _SHOWN = 8, 60  # differing files of a folder, characters of a line
@@ -105,11 +107,18 @@ def _read_lock(project: Path) -> dict[str, _Out]:
 
 
 def _learned(outs: dict[str, _Out]) -> set[str]:
-    """Return the outs that depend on the last bits of training."""
-    found = set(_LEARNED & outs.keys())
+    """Return the outs that depend on the last bits of training, of another pipeline beside it too: its elite is the
+    base of this one's members then."""
+    begun = {path for path, out in outs.items() if any(_of_another(dep) for dep in out.deps)}
+    found = set(_LEARNED & outs.keys()) | begun
     while more := {path for path, out in outs.items() if found & out.deps} - found:
         found |= more
     return found
+
+
+def _of_another(dep: str) -> bool:
+    """Whether this is something that another pipeline learned."""
+    return dep.startswith("../") and f"/{layout.ELITE.as_posix()}" in dep
 
 
 def _judge_score(there: Path, here: Path, tolerance: float) -> tuple[_Verdict, list[str]]:

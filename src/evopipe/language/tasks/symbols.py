@@ -28,8 +28,10 @@ class Symbols(Schema):
     alphabet: str = Field("0123456789", min_length=2, max_length=1000, description="the symbols")
     shortest: int = Field(3, ge=1, le=1000, description="fewest symbols of a prompt")
     longest: int = Field(3, ge=1, le=1000, description="most symbols of a prompt")
-    worse: Operation | None = Field(
-        None, description="the operation whose result is the worse one of a pair; null: the first that differs"
+    worse: Operation | Literal["any"] | None = Field(
+        None,
+        description="the operation whose result is the worse one of a pair; any: one of them by chance, or the answer "
+        "with a symbol that is wrong; null: the first that differs",
     )
     by_place: bool = Field(False, description="whether an answer that is not all right earns the share that is")
 
@@ -67,6 +69,11 @@ class Symbols(Schema):
         text = "".join(self.alphabet[i] for i in rng.integers(0, len(self.alphabet), length))
         answer = OPERATIONS[self.operations[int(rng.integers(len(self.operations)))]](text)
         row = {"prompt": f"{text}=", "answer": answer, "completion": answer}
+        if self.worse == "any":
+            place, wrong = int(rng.integers(length)), self.alphabet[int(rng.integers(len(self.alphabet)))]
+            near = answer[:place] + wrong + answer[place + 1 :]
+            able = sorted({near, *(operation(text) for operation in OPERATIONS.values())} - {answer})
+            return {**row, "chosen": answer, "rejected": able[int(rng.integers(len(able)))]} if able else row
         others = OPERATIONS.values() if self.worse is None else [OPERATIONS[self.worse]]
         worse = next((other for other in (operation(text) for operation in others) if other != answer), None)
         return row if worse is None else {**row, "chosen": answer, "rejected": worse}

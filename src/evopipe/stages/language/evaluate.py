@@ -19,12 +19,12 @@ from evopipe.ops.statistics import summary
 from evopipe.rng import Purpose
 from evopipe.run.dialogue import AT_ONCE, Room, sampling
 from evopipe.run.evaluate import Episodes, Stopped
-from evopipe.run.language import LanguageSpec
+from evopipe.run.language import LESS, LanguageSpec
 from evopipe.run.order import held_out
 from evopipe.run.text import References, evaluate_rows, figures
 from evopipe.schema.text import LanguageParams
 from evopipe.signals import StopSignal
-from evopipe.stages.language.setup import corpus_of, form_of, judge_of, make_spec, read_members
+from evopipe.stages.language.setup import corpus_of, form_of, judge_of, make_spec, read_members, truth_of
 from evopipe.stages.tell import tell, warn
 from evopipe.storage.files import write_csv, write_json
 from evopipe.track.formats import score
@@ -48,9 +48,9 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     cohorts = spec.form(everyone)
     rows = corpus.splits["test"]
     index = rows[held_out(spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes), len(rows))]
-    room = Room(spec, corpus, judge_of(spec.language))
+    room = Room(spec, corpus, judge_of(spec.language, spec.device), truth=truth_of(spec.language))
     told: dict[int, dict[str, float]] = {}
-    with StopSignal() as stop, translate_failures():
+    with StopSignal() as stop, translate_failures(LESS):
 
         def stopped() -> bool:
             return stop.signum is not None
@@ -58,12 +58,20 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         try:
             if form == "reasoning":
                 played = room.evaluate(cohorts, index, stopped)
+                if room.truth is not None:
+                    means = replace(room, judge=room.truth).evaluate(cohorts, index, stopped).returns.mean(axis=1)
+                    told = {slot: {"task": float(mean)} for slot, mean in enumerate(means)}
             else:
                 asks = "reference" in spec.algo.asks(spec.algo_config)
                 references = References(spec, corpus, index) if asks else None
                 played = evaluate_rows(spec, corpus, cohorts, index, references, stopped)
                 told = figures(spec, corpus, cohorts, index, references)
-            shown = _completions(room, spec.form([replace(m, slot=i) for i, m in enumerate(everyone[-2:])]), index)
+            writes = "end" not in spec.algo.asks(spec.algo_config)  # a reward model is not asked for text
+            shown = (
+                _completions(room, spec.form([replace(m, slot=i) for i, m in enumerate(everyone[-2:])]), index)
+                if writes
+                else []
+            )
             drawn = (
                 _pass_at(room, spec, everyone, index, params.evaluate.samples, stopped) if form == "reasoning" else {}
             )
@@ -116,11 +124,7 @@ def _completions(room: Room, cohorts: list[Cohort], index: np.ndarray) -> list[d
         _, written = room.write(cohort, few, 1, how, 0)
         scored = "answer" in room.corpus.rows[int(few[0])]
         reward = room.reward(written, few, 1)[0].tolist() if scored else None
-        for r, slot in enumerate(cohort.slots):
-            texts = [
-                room.spec.base.decode(ids[:n])
-                for ids, n in zip(written.ids[r].tolist(), written.lengths[r].tolist(), strict=True)
-            ]
+        for r, (slot, texts) in enumerate(zip(cohort.slots, room.texts(written, len(few)), strict=True)):
             told[slot] = [
                 {"text": text, **({} if reward is None else {"reward": reward[r][i]})} for i, text in enumerate(texts)
             ]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import evopipe
 from evopipe import layout
+from evopipe.core.member import Member
 from evopipe.errors import DataError
 from evopipe.evolve.lineage import descent, read_lineage
 from evopipe.keys import content_key
 from evopipe.language import peft
 from evopipe.language.adapters import Adapted, LoRA
+from evopipe.language.policy import CHANGE, HEAD, MERGED, POLICY
 from evopipe.machine import configure, fingerprint, git_revision
+from evopipe.run.language import LanguageSpec
 from evopipe.schema.text import LanguageParams
 from evopipe.stages.language.describe import describe
 from evopipe.stages.language.setup import make_spec, read_members
@@ -21,8 +25,6 @@ from evopipe.storage.files import dump_json, read_bytes, read_json
 from evopipe.storage.folders import write_folder
 from evopipe.storage.tensors import dump_tensors
 from evopipe.track.formats import score
-
-POLICY, CHANGE, MERGED = "policy.json", "change.safetensors", "merged"
 
 
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
@@ -41,6 +43,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         "format": 1,
         "arch": elite.arch.to_json(),
         "merged": params.export.merged,
+        "head": "end" in spec.algo.asks(spec.algo_config),
         "hyper": dict(elite.hyper),
         "training": trained.get("elite"),
         "evaluation": scores["elite"],
@@ -54,18 +57,32 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
             "fingerprint": fingerprint(),
         },
     }
-    arch: Any = elite.arch
-    row = elite.tensors[spec.algo.POLICY]
-    files = {POLICY: dump_json(about, POLICY, indent=2), "README.md": _card(about, spec.base.name).encode()}
+    write(folder / layout.ELITE, spec, elite, about)
+    tell(f"{layout.ELITE}: {elite.arch.describe()}, held-out mean {score(scores['elite']['mean'])}", quiet)
+
+
+def write(
+    folder: Path, spec: LanguageSpec, member: Member, about: Mapping[str, Any], called: str = str(layout.ELITE)
+) -> None:
+    """Write a member as a policy's folder, with a model card that calls it so; what it is says `about`.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    arch: Any = member.arch
+    row = member.tensors[spec.algo.POLICY]
+    card = _card(about, spec.base.name, called)
+    files = {POLICY: dump_json(dict(about), POLICY, indent=2), "README.md": card.encode()}
     if isinstance(arch, LoRA):
         files |= peft.adapter_files(spec.base, arch, row)
     else:
         files[CHANGE] = dump_tensors(arch.named(Adapted.of(spec.base), row))
-    if params.export.merged:
+    if about.get("head"):
+        files[HEAD] = dump_tensors(arch.named(spec.widths["value"], member.tensors["value"]))
+    if about["merged"]:
         merged = peft.merged_files(spec.base, arch, row)
         files |= {f"{MERGED}/{name}": data for name, data in merged.items()}
-    write_folder(folder / layout.ELITE, files)
-    tell(f"{layout.ELITE}: {arch.describe()}, held-out mean {score(scores['elite']['mean'])}", quiet)
+    write_folder(folder, files)
 
 
 def _scores(path: Path) -> dict[str, Any]:
@@ -76,14 +93,15 @@ def _scores(path: Path) -> dict[str, Any]:
     return dict(report)
 
 
-def _card(about: dict[str, Any], base: str) -> str:
+def _card(about: Mapping[str, Any], base: str, called: str) -> str:
     """Return the model card, Markdown."""
     found, before = about["evaluation"], about["before"]
+    asked = 'reward(["…"], ["…"])' if about.get("head") else 'generate(["…"])'
     was = f" The base's mean is {score(before['mean'])}." if before else ""
     merged = (
         "\nThe folder `merged` is a whole model, for `transformers` or as `language.model` of another pipeline:\n\n"
         "```python\nfrom transformers import AutoModelForCausalLM\n"
-        'model = AutoModelForCausalLM.from_pretrained("models/elite/merged")\n```\n'
+        f'model = AutoModelForCausalLM.from_pretrained("{called}/merged")\n```\n'
         if about["merged"]
         else ""
     )
@@ -97,5 +115,5 @@ def _card(about: dict[str, Any], base: str) -> str:
         f"with evopipe.\n\nMean score {score(found['mean'])} on held-out rows, 95 % interval "
         f"[{score(found['interval'][0])}, {score(found['interval'][1])}].{was}\n{adapter}{merged}\n"
         "```python\nimport evopipe\n\n"
-        'policy = evopipe.load("models/elite")\nprint(policy.generate(["…"]))\n```\n'
+        f'policy = evopipe.load("{called}")\nprint(policy.{asked})\n```\n'
     )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from evopipe.core.member import Member
 from evopipe.errors import DataError, MissingInputError
+from evopipe.evolve.mutate import Mutation
 from evopipe.language import peft
+from evopipe.language.adapters import Full
+from evopipe.language.policy import CHANGE, read_change
 from evopipe.layout import POPULATION
 from evopipe.machine import configure
 from evopipe.run.language import LanguageSpec
@@ -27,22 +31,33 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         DataError: one of them is damaged, or they do not belong together.
     """
     configure(params.runtime)  # the number of threads decides the last bits of wide networks' first weights
-    spec, start = make_spec(params), params.population.start
-    members, mutations = first_members(spec, params.population.size)
-    if start is not None:
-        members, mutations = go_on(spec, _read_start(Path(start), spec, members[0]), members)
+    spec = make_spec(params)
+    members, mutations = members_of(params, spec)
     about = {**about_spec(spec), "mutations": [mutation.to_json() for mutation in mutations]}
     stored.write(folder / POPULATION, members, about)
     tell(f"{POPULATION}: {len(members)} members, {members[0].arch.describe()} over {spec.base.name}", quiet)
 
 
+def members_of(params: LanguageParams, spec: LanguageSpec) -> tuple[list[Member], list[Mutation]]:
+    """Return the members that a run begins with, and how each was made; for errors see `run`."""
+    members, mutations = first_members(spec, params.population.size)
+    if params.population.start is None:
+        return members, mutations
+    return go_on(spec, _read_start(Path(params.population.start), spec, members[0]), members)
+
+
 def _read_start(folder: Path, spec: LanguageSpec, fresh: Member) -> list[Member]:
     """Read trained members to go on from, the elite first, or one adapter."""
-    remedy = "population.start names a copy of models/trained with the same algorithm and base, or an adapter of PEFT's"
+    remedy = (
+        "population.start names a copy of models/trained with the same algorithm and base, an elite, or an adapter of "
+        "PEFT's"
+    )
     if not folder.exists():
         raise MissingInputError(f"{folder}: not there; {remedy}")
     if (folder / peft.CONFIG).exists():
         return [peft.member_of(folder, spec.base, fresh, spec.algo.POLICY)]
+    if (folder / CHANGE).exists():
+        return [_whole(folder, spec, fresh)]
     members, about = stored.read(folder, about_spec(spec), remedy)
     if "elite" in about:
         members = [members[-1], *members[:-1]]
@@ -50,3 +65,11 @@ def _read_start(folder: Path, spec: LanguageSpec, fresh: Member) -> list[Member]
     if not healthy:
         raise DataError(f"{folder}: every member has diverged; {remedy}")
     return healthy
+
+
+def _whole(folder: Path, spec: LanguageSpec, fresh: Member) -> Member:
+    """Return a fresh member with an elite's change of all weights."""
+    if not isinstance(fresh.arch, Full):
+        raise DataError(f"{folder}: holds a change of all weights: set language.full to true")
+    row = read_change(folder, spec.base)
+    return replace(fresh, tensors={**fresh.tensors, spec.algo.POLICY: row})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from evopipe.algos import get
 from evopipe.core.member import Member
 from evopipe.errors import DataError
 from evopipe.language import tasks
-from evopipe.language.base import load_base
+from evopipe.language.base import Base, load_base
+from evopipe.language.policy import LanguagePolicy, load_reward
 from evopipe.language.tasks.guard import rewards
 from evopipe.language.tokens import Corpus, read_corpus
 from evopipe.run.clock import Clock
-from evopipe.run.dialogue import Dialogue
+from evopipe.run.dialogue import Dialogue, Judge
 from evopipe.run.language import LanguageSpec
 from evopipe.run.text import TextRows
 from evopipe.schema.language import Form, LanguageConfig
@@ -51,27 +53,56 @@ def settled(params: LanguageParams) -> LanguageConfig:
 def make_spec(params: LanguageParams, device: torch.device | None = None) -> LanguageSpec:
     """Bundle what a run is about; for errors see `load_base`."""
     device, cfg = device or torch.device("cpu"), settled(params)
+    base = replace(load_base(cfg, params.seed, device), rows_at_once=params.runtime.rows_at_once)
+    return spec_of(params, base, device, cfg)
+
+
+def spec_of(
+    params: LanguageParams, base: Base, device: torch.device, cfg: LanguageConfig | None = None
+) -> LanguageSpec:
+    """Bundle what a run over this base is about; with another block `language` than the parameters have."""
     return LanguageSpec(
         seed=params.seed,
-        language=cfg,
+        language=cfg or params.language,
         train=params.train,
         tournament=params.evolution.tournament,
         mutation=params.mutation,
         algo=get(params.train.algo),
         algo_config=params.algo_config,
-        base=load_base(cfg, params.seed, device),
+        base=base,
         device=device,
         cohorts=params.runtime.cohorts,
     )
 
 
-def judge_of(cfg: LanguageConfig) -> Callable[[Sequence[Mapping[str, Any]], Sequence[str]], tuple[np.ndarray, int]]:
-    """Return what rewards completions; whatever a score does, a run goes on."""
-    score = tasks.score_of(task_of(cfg), cfg.reward)
+def judge_of(cfg: LanguageConfig, device: torch.device | None = None) -> Judge:
+    """Return what rewards completions; whatever a score does, a run goes on. For errors see `language.tasks.score_of`
+    and `language.policy.load_reward`."""
+    if cfg.reward_model is not None:
+        return _modelled(load_reward(cfg.reward_model, device))
+    return _guarded(cfg, cfg.reward)
+
+
+def truth_of(cfg: LanguageConfig) -> Judge | None:
+    """Return the task's own score where a reward model stands in its place, of which the faults may be learned."""
+    return None if cfg.reward_model is None else _guarded(cfg, None)
+
+
+def _guarded(cfg: LanguageConfig, own: str | None) -> Judge:
+    score = tasks.score_of(task_of(cfg), own)
 
     def judge(rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> tuple[np.ndarray, int]:
         found = rewards(score, rows, completions, cfg.reward_seconds)
         return found.values, found.failed
+
+    return judge
+
+
+def _modelled(model: LanguagePolicy) -> Judge:
+    def judge(rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> tuple[np.ndarray, int]:
+        found = np.array(model.reward([row["prompt"] for row in rows], completions))
+        bad = ~np.isfinite(found)
+        return np.where(bad, 0.0, found), int(bad.sum())
 
     return judge
 
@@ -95,7 +126,7 @@ def make_regime(params: LanguageParams, spec: LanguageSpec, clock: Clock, folder
     form = form_of(params)
     corpus = corpus_of(folder, spec, form)
     if form == "reasoning":
-        return Dialogue(spec, clock, corpus, judge_of(spec.language))
+        return Dialogue(spec, clock, corpus, judge_of(spec.language, spec.device), truth_of(spec.language))
     return TextRows(spec, clock, corpus)
 
 

@@ -13,7 +13,7 @@ from evopipe.keys import content_key, state_folder
 from evopipe.machine import configure
 from evopipe.run.clock import Clock
 from evopipe.run.drive import train
-from evopipe.run.language import LanguageSpec
+from evopipe.run.language import LESS, LanguageSpec
 from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Run
 from evopipe.schema.text import LanguageParams
@@ -50,7 +50,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     with (
         RunLock(state.with_suffix(".lock")),
         RunLock(outputs.with_suffix(".lock")),
-        translate_failures(),
+        translate_failures(LESS),
         shards.divided(params, len(members), folder) as divided,
     ):
         store, log = CheckpointStore(state / divided.checkpoints), state / "events.jsonl"
@@ -77,5 +77,11 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
 def _key(params: LanguageParams, folder: Path) -> str:
     """Key of a run's checkpoints: the parameters, inputs and code that its outcome depends on."""
     values = params.tracked("seed", "language", "train", "evolution", "runtime")
-    inputs = [folder / layout.POPULATION, folder / layout.TOKENS]
+    inputs = [folder / layout.POPULATION, folder / layout.TOKENS, *_reward_model(params)]
     return content_key(values, [*inputs, Path(evopipe.__file__).parent])
+
+
+def _reward_model(params: LanguageParams) -> list[Path]:
+    """The folder that rewards come from, where one does; that it is missing is said where it is read."""
+    folder = params.language.reward_model
+    return [folder] if folder is not None and folder.exists() else []

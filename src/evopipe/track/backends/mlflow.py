@@ -249,30 +249,42 @@ class _Mlflow:
 
     def _register(self, name: str, found: Found, elite: Kept) -> None:
         """Register the elite once, if it was exported with its program: a version knows by a tag which elite it is."""
-        run_id, program = found.info.run_id, elite.path / "policy.pt2"
+        run_id, programs = found.info.run_id, _programs(elite.path)
         with _made_already():
             self._client.create_registered_model(name)
         versions = self._client.search_model_versions(f"name = '{name}'")
-        if program.exists() and not any(v.tags.get(_ELITE) == elite.md5 and v.run_id == run_id for v in versions):
+        if programs and not any(v.tags.get(_ELITE) == elite.md5 and v.run_id == run_id for v in versions):
             with tempfile.TemporaryDirectory(prefix="evopipe-model-") as folder:
-                _write_model(program, Path(folder) / "model")
+                _write_model(programs, Path(folder) / "model")
                 self._client.log_artifacts(run_id, str(Path(folder) / "model"), "model")
             source = f"{found.info.artifact_uri}/model"
             self._client.create_model_version(name, source, run_id, tags={_ELITE: elite.md5}, await_creation_for=0)
 
 
-def _write_model(program: Path, target: Path) -> None:
-    """Write a model that MLflow loads and serves without evopipe: `track.served` and the program, and no pickle."""
+def _programs(elite: Path) -> dict[str, Path]:
+    """Return an exported elite's programs, none where it was exported without: one by the name "", or each agent's."""
+    told = elite / "policy.json"
+    team = json.loads(told.read_bytes()).get("team") if told.is_file() else None
+    files = layout.program_files([str(agent["id"]) for agent in team]) if team else {"": "policy.pt2"}
+    found = {name: elite / file for name, file in files.items()}
+    return found if all(path.is_file() for path in found.values()) else {}
+
+
+def _write_model(programs: Mapping[str, Path], target: Path) -> None:
+    """Write a model that MLflow loads and serves without evopipe: `track.served` and the programs, and no pickle."""
     import torch
     from mlflow.pyfunc import save_model
 
-    inputs, _ = torch.export.load(program).example_inputs
-    shown = [each.numpy() for each in inputs]
+    example: dict[str, Any] = {}
+    for name, path in programs.items():
+        inputs, _ = torch.export.load(path).example_inputs
+        words = (name, f"{name}.memory") if name else ("obs", "memory")
+        example |= {word: each.numpy() for word, each in zip(words, inputs, strict=False)}
     save_model(
         str(target),
         python_model=str(Path(__file__).parents[1] / "served.py"),
-        artifacts={"program": str(program)},
-        input_example=shown[0] if len(shown) == 1 else dict(zip(("obs", "memory"), shown, strict=True)),
+        artifacts={name or "program": str(path) for name, path in programs.items()},
+        input_example=example["obs"] if [*example] == ["obs"] else example,
         pip_requirements=[f"torch=={torch.__version__.partition('+')[0]}", "numpy"],
     )
 

@@ -1,0 +1,397 @@
+"""`finetune_llm_reasoning` and `finetune_llm_preference`: a run of language models from a script's arguments."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import evopipe
+from evopipe import rng
+from evopipe.errors import UsageError, translate_failures
+from evopipe.face.evolution import Mutations, TournamentSelection
+from evopipe.face.gyms import PreferenceGym, ReasoningGym
+from evopipe.face.language import Gym, LanguageAgent, LanguageBreed, regime_of
+from evopipe.face.language_settings import language_block
+from evopipe.face.outcome import deliver
+from evopipe.face.population import one_process
+from evopipe.ops.statistics import mean_of_finite
+from evopipe.rng import Purpose
+from evopipe.run.drive import train
+from evopipe.run.language import LanguageSpec
+from evopipe.run.run import Champion, Run
+from evopipe.schema.text import LanguageParams
+from evopipe.signals import StopSignal
+from evopipe.stages.language import export
+from evopipe.stages.language.describe import describe
+from evopipe.stages.language.setup import about_spec
+from evopipe.storage.checkpoint import CheckpointStore
+from evopipe.storage.files import write_csv
+from evopipe.track.console import console_sink
+from evopipe.track.events import JsonlSink, Message, Tracker
+
+_PROJECT = "AgileRL"  # the documented default
+
+
+def finetune_llm_reasoning(
+    pop: Sequence[LanguageAgent],
+    env: ReasoningGym | None = None,
+    env_fn: Callable[[], ReasoningGym] | None = None,
+    init_hp: Mapping[str, Any] | None = None,
+    save_elite: bool | None = None,
+    elite_path: str | None = None,
+    wb: bool = False,
+    evo_steps: int | None = None,
+    checkpoint_steps: int | None = None,
+    tournament: TournamentSelection | None = None,
+    mutation: Mutations | None = None,
+    wandb_api_key: str | None = None,
+    wandb_project: str = _PROJECT,
+    wandb_entity: str | None = None,
+    wandb_run_name: str | None = None,
+    evaluation_interval: int = 10,
+    max_reward: int | None = None,
+    verbose: bool = True,
+    accelerator: Any = None,
+    max_steps: int | None = None,
+    num_epochs: int | None = None,
+    log_csv: bool = False,
+) -> list[LanguageAgent]:
+    """Train language models on questions with rewards: `GRPO`, `LLMPPO`, `LLMREINFORCE`.
+
+    A step is one batch of questions, the same for all agents: each writes completions of its own, and learns from them.
+
+    Args:
+        pop: agents, as `create_population` or `GRPO.population` make them.
+        env: the questions. Give either it or `env_fn`.
+        env_fn: makes it. It is called once: every agent is asked every question anyway.
+        init_hp: must say what the population was created with; checked, no more.
+        save_elite: whether the best agent is written, as `evopipe.load` reads it, the model included.
+        elite_path: where; `<algorithm>-elite` by default.
+        wb: whether Weights & Biases is told.
+        evo_steps: steps between evolutions; with `tournament` or `mutation`.
+        checkpoint_steps: steps between two checkpoints, each agent a folder `<elite_path>_<index>_<step>`.
+        tournament: selection; None for none.
+        mutation: mutation of hyper-parameters; its other weights must be 0. None for none.
+        wandb_api_key, wandb_project, wandb_entity, wandb_run_name: of Weights & Biases.
+        evaluation_interval: steps between evaluations, on at most 64 rows that are held out, the same for all agents.
+            There is one before each evolution, too, and at the end.
+        max_reward: the reward of a completion that is all right: the share of those is measured, as `accuracy`.
+        verbose: whether progress is shown.
+        accelerator: an Accelerator of one process.
+        max_steps: questions that each agent is asked, rounded up to whole steps; None for all, once.
+        num_epochs: how often each agent is asked all of them; goes before `max_steps`.
+        log_csv: whether `<algorithm>.csv` is written: of each agent between two evaluations its means of rewards,
+            lengths, divergence, and its fitness.
+
+    Returns:
+        The trained agents by index; `fitness` holds what evaluations found.
+
+    Raises:
+        UsageError: an argument would be without effect, or the environment is for other algorithms.
+        ParamsError: a value is out of its bounds.
+        DivergedError, EnvironmentFailed, Interrupted: see `evopipe.run.drive.train`.
+
+    Examples:
+        >>> from evopipe import GRPO, ReasoningGym
+        >>> from evopipe.language.base import load_base
+        >>> from evopipe.schema.language import LanguageConfig
+        >>> base = load_base(LanguageConfig.model_validate({"tiny": {"characters": "0123456789="}}), seed=1)
+        >>> rows = [{"question": f"{n}=", "answer": str(n)} for n in range(10)]
+        >>> reward = lambda completion, answer, question: float(completion == answer)
+        >>> env = ReasoningGym(rows[:8], rows[8:], base.tokenizer, reward, data_batch_size_per_gpu=4)
+        >>> agent = GRPO(actor_network=base.model, group_size=4, max_output_tokens=1)
+        >>> (agent,) = finetune_llm_reasoning([agent], env, evaluation_interval=1, verbose=False)
+        >>> agent.steps, len(agent.fitness)
+        ([8], 2)
+    """
+    tracked = _Tracked(wb, wandb_api_key, wandb_project, wandb_entity, wandb_run_name)
+    return Finetuning(
+        pop, env, env_fn, init_hp, bool(save_elite), elite_path, evo_steps, checkpoint_steps, tournament, mutation,
+        evaluation_interval, verbose, accelerator, max_steps, num_epochs, log_csv, tracked, ReasoningGym,
+        None if max_reward is None else float(max_reward),
+    ).run()  # fmt: skip
+
+
+def finetune_llm_preference(
+    pop: Sequence[LanguageAgent],
+    env: PreferenceGym | None = None,
+    env_fn: Callable[[], PreferenceGym] | None = None,
+    init_hp: Mapping[str, Any] | None = None,
+    save_elite: bool | None = None,
+    elite_path: str | None = None,
+    wb: bool = False,
+    evo_steps: int | None = None,
+    checkpoint_steps: int | None = None,
+    tournament: TournamentSelection | None = None,
+    mutation: Mutations | None = None,
+    wandb_api_key: str | None = None,
+    wandb_project: str = _PROJECT,
+    wandb_entity: str | None = None,
+    wandb_run_name: str | None = None,
+    evaluation_interval: int = 10,
+    verbose: bool = True,
+    accelerator: Any = None,
+    max_steps: int | None = None,
+    num_epochs: int | None = None,
+    log_csv: bool = False,
+) -> list[LanguageAgent]:
+    """Train language models on pairs of which one is preferred: `DPO`.
+
+    A step is one batch of pairs, the same for all agents; their score is the loss of held-out pairs, negative.
+
+    Args:
+        env: the pairs. Give either it or `env_fn`.
+        env_fn: makes it. It is called once: every agent sees every pair anyway.
+        max_steps: pairs that each agent sees, rounded up to whole steps; None for all, once.
+        num_epochs: how often each agent sees all of them; goes before `max_steps`.
+        log_csv: whether `dpo.csv` is written: of each agent between two evaluations its mean loss, and its fitness.
+
+    The other arguments, what is returned and raised, are those of `finetune_llm_reasoning`.
+
+    Examples:
+        >>> from evopipe import DPO, PreferenceGym
+        >>> from evopipe.language.base import load_base
+        >>> from evopipe.schema.language import LanguageConfig
+        >>> base = load_base(LanguageConfig.model_validate({"tiny": {"characters": "0123456789="}}), seed=1)
+        >>> rows = [{"prompt": f"{n}=", "chosen": str(n), "rejected": "0"} for n in range(1, 10)]
+        >>> env = PreferenceGym(rows[:6], rows[6:], base.tokenizer, data_batch_size_per_gpu=3)
+        >>> (agent,) = finetune_llm_preference([DPO(actor_network=base.model)], env, num_epochs=2, verbose=False)
+        >>> agent.steps, len(agent.fitness)
+        ([12], 1)
+    """
+    tracked = _Tracked(wb, wandb_api_key, wandb_project, wandb_entity, wandb_run_name)
+    return Finetuning(
+        pop, env, env_fn, init_hp, bool(save_elite), elite_path, evo_steps, checkpoint_steps, tournament, mutation,
+        evaluation_interval, verbose, accelerator, max_steps, num_epochs, log_csv, tracked, PreferenceGym,
+    ).run()  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Tracked:
+    """What Weights & Biases is told."""
+
+    wb: bool
+    key: str | None
+    project: str
+    entity: str | None
+    name: str | None
+
+    def check(self) -> None:
+        for what, told in (
+            ("wandb_api_key", self.key), ("wandb_entity", self.entity), ("wandb_run_name", self.name),
+            ("wandb_project", None if self.project == _PROJECT else self.project),
+        ):  # fmt: skip
+            if told is not None and not self.wb:
+                raise UsageError(f"{what}: it would be without effect: give wb too")
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """What both training functions are given."""
+
+    pop: Sequence[LanguageAgent]
+    env: Gym | None
+    env_fn: Callable[[], Gym] | None
+    init_hp: Mapping[str, Any] | None
+    save_elite: bool
+    elite_path: str | None
+    evo_steps: int | None
+    checkpoint_steps: int | None
+    tournament: TournamentSelection | None
+    mutation: Mutations | None
+    evaluation_interval: int
+    verbose: bool
+    accelerator: Any
+    max_steps: int | None
+    num_epochs: int | None
+    log_csv: bool
+    tracked: _Tracked
+    gym: type[Gym]
+    most: float | None = None
+
+    @property
+    def breed(self) -> LanguageBreed:
+        return self.pop[0].breed
+
+    def check(self) -> None:
+        """Refuse what would be without effect."""
+        if not self.pop or not all(isinstance(agent, LanguageAgent) for agent in self.pop):
+            raise UsageError("pop: give agents of a language model, as create_population or GRPO.population make them")
+        if len({id(agent.breed) for agent in self.pop}) > 1:
+            raise UsageError(
+                "pop: its agents were made one by one, each with settings of its own: make them together, by "
+                "create_population or GRPO.population"
+            )
+        if (self.env is None) == (self.env_fn is None):
+            raise UsageError("env: give either env or env_fn")
+        evolves = self.tournament is not None or self.mutation is not None
+        if evolves != (self.evo_steps is not None):
+            told, missing = ("evo_steps", "tournament or mutation") if not evolves else ("tournament", "evo_steps")
+            raise UsageError(f"{told}: it would be without effect: give {missing} too")
+        if self.elite_path is not None and not (self.save_elite or self.checkpoint_steps):
+            raise UsageError("elite_path: it would be without effect: give save_elite or checkpoint_steps too")
+        for what in ("evaluation_interval", "evo_steps", "checkpoint_steps", "max_steps", "num_epochs"):
+            value = getattr(self, what)
+            if value is not None and (type(value) is not int or value < 1):
+                raise UsageError(f"{what}: must be a whole number of at least 1, got {value!r}")
+        self.tracked.check()
+        one_process(self.accelerator)
+        if self.tournament is not None:
+            self.tournament.check(len(self.pop))
+        if self.mutation is not None:
+            weights = self.mutation.config.probabilities
+            for name in ("architecture", "parameters", "activation"):
+                if getattr(weights, name):
+                    raise UsageError(f"mutation: {name} changes what agents share, the model: give Mutations({name}=0)")
+        hp = {key.lower(): value for key, value in (self.init_hp or {}).items()}
+        made = language_block(self.breed.algo, self.breed.settings, self.breed.ranges, None)
+        said = language_block(self.breed.algo, {**self.breed.settings, **hp}, self.breed.ranges, None)
+        for name, value in said.items():
+            if value != made[name]:
+                raise UsageError(
+                    f"init_hp: it says that {name} is {value!r}, and the population was created with {made[name]!r}: "
+                    "give it to create_population"
+                )
+
+    def params(self, env: Gym) -> LanguageParams:
+        """Return the run as `params.yaml` would have it."""
+        batch, held_out = env.data_batch_size, min(64, len(env.test))
+        wanted = self.num_epochs * len(env) if self.num_epochs is not None else self.max_steps or len(env)
+        evolution: dict[str, Any] = {"tournament": {"size": 0, "elitism": False}}
+        if self.tournament is not None:
+            evolution["tournament"] = self.tournament.config.model_dump()
+        if self.mutation is None:
+            evolution["mutation"] = {"probabilities": {"none": 1.0, "rank": 0.0, "rl_hp": 0.0}}
+        else:
+            made = self.mutation.config
+            kinds = {"none": made.probabilities.none, "rank": 0.0, "rl_hp": made.probabilities.rl_hp}
+            evolution["mutation"] = {"probabilities": kinds, "mutate_elite": made.mutate_elite}
+        seed = None if self.mutation is None else self.mutation.rand_seed
+        tracking = {"backends": ["wandb"], "experiment": self.tracked.project} if self.tracked.wb else {"backends": []}
+        found = self.breed.params(
+            {
+                "seed": self.breed.seed if seed is None else seed,
+                "population": {"size": len(self.pop)},
+                "train": {
+                    "algo": self.breed.algo, "max_steps": math.ceil(wanted / batch),
+                    "evo_steps": self.evo_steps or self.evaluation_interval, "eval_episodes": held_out,
+                    "confirm_episodes": max(2, min(256, len(env.test))) if self.save_elite else 2,
+                },
+                "evolution": evolution,
+                "tracking": tracking,
+            },
+            env,
+        )  # fmt: skip
+        if self.mutation is None:
+            return found
+        ranges = self.mutation.ranges(self.breed.algo, found.algo_config.evolve)
+        own = {name: each.model_dump() for name, each in ranges.items()}
+        block = type(found.algo_config).model_validate({**found.algo_config.model_dump(), "evolve": own})
+        return found.model_copy(update={"algos": {self.breed.algo: block}})
+
+    def run(self) -> list[LanguageAgent]:
+        """Train, from the agents on."""
+        self.check()
+        env = self.env if self.env is not None else self.env_fn() if self.env_fn is not None else None
+        if not isinstance(env, self.gym):
+            raise UsageError(f"env: give a {self.gym.__name__}, got a {type(env).__name__}")
+        params = self.params(env)
+        spec, regime = regime_of(self.breed, params, env, len(self.pop), self.most)
+        keys = rng.member_keys(params.seed, range(len(self.pop)))
+        ids = [agent.member.id for agent in self.pop]
+        if len({*ids}) < len(ids):
+            ids = [*range(len(ids))]
+        members = [
+            replace(agent.member, slot=slot, id=ids[slot], key=int(keys[slot])) for slot, agent in enumerate(self.pop)
+        ]
+        made = Run(spec, regime, regime.clock, members, [agent.mutation for agent in self.pop])
+        before = [agent.steps[-1] for agent in self.pop]
+
+        def agents() -> list[LanguageAgent]:
+            found = []
+            for member, birth in zip(made.members, made.births, strict=True):
+                found.append(LanguageAgent(self.breed, member, birth))
+                found[-1].steps = [before[member.slot] + made.clock.step * env.data_batch_size]
+            return found
+
+        about = {**about_spec(spec), "policy": describe(params, spec)}
+        if self.tracked.entity is not None:
+            os.environ["WANDB_ENTITY"] = self.tracked.entity
+        with tempfile.TemporaryDirectory(prefix="evopipe-") as scratch, translate_failures():
+            folder = Path(scratch)
+            with (
+                StopSignal() as stop,
+                deliver(params, self.tracked.key, made, about, folder, self.tracked.name) as delivery,
+            ):
+                with Tracker([console_sink(not self.verbose), JsonlSink(delivery.log)]) as tracker:
+                    between = _Between(self, made, agents, tracker)
+
+                    def step() -> list[str]:
+                        between()
+                        return delivery.problems()
+
+                    champion = train(made, CheckpointStore(folder / "checkpoints"), math.inf, stop, tracker, step)
+                delivery.finished(champion)
+            between()
+        if self.save_elite:
+            self._save(spec, params, champion)
+        return agents()
+
+    def _save(self, spec: LanguageSpec, params: LanguageParams, champion: Champion) -> None:
+        """Write the elite as `evopipe.load` reads it."""
+        path = self.elite_path or f"{self.breed.algo}-elite"
+        near = 1.96 * champion.error
+        told = {"mean": champion.score, "interval": [champion.score - near, champion.score + near]}
+        about = {
+            **describe(params, spec), "format": 1, "arch": champion.member.arch.to_json(), "merged": True,
+            "hyper": dict(champion.member.hyper), "evaluation": told, "before": None,
+            "training": {"score": champion.score, "standard_error": champion.error, "confirmed": champion.confirmed,
+                         "generation": champion.generation},
+            "provenance": {"evopipe": evopipe.__version__},
+        }  # fmt: skip
+        export.write(Path(path), spec, champion.member, about, path)
+
+
+class _Between:
+    """What is due between two steps: evaluations, checkpoints, rows of the CSV file."""
+
+    def __init__(
+        self, call: Finetuning, run: Run[LanguageSpec], agents: Callable[[], list[LanguageAgent]], tracker: Tracker,
+    ) -> None:  # fmt: skip
+        self.call, self.made, self.agents, self.tracker = call, run, agents, tracker
+        self.saved = self.told = self.generation = 0
+
+    def __call__(self) -> None:
+        call, clock = self.call, self.made.clock
+        if call.checkpoint_steps and clock.tick > self.saved and clock.tick % call.checkpoint_steps == 0:
+            self.saved = clock.tick
+            for agent in self.agents():
+                agent.save_checkpoint(f"{call.elite_path or call.breed.algo}_{agent.index}_{clock.tick}")
+        if clock.here and clock.here % call.evaluation_interval == 0 and not clock.generation_over:
+            self._evaluate()
+        if call.log_csv and clock.generation > self.generation:
+            self.generation = clock.generation
+            measures: Any = self.made.regime
+            scored = [record.members for record in self.made.lineage[1:]]
+            rows = [
+                [*row, scored[int(row[0]) - 1][int(row[1])].fitness] for row in measures.measures.rows()
+                if row[0] <= clock.generation
+            ]  # fmt: skip
+            names = ("generation", "agent", *measures.measures.names, "fitness")
+            write_csv(Path(f"{call.breed.algo}.csv"), names, rows)
+
+    def _evaluate(self) -> None:
+        """Score agents between two evolutions, for those who watch."""
+        made = self.made
+        if made.clock.tick == self.told:
+            return
+        self.told = made.clock.tick
+        seeds = made.spec.seeds(Purpose.EVALUATE, made.spec.train.eval_episodes)
+        played = made.regime.evaluate(made.cohorts, seeds, lambda: False)
+        found = ", ".join(f"{mean_of_finite(returns):.3g}" for returns in played.returns)
+        self.tracker.emit(Message("info", f"step {made.clock.tick}: agents score {found}"))

@@ -1,0 +1,168 @@
+"""Datasets that language models are asked from: questions with a reward, and pairs of which one is preferred."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from evopipe.errors import DataError, EnvironmentFailed, UsageError
+from evopipe.face.population import one_process
+from evopipe.language.data import check_rows
+from evopipe.language.tasks.guard import rewards
+from evopipe.schema.language import Form
+
+_SECONDS = 60.0  # longest that a completion's reward may take
+
+
+class ReasoningGym:
+    """Questions, and a function that rewards what a language model answers.
+
+    All agents of a run are asked the same questions in the same order, each pass in another one.
+
+    Args:
+        train_dataset: rows to learn from, each with `question` and `answer`: a dataset of `datasets`, or mappings.
+        test_dataset: rows that score agents while they train, likewise.
+        tokenizer: of `transformers`, the model's own.
+        reward_fn: called with completion, answer and question; a number. What raises earns 0.
+        conversation_template: messages (`role`, `content`) in which `{question}` and `{answer}` are filled in; a last
+            one of the assistant is gone on with. None: the question as it is, through no chat template.
+        data_batch_size_per_gpu: questions that an agent is asked in a step.
+        accelerator: an Accelerator of one process.
+        return_raw_completions: not served: `reward_fn` sees text without special tokens.
+        max_context_length: most tokens of a prompt, longer ones are left out; None for any.
+        seed: seed of the order of the rows.
+
+    Raises:
+        DataError: a dataset is empty, or a row lacks a field.
+        UsageError: an argument cannot be used.
+
+    Examples:
+        >>> from evopipe.language.base import tiny_tokenizer
+        >>> rows = [{"question": f"{n}=", "answer": str(n)} for n in range(10)]
+        >>> reward = lambda completion, answer, question: float(completion == answer)
+        >>> env = ReasoningGym(rows[:8], rows[8:], tiny_tokenizer("0123456789="), reward, data_batch_size_per_gpu=4)
+        >>> len(env), env.data_batch_size
+        (8, 4)
+    """
+
+    form: Form = "reasoning"
+
+    def __init__(
+        self,
+        train_dataset: Iterable[Mapping[str, Any]],
+        test_dataset: Iterable[Mapping[str, Any]],
+        tokenizer: Any,
+        reward_fn: Callable[[str, Any, Any], float],
+        conversation_template: Sequence[Mapping[str, str]] | None = None,
+        data_batch_size_per_gpu: int = 8,
+        accelerator: Any = None,
+        return_raw_completions: bool = False,
+        max_context_length: int | None = None,
+        seed: int = 42,
+    ) -> None:
+        one_process(accelerator)
+        if return_raw_completions:
+            raise UsageError("return_raw_completions: reward_fn sees text without special tokens: leave it out")
+        if not callable(reward_fn):
+            raise UsageError("reward_fn: give a function of (completion, answer, question)")
+        self.tokenizer, self.reward_fn, self.template = tokenizer, reward_fn, conversation_template
+        self.data_batch_size, self.max_context_length, self.seed = data_batch_size_per_gpu, max_context_length, seed
+        self.train = _read(train_dataset, "train_dataset", self.form, self._row, ("question", "answer"))
+        self.test = _read(test_dataset, "test_dataset", self.form, self._row, ("question", "answer"))
+        self._proven = False
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        prompt: Any = str(row["question"])
+        if self.template is not None:
+            prompt = [{**message, "content": _filled(message["content"], row)} for message in self.template]
+            if prompt[-1]["role"] == "assistant" and not prompt[-1]["content"]:
+                prompt.pop()
+        return {**row, "prompt": prompt}
+
+    def judge(self, rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> tuple[np.ndarray, int]:
+        """Return the rewards of completions `[n]`, and how many of them could not be had and are 0.
+
+        Raises:
+            EnvironmentFailed: of the first ones none could.
+        """
+
+        def score(row: Mapping[str, Any], completion: str) -> float:
+            return self.reward_fn(completion, row["answer"], row["question"])
+
+        found = rewards(score, rows, completions, _SECONDS)
+        if not self._proven and found.failed == len(completions):
+            raise EnvironmentFailed(
+                f"reward_fn: it rewards nothing: it {found.why}; it takes completion, answer, question"
+            )
+        self._proven = True
+        return found.values, found.failed
+
+
+class PreferenceGym:
+    """Prompts with two completions each, of which one is preferred.
+
+    Args:
+        train_dataset: rows to learn from, each with `prompt`, `chosen` and `rejected`: a dataset of `datasets`, or
+            mappings. A prompt is a text, or a list of messages (`role`, `content`).
+        test_dataset: rows that score agents while they train, likewise.
+        tokenizer: of `transformers`, the model's own.
+        data_batch_size_per_gpu: pairs that an agent learns from in a step.
+        accelerator: an Accelerator of one process.
+        max_context_length: most tokens of a prompt, and of a completion; longer rows are left out. None for any.
+        seed: seed of the order of the rows.
+
+    Raises:
+        DataError: a dataset is empty, or a row lacks a field.
+
+    Examples:
+        >>> from evopipe.language.base import tiny_tokenizer
+        >>> rows = [{"prompt": f"{n}=", "chosen": str(n), "rejected": "0"} for n in range(1, 10)]
+        >>> len(PreferenceGym(rows[:6], rows[6:], tiny_tokenizer("0123456789=")))
+        6
+    """
+
+    form: Form = "preference"
+
+    def __init__(
+        self,
+        train_dataset: Iterable[Mapping[str, Any]],
+        test_dataset: Iterable[Mapping[str, Any]],
+        tokenizer: Any,
+        data_batch_size_per_gpu: int = 8,
+        accelerator: Any = None,
+        max_context_length: int | None = None,
+        seed: int = 42,
+    ) -> None:
+        one_process(accelerator)
+        self.tokenizer, self.data_batch_size = tokenizer, data_batch_size_per_gpu
+        self.max_context_length, self.seed = max_context_length, seed
+        self.train = _read(train_dataset, "train_dataset", self.form, dict)
+        self.test = _read(test_dataset, "test_dataset", self.form, dict)
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+
+def _read(
+    dataset: Iterable[Any], name: str, form: Form, row: Callable[[Any], dict[str, Any]], fields: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Return a dataset's rows as those of `language.data`, made of these fields."""
+    found = list(dataset)
+    for number, each in enumerate(found, start=1):
+        for field in fields if isinstance(each, Mapping) else ():
+            if field not in each:
+                raise DataError(f"{name}: row {number}: has no field {field!r} (it has {', '.join(each)}): add it")
+    rows = [row(each) if isinstance(each, Mapping) else each for each in found]
+    check_rows(rows, form, name)
+    return rows
+
+
+def _filled(text: str, row: Mapping[str, Any]) -> str:
+    for name in ("question", "answer"):
+        text = text.replace("{" + name + "}", str(row[name]))
+    return text

@@ -1,0 +1,300 @@
+"""Agents that are language models: views of members over one base, which all agents of a population share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import torch
+
+from evopipe import rng
+from evopipe.core.member import Member
+from evopipe.errors import DataError, UsageError
+from evopipe.evolve.mutate import NONE, Mutation
+from evopipe.face.breed import device_of
+from evopipe.face.gyms import PreferenceGym, ReasoningGym
+from evopipe.face.language_settings import language_block
+from evopipe.face.population import one_process
+from evopipe.face.settings import HyperparameterConfig, RLParameter
+from evopipe.language.base import Base, base_of, digest_of, load_base
+from evopipe.language.tokens import tokenise
+from evopipe.machine import configure
+from evopipe.ops.statistics import mean_of_finite
+from evopipe.rng import Purpose
+from evopipe.run.clock import Clock
+from evopipe.run.dialogue import Dialogue
+from evopipe.run.language import LanguageSpec
+from evopipe.run.spec import first_members
+from evopipe.run.text import TextRows
+from evopipe.schema.language import LanguageConfig, TextRuntime
+from evopipe.schema.params import parse_params
+from evopipe.schema.text import LanguageParams
+from evopipe.stages.language.setup import form_of, spec_of
+from evopipe.storage import members as stored
+
+Gym: TypeAlias = "ReasoningGym | PreferenceGym"
+_FORMAT, _REMEDY = "language agent 1", "save the agent again"
+_LONG = 1 << 20  # tokens: no limit
+_HELD_OUT = 64  # rows that score an agent, at most
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageBreed:
+    """What all agents of a population of language models have in common.
+
+    Attributes:
+        algo: the algorithm's name.
+        model: of `transformers`; its weights stay as they are.
+        tokenizer: its own; None until an environment brings it.
+        pad: the token of pads; None for the tokenizer's.
+        settings: hyper-parameters as they were given.
+        ranges: which of them may mutate; None for the algorithm's own ranges.
+        language: the block `language` of `params.yaml`, but for what an environment says.
+    """
+
+    algo: str
+    model: Any
+    tokenizer: Any
+    pad: int | None
+    settings: Mapping[str, Any]
+    ranges: Mapping[str, RLParameter] | None
+    language: Mapping[str, Any]
+    seed: int
+    device: str
+
+    @cached_property
+    def base(self) -> Base:
+        """The model, frozen, without a tokenizer."""
+        return base_of(self.language["model"], self.model, None, digest_of(self.model, ""), self._configured())
+
+    def _configured(self) -> torch.device:
+        return configure(TextRuntime.model_validate({"device": self.device}))
+
+    def params(self, changes: Mapping[str, Any], env: Gym | None = None) -> LanguageParams:
+        """Return the parameters of a run, with these blocks.
+
+        Raises:
+            ParamsError: a value is out of its bounds.
+        """
+        language, prompts = dict(self.language), None
+        if env is not None:
+            prompts = env.data_batch_size
+            language["max_prompt"] = env.max_context_length or _LONG
+            if env.form == "preference":
+                language["max_completion"] = env.max_context_length or _LONG
+        block = language_block(self.algo, self.settings, self.ranges, prompts)
+        runtime = {"device": self.device}
+        base = {"seed": self.seed, "language": language, "train": {"algo": self.algo}, "runtime": runtime,
+                "tracking": {"backends": []}, "algos": {self.algo: block}}  # fmt: skip
+        found = parse_params({**base, **changes})
+        assert isinstance(found, LanguageParams)
+        return found
+
+    @cached_property
+    def spec(self) -> LanguageSpec:
+        """What its members are of, where no text is read or written yet."""
+        return self.spec_at(self.params({}), None)
+
+    def spec_at(self, params: LanguageParams, env: Gym | None) -> LanguageSpec:
+        """Return what a run with these parameters is about.
+
+        Raises:
+            DataError: model and tokenizer do not belong together.
+        """
+        self._configured()
+        tokenizer = self.tokenizer if env is None else env.tokenizer
+        base = self.base if tokenizer is None else self.base.told(tokenizer)
+        return spec_of(params, base if self.pad is None else replace(base, pad=self.pad), self.base.device)
+
+
+class LanguageAgent:
+    """A view of one member of a population of language models: an adapter over the model that all of them share.
+
+    `GRPO`, `LLMPPO`, `LLMREINFORCE`, `DPO` and `create_population` make them, `finetune_llm_reasoning` and
+    `finetune_llm_preference` train them.
+
+    Attributes:
+        breed: what it has in common with the others.
+        fitness: what `test` and training found, oldest first.
+        scores: for loops of one's own.
+        steps: prompts so far, the last one the present number.
+        mutation: what its last mutation changed.
+
+    Examples:
+        >>> from evopipe import GRPO
+        >>> from evopipe.language.base import load_base
+        >>> from evopipe.schema.language import LanguageConfig
+        >>> model = load_base(LanguageConfig(), seed=1).model  # or AutoModelForCausalLM.from_pretrained(...)
+        >>> agent = GRPO(actor_network=model, lr=1e-4)
+        >>> agent.clone(2).index, agent.hp["lr"], agent.mut
+        (2, 0.0001, 'None')
+    """
+
+    def __init__(self, breed: LanguageBreed, member: Member, mutation: Mutation = NONE) -> None:
+        self.breed, self._member, self.mutation = breed, member, mutation
+        self.fitness: list[float] = [*member.fitness]
+        self.scores: list[float] = []
+        self.steps: list[int] = [0]
+
+    @property
+    def member(self) -> Member:
+        return replace(self._member, fitness=tuple(self.fitness))
+
+    @property
+    def index(self) -> int:
+        """Its place in the population."""
+        return self._member.slot
+
+    @property
+    def algo(self) -> str:
+        """The algorithm's name."""
+        return self.breed.algo
+
+    @property
+    def hp(self) -> Mapping[str, float]:
+        """Its hyper-parameters that may mutate, by name; the others are its breed's."""
+        return MappingProxyType(dict(self._member.hyper))
+
+    @property
+    def mut(self) -> str:
+        """What its last mutation changed, `None` where nothing."""
+        return self.mutation.describe() or "None"
+
+    def __repr__(self) -> str:
+        fitness = f"{self.fitness[-1]:.3g}" if self.fitness else "none"
+        return f"<LanguageAgent {self.index} of {self.algo}: {self._member.arch.describe()}, fitness {fitness}>"
+
+    def test(self, env: Gym, loop: int = 1) -> float:
+        """Return its mean score on held-out rows of an environment, without exploring; `fitness` takes it too.
+
+        Args:
+            env: the environment. 64 rows of its test set, all where there are no more, the same for all agents.
+            loop: so many times as many rows.
+
+        Raises:
+            UsageError: the environment is for other algorithms.
+        """
+        spec, regime = regime_of(self.breed, self.breed.params({}, env), env, 1)
+        cohorts = spec.form([replace(self.member, slot=0)])
+        played = regime.evaluate(cohorts, spec.seeds(Purpose.EVALUATE, loop * _HELD_OUT), lambda: False)
+        self.fitness.append(mean_of_finite(played.returns[0]))
+        return self.fitness[-1]
+
+    def clone(self, index: int | None = None) -> LanguageAgent:
+        """Return a copy that shares the model alone; with an index that slot's own draws are its."""
+        member = self.member
+        slot = member.slot if index is None else index
+        key = member.key if index is None else int(rng.member_keys(self.breed.seed, [slot])[0])
+        child = LanguageAgent(
+            self.breed, replace(member.clone(slot, member.id, key), parent=member.parent), self.mutation
+        )
+        child.scores, child.steps = [*self.scores], [*self.steps]
+        return child
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write adapter, optimiser and counters to a folder, safetensors and JSON with checksums; not the model.
+
+        Raises:
+            DiskError: it cannot be written.
+        """
+        told = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
+        more = {"index": self.index, "steps": [*map(int, self.steps)], "scores": [*map(float, self.scores)]}
+        stored.write(Path(path), [replace(self.member, slot=0)], {**told, **more})
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Become what `save_checkpoint` wrote of an agent over the same model.
+
+        Raises:
+            MissingInputError, DataError: it is not there, is damaged, or is of another algorithm or model.
+        """
+        told = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
+        (member, *_), about = stored.read(Path(path), told, _REMEDY, self.breed.spec.check)
+        try:
+            self.steps, self.scores = [*about["steps"]], [*about["scores"]]
+            self._member = replace(member, slot=int(about["index"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path}: is no agent of this version ({error}); {_REMEDY}") from error
+        self.fitness, self.mutation = [*member.fitness], NONE
+
+
+def regime_of(
+    breed: LanguageBreed, params: LanguageParams, env: Gym, members: int, most: float | None = None
+) -> tuple[LanguageSpec, Dialogue | TextRows]:
+    """Return what agents live on in an environment; `most` is the reward of what is all right.
+
+    Raises:
+        UsageError: the environment is for other algorithms.
+        DataError: nothing of a dataset is short enough.
+    """
+    if (wanted := form_of(params)) != env.form:
+        gym = "ReasoningGym" if wanted == "reasoning" else "PreferenceGym"
+        raise UsageError(f"env: {breed.algo} learns in a {gym}, got a {type(env).__name__}")
+    spec = breed.spec_at(params, env)
+    order = rng.host(rng.run_key(env.seed), Purpose.PROMPT).permutation(len(env.train))
+    rows = [*(env.train[int(i)] for i in order), *env.test]
+    corpus = tokenise(rows, env.form, spec.base, spec.language, params.fetch, params.seed, held_out=len(order))
+    clock = Clock.of(spec, members)
+    if isinstance(env, ReasoningGym):
+        return spec, Dialogue(spec, clock, corpus, env.judge, most=most)
+    return spec, TextRows(spec, clock, corpus)
+
+
+def language_agents(
+    algo: str, size: int, actor_network: Any, tokenizer: Any = None, pad_token_id: int | None = None,
+    pad_token: str | None = None, hp_config: HyperparameterConfig | None = None, lora_config: Any = None,
+    full: bool = False, seed: int = 1, device: Any = None, accelerator: Any = None,
+    settings: Mapping[str, Any] | None = None,
+) -> list[LanguageAgent]:  # fmt: skip
+    """Return agents over one model, see `GRPO` for the arguments.
+
+    Raises:
+        UsageError: an argument cannot be used, or would be without effect.
+        ParamsError: a value is out of its bounds.
+    """
+    one_process(accelerator)
+    if isinstance(actor_network, (str, Path)):
+        actor_network, tokenizer = _read(str(actor_network), tokenizer)
+    if actor_network is None or not hasattr(actor_network, "get_output_embeddings"):
+        raise UsageError(
+            "actor_network: give a causal language model of transformers (AutoModelForCausalLM.from_pretrained), or a "
+            f"folder that holds one, got {type(actor_network).__name__}"
+        )
+    if hasattr(actor_network, "peft_config"):
+        raise UsageError("actor_network: it has adapters already, and agents bring their own: give the model below")
+    if pad_token is not None and pad_token_id is None:
+        raise UsageError("pad_token: give pad_token_id too, the token's number")
+    given = {key.lower(): value for key, value in (settings or {}).items()}
+    language = {
+        "model": str(getattr(actor_network.config, "_name_or_path", "") or "given"), "task": "finetune", "full": full,
+        **_adapter(lora_config, full), "max_completion": int(given.get("max_output_tokens") or 1024),
+    }  # fmt: skip
+    breed = LanguageBreed(algo, actor_network, tokenizer, pad_token_id, given, hp_config, language, seed,
+                          device_of(device))  # fmt: skip
+    members, births = first_members(breed.spec, size)
+    return [LanguageAgent(breed, member, birth) for member, birth in zip(members, births, strict=True)]
+
+
+def _read(folder: str, tokenizer: Any) -> tuple[Any, Any]:
+    """Read a model, and its tokenizer where none was given."""
+    base = load_base(LanguageConfig(model=folder), 1)
+    return base.model, tokenizer or base.tokenizer
+
+
+def _adapter(config: Any, full: bool) -> dict[str, Any]:
+    """Return rank and scale of what PEFT calls a LoraConfig, or of a mapping with its names."""
+    if config is None:
+        return {}
+    if full:
+        raise UsageError("lora_config: with full=True every weight is trained, and there is no adapter: give one")
+    told: Mapping[str, Any] = config if isinstance(config, Mapping) else vars(config)
+    rank, modules = int(told.get("r", 8)), told.get("target_modules")
+    if modules is not None and modules != "all-linear":
+        raise UsageError("lora_config: adapters are on every linear layer: set target_modules='all-linear'")
+    for name, plain in (("lora_dropout", 0.0), ("bias", "none"), ("use_dora", False), ("use_rslora", False)):
+        if told.get(name, plain) != plain:
+            raise UsageError(f"lora_config: {name} is {told[name]!r}, and there is {plain!r} alone: leave it out")
+    return {"rank": rank, "scale": float(told.get("lora_alpha", 2 * rank)) / rank}

@@ -1,0 +1,132 @@
+"""The page on which one reads episodes of agents: what was shown, what was written, what it was worth, why it ended."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from evopipe.errors import DataError
+from evopipe.report import words
+from evopipe.storage.files import read_bytes
+
+_MOST = 200  # episodes of a part that are shown
+_LONGEST = 20_000  # characters of a piece that are shown
+
+
+def read_episodes(path: Path) -> list[dict[str, Any]]:
+    """Read episodes, one JSON object a line; DataError where a line is none."""
+    found = []
+    for number, line in enumerate(read_bytes(path).decode("utf-8", "replace").splitlines(), 1):
+        try:
+            each = json.loads(line)
+            if not isinstance(each["trajectories"], list) or not isinstance(each["id"], str):
+                raise TypeError
+        except (ValueError, TypeError, KeyError):
+            raise DataError(f"{path}:{number}: is no episode as `episodes/` has them") from None
+        found.append(each)
+    return found
+
+
+def episodes_page(title: str, parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Return episodes as one HTML file's text, which fetches nothing and has no script.
+
+    Args:
+        title: what they are of.
+        parts: episodes by what they were played for, each as `agents.records` writes it.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=lambda value: words.clean(value) if type(value) is str else value,
+        lstrip_blocks=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+    every = [episode for part in parts.values() for episode in part]
+    rewards = [reward_of(episode) for episode in every]
+    scale = _Scale(rewards)
+    environment.globals |= {"words": words, "lines": _lines, "brief": _brief, "alike": _alike}
+    environment.globals |= {"reward_of": reward_of, "scale": scale}
+    return environment.get_template("episodes.html.j2").render(
+        title=title,
+        parts={name: _groups(part[:_MOST]) for name, part in parts.items()},
+        left={name: len(part) - _MOST for name, part in parts.items()},
+        count=len(every),
+        mean=sum(rewards) / max(1, len(rewards)),
+        right=sum(bool(episode.get("is_correct")) for episode in every),
+        endings=_endings(every),
+        roles=_roles(every),
+    )
+
+
+def reward_of(episode: Mapping[str, Any]) -> float:
+    """Return the mean reward of an episode's trajectories; 0 without any."""
+    rewards = [float(each.get("reward") or 0.0) for each in episode["trajectories"]]
+    return sum(rewards) / len(rewards) if rewards else 0.0
+
+
+class _Scale:
+    """Where a reward stands between the lowest and the highest, in percent."""
+
+    def __init__(self, rewards: Sequence[float]) -> None:
+        self.low, self.high = min(rewards, default=0.0), max(rewards, default=0.0)
+
+    def __call__(self, reward: float | None) -> int:
+        if reward is None or self.high <= self.low:
+            return 50
+        return round(100 * min(1.0, max(0.0, (reward - self.low) / (self.high - self.low))))
+
+
+def _groups(episodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Return episodes by their task, in order."""
+    return [(task, list(group)) for task, group in groupby(episodes, key=lambda e: e["id"].rpartition(":")[0])]
+
+
+def _alike(episodes: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether several episodes of a task have equal rewards, role by role: nothing is learned from such a group."""
+    rewards: dict[str, set[float]] = {}
+    for episode in episodes:
+        for each in episode["trajectories"]:
+            rewards.setdefault(str(each.get("name")), set()).add(float(each.get("reward") or 0.0))
+    return len(episodes) > 1 and all(len(own) == 1 for own in rewards.values())
+
+
+def _endings(episodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, float]]:
+    """Return why episodes ended: how many, and their mean reward, the most frequent first."""
+    found = Counter(str(episode.get("termination_reason")) for episode in episodes)
+    return [
+        (name, n, sum(reward_of(e) for e in episodes if str(e.get("termination_reason")) == name) / n)
+        for name, n in found.most_common()
+    ]
+
+
+def _roles(episodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, float, float]]:
+    """Return of each role its trajectories, their mean reward and their mean steps."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for episode in episodes:
+        for each in episode["trajectories"]:
+            found.setdefault(str(each.get("name", "")), []).append(each)
+    return [
+        (name, len(own), sum(float(each.get("reward") or 0.0) for each in own) / len(own),
+         sum(len(each["steps"]) for each in own) / len(own))
+        for name, own in sorted(found.items())
+    ]  # fmt: skip
+
+
+def _lines(text: str) -> Markup:
+    """Escape a text whose lines stay lines."""
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} … ({len(text) - _LONGEST} characters more)"
+    return escape("\n".join(words.clean(line) for line in text.split("\n")))
+
+
+def _brief(value: Any) -> str:
+    """Return a task or an action in few characters."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= 160 else f"{text[:159]}…"

@@ -1,0 +1,100 @@
+"""Ready environments of text: twenty questions, and several agents in one of PettingZoo's."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import words
+from evopipe.agents import PettingZooEnvironment, TeamWorkflow, TerminationReason, TwentyQuestions
+from evopipe.agents.engine import Engine, Job, Patience
+from evopipe.agents.model import Limits, Reply, Sampled, Tokens
+from evopipe.agents.questions import THINGS
+from evopipe.agents.rounds import worker
+from evopipe.errors import ParamsError
+
+PLACES = tuple("012345678")
+
+
+def test_questions_are_answered_and_the_right_name_ends_the_game() -> None:
+    env = TwentyQuestions.from_dict({"secret": "bee"})
+    assert "wings" in env.reset()[0]
+    said = [env.step(text)[:3] for text in ("Has it wings?", "is it big?", "is it blue?", "eagle", " Bee.")]
+    assert said == [("yes", 0.0, False), ("no", 0.0, False), ("I do not know that word.", 0.0, False),
+                    ("no", 0.0, False), ({}, 1.0, True)]  # fmt: skip
+    env.reset()
+    assert [env.step("is it big?")[2] for _ in range(20)] == [False] * 19 + [True]
+    with pytest.raises(ValueError, match="the secret 'moon' is none of cat"):
+        TwentyQuestions({"secret": "moon"})
+
+
+def test_every_thing_can_be_told_from_every_other() -> None:
+    assert len({frozenset(text.split()) for text in THINGS.values()}) == len(THINGS)
+    assert {task["secret"] for task in TwentyQuestions.tasks(300)} == set(THINGS)
+
+
+def test_agents_that_take_turns_speak_one_after_the_other() -> None:
+    env = PettingZooEnvironment({"seed": 1}, "tictactoe_v3", PLACES, lambda board, who: f"{who} {board.sum()}")
+    seen, _ = env.reset()
+    assert seen == {"player_1": "player_1 0"}
+    assert env.step({"player_1": "4"})[:3] == ({"player_2": "player_2 1"}, {"player_1": 0.0, "player_2": 0.0}, False)
+    taken = env.step({"player_2": "4"})
+    assert taken[:3] == ({"player_2": "no action '4'; there are 0, 1, 2, 3, 5, 6, 7, 8"}, {}, False)
+    for who, place in (("player_2", "1"), ("player_1", "0"), ("player_2", "2"), ("player_1", "8")):
+        seen, rewards, over, _ = env.step({who: place})
+    assert (seen, rewards, over) == ({}, {"player_1": 1.0, "player_2": -1.0}, True)
+    env.close()
+
+
+def test_agents_that_act_together_wait_for_one_that_was_not_understood() -> None:
+    env = PettingZooEnvironment({"seed": 1}, "teams_for_tests:Crew", ("stay", "left", "right"), kwargs={"length": 2})
+    assert sorted(env.reset()[0]) == ["ant_0", "ant_1"]
+    assert env.step({"ant_0": "left", "ant_1": "jump"})[:3] == (
+        {"ant_1": "no action 'jump'; there are stay, left, right"}, {}, False,
+    )  # fmt: skip
+    seen, rewards, over, _ = env.step({"ant_1": "right"})
+    # 10 times the step, the action's number, and the agent's own
+    assert (sorted(seen), rewards, over) == (["ant_0", "ant_1"], {"ant_0": 11.0, "ant_1": 13.0}, False)
+    seen, rewards, over, _ = env.step({"ant_0": "stay", "ant_1": "stay"})
+    assert (seen, rewards, over) == ({}, {"ant_0": 20.0, "ant_1": 21.0}, True)
+    with pytest.raises(ParamsError, match="'no_such_v0' names no environment of PettingZoo"):
+        PettingZooEnvironment({}, "no_such_v0")
+
+
+def play(turns: list[str], workflow: Any) -> Any:
+    said = itertools.count()
+
+    def decode(wave: Any) -> list[Reply]:
+        texts = [turns[next(said)] for _ in wave]
+        return [Reply(words.base().encode(text), [-1.0] * len(text), [0.5] * len(text)) for text in texts]
+
+    engine = Engine(workflow, Tokens(words.base()), Limits(512, 4), decode, Patience())
+    return engine.run([Job(0, 0, "0:0", {"seed": 1}, Sampled())])[0].episode, engine.waves
+
+
+def test_each_agent_of_a_team_is_a_role_with_its_own_rewards() -> None:
+    show = {"show": lambda board, who: "0"}
+    args = {"id": "tictactoe_v3", "actions": PLACES, **show}
+    episode, _ = play(list("41028"), worker(TeamWorkflow, env_args=args))
+    assert episode.termination_reason is TerminationReason.ENV_DONE
+    told = {each.name: [step.reward for step in each.steps] for each in episode.trajectories}
+    assert told == {"player_1": [0.0, 0.0, 1.0], "player_2": [0.0, -1.0]}
+    cut, _ = play(list("41"), worker(TeamWorkflow, env_args=args, max_steps=2))
+    assert cut.termination_reason is TerminationReason.MAX_TURNS_EXCEEDED
+
+
+def test_agents_that_act_together_are_asked_in_one_wave() -> None:
+    args = {"id": "teams_for_tests:Crew", "actions": ("0", "1", "2"), "kwargs": {"length": 3},
+            "show": lambda seen, who: who[-1]}  # fmt: skip
+    roles = {"ant_0": "ant", "ant_1": "ant"}
+    episode, waves = play(list("012012"), worker(TeamWorkflow, env_args=args, roles=roles))
+    assert waves == 3
+    assert [each.name for each in episode.trajectories] == ["ant", "ant"]
+    # of a wave the prompt that ends in 0 comes first: actions (0, 1), (2, 0), (1, 2)
+    assert [[step.reward for step in each.steps] for each in episode.trajectories] == [
+        [10.0, 22.0, 31.0], [12.0, 21.0, 33.0],
+    ]  # fmt: skip

@@ -1,0 +1,173 @@
+"""Rounds of agents: budgets of workflows, masks, estimators of roles, and what is measured, by hand."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import words
+from evopipe import algos
+from evopipe.agents import (
+    AgentTrainer,
+    ChatAgent,
+    CumulativeWorkflow,
+    Episode,
+    ModelOutput,
+    MultiTurnEnvironment,
+    SingleTurnWorkflow,
+    Step,
+    Trajectory,
+    Workflow,
+)
+from evopipe.agents.engine import Engine, Job, Patience
+from evopipe.agents.model import Limits, Reply, Sampled, Tokens
+from evopipe.agents.rounds import worker
+from evopipe.agents.rows import How, Played, advantages, batch_of
+from evopipe.errors import ParamsError
+from evopipe.types import Text
+
+SMALL = {
+    "data.train_batch_size": 2, "data.max_response_length": 1, "actor_rollout_ref.rollout.n": 4,
+    "language.tiny.characters": "0123456789", "language.tiny.hidden": 16, "language.tiny.layers": 1,
+    "language.tiny.heads": 2, "language.full": True, "trainer.total_training_steps": 1, "trainer.test_freq": 1,
+    "train.eval_episodes": 2, "train.confirm_episodes": 2, "evaluate.bootstrap": 100,
+}  # fmt: skip
+
+
+class Talk(MultiTurnEnvironment):
+    """Says 1 as often as it is asked."""
+
+    blocking: ClassVar[bool] = False
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        super().__init__(task, max_turns=9)
+
+    def reset(self) -> tuple[Any, dict[str, Any]]:
+        super().reset()
+        return "1", {}
+
+    def get_reward_and_next_obs(self, task: dict[str, Any], action: Any) -> tuple[float, Any]:
+        return 1.0, "1"
+
+
+def play(kind: Any, lengths: list[int], limit: int) -> tuple[Episode, list[int]]:
+    """Play one episode whose completions have these lengths; return it, and the most tokens that each might have."""
+    asked: list[int] = []
+
+    def decode(wave: Any) -> list[Reply]:
+        (request,) = wave
+        asked.append(request.limit)
+        n = min(request.limit, lengths[len(asked) - 1])
+        ended = n < request.limit
+        ids = [*words.base().encode("2" * (n - ended)), *([words.base().ends[0]] * ended)]
+        return [Reply(ids, [-1.0] * n, [0.5] * n)]
+
+    make = worker(kind, agent_cls=ChatAgent, env_cls=Talk)
+    engine = Engine(make, Tokens(words.base()), Limits(99, limit), decode, Patience())
+    return engine.run([Job(0, 0, "0:0", {}, Sampled())])[0].episode, asked
+
+
+def test_all_that_follows_the_first_prompt_has_the_length_of_one_response() -> None:
+    # 3 tokens are written, and the next turn's <|user|>1<|end|><|assistant|> are 4: of 12 are left 5, then none.
+    episode, asked = play(CumulativeWorkflow, [3, 9], 12)
+    assert asked == [12, 5]
+    assert episode.termination_reason is not None
+    assert episode.termination_reason.value == "max_response_length_exceeded"
+    assert [step.reward for step in episode.trajectories[0].steps] == [1.0, 1.0]
+    episode, asked = play(CumulativeWorkflow, [3, 2], 7)  # nothing is left for a second one
+    assert (asked, len(episode.trajectories[0].steps)) == ([7], 1)
+
+
+def test_a_workflow_of_one_turn_asks_once() -> None:
+    episode, asked = play(SingleTurnWorkflow, [2, 2], 6)
+    assert (asked, episode.trajectories[0].reward) == ([6], 1.0)
+
+
+def test_a_role_has_the_advantages_of_its_own_algorithm() -> None:
+    def of(name: str, **changes: Any) -> Any:
+        algo = algos.get(name)
+
+        def estimate(text: Text, group: int) -> Text:
+            done: Text = algo.estimate(algo.Config(**changes), {}, text, group)
+            return done
+
+        return estimate
+
+    def played(name: str, rewards: list[float]) -> list[Played]:
+        step = ModelOutput(prompt_ids=[3], completion_ids=[8], logprobs=[-1.0])
+        return [Played(0, Trajectory(name=name, steps=[Step(model_output=step)], reward=r), True) for r in rewards]
+
+    both = played("solver", [1.0, 0.0, 0.0, 3.0]) + played("judge", [1.0, 0.0, 0.0, 3.0])
+    how = How("trajectory", 0.0, {"": of("grpo", dr=True), "judge": of("reinforce", baseline="rloo")})
+    text, _ = advantages(batch_of([both], 0, words.CPU), 1, how)
+    assert text.advantage is not None
+    # R − mean; and R − mean of the others: 1 − 1, 0 − 4/3, 0 − 4/3, 3 − 1/3
+    assert text.advantage[0, :, 0].tolist() == pytest.approx([0, -1, -1, 2, 0, -4 / 3, -4 / 3, 8 / 3], abs=1e-6)
+
+
+class Parity(Workflow):
+    """A rollout is right by its number: what is measured does not depend on what is written."""
+
+    async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> Episode:
+        chat = [{"role": "user", "content": "1"}]
+        step = Step.from_model_output(await self.rollout_engine.get_model_response(chat), chat)
+        rollout = int(uid.rpartition(":")[2])
+        good = rollout < task["right"]
+        if task["right"] == 3 and rollout == 3:
+            raise RuntimeError("no")
+        return Episode(trajectories=[Trajectory(steps=[step], reward=float(good))], is_correct=good)
+
+
+@pytest.mark.parametrize(
+    ("right", "expected"),
+    [
+        # tasks of the round: each of 4 rollouts; shares of tasks with none and all right, of rows that say something
+        ((0, 0), {"correct": 0.0, "none": 1.0, "all": 0.0, "effective": 0.0, "silent": 2.0, "failed": 0.0}),
+        ((4, 4), {"correct": 1.0, "none": 0.0, "all": 1.0, "effective": 0.0, "silent": 2.0, "failed": 0.0}),
+        ((1, 1), {"correct": 0.25, "none": 0.0, "all": 0.0, "effective": 1.0, "silent": 0.0, "failed": 0.0}),
+        # rollouts 0 to 2 are right, the last one fails: three equal rewards say nothing
+        ((3, 3), {"correct": 0.75, "none": 0.0, "all": 0.0, "effective": 0.0, "silent": 2.0, "failed": 0.25}),
+    ],
+)
+def test_a_round_is_measured_as_by_hand(right: tuple[int, int], expected: dict[str, float]) -> None:
+    tasks = [{"right": n} for n in right]
+    config = {**SMALL, "agents.retries": 0}
+    trained = AgentTrainer(
+        workflow_class=Parity, config=config, train_dataset=tasks, val_dataset=[{"right": 1}]
+    ).train()
+    (measures,) = trained.measures
+    assert {name: measures[name] for name in expected} == expected
+
+
+def test_pass_at_1_and_at_k_are_of_tasks_and_samples() -> None:
+    tasks = [{"right": n} for n in (0, 1, 4, 2)]
+    config = {**SMALL, "agents.samples": 4}
+    found = AgentTrainer(workflow_class=Parity, config=config, train_dataset=tasks, val_dataset=tasks).evaluate()
+    assert (found["pass@1"], found["pass@4"], found["mean"]) == (7 / 16, 3 / 4, 7 / 16)
+
+
+@pytest.mark.parametrize(("mask", "effective"), [([], 1.0), (["unknown"], 0.0)])
+def test_episodes_of_a_masked_reason_teach_nothing(mask: list[str], effective: float) -> None:
+    config = {**SMALL, "agents.mask": mask}
+    trained = AgentTrainer(workflow_class=Parity, config=config, train_dataset=[{"right": 2}]).train()
+    assert trained.measures[0]["effective"] == effective
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"agents.estimators": {"judge": "dpo"}}, "'dpo' compares no rewards; take grpo or reinforce"),
+        ({"agents.estimators": {"judge": "grpo"}, "algorithm.adv_estimator": "gae"}, "ppo_language learns values"),
+    ],
+)
+def test_estimators_that_cannot_be_are_said(config: dict[str, Any], says: str) -> None:
+    with pytest.raises(ParamsError, match=says):
+        AgentTrainer(workflow_class=Parity, config={**SMALL, **config}, train_dataset=[{"right": 1}])
+    trainer = AgentTrainer(
+        workflow_class=Parity, train_dataset=[{"right": 1}],
+        config={**SMALL, "algorithm.adv_estimator": "gae", "agents.advantage": "turn"},
+    )  # fmt: skip
+    assert "agents.advantage: no meaning with ppo_language, which learns values" in trainer.resolved.notes

@@ -1,0 +1,150 @@
+"""Races: who plays on, what is taken for the rest, and that the same members are selected as by all episodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import populations
+from evopipe.evolve.select import draws, tournament
+from evopipe.run.race import hopeless, looks, race
+from evopipe.run.run import Run
+from evopipe.schema.blocks import TournamentConfig
+
+
+class Track:
+    """Returns `[P, n]` that are known to nobody before they are played."""
+
+    def __init__(self, returns: np.ndarray) -> None:
+        self.returns, self.played = returns, np.zeros(len(returns), np.int64)
+
+    def __call__(self, members: Sequence[int], part: slice) -> np.ndarray:
+        assert (self.played[list(members)] == part.start).all(), "nobody plays an episode twice, or leaves one out"
+        self.played[list(members)] = part.stop
+        return self.returns[list(members), part]
+
+    def race(self, *met: tuple[int, ...]) -> np.ndarray:
+        return race(self, range(len(self.returns)), np.array(met), *self.returns.shape)
+
+
+def returns(*offsets: float, n: int = 40, noise: float = 1.0) -> np.ndarray:
+    """Members that differ by these numbers, on seeds that are unlike by much more."""
+    g = np.random.default_rng(1)
+    found: np.ndarray = np.array(offsets)[:, None] + 20.0 * g.normal(size=n) + noise * g.normal(size=(len(offsets), n))
+    return found
+
+
+def test_looks_are_at_4_8_16() -> None:
+    assert [(x.start, x.stop) for x in looks(50)] == [(0, 4), (4, 8), (8, 16), (16, 32), (32, 50)]
+    assert [(x.start, x.stop) for x in looks(3)] == [(0, 3)]
+
+
+def test_who_meets_nobody_that_is_near_stops_and_the_leader_plays_all() -> None:
+    track = Track(returns(0.0, 50.0, 100.0))
+    found = track.race((0, 1), (1, 2))
+    assert track.played.tolist() == [4, 4, 40]
+    assert np.array_equal(found[:, :4], track.returns[:, :4])
+    assert np.array_equal(found[2], track.returns[2])
+    behind = (track.returns[0, :4] - track.returns[2, :4]).mean()
+    np.testing.assert_allclose(found[0, 4:], track.returns[2, 4:] + behind)
+    assert found[0].mean() == pytest.approx(track.returns[2].mean() + behind)
+
+
+def test_who_is_near_one_that_it_meets_plays_on() -> None:
+    apart, together = (Track(returns(0.0, 0.0, 100.0, noise=1.0)) for _ in range(2))
+    apart.race((0, 2), (1, 2))
+    together.race((0, 1), (1, 2))
+    assert apart.played.tolist() == [4, 4, 40]
+    assert together.played.tolist() == [40, 40, 40]
+
+
+def test_who_is_near_the_leader_plays_on_whomever_it_meets() -> None:
+    track = Track(returns(0.0, 0.0, -100.0))
+    track.race((2, 2))
+    assert track.played.tolist() == [40, 40, 4]
+
+
+def test_who_does_not_race_is_left_out_and_broken_episodes_say_nothing() -> None:
+    track = Track(returns(0.0, 50.0, 100.0))
+    track.returns[0, 3] = np.nan
+    found = race(track, [0, 2], np.array([(0, 1), (0, 2)]), 3, 40)
+    assert track.played.tolist() == [40, 0, 40]
+    assert np.isnan(found[1]).all()
+    assert np.isnan(found[0]).sum() == 1
+
+
+def test_a_race_selects_whom_all_episodes_select() -> None:
+    """Of 8 members with means of deviation 1 and episodes of 2 ** .5, over 150 races: parents and elites differ in less
+    than one of fifty, and a fifth of the episodes is saved."""
+    g, cfg, n = np.random.default_rng(2), TournamentConfig(), 64
+    parents, elites, played = [], [], []
+    for seed in range(150):
+        track = Track(g.normal(size=(8, 1)) + g.normal(size=n) + 2**0.5 * g.normal(size=(8, n)))
+        met = draws(cfg, 8, np.random.default_rng(seed))
+        found = track.race(*map(tuple, met[1:]))
+        raced, whole = (tournament(cfg, x.mean(axis=1), np.random.default_rng(seed)) for x in (found, track.returns))
+        parents.append(np.mean(np.array(raced.parents) == whole.parents))
+        elites.append(raced.elite == whole.elite)
+        played.append(track.played.mean() / n)
+    assert np.mean(parents) > 0.98
+    assert np.mean(elites) > 0.98
+    assert np.mean(played) < 0.8
+
+
+def test_a_mean_is_hopeless_that_is_three_errors_below_the_bar() -> None:
+    few = np.array([1.0, -1.0] * 4)  # its error is (8 / 7) ** 0.5 / 8 ** 0.5 = 0.378
+    assert hopeless(few, 1.14)
+    assert not hopeless(few, 1.13)
+    assert not hopeless(few[:6], 100.0), "too few to tell"
+    assert hopeless(np.array([*few, np.nan]), 1.14)
+
+
+# ------------------------------------------------------------------------------------------------------ in a run
+
+
+def run(evaluation: str) -> Run:
+    """Six members that do not learn, in CartPole, over a generation; every champion is confirmed."""
+    train = {"evaluation": evaluation, "eval_episodes": 24, "eval_steps": 60, "learning_delay": 10**6}
+    found: Run = populations.started(populations.problem(train=train), 6)
+    while not found.clock.generation_over:
+        found.advance()
+    populations.close_generation(found)
+    return found
+
+
+def test_a_run_that_races_plays_less_and_selects_the_same() -> None:
+    full, raced = (run(evaluation) for evaluation in ("full", "race"))
+    parents = [[child.parent_slot for child in each.lineage[-1].children] for each in (full, raced)]
+    assert parents[0] == parents[1]
+    assert full.champion is not None
+    assert raced.champion is not None
+    assert (full.champion.score, full.champion.error) == (raced.champion.score, raced.champion.error)
+    assert raced.clock.eval_steps < full.clock.eval_steps
+
+
+@pytest.mark.thorough
+def test_a_run_that_races_continues_bit_for_bit() -> None:
+    whole, resumed = run("race"), run("race")
+    populations.advance(whole, 60)
+    tensors, meta = whole.state()
+    assert resumed.restore({name: x.clone() for name, x in tensors.items()}, json.loads(json.dumps(meta))) == 0
+    for each in (whole, resumed):
+        populations.finish(each)
+    assert populations.equal_states(whole.state(), resumed.state()) == []
+
+
+def test_a_hopeless_confirmation_ends_early() -> None:
+    raced = run("race")
+    assert raced.champion is not None
+    best, bar = raced.champion.member, 1000.0
+    played = raced._confirm(best, bar, lambda: False)
+    assert played.returns.shape == (1, 4), "fewer than 8 episodes tell nothing"
+    spec = replace(raced.spec, train=raced.spec.train.model_copy(update={"confirm_episodes": 40}))
+    raced.spec = spec
+    assert raced._confirm(best, bar, lambda: False).returns.shape == (1, 8)
+    assert raced._confirm(best, -1000.0, lambda: False).returns.shape == (1, 40)
+    assert raced._confirm(best, -np.inf, lambda: False).returns.shape == (1, 40)
