@@ -253,6 +253,24 @@ class nodes:  # noqa: N801
         self._monkey.undo()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shards", "sentence"),
+    [
+        ({"address": "127.0.0.1:9"}, "no Ray cluster answers at '127.0.0.1:9'"),
+        ({"resources": {"cpu": 1.0, "gpu": 2.0}}, "no node of the Ray cluster has room for a shard"),
+        ({"ray_init": {"nonsense": 1}}, "Ray does not start"),
+    ],
+)
+def test_a_ray_that_does_not_start_is_told_in_a_sentence(
+    shards: dict[str, Any], sentence: str, copy: Callable[..., Path]
+) -> None:
+    run = Training(copy("ray", **shards))
+    assert run.wait() == 72
+    assert sentence in run.log.read_text()
+    assert "Traceback" not in run.log.read_text()
+
+
 @pytest.mark.thorough
 def test_language_models_learn_in_shards_as_in_one_process(tmp_path: Path) -> None:
     data = words.small_params()

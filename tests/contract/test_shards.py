@@ -173,3 +173,8 @@ def test_what_would_change_results_is_refused(tmp_path: Path, changes: dict[str,
     with pytest.raises(ParamsError) as refused, divided(parse_params(data), 4, tmp_path):
         pass
     assert sentence in str(refused.value)
+
+
+def test_a_population_that_cannot_be_divided_among_its_memories_is_refused() -> None:
+    with pytest.raises(ParamsError, match=r"train\.replay\.sharing: 3 members .* among memories of 2 each"):
+        parse_params(params({"population.size": 3, "train.replay.sharing": 2}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from evopipe.agents.agent import BaseAgent, ChatAgent, ToolAgent
 from evopipe.agents.data import Dataset, DatasetRegistry
+from evopipe.agents.elsewhere import on_ray
 from evopipe.agents.environment import (
     BaseEnv,
     GymEnvironment,
@@ -35,5 +36,5 @@ __all__ = [
     "MultiTurnEnvironment", "MultiTurnWorkflow", "PettingZooEnvironment", "RewardFunction", "RewardOutput",
     "SingleTurnEnvironment", "SingleTurnWorkflow", "Step", "TeamWorkflow", "TerminationEvent", "TerminationReason",
     "ToolAgent", "ToolEnvironment", "Trained", "Trajectory", "TwentyQuestions", "WordGame",
-    "Workflow",
+    "Workflow", "on_ray",
 ]  # fmt: skip

@@ -290,7 +290,9 @@ def _made(
     if params.language.engine != "transformers":
         raise ParamsError("language.engine: agents' completions are decoded in this process; leave it at transformers")
     if params.runtime.shards.engine != "none":
-        raise ParamsError("runtime.shards.engine: agents are trained in one process; leave it at none")
+        raise ParamsError(
+            "runtime.shards.engine: agents play in one process; engine='ray' lets environments live on Ray"
+        )
     made = _validated(Agents, agents, "agents")
     values = "value" in algos.get(asked).asks(params.algo_config)
     for role, name in made.estimators.items():

@@ -8,7 +8,6 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +17,12 @@ from evopipe.agents import records
 from evopipe.agents.checks import GIVEN_BY_US, check_arguments, check_classes, dataset_of, has_argument
 from evopipe.agents.config import Resolved, resolve
 from evopipe.agents.data import Dataset
+from evopipe.agents.elsewhere import on_ray
 from evopipe.agents.rounds import Rounds, worker
 from evopipe.agents.settings import Agents
 from evopipe.agents.workflow import CumulativeWorkflow, FlowWorkflow, MultiTurnWorkflow, Workflow
 from evopipe.core.member import Member
-from evopipe.errors import DataError, MissingInputError, UsageError, translate_failures
+from evopipe.errors import DataError, UsageError, need_package, translate_failures
 from evopipe.evolve.mutate import Mutation
 from evopipe.keys import content_key, state_folder
 from evopipe.language.policy import LanguagePolicy
@@ -85,7 +85,8 @@ class AgentTrainer:
             path of a YAML file. `explain()` says what became of it.
         train_dataset: tasks to learn from: a `Dataset` or a list of mappings. None: `data.train_files`.
         val_dataset: tasks to validate on. None: `data.val_files`, or those to learn from.
-        engine: `local`, this process; `ray` asks for Ray; `auto` is `local`.
+        engine: `local`, this process; `ray`: the environments of `env_class` live in Ray's processes, see `on_ray`;
+            `auto` is `local`.
         population: how many members, or a mapping of `size`, `evolve`, `tournament`, `mutation`; None: one.
         reward_fn: a reward function, for environments that take one, and for the text that `flow` returns.
         flow: `async def flow(task, model)` in the place of classes.
@@ -132,9 +133,10 @@ class AgentTrainer:
                     raise ValueError(
                         f"{name} is not supported when using workflow, instead use workflow_args['{_INSTEAD[name]}']"
                     )
-        _engine(engine)
+        _engine(engine, env_class)
         self.workflow_class, self.workflow_args = workflow_class, dict(workflow_args or {})
         self.agent_class, self.env_class = agent_class, env_class
+        self._elsewhere: type[Any] | None = None  # the environments' class, where Ray has them
         self.agent_args, self.env_args = dict(agent_args or {}), dict(env_args or {})
         self.config, self.engine, self.reward_fn, self.flow = config, engine, reward_fn, flow
         check_classes(workflow_class, agent_class, env_class, flow)
@@ -187,8 +189,11 @@ class AgentTrainer:
         if self.flow is not None:
             return worker(FlowWorkflow, flow=self.flow, reward_fn=self.reward_fn)
         kind = CumulativeWorkflow if agents.cumulative else MultiTurnWorkflow
+        if self.engine == "ray" and self._elsewhere is None:
+            assert self.env_class is not None
+            self._elsewhere = on_ray(self.env_class)
         return worker(
-            kind, agent_cls=self.agent_class, env_cls=self.env_class, agent_args=self.agent_args,
+            kind, agent_cls=self.agent_class, env_cls=self._elsewhere or self.env_class, agent_args=self.agent_args,
             env_args=self.env_args, max_steps=agents.max_steps,
         )  # fmt: skip
 
@@ -363,10 +368,13 @@ def _shown(args: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _engine(engine: str) -> None:
+def _engine(engine: str, env_class: Any) -> None:
     if engine not in ("auto", "local", "ray"):
         raise ValueError(f"engine: {engine!r} is none of auto, local, ray")
     if engine == "ray":
-        if find_spec("ray") is None:
-            raise MissingInputError("engine='ray' needs ray, which comes with an extra of its own: use engine='local'")
-        raise UsageError("engine='ray': episodes run in this process so far: use engine='local'")
+        need_package("ray", "ray", "engine='ray'")
+        if env_class is None:
+            raise UsageError(
+                "engine='ray' puts the environments of env_class into Ray's processes: a workflow of your own makes "
+                "its environments of evopipe.agents.on_ray(YourEnvironment)"
+            )

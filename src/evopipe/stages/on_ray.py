@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import secrets
 import shutil
@@ -18,7 +19,7 @@ from typing import Any
 import psutil
 
 import evopipe
-from evopipe.errors import ResourceError, said
+from evopipe.errors import ResourceError, need_package, said
 from evopipe.parallel import available_cpus
 from evopipe.run.shard import Make, Shard
 from evopipe.run.shards import Lost
@@ -45,49 +46,41 @@ class _Actor:
         """Answer as soon as there is room, and a process."""
 
 
-class OnRay:
-    """The engine (see `run.shards.Engine`) of shards as actors.
+class Cluster:
+    """Ray, begun: a cluster that runs, or one of this process's own, which ends with it.
 
     Raises:
-        ResourceError: Ray does not start, is not where the address says, or has no room for a shard.
+        MissingInputError: Ray is not installed.
+        ResourceError: it does not start, or is not where the address says.
     """
 
-    def __init__(self, cfg: ShardsConfig, folder: Path, make: Make) -> None:
-        self._before = dict(os.environ)
+    def __init__(self, cfg: ShardsConfig, what: str = "runtime.shards.engine: ray") -> None:
+        need_package("ray", "ray", what)
+        self._scratch = ""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # An actor without a GPU must not see any: results depend on the device.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
-        if cfg.address is None and "RAY_AUTH_MODE" not in os.environ:  # else Ray writes a token into the user's home
+        # Else Ray writes a token into the user's home. It reads the one that there is when it is imported, once.
+        if cfg.address is None and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
             os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-        ray: Any = importlib.import_module("ray")
-        self._ray, self._cfg, self._folder, self._make = ray, cfg, str(folder.absolute()), make
-        self._actors: dict[int, Any] = {}
-        self._begun: dict[int, tuple[Any, float]] = {}  # when a shard was started that did not answer yet
-        self._asked: dict[int, Any] = {}
-        self._own, self._scratch = not ray.is_initialized(), ""
+        self.ray: Any = importlib.import_module("ray")
+        self._own = not self.ray.is_initialized()
         if self._own:
             try:
                 _knock(cfg.address)
                 with _alone() if cfg.address is None else contextlib.nullcontext():
-                    ray.init(**self._arguments())
+                    self.ray.init(**self._arguments(cfg))
             except (Exception, SystemExit) as error:
                 self.close()
                 raise ResourceError(_refusal(cfg, error)) from None
-        if not self.room:
-            has = ", ".join(f"{name} {n:g}" for name, n in sorted(self._has().items()))
-            self.close()
-            raise ResourceError(
-                f"runtime.shards.resources: no node of the Ray cluster has room for a shard ({has}); lower them"
-            )
 
-    def _arguments(self) -> dict[str, Any]:
-        cfg = self._cfg
+    def _arguments(self, cfg: ShardsConfig) -> dict[str, Any]:
         quiet = {"logging_level": "error", "log_to_driver": False, "configure_logging": False}
         if cfg.address is not None:
             return {"address": cfg.address, **quiet, **cfg.ray_init}
         cpus = available_cpus()
         if cfg.count != "auto":  # they share the CPUs that there are
-            cpus = max(cpus, -(-int(100 * cfg.count * cfg.resources.get("cpu", 1.0)) // 100))
+            cpus = max(cpus, math.ceil(cfg.count * cfg.resources.get("cpu", 1.0)))
         if len(tempfile.gettempdir()) <= _LONGEST:
             self._scratch = _scratch()
         return {
@@ -99,6 +92,34 @@ class OnRay:
             **quiet,
             **cfg.ray_init,
         }
+
+    def close(self) -> None:
+        if self._own:
+            with contextlib.suppress(Exception):
+                self.ray.shutdown()
+            if self._scratch:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+class OnRay:
+    """The engine (see `run.shards.Engine`) of shards as actors.
+
+    Raises:
+        ResourceError: Ray does not start, is not where the address says, or has no room for a shard.
+    """
+
+    def __init__(self, cfg: ShardsConfig, folder: Path, make: Make) -> None:
+        self._cluster = Cluster(cfg)
+        self._ray, self._cfg, self._folder, self._make = self._cluster.ray, cfg, str(folder.absolute()), make
+        self._actors: dict[int, Any] = {}
+        self._begun: dict[int, tuple[Any, float]] = {}  # when a shard was started that did not answer yet
+        self._asked: dict[int, Any] = {}
+        if not self.room:
+            has = ", ".join(f"{name} {n:g}" for name, n in sorted(self._has().items()))
+            self.close()
+            raise ResourceError(
+                f"runtime.shards.resources: no node of the Ray cluster has room for a shard ({has}); lower them"
+            )
 
     def _has(self) -> dict[str, float]:
         found = {"cpu" if name == "CPU" else "gpu" if name == "GPU" else name: float(amount)
@@ -118,7 +139,7 @@ class OnRay:
         others = {name: n for name, n in self._cfg.resources.items() if name not in ("cpu", "gpu")}
         actor = self._ray.remote(_Actor).options(
             num_cpus=self._cfg.resources.get("cpu", 0.0), num_gpus=self._cfg.resources.get("gpu", 0.0),
-            resources=others, max_restarts=0, max_concurrency=1, runtime_env={"env_vars": {"PYTHONPATH": _path()}},
+            resources=others, max_restarts=0, max_concurrency=1, runtime_env={"env_vars": {"PYTHONPATH": code_path()}},
         )  # fmt: skip
         self._actors[shard] = actor.remote(self._folder, self._make)
         self._begun[shard] = self._actors[shard].ready.remote(), time.monotonic()
@@ -158,16 +179,10 @@ class OnRay:
             with contextlib.suppress(Exception):
                 self._ray.kill(actor)
         self._actors.clear()
-        if self._own:
-            with contextlib.suppress(Exception):
-                self._ray.shutdown()
-            if self._scratch:
-                shutil.rmtree(self._scratch, ignore_errors=True)
-        os.environ.clear()
-        os.environ.update(self._before)
+        self._cluster.close()
 
 
-def _path() -> str:
+def code_path() -> str:
     """Where an actor finds the code that runs here: a queued experiment of DVC has its own."""
     named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return os.pathsep.join([str(Path(evopipe.__file__).parents[1]), *(str(Path(each).absolute()) for each in named)])

@@ -23,6 +23,8 @@ _FOREVER = timedelta(days=30)  # that ranks wait for each other: an evaluation m
 
 def served(cfg: ShardsConfig, make: Make) -> bool:
     """See `stages.shards.served`."""
+    if not _by_command():
+        raise UsageError("runtime.shards.engine: accelerate is for `evopipe train` and pipelines; in Python take ray")
     if "RANK" not in os.environ:
         _launch(cfg)
     _join()
@@ -45,10 +47,14 @@ def served(cfg: ShardsConfig, make: Make) -> bool:
     return True
 
 
+def _by_command() -> bool:
+    """Whether this process is the command line's: another program's is nobody's to become a rank, or a launcher."""
+    program = Path(sys.argv[0])
+    return program.is_file() and "evopipe" in (program.stem, program.parent.name)
+
+
 def _launch(cfg: ShardsConfig) -> None:
     """Become the launcher of as many processes as there are to be shards."""
-    if not Path(sys.argv[0]).is_file() or "evopipe" not in (Path(sys.argv[0]).stem, Path(sys.argv[0]).parent.name):
-        raise UsageError("runtime.shards.engine: accelerate needs a program that `accelerate launch` starts")
     count = cfg.count
     if count == "auto":
         count = torch.cuda.device_count() or max(1, int(available_cpus() / max(cfg.resources.get("cpu", 1.0), 1.0)))

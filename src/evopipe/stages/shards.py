@@ -93,7 +93,6 @@ def divided(params: AnyParams, members: int, folder: Path) -> Iterator[Divided]:
     _refuse(params)
     engine: Engine
     if cfg.engine == "ray":
-        need_package("ray", "ray", "runtime.shards.engine: ray")
         from evopipe.stages.on_ray import OnRay
 
         engine = OnRay(cfg, folder, make)

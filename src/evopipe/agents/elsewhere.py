@@ -1,0 +1,120 @@
+"""Environments of agents in the processes of a Ray cluster: what they compute does not hold up this one."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import inspect
+import itertools
+import threading
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from evopipe.agents.environment import BaseEnv
+from evopipe.parallel import available_cpus
+from evopipe.schema.shards import ShardsConfig
+from evopipe.stages.on_ray import Cluster, code_path
+
+_AT_ONCE = 64  # calls that a process takes at the same time, of environments that allow it
+
+
+class _Host:
+    """Environments in a process of Ray's, by number."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Any] = {}
+
+    def make(self, number: int, env_class: type[Any], info: Mapping[str, Any]) -> None:
+        self._held[number] = env_class.from_dict(info)
+
+    def call(self, number: int, name: str, *args: Any) -> Any:
+        found = getattr(self._held[number], name)(*args)
+        return asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found
+
+    def close(self, number: int) -> None:
+        env = self._held.pop(number, None)
+        if env is not None:
+            env.close()
+
+
+async def _awaited(found: Any) -> Any:
+    return await found
+
+
+class _Hosts:
+    """So many processes, which take turns; one that died is replaced."""
+
+    def __init__(self, cluster: Cluster, processes: int, at_once: int) -> None:
+        self.ray, self._lock = cluster.ray, threading.Lock()
+        options = {"num_cpus": 0, "max_concurrency": at_once, "runtime_env": {"env_vars": {"PYTHONPATH": code_path()}}}
+        self._host = self.ray.remote(_Host).options(**options)
+        self._hosts: list[Any] = [self._host.remote() for _ in range(processes)]
+        self._numbers = itertools.count()
+
+    def next(self) -> tuple[int, Any]:
+        """Return the number of another environment, and the process that it is to live in."""
+        number = next(self._numbers)
+        return number, self._hosts[number % len(self._hosts)]
+
+    def get(self, number: int, host: Any, answer: Any) -> Any:
+        """Return an answer. An exception of the environment is raised as it is."""
+        try:
+            return self.ray.get(answer)
+        except self.ray.exceptions.RayTaskError as error:
+            raise (error.cause if isinstance(error.cause, Exception) else error) from None
+        except self.ray.exceptions.RayActorError:
+            with self._lock:
+                place = number % len(self._hosts)
+                if self._hosts[place] is host:  # nobody replaced it yet
+                    self._hosts[place] = self._host.remote()
+            raise RuntimeError("the Ray process of this environment died, and the episode with it") from None
+
+
+def on_ray(env_class: type[BaseEnv], processes: int | None = None, **ray_init: Any) -> type[BaseEnv]:
+    """Return a class of environments that live in a Ray cluster: that of `address=`, or one on this machine.
+
+    Args:
+        env_class: the environment; its observations and actions travel, so they must be picklable.
+        processes: how many; None: one a CPU of this machine.
+        **ray_init: arguments of `ray.init`.
+
+    Raises:
+        MissingInputError: Ray is not installed.
+        ResourceError: it does not start.
+    """
+    address = ray_init.pop("address", None)
+    cluster = Cluster(ShardsConfig(engine="ray", address=address, ray_init=ray_init), "an environment on Ray")
+    atexit.register(cluster.close)
+    hosts = _Hosts(cluster, processes or available_cpus(), _AT_ONCE if env_class.is_multithread_safe() else 1)
+
+    class Elsewhere(BaseEnv):
+        """An environment in another process."""
+
+        blocking: ClassVar[bool] = True
+
+        def __init__(self, info: Mapping[str, Any]) -> None:
+            self._number, self._host = hosts.next()
+            self._ask(self._host.make.remote(self._number, env_class, dict(info)))
+
+        @classmethod
+        def from_dict(cls, info: Mapping[str, Any]) -> Self:
+            return cls(info)
+
+        def reset(self) -> tuple[Any, dict[str, Any]]:
+            found: tuple[Any, dict[str, Any]] = self._ask(self._host.call.remote(self._number, "reset"))
+            return found
+
+        def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+            found: tuple[Any, float, bool, dict[str, Any]] = self._ask(
+                self._host.call.remote(self._number, "step", action)
+            )
+            return found
+
+        def close(self) -> None:
+            self._host.close.remote(self._number)  # nobody waits for it
+
+        def _ask(self, answer: Any) -> Any:
+            return hosts.get(self._number, self._host, answer)
+
+    Elsewhere.__name__ = f"{env_class.__name__}OnRay"
+    return Elsewhere
