@@ -118,7 +118,7 @@ def test_what_omegaconf_cannot_find_is_said(config: Any, says: str) -> None:
         ({"rllm.stepwise_advantage.enable": True, "rllm.stepwise_advantage.mode": "all"}, "must be 'broadcast' or"),
         ({"algorithm.adv_estimator": "grop"}, "did you mean 'grpo'"),
         ({"agents.estimators": {"judge": "ppo_language"}}, "'ppo_language' compares no rewards"),
-        ({"runtime.shards.engine": "ray"}, "runtime.shards.engine: agents are trained in one process"),
+        ({"runtime.shards.engine": "ray"}, "runtime.shards.engine: agents play in one process"),
         (["data.train_batch_size"], "is not of the form 'key=value'"),
         (7, "config: of type int"),
     ],
