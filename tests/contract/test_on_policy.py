@@ -32,6 +32,7 @@ from evopipe.run.rollouts import learn_from_rollout
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.params import load_params
+from evopipe.schema.read import read_yaml
 from evopipe.types import Learned
 from populations import (
     LONG,
@@ -591,9 +592,12 @@ def test_what_is_set_and_not_used_is_remarked_upon(train: dict[str, Any], remark
     loop.close()
 
 
-@pytest.mark.parametrize(
-    "path", sorted(Path(__file__).parents[2].glob("pipelines/*/params.yaml")), ids=lambda path: path.parent.name
-)
+OF_ENVIRONMENTS = [
+    path for path in sorted(Path(__file__).parents[2].glob("pipelines/*/params.yaml")) if "env" in read_yaml(path).data
+]
+
+
+@pytest.mark.parametrize("path", OF_ENVIRONMENTS, ids=lambda path: path.parent.name)
 def test_no_shipped_pipeline_sets_what_is_not_used(path: Path) -> None:
     params = load_params(path)
     if on_policy(get(params.train.algo)):
