@@ -52,6 +52,7 @@ def mounted(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return shell(script, folder, *wrapper)
 
 
+@pytest.mark.thorough
 def test_the_disk_is_full_while_saving(tmp_path: Path, expected: dict[str, str]) -> None:
     """The replay memory grows until a checkpoint does not fit. With more space the run goes on from the one before."""
     (tmp_path / "disk").mkdir()

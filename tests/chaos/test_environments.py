@@ -29,6 +29,7 @@ def prepared(folder: Path, trigger: Path, how: str, overrides: dict[str, Any] | 
         ("reset raises", "reset() raised RuntimeError: the gearbox broke"),
     ],
 )
+@pytest.mark.thorough
 def test_it_breaks_and_is_mended(tmp_path: Path, how: str, sentence: str) -> None:
     trigger = tmp_path / "trigger"
     folder, other = (prepared(tmp_path / name, trigger, how) for name in "ab")
@@ -84,6 +85,7 @@ def test_not_finite_in_evaluation_only(tmp_path: Path) -> None:
     assert not (folder / "reports/evaluation.json").exists()
 
 
+@pytest.mark.thorough
 def test_now_and_then_not_finite(tmp_path: Path) -> None:
     """A few broken transitions are left out, with a warning, and the run ends well."""
     more = {"env.id": "breaking_envs:Flickering-v0", "train.max_steps": 2000, "train.eval_episodes": 32}

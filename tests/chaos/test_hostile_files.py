@@ -297,6 +297,7 @@ def test_a_team_too_large_to_be_one_is_refused_at_once(tmp_path: Path) -> None:
     {"actions": 1 << 20},
     {"observations": 1 << 20},
 ])  # fmt: skip
+@pytest.mark.thorough
 def test_nothing_is_allocated_for_what_the_file_does_not_hold(change: dict[str, Any], tmp_path: Path) -> None:
     p = spec_of("dqn")
     policy.save(tmp_path / "elite", "dqn", grown(p, 1)[0], described(p), False, "card")

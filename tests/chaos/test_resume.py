@@ -336,6 +336,7 @@ def test_a_checkpoint_of_other_params_is_never_taken(start: Starter, tmp_path: P
     assert digests(folder) == digests(other)
 
 
+@pytest.mark.thorough
 def test_how_often_to_save_is_no_other_run(start: Starter, tmp_path: Path, expected: dict[str, str]) -> None:
     folder = prepared(tmp_path)
     interrupted(start, folder)
@@ -353,6 +354,7 @@ def flip(path: Path) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_the_newest_checkpoint_is_damaged(start: Starter, tmp_path: Path, expected: dict[str, str]) -> None:
     folder = prepared(tmp_path)
     damaged = flip(interrupted(start, folder, times=2) / "state.safetensors")

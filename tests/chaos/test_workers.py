@@ -100,6 +100,7 @@ def test_a_run_killed_with_workers_goes_on_without(tmp_path: Path, start: Starte
     assert digests(folder, TRAINED) == expected
 
 
+@pytest.mark.thorough
 def test_a_worker_is_killed(tmp_path: Path, start: Starter, expected: dict[str, str]) -> None:
     folder = prepared(tmp_path, FAST | {"runtime.env_workers": 2})
     run = start.start(folder, "train")

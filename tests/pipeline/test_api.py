@@ -50,6 +50,7 @@ def test_a_whole_run_from_a_mapping(working_folder: Path) -> None:
     env.close()
 
 
+@pytest.mark.thorough
 def test_a_dataset_comes_first_where_training_starts_from_one() -> None:
     result = evopipe.train(params(SHORT | {"train.warm_start": 30}), folder="out")
     assert result.summary["warm_start"] == 30

@@ -24,6 +24,7 @@ def generations(script: Path) -> list[float]:
     return [max(map(float, line.replace(".", ". ").split())) for line in printed]
 
 
+@pytest.mark.thorough
 def test_a_loop_of_ones_own_fits_in_40_lines(tmp_path: Path) -> None:
     text = LOOP.read_text()
     assert len(text.splitlines()) <= 40

@@ -36,6 +36,7 @@ def child(folder: Path, script: str, told: str = "") -> subprocess.CompletedProc
     )
 
 
+@pytest.mark.thorough
 def test_training_from_python_needs_no_extra(tmp_path: Path) -> None:
     short = {"train.max_steps": 80, "train.evo_steps": 40, "train.eval_steps": 10, "evaluate.steps": 10}
     done = child(tmp_path, _TRAINS, json.dumps(params(short)))

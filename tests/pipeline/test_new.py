@@ -56,6 +56,7 @@ def test_a_new_project(tmp_path: Path) -> None:
         assert str(ROOT) not in text
 
 
+@pytest.mark.thorough
 def test_its_example_passes_the_check(tmp_path: Path) -> None:
     assert call(tmp_path, "new", "p").code == 0
     run = subprocess.run(

@@ -258,6 +258,7 @@ def test_an_environment_that_cannot_be_used(folder: Path, env: str, words: str) 
 # --- outs -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_equal_runs_write_equal_bytes(whole: Path, tmp_path: Path) -> None:
     write_params(tmp_path, WARM)
     for stage in STAGES:

@@ -40,6 +40,7 @@ def test_arguments_and_defaults_are_the_documented_ones(
     assert {name: found[name].default for name in arguments[1:]} == {name: GIVEN.get(name) for name in arguments[1:]}
 
 
+@pytest.mark.thorough
 def test_reasoning(tmp_path: Path) -> None:
     base = words.base()
     pop = language.reasoning(base.model, base.tokenizer, **SHORT, group=4, max_steps=12, evo_steps=2, folder=tmp_path)

@@ -352,6 +352,7 @@ def test_lanes_share_no_core() -> None:
         machine.lanes_of(len(able) + 1, 1)
 
 
+@pytest.mark.thorough
 def test_a_failing_contestant_is_told(tmp_path: Path) -> None:
     from harness.measurements import Contestant, Measurement
     from harness.turns import ContestantFailed

@@ -394,6 +394,7 @@ def test_a_gaussian_needs_its_deviations() -> None:
         distribution(SPACES["continuous"], numbers())
 
 
+@pytest.mark.thorough
 def test_all_of_it_is_one_graph() -> None:
     """Sampling, log-probability and entropy hold nothing that a compiler or a captured graph would stumble over."""
 

@@ -219,6 +219,7 @@ def in_order(page: Path) -> str:
 
 
 # torch says so once a process; evopipe.core.optim hushes it, and pytest undoes that for every test.
+@pytest.mark.thorough
 def test_the_python_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

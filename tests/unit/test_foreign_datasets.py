@@ -506,6 +506,7 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     server.server_close()
 
 
+@pytest.mark.thorough
 def test_a_remote_dataset_is_downloaded_once_and_completed_where_it_was_cut_short(remote: Path) -> None:
     part = Path("cache/tiny/set-v0/data/metadata.json")
     part.parent.mkdir(parents=True)

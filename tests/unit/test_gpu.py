@@ -89,6 +89,7 @@ class Faulty(Device):
         return out
 
 
+@pytest.mark.thorough
 def test_a_device_that_computes_something_else_is_refused(grouped_like_a_gpu: None) -> None:
     told: list[str] = []
     with Faulty(), pytest.raises(DataError) as raised:

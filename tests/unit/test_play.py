@@ -260,6 +260,7 @@ def test_a_module_that_only_the_folder_names_is_not_imported(tmp_path: Path) -> 
         sys.path.remove(str(tmp_path))
 
 
+@pytest.mark.thorough
 def test_no_file_of_the_working_folder_takes_the_place_of_a_package(tmp_path: Path) -> None:
     """Not under `python -m evopipe` either, and not where an environment's module is looked for there."""
     save(tmp_path / "elite", "CartPole-v1", 4)
@@ -306,6 +307,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.thorough
 def test_a_window(tmp_path: Path, display: str) -> None:
     """Of an environment that opens its own, and of one that only gives frames."""
     save(tmp_path / "opens", "CartPole-v1", 4, 2, 0)
@@ -323,6 +325,7 @@ def test_a_window(tmp_path: Path, display: str) -> None:
     assert run.stdout.splitlines() == [*shown[0], *shown[1]], run.stderr
 
 
+@pytest.mark.thorough
 def test_a_display_that_is_not_there(tmp_path: Path) -> None:
     save(tmp_path / "elite", "CartPole-v1", 4)
     run = subprocess.run(

@@ -192,6 +192,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
+@pytest.mark.thorough
 def test_equal_policies_are_equal_bytes(tmp_path: Path) -> None:
     for name in "ab":
         policy.save(tmp_path / name, "dqn", member(ARCHS["deep"]), ABOUT, program=True, card="card")
@@ -307,6 +308,7 @@ print(found)
 """
 
 
+@pytest.mark.thorough
 def test_the_program_runs_with_torch_alone(tmp_path: Path) -> None:
     for name, arch in ARCHS.items():
         policy.save(tmp_path / name, "dqn", member(arch), ABOUT | {"action_start": 1}, program=True, card="")

@@ -223,6 +223,7 @@ def test_another_runs_files_are_refused(folder: Path) -> None:
 _PAGE = "import sys, evopipe.report.page as h; sys.stdout.write(h.page(sys.argv[1], {'evaluate': {'steps': 40}}))"
 
 
+@pytest.mark.thorough
 def test_equal_files_give_equal_bytes(folder: Path, filmed: str) -> None:
     """In another process, with other hashes, in another folder, with the user's own matplotlib settings."""
     matplotlibrc = folder.parent / "matplotlibrc"
@@ -382,6 +383,7 @@ def test_what_mutations_paid(folder: Path) -> None:
     assert hyper.improved == 0.5
 
 
+@pytest.mark.thorough
 def test_the_sentence_on_mutations_says_what_its_figure_shows(folder: Path) -> None:
     def said(*kinds: tuple[str, float]) -> str:
         first = [node((1, 0), 0, None, 10.0)]
@@ -549,6 +551,7 @@ def test_a_long_film_is_shown_faster_not_cut() -> None:
     assert movie.speed > 10
 
 
+@pytest.mark.thorough
 def test_a_film_keeps_its_budget_and_its_shape() -> None:
     movie = shot(90, size=(960, 640), noise=True)
     assert len(movie.animation) <= BUDGET
