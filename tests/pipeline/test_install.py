@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from tiny import ROOT, environment, params
 
 # What the extras bring along, most of the size of a full installation that is not torch: none of it can be imported.

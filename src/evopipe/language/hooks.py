@@ -138,8 +138,7 @@ def reference(base: Base, text: Text) -> Tensor:
 
 
 def padded(real: Tensor) -> bool:
-    """Whether pads stand before a row's tokens. Those behind them no token sees, and the base need not be told of: it
-    is an eighth faster then."""
+    """Whether pads stand before a row's tokens. Those behind them no token sees, and the base need not be told of."""
     return not bool(real[..., 0].all())
 
 
