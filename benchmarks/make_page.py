@@ -20,9 +20,9 @@ PAGE = HERE.parent / "docs" / "benchmarks.md"
 IMAGES = HERE.parent / "docs" / "images"
 # In the order of the page.
 NAMES = (
-    "end_to_end", "td3", "ddpg", "rainbow", "cqn", "ppo", "ppo_recurrent", "maddpg", "matd3", "ippo", "grpo",
-    "grpo_small", "dpo", "completions", "ppo_native", "priorities", "roofline", "parts", "curve_64", "curve_128",
-    "threads", "efficiency_lander", "efficiency_cartpole", "checkpoint", "script_dqn", "script_ppo",
+    "end_to_end", "td3", "ddpg", "rainbow", "cqn", "ppo", "ppo_recurrent", "maddpg", "maddpg_learning", "matd3", "ippo",
+    "grpo", "grpo_small", "dpo", "completions", "ppo_native", "priorities", "roofline", "parts", "curve_64",
+    "curve_128", "threads", "efficiency_lander", "efficiency_cartpole", "checkpoint", "script_dqn", "script_ppo",
     "script_ppo_recurrent", "script_cqn", "script_ddpg", "script_maddpg", "cartpole", "lunarlander",
 )  # fmt: skip
 

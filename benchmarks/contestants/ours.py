@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import os
 import signal
@@ -172,6 +173,8 @@ def end_to_end(s: Settings) -> dict[str, Any]:
         train.run(params, quiet=True, folder=folder)
         seconds = time.perf_counter() - began
         steps = read_json(folder / "reports/train.json")["steps"]
+        with (folder / "reports/fitness.csv").open() as file:
+            curve = [[float(row["best"]), float(row["mean"])] for row in csv.DictReader(file)]
     if here and clock.steps != steps["all"]:
         raise RuntimeError(f"the environments took {clock.steps} steps, the run reports {steps['all']}")
     return {
@@ -181,6 +184,7 @@ def end_to_end(s: Settings) -> dict[str, Any]:
         "step_seconds": clock.step_seconds,
         "reset_seconds": clock.reset_seconds,
         "updates": updates(),
+        "curve": curve,
         "parts": parts.seconds,
     }
 

@@ -157,8 +157,9 @@ def start(s: Settings) -> None:
     np.random.seed(s["seed"])  # noqa: NPY002  AgileRL draws from the global generator
 
 
-def train(s: Settings, env: Any, population: list[Any]) -> None:
-    """Train as its documentation does. `max_steps` are of each agent, in whole generations."""
+def train(s: Settings, env: Any, population: list[Any]) -> list[Any]:
+    """Train as its documentation does; return the agents' fitnesses of each generation. `max_steps` are of each agent,
+    in whole generations."""
     tournament, mutation = evolution_of(s, s["population"])
     shared = {
         "env": env, "env_name": s["env"], "algo": algorithm_of(s).__name__, "pop": population,
@@ -168,16 +169,13 @@ def train(s: Settings, env: Any, population: list[Any]) -> None:
     if s.get("team"):
         shared["sum_scores"] = True
     if algorithm_of(s) is IPPO:
-        train_multi_agent_on_policy(**shared)
-        return
+        return list(train_multi_agent_on_policy(**shared)[1])
     if algorithm_of(s) in (MADDPG, MATD3):
-        train_multi_agent_off_policy(**shared, learning_delay=s["learning_delay"], **memories_of(s))
-        return
+        return list(train_multi_agent_off_policy(**shared, learning_delay=s["learning_delay"], **memories_of(s))[1])
     if algorithm_of(s) is PPO:
-        train_on_policy(**shared)
-        return
+        return list(train_on_policy(**shared)[1])
     exploration = {name: s[name] for name in ("eps_start", "eps_end", "eps_decay") if name in s}
-    train_off_policy(**shared, learning_delay=s["learning_delay"], **exploration, **memories_of(s))
+    return list(train_off_policy(**shared, learning_delay=s["learning_delay"], **exploration, **memories_of(s))[1])
 
 
 def watch_parts(algorithm: Any) -> Parts:
@@ -203,7 +201,7 @@ def end_to_end(s: Settings) -> dict[str, Any]:
     parts, clock = watch_parts(algorithm_of(s)), EnvClock()
     env = vector_of(s, clock, s["num_envs"])
     population = population_of(s, env, s["population"])
-    train(s, env, population)
+    fitnesses = train(s, env, population)
     seconds = clock.seconds
     # PPO makes many of one call of `learn`, IPPO with two optimisers; TD3 and DDPG have two optimisers too.
     updates = {PPO: parts.calls.get("optimiser", 0), IPPO: parts.calls.get("optimiser", 0) // 2}
@@ -214,6 +212,7 @@ def end_to_end(s: Settings) -> dict[str, Any]:
         "step_seconds": clock.step_seconds,
         "reset_seconds": clock.reset_seconds,
         "updates": updates.get(algorithm_of(s), parts.calls["learn"]),
+        "curve": [[float(np.max(of)), float(np.mean(of))] for of in fitnesses],
         "parts": parts.seconds,
     }
 

@@ -484,7 +484,24 @@ def _teams(results: Results) -> list[str]:
                 "population.", "",
                 *_runs(result), *_choices(result), *_shares(result), *made_by(result),
             ]  # fmt: skip
-    return lines
+    return lines + (_learning(results["maddpg_learning"]) if "maddpg_learning" in results else [])
+
+
+def _learning(result: Result) -> list[str]:
+    """What fitness was after as many steps, of both sides."""
+    s, who = result["settings"], names(result)
+    both = turns(result, *who)
+    curves = {name: values(result, name, _field("curve"), both) for name in who}
+    rows = []
+    for i in range(min(len(curve) for of in curves.values() for curve in of)):
+        told = [spread([curve[i][best] for curve in curves[name]]) for name in who for best in (1, 0)]
+        rows.append((f"{(i + 1) * s['evo_steps'] * s['population']:,}", *told))
+    header = ("steps of the population", *(f"{name}, {what}" for name in who for what in ("mean", "best")))
+    return [
+        f"MADDPG's learning on {s['env']}: fitness of the members, returns of all agents summed up, after as many "
+        f"steps of both sides, which evaluate in their own ways; median of {len(both)} turns.", "",
+        *table(header, rows), *made_by(result),
+    ]  # fmt: skip
 
 
 def _language(results: Results) -> list[str]:
