@@ -98,6 +98,7 @@ class Padded:
         self.memory = sum(self.memory_widths)
         self.index = [self._scatter_index(arch) for arch in archs]
         self.plans: dict[tuple[int, int], dense.Plan] = {}  # of its dense layers, by what they read
+        self.served: dict[tuple[int, int], tuple[Views, Views]] = {}  # first and last layers known to be in place
 
     def _mask(self, column: Sequence[Block | None], width: int) -> Tensor | None:
         """`[P, 1, H]`: 1 on own units; None where every row fills the layer."""
@@ -145,6 +146,7 @@ class Padded:
     def part(self, first: int, end: int | None, every: int = 1) -> Padded:
         part, cut = copy(self), slice(first, end, every)
         part.archs, part.index, part.plans = self.archs[cut], self.index[cut], {}
+        part.served = {}
         part.runs = _runs([arch.activation for arch in part.archs])
         part.masks, part.mask_after = (
             [None if mask is None else mask[cut] for mask in masks] for masks in (self.masks, self.mask_after)

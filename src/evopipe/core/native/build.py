@@ -16,6 +16,15 @@ SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-w")
 TARGETS = {"native": ("-march=native",), "portable": ("-mavx2", "-mfma")}
 """Instruction sets by name. All give the same bits: `portable` for a processor of which the compiler knows nothing."""
+SIGNATURES = {
+    "dense_forward": "piiiiippnpnpp",
+    "dense_backward": "piiiiippnpnpnppppn",
+    "clip": "iinpnppp",
+    "adam": "iinpnpnppnpppddd",
+    "polyak": "iinpnpnp",
+}
+"""What each function takes: p a pointer, i an int, n a ptrdiff_t, d a double."""
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "n": ctypes.c_ssize_t, "d": ctypes.c_double}
 SECONDS = 120.0  # longest that compiling may take
 
 
@@ -51,9 +60,13 @@ def load(target: str = "native") -> ctypes.CDLL:
     if not made.exists():
         _compile(compiler, (*FLAGS, *TARGETS[target]), made)
     try:
-        return ctypes.CDLL(str(made))  # whose calls release the interpreter's lock
+        kernels = ctypes.CDLL(str(made))  # whose calls release the interpreter's lock
     except OSError as error:
         raise NoKernels(f"{made} cannot be loaded: {error}") from error
+    for name, signature in SIGNATURES.items():
+        function = getattr(kernels, name)
+        function.argtypes, function.restype = [_TYPES[letter] for letter in signature], None
+    return kernels
 
 
 def _compiler() -> str:

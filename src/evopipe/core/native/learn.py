@@ -26,9 +26,7 @@ def clip(grads: Tensor, limit: Tensor, losses: Tensor, healthy: Tensor) -> None:
     rows, size = grads.shape
     each = rows // len(limit)
     limit, losses = limit.float().contiguous(), losses.detach().float().contiguous()
-    _kernels().clip(
-        len(limit), each, _long(size), _at(grads), _long(grads.stride(0)), _at(limit), _at(losses), _at(healthy)
-    )
+    _kernels().clip(len(limit), each, size, _at(grads), grads.stride(0), _at(limit), _at(losses), _at(healthy))
 
 
 def adam(
@@ -39,8 +37,8 @@ def adam(
     rows, size = values.shape
     each, lr, active = rows // len(lr), lr.float().contiguous(), active.contiguous()
     _kernels().adam(
-        len(lr), each, _long(size), _at(values), _long(values.stride(0)), _at(grads), _long(grads.stride(0)), _at(mean),
-        _at(square), _long(mean.stride(0)), _at(steps), _at(lr), _at(active), *map(ctypes.c_double, (*betas, eps)),
+        len(lr), each, size, _at(values), values.stride(0), _at(grads), grads.stride(0), _at(mean),
+        _at(square), mean.stride(0), _at(steps), _at(lr), _at(active), *betas, eps,
     )  # fmt: skip
 
 
@@ -49,8 +47,8 @@ def polyak(target: Tensor, online: Tensor, weight: Tensor) -> None:
     rows, size = target.shape
     weight = weight.float().contiguous()
     _kernels().polyak(
-        len(weight), rows // len(weight), _long(size), _at(target), _long(target.stride(0)), _at(online),
-        _long(online.stride(0)), _at(weight),
+        len(weight), rows // len(weight), size, _at(target), target.stride(0), _at(online),
+        online.stride(0), _at(weight),
     )  # fmt: skip
 
 
@@ -60,9 +58,5 @@ def _kernels() -> ctypes.CDLL:
     return kernels
 
 
-def _at(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
-
-
-def _long(number: int) -> ctypes.c_ssize_t:
-    return ctypes.c_ssize_t(number)
+def _at(tensor: Tensor) -> int:
+    return tensor.data_ptr()
