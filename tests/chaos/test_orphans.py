@@ -86,6 +86,7 @@ def _wait(condition: Callable[[], bool], seconds: float) -> bool:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=["direct", "shell"])
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.thorough
 def test_the_stage_stops_when_dvc_is_killed(
     repository: Callable[[str, float], Path], environment: dict[str, str], command: str, signum: signal.Signals
 ) -> None:

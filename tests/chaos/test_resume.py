@@ -155,6 +155,7 @@ def on_policy(kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])
+@pytest.mark.thorough
 def test_every_bit_of_an_on_policy_state_comes_back(tmp_path: Path, kind: str) -> None:
     """Half-full rollouts, what networks remember, actions that are chosen: saved and loaded at random ticks."""
     folder = prepared(tmp_path, {**on_policy(kind), "train.max_steps": 1000})
@@ -282,6 +283,7 @@ def test_asked_to_stop_in_the_middle_of_an_evaluation(start: Starter, tmp_path: 
 
 
 @pytest.mark.parametrize(("signum", "code"), SIGNALS)
+@pytest.mark.thorough
 def test_stage_evaluate_asked_to_stop(start: Starter, tmp_path: Path, signum: signal.Signals, code: int) -> None:
     folder = prepared(tmp_path, {"train.max_steps": 400, "evaluate.episodes": 20_000})
     assert start.start(folder, "train").wait() == 0

@@ -133,6 +133,7 @@ def test_told_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert "elite: mean" in said.out
 
 
+@pytest.mark.thorough
 def test_a_folder_inside_a_dvc_repository_shares_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But DVC's own variables, set where a stage calls `evopipe.train`, do not pull other folders' state there."""
     (tmp_path / "repository/.dvc").mkdir(parents=True)

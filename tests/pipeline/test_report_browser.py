@@ -77,6 +77,7 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.thorough
 def test_in_a_browser(browser: Browser, page: tuple[str, Path], width: int, dark: bool) -> None:
     size, file = page
     browser.open(file, width, dark=dark)
@@ -123,6 +124,7 @@ def test_the_browser_would_notice(browser: Browser, tmp_path: Path) -> None:
     assert "http://127.0.0.1:9/x.png" in browser.requests
 
 
+@pytest.mark.thorough
 def test_who_wants_no_motion_gets_a_still_picture(browser: Browser, page: tuple[str, Path]) -> None:
     sources = []
     for still in (False, True):

@@ -113,6 +113,7 @@ def test_the_same_twice(tmp_path: Path) -> None:
     assert not (folder / "data").exists()
 
 
+@pytest.mark.thorough
 def test_chance_and_dependence_on_the_folder_are_found_and_named(tmp_path: Path) -> None:
     answer = verify(drawing(tmp_path / "project", "os.urandom(8).hex()", "os.getcwd()"), "--jobs", "2", "--keep")
     assert answer.code == 65

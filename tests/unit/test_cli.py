@@ -149,6 +149,7 @@ def test_algos_lists_name_line_and_paper() -> None:
     assert any(row.startswith("dqn ") and row.endswith("https://doi.org/10.1038/nature14236") for row in rows)
 
 
+@pytest.mark.thorough
 def test_env_check() -> None:
     result = run("env", "check", "CartPole-v1")
     assert (result.returncode, result.stdout) == (0, "CartPole-v1: ok\n")
@@ -320,6 +321,7 @@ sys.exit(f"loaded: {{heavy & set(sys.modules)}}" if heavy & set(sys.modules) els
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.thorough
 def test_torch_works_when_a_light_command_uses_it_after_all() -> None:
     program = """
 import sys

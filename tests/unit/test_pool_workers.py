@@ -492,6 +492,7 @@ def test_signals_that_ask_to_stop_are_the_trainers_to_answer(workers: Workers) -
     assert fields(pool.step([RIGHT] * 3)) == fields(started(chain(), 3, None).step([RIGHT] * 3))
 
 
+@pytest.mark.thorough
 def test_a_program_that_just_ends_leaves_nothing() -> None:
     """It has no `if __name__ == "__main__"`."""
     where = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}"}
