@@ -571,7 +571,7 @@ def roofline(s: Settings) -> dict[str, Any]:
 
 def language(task: str, *given: Any) -> dict[str, Any]:
     """Run a task of language models, which need an extra."""
-    import language as models
+    import language_models as models
 
     result: dict[str, Any] = getattr(models, task)(*given)
     return result

@@ -368,7 +368,7 @@ def test_a_failing_contestant_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["ours", "loop", "prompt"])
 def test_language_models_take_a_step_of_every_kind(way: str) -> None:
     pytest.importorskip("peft")
-    import language
+    import language_models as language
     from harness.measurements import Options, measurements
 
     for name in ("completions",) if way == "prompt" else ("grpo", "dpo", "completions"):

@@ -20,7 +20,7 @@ from evopipe.schema.text import LanguageParams
 from evopipe.signals import StopSignal
 from evopipe.stages import shards, tracking
 from evopipe.stages.language.describe import describe
-from evopipe.stages.language.setup import about_spec, make_regime, make_spec, read_members
+from evopipe.stages.language.setup import about_spec, corpus_of, form_of, make_spec, read_members, regime_of
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.files import write_csv
 from evopipe.storage.lock import RunLock
@@ -43,6 +43,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     if shards.served(runtime.shards):
         return
     spec = make_spec(params, configure(runtime))
+    corpus = corpus_of(folder, spec, form_of(params))
     members, about = read_members(folder, layout.POPULATION, spec)
     births = read_births(about.get("mutations"), len(members))
     state = state_folder("train", _key(params, folder), folder)
@@ -57,7 +58,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         made: Run[LanguageSpec] | None = divided.begin(spec, members, births)
         if made is None:
             clock = Clock.of(spec, len(members))
-            made = Run(spec, make_regime(params, spec, clock, folder), clock, members, births)
+            made = Run(spec, regime_of(spec, clock, corpus), clock, members, births)
         regime: Any = made.regime
         with (
             StopSignal() as stop,
