@@ -21,7 +21,7 @@ from evopipe.run.dialogue import Dialogue
 from evopipe.run.language import LanguageSpec
 from evopipe.run.run import Run
 from evopipe.run.spec import first_members
-from evopipe.run.text import TextRows
+from evopipe.run.text import TextRows, Texts
 from evopipe.schema.text import LanguageParams
 from evopipe.stages.language.setup import form_of, make_spec
 
@@ -62,7 +62,7 @@ def run_of(s: Settings, algo: str, members: int, folder: str) -> Run[LanguageSpe
     corpus: Corpus = tokenise(rows, form, spec.base, spec.language, params.fetch, s["seed"])
     clock = Clock.of(spec, members)
     of_text = spec.algo.REGIME == "text"
-    regime: Any = TextRows(spec, clock, corpus) if of_text else Dialogue(spec, clock, corpus, _judge)
+    regime: Any = TextRows(spec, clock, Texts(spec, corpus)) if of_text else Dialogue(spec, clock, corpus, _judge)
     return Run(spec, regime, clock, first_members(spec, members)[0])
 
 
