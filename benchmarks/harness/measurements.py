@@ -395,10 +395,11 @@ def measurements() -> dict[str, Measurement]:
         ours.append(Contestant("evopipe, envpool", changes={"backend": "envpool"}))
     peers_threads = tuple({"threads": n} for n in (1, 2))
     sharing = {"threads": 1, "share_encoders": True}
-    teams = EVOPIPE, Contestant("evopipe, tensors", changes={"backend": "torch"})
+    native = Contestant("evopipe, own kernels", changes={"kernels": "native"})
+    teams = EVOPIPE, native, Contestant("evopipe, tensors", changes={"backend": "torch"})
     listed = (
         Measurement(
-            "end_to_end", "end-to-end", (*ours, AGILERL, SB3), lander,
+            "end_to_end", "end-to-end", (*ours, native, AGILERL, SB3), lander,
             chosen={"AgileRL": (*peers_threads, {"threads": 1, "vector": "async"}), "SB3": peers_threads},
         ),
         Measurement(
