@@ -158,8 +158,8 @@ def start(s: Settings) -> None:
 
 
 def train(s: Settings, env: Any, population: list[Any]) -> list[Any]:
-    """Train as its documentation does; return the agents' fitnesses of each generation. `max_steps` are of each agent,
-    in whole generations."""
+    """Train as its documentation does; return the agents' fitnesses of each generation, those of a child's parent
+    before it was born. `max_steps` are of each agent, in whole generations."""
     tournament, mutation = evolution_of(s, s["population"])
     shared = {
         "env": env, "env_name": s["env"], "algo": algorithm_of(s).__name__, "pop": population,
@@ -169,13 +169,19 @@ def train(s: Settings, env: Any, population: list[Any]) -> list[Any]:
     if s.get("team"):
         shared["sum_scores"] = True
     if algorithm_of(s) is IPPO:
-        return list(train_multi_agent_on_policy(**shared)[1])
+        return _fitnesses(train_multi_agent_on_policy(**shared)[0])
     if algorithm_of(s) in (MADDPG, MATD3):
-        return list(train_multi_agent_off_policy(**shared, learning_delay=s["learning_delay"], **memories_of(s))[1])
+        found = train_multi_agent_off_policy(**shared, learning_delay=s["learning_delay"], **memories_of(s))
+        return _fitnesses(found[0])
     if algorithm_of(s) is PPO:
-        return list(train_on_policy(**shared)[1])
+        return _fitnesses(train_on_policy(**shared)[0])
     exploration = {name: s[name] for name in ("eps_start", "eps_end", "eps_decay") if name in s}
-    return list(train_off_policy(**shared, learning_delay=s["learning_delay"], **exploration, **memories_of(s))[1])
+    found = train_off_policy(**shared, learning_delay=s["learning_delay"], **exploration, **memories_of(s))
+    return _fitnesses(found[0])
+
+
+def _fitnesses(agents: list[Any]) -> list[Any]:
+    return list(zip(*(agent.fitness for agent in agents), strict=False))
 
 
 def watch_parts(algorithm: Any) -> Parts:
