@@ -396,7 +396,9 @@ def measurements() -> dict[str, Measurement]:
     peers_threads = tuple({"threads": n} for n in (1, 2))
     sharing = {"threads": 1, "share_encoders": True}
     native = Contestant("evopipe, own kernels", changes={"kernels": "native"})
-    teams = EVOPIPE, native, Contestant("evopipe, tensors", changes={"backend": "torch"})
+    tensors = {"backend": "torch"}
+    both = Contestant("evopipe, tensors, own kernels", changes={**tensors, "kernels": "native"})
+    teams = EVOPIPE, native, Contestant("evopipe, tensors", changes=tensors), both
     listed = (
         Measurement(
             "end_to_end", "end-to-end", (*ours, native, AGILERL, SB3), lander,

@@ -242,7 +242,7 @@ def test_teams_run_as_the_settings_say(name: str, quick: bool) -> None:
 
     measurement = measurements()[name]
     s = measurement.settings(Options(quick=quick))
-    for contestant in measurement.contestants[:3]:
+    for contestant in measurement.contestants[:4]:
         params = params_of({**s, **contestant.changes, "seed": 1})
         assert params.env.backend == contestant.changes.get("backend", "sync")
         assert params.runtime.kernels == contestant.changes.get("kernels", "torch")
