@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -26,6 +27,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--native"):
         build.use(build.load())
+
+
+@pytest.fixture(autouse=True)
+def _kernels() -> Iterator[None]:
+    """A run that a test makes in this process chooses kernels for all of it: the next test begins with its own."""
+    before = build.chosen()
+    yield
+    build.use(before)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -389,10 +389,10 @@ class RuntimeConfig(Schema):
         description="`auto`: CUDA graphs on a GPU, nothing on the CPU; `on`: `torch.compile` as well, which changes "
         "the last bits of results; `off`: neither",
     )
-    kernels: Literal["torch", "native", "auto"] = Field(
-        "torch",
-        description="what computes networks on the CPU: `torch`; `native`, kernels that a C compiler makes here: "
-        "faster, other last bits, the same for every x86 processor; `auto`: native where there is a compiler",
+    kernels: Literal["auto", "native", "torch"] = Field(
+        "auto",
+        description="what computes networks on the CPU: `native`, kernels that a C compiler makes here: faster, and "
+        "other last bits than those of `torch`; `auto`: native where there is a compiler",
     )
     env_workers: _Processes | Literal["auto"] = Field(
         "auto",

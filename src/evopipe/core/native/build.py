@@ -11,8 +11,12 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-SOURCE = Path(__file__).with_name("kernels.c")
+if TYPE_CHECKING:
+    from evopipe.types import Tensor
+
+SOURCES = sorted(Path(__file__).parent.glob("*.c"))  # one library, of which `kernels.c` includes the others
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-w")
 TARGETS = {"native": ("-march=native",), "portable": ("-mavx2", "-mfma")}
 """Instruction sets by name. All give the same bits: `portable` for a processor of which the compiler knows nothing."""
@@ -43,6 +47,17 @@ def chosen() -> ctypes.CDLL | None:
     return _chosen
 
 
+def kernels() -> ctypes.CDLL:
+    """Return the kernels in use, of which there must be some."""
+    assert _chosen is not None
+    return _chosen
+
+
+def at(tensor: Tensor | None) -> int | None:
+    """Return where a tensor's numbers begin; None stands for C's NULL."""
+    return None if tensor is None else tensor.data_ptr()
+
+
 class NoKernels(Exception):
     """The kernels cannot be had here; the message says why."""
 
@@ -55,7 +70,8 @@ def load(target: str = "native") -> ctypes.CDLL:
         NoKernels: there is no compiler, it failed, or what it made cannot be loaded.
     """
     compiler = _compiler()
-    key = hashlib.sha256("\n".join((SOURCE.read_text(), compiler, _about(compiler), _processor(), *FLAGS)).encode())
+    sources = (source.read_text() for source in SOURCES)
+    key = hashlib.sha256("\n".join((*sources, compiler, _about(compiler), _processor(), *FLAGS)).encode())
     made = _folder() / f"{target}-{key.hexdigest()[:32]}.so"
     if not made.exists():
         _compile(compiler, (*FLAGS, *TARGETS[target]), made)
@@ -112,7 +128,7 @@ def _compile(compiler: str, flags: tuple[str, ...], made: Path) -> None:
     with tempfile.TemporaryDirectory(dir=made.parent, prefix="compile-") as name:
         fresh = Path(name) / made.name
         try:
-            command = [compiler, *flags, "-o", str(fresh), str(SOURCE), "-lm"]
+            command = [compiler, *flags, "-o", str(fresh), str(Path(__file__).with_name("kernels.c")), "-lm"]
             run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
         except (OSError, subprocess.SubprocessError) as error:
             raise NoKernels(f"{compiler} could not be run: {error}") from error

@@ -5,7 +5,6 @@ What is computed is the same function: products, normalisation, activation and b
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from evopipe.core.native import build
+from evopipe.core.native.build import at
 from evopipe.types import Tensor
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ def _forward(x: Tensor, anchor: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
     assert members == plan.members
     out, saved = x.new_empty(members, rows, plan.out), x.new_empty(members, rows * plan.room)
     packed = x.new_empty(max(plan.widest, rows) * PANEL)
-    _loaded().dense_forward(
-        _at(plan.fields), plan.layers, members, rows, inputs, plan.out, _at(x), _values(anchor, plan),
-        anchor.stride(0), _at(saved), rows * plan.room, _at(out), _at(packed),
+    build.kernels().dense_forward(
+        at(plan.fields), plan.layers, members, rows, inputs, plan.out, at(x), _values(anchor, plan),
+        anchor.stride(0), at(saved), rows * plan.room, at(out), at(packed),
     )  # fmt: skip
     return out, saved
 
@@ -145,26 +145,16 @@ def _dense() -> Any:
             room = rows * plan.widest
             packed, scratch = x.new_empty(max(plan.widest, rows) * PANEL), x.new_empty(3 * room)
             learns = ctx.needs_input_grad[1]
-            _loaded().dense_backward(
-                _at(plan.fields), plan.layers, members, rows, inputs, plan.out, _at(x), _values(anchor, plan),
+            build.kernels().dense_backward(
+                at(plan.fields), plan.layers, members, rows, inputs, plan.out, at(x), _values(anchor, plan),
                 anchor.stride(0), _values(anchor.grad, plan) if learns else None,
-                anchor.grad.stride(0) if learns else 0, _at(saved),
-                rows * plan.room, _at(out_grad), None if x_grad is None else _at(x_grad), _at(packed),
-                _at(scratch), room,
+                anchor.grad.stride(0) if learns else 0, at(saved),
+                rows * plan.room, at(out_grad), at(x_grad), at(packed),
+                at(scratch), room,
             )  # fmt: skip
             return x_grad, None, None
 
     return _Dense
-
-
-def _loaded() -> ctypes.CDLL:
-    kernels = build.chosen()
-    assert kernels is not None
-    return kernels
-
-
-def _at(tensor: Tensor) -> int:
-    return tensor.data_ptr()
 
 
 def _values(view: Tensor, plan: Plan) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 
 from evopipe.core.native import build
+from evopipe.core.native.build import at, kernels
 from evopipe.types import Tensor
 
 
@@ -26,7 +25,7 @@ def clip(grads: Tensor, limit: Tensor, losses: Tensor, healthy: Tensor) -> None:
     rows, size = grads.shape
     each = rows // len(limit)
     limit, losses = limit.float().contiguous(), losses.detach().float().contiguous()
-    _kernels().clip(len(limit), each, size, _at(grads), grads.stride(0), _at(limit), _at(losses), _at(healthy))
+    kernels().clip(len(limit), each, size, at(grads), grads.stride(0), at(limit), at(losses), at(healthy))
 
 
 def adam(
@@ -36,9 +35,9 @@ def adam(
     """Take one step in place: rows `[P · K, N]`, steps `[P · K]`, lr and active `[P]`."""
     rows, size = values.shape
     each, lr, active = rows // len(lr), lr.float().contiguous(), active.contiguous()
-    _kernels().adam(
-        len(lr), each, size, _at(values), values.stride(0), _at(grads), grads.stride(0), _at(mean),
-        _at(square), mean.stride(0), _at(steps), _at(lr), _at(active), *betas, eps,
+    kernels().adam(
+        len(lr), each, size, at(values), values.stride(0), at(grads), grads.stride(0), at(mean),
+        at(square), mean.stride(0), at(steps), at(lr), at(active), *betas, eps,
     )  # fmt: skip
 
 
@@ -46,17 +45,7 @@ def polyak(target: Tensor, online: Tensor, weight: Tensor) -> None:
     """target ← target + weight · (online − target) in place, `[P · K, N]`, weight `[P]`."""
     rows, size = target.shape
     weight = weight.float().contiguous()
-    _kernels().polyak(
-        len(weight), rows // len(weight), size, _at(target), target.stride(0), _at(online),
-        online.stride(0), _at(weight),
+    kernels().polyak(
+        len(weight), rows // len(weight), size, at(target), target.stride(0), at(online),
+        online.stride(0), at(weight),
     )  # fmt: skip
-
-
-def _kernels() -> ctypes.CDLL:
-    kernels = build.chosen()
-    assert kernels is not None
-    return kernels
-
-
-def _at(tensor: Tensor) -> int:
-    return tensor.data_ptr()
