@@ -389,6 +389,58 @@ void dense_forward(const int32_t *plan, int layers, int members, int rows, int i
   }
 }
 
+// Go back through a member's layers. `d` `[rows, widest]` holds the gradient of what comes out; `grad` (if any) gets what
+// that gives the parameters added. Returns where the gradient of what went in lies, if it is `wanted`. The three pieces
+// of scratch have room for rows × the widest layer each.
+static float *backward(const float *value, float *grad, int rows, layer *layers, int count, float *d, float *next,
+                       float *of_f, int wanted_of_input, float *packed) {
+  for (int i = count - 1; i >= 0; i--) {
+    layer *l = &layers[i];
+    const int32_t *at = l->at;
+    const int wanted = i > 0 || wanted_of_input;
+    float *df = d;
+    if (at[BLEND]) {
+      const float alpha = value[at[ALPHA]];
+      df = of_f;
+      float total = 0.0f;
+      for (int b = 0; b < rows; b++)
+        for (int j = 0; j < l->out; j++) {
+          const float g = d[(ptrdiff_t)b * l->out + j];
+          const float old = j < l->in ? l->x[(ptrdiff_t)b * l->in + j] : 0.0f;
+          const float made = j < l->n ? l->f[(ptrdiff_t)b * l->n + j] : 0.0f;
+          total += g * (made - old);
+          if (j < l->n) df[(ptrdiff_t)b * l->n + j] = alpha * g;
+        }
+      if (grad) grad[at[ALPHA]] += total;
+    }
+    if (at[ACTIVATION] != IDENTITY) through(at[ACTIVATION], (ptrdiff_t)rows * l->n, l->f, l->z, df);
+    if (l->hat)
+      normalised(rows, l->n, df, l->hat, l->scale, value + at[GAIN], grad ? grad + at[GAIN] : NULL,
+                 grad ? grad + at[SHIFT] : NULL);
+    if (grad) {
+      float *bias = grad + at[BIAS];
+      for (int j = 0; j < l->n; j += LANES) {
+        const int left = l->n - j;
+        vec total = part(bias + j, left);
+        for (int b = 0; b < rows; b++) total += part(df + (ptrdiff_t)b * l->n + j, left);
+        put(bias + j, left, total);
+      }
+      product(l->in, rows, l->n, l->x, 1, l->in, df, l->n, 0, grad + at[WEIGHT], at[STRIDE], NULL, 1, packed);
+    }
+    if (wanted) {
+      product(rows, l->n, l->in, df, l->n, 1, value + at[WEIGHT], at[STRIDE], 1, next, l->in, NULL, 0, packed);
+      if (at[BLEND]) {
+        const float rest = 1.0f - value[at[ALPHA]];
+        for (int b = 0; b < rows; b++)
+          for (int j = 0; j < l->in; j++) next[(ptrdiff_t)b * l->in + j] += rest * d[(ptrdiff_t)b * l->out + j];
+      }
+      float *swap = d;
+      d = next, next = swap;
+    }
+  }
+  return d;
+}
+
 // Add to `grads` (if any) what `out_grad` gives the parameters, and write that of x to `x_grad` (if any). `scratch` has
 // room for three times rows × the widest layer.
 void dense_backward(const int32_t *plan, int layers, int members, int rows, int inputs, int outputs, const float *x,
@@ -396,65 +448,59 @@ void dense_backward(const int32_t *plan, int layers, int members, int rows, int 
                     ptrdiff_t saved_stride, const float *out_grad, float *x_grad, float *packed, float *scratch, ptrdiff_t room) {
   for (int p = 0; p < members; p++) {
     layer found[MOST];
-    const float *own = x + (ptrdiff_t)p * rows * inputs, *value = values + p * values_stride;
-    float *grad = grads ? grads + p * grads_stride : NULL;
+    const float *own = x + (ptrdiff_t)p * rows * inputs;
     const int count = lay_out(plan + (ptrdiff_t)p * layers * FIELDS, layers, rows, inputs, own,
                               saved + p * saved_stride, found);
-    float *d = scratch, *next = scratch + room, *of_f = scratch + 2 * room;
     const int last = count ? found[count - 1].out : inputs;
     for (int b = 0; b < rows; b++)
       for (int j = 0; j < last; j++)
-        d[(ptrdiff_t)b * last + j] = j < outputs ? out_grad[((ptrdiff_t)p * rows + b) * outputs + j] : 0.0f;
-    for (int i = count - 1; i >= 0; i--) {
-      layer *l = &found[i];
-      const int32_t *at = l->at;
-      const int wanted = i > 0 || x_grad != NULL;
-      float *df = d;
-      if (at[BLEND]) {
-        const float alpha = value[at[ALPHA]];
-        df = of_f;
-        float total = 0.0f;
-        for (int b = 0; b < rows; b++)
-          for (int j = 0; j < l->out; j++) {
-            const float g = d[(ptrdiff_t)b * l->out + j];
-            const float old = j < l->in ? l->x[(ptrdiff_t)b * l->in + j] : 0.0f;
-            const float made = j < l->n ? l->f[(ptrdiff_t)b * l->n + j] : 0.0f;
-            total += g * (made - old);
-            if (j < l->n) df[(ptrdiff_t)b * l->n + j] = alpha * g;
-          }
-        if (grad) grad[at[ALPHA]] += total;
-      }
-      if (at[ACTIVATION] != IDENTITY) through(at[ACTIVATION], (ptrdiff_t)rows * l->n, l->f, l->z, df);
-      if (l->hat)
-        normalised(rows, l->n, df, l->hat, l->scale, value + at[GAIN], grad ? grad + at[GAIN] : NULL,
-                   grad ? grad + at[SHIFT] : NULL);
-      if (grad) {
-        float *bias = grad + at[BIAS];
-        for (int j = 0; j < l->n; j += LANES) {
-          const int left = l->n - j;
-          vec total = part(bias + j, left);
-          for (int b = 0; b < rows; b++) total += part(df + (ptrdiff_t)b * l->n + j, left);
-          put(bias + j, left, total);
-        }
-        product(l->in, rows, l->n, l->x, 1, l->in, df, l->n, 0, grad + at[WEIGHT], at[STRIDE], NULL, 1, packed);
-      }
-      if (wanted) {
-        product(rows, l->n, l->in, df, l->n, 1, value + at[WEIGHT], at[STRIDE], 1, next, l->in, NULL, 0, packed);
-        if (at[BLEND]) {
-          const float rest = 1.0f - value[at[ALPHA]];
-          for (int b = 0; b < rows; b++)
-            for (int j = 0; j < l->in; j++)
-              next[(ptrdiff_t)b * l->in + j] += rest * d[(ptrdiff_t)b * l->out + j];
-        }
-        float *swap = d;
-        d = next, next = swap;
-      }
-    }
+        scratch[(ptrdiff_t)b * last + j] = j < outputs ? out_grad[((ptrdiff_t)p * rows + b) * outputs + j] : 0.0f;
+    float *grad = grads ? grads + p * grads_stride : NULL;
+    const float *d = backward(values + p * values_stride, grad, rows, found, count, scratch, scratch + room,
+                              scratch + 2 * room, x_grad != NULL, packed);
     if (x_grad) memcpy(x_grad + (ptrdiff_t)p * rows * inputs, d, sizeof(float) * (size_t)rows * (size_t)inputs);
   }
 }
 
 // --- learning --------------------------------------------------------------------------------------------------------
+
+// Scale a gradient to at most `limit`; return its norm before.
+static float clipped(ptrdiff_t size, float *grad, float limit) {
+  vec squares[EACH] = {0};
+  for (ptrdiff_t j = 0; j < size; j += SUMS)
+    for (int i = 0; i < EACH; i++) {
+      vec g = load(grad + j + i * LANES);
+      squares[i] += g * g;
+    }
+  const float norm = sqrtf(sum(squares)), share = limit / (norm + 1e-6f);
+  if (!(share >= 1.0f))  // NaN spoils all of it
+    for (ptrdiff_t j = 0; j < size; j += LANES) store(grad + j, load(grad + j) * share);
+  return norm;
+}
+
+// One step of Adam (Kingma & Ba, 2015) of one row, in the form of torch's fused kernel.
+static void adam_step(ptrdiff_t size, float *value, const float *grad, float *mean, float *square, float *steps, float lr,
+                      double beta1, double beta2, double eps) {
+  *steps += 1.0f;
+  const float keep1 = (float)beta1, new1 = (float)(1.0 - beta1), keep2 = (float)beta2, new2 = (float)(1.0 - beta2);
+  const float by = (float)(lr / (1.0 - pow(beta1, *steps))), least = (float)eps;
+  const float root = (float)sqrt(1.0 - pow(beta2, *steps));
+  for (ptrdiff_t j = 0; j < size; j += LANES) {
+    vec g = load(grad + j), m = keep1 * load(mean + j) + new1 * g, s = keep2 * load(square + j) + new2 * (g * g);
+    vec r = {0};
+    store(mean + j, m), store(square + j, s);
+    for (int i = 0; i < LANES; i++) r[i] = __builtin_sqrtf(s[i]);
+    store(value + j, load(value + j) - by * (m / (r / root + least)));
+  }
+}
+
+// target ← target + weight · (online − target), by torch.lerp's two formulas: 0 leaves and 1 copies, to the bit.
+static void mixed(ptrdiff_t size, float *target, const float *online, float w) {
+  for (ptrdiff_t j = 0; j < size; j += LANES) {
+    vec a = load(target + j), b = load(online + j);
+    store(target + j, w < 0.5f ? a + w * (b - a) : b - (b - a) * (1.0f - w));
+  }
+}
 
 // Scale every row's gradient to at most its member's limit; whoever's loss or norm is not finite is healthy no more.
 // A member has `each` rows.
@@ -462,56 +508,22 @@ void clip(int members, int each, ptrdiff_t size, float *grads, ptrdiff_t stride,
           uint8_t *healthy) {
   for (int p = 0; p < members; p++) {
     float total = 0.0f;
-    for (int k = 0; k < each; k++) {
-      float *grad = grads + ((ptrdiff_t)p * each + k) * stride;
-      vec squares[EACH] = {0};
-      for (ptrdiff_t j = 0; j < size; j += SUMS)
-        for (int i = 0; i < EACH; i++) {
-          vec g = load(grad + j + i * LANES);
-          squares[i] += g * g;
-        }
-      const float norm = sqrtf(sum(squares)), share = limit[p] / (norm + 1e-6f);
-      total += norm;
-      if (!(share >= 1.0f))  // NaN spoils all of it
-        for (ptrdiff_t j = 0; j < size; j += LANES) store(grad + j, load(grad + j) * share);
-    }
+    for (int k = 0; k < each; k++) total += clipped(size, grads + ((ptrdiff_t)p * each + k) * stride, limit[p]);
     healthy[p] = healthy[p] && fabsf(losses[p] + total) < INFINITY;
   }
 }
 
-// One step of Adam (Kingma & Ba, 2015) for the active members, in the form of torch's fused kernel.
 void adam(int members, int each, ptrdiff_t size, float *values, ptrdiff_t values_stride, const float *grads,
           ptrdiff_t grads_stride, float *means, float *squares, ptrdiff_t moments_stride, float *steps, const float *lr,
           const uint8_t *active, double beta1, double beta2, double eps) {
-  for (int row = 0; row < members * each; row++) {
-    const int p = row / each;
-    if (!active[p]) continue;
-    steps[row] += 1.0f;
-    const float keep1 = (float)beta1, new1 = (float)(1.0 - beta1), keep2 = (float)beta2, new2 = (float)(1.0 - beta2);
-    const float by = (float)(lr[p] / (1.0 - pow(beta1, steps[row]))), least = (float)eps;
-    const float root = (float)sqrt(1.0 - pow(beta2, steps[row]));
-    float *value = values + row * values_stride, *mean = means + row * moments_stride;
-    float *square = squares + row * moments_stride;
-    const float *grad = grads + row * grads_stride;
-    for (ptrdiff_t j = 0; j < size; j += LANES) {
-      vec g = load(grad + j), m = keep1 * load(mean + j) + new1 * g, s = keep2 * load(square + j) + new2 * (g * g), r;
-      store(mean + j, m), store(square + j, s);
-      for (int i = 0; i < LANES; i++) r[i] = __builtin_sqrtf(s[i]);
-      store(value + j, load(value + j) - by * (m / (r / root + least)));
-    }
-  }
+  for (int row = 0; row < members * each; row++)
+    if (active[row / each])
+      adam_step(size, values + row * values_stride, grads + row * grads_stride, means + row * moments_stride,
+                squares + row * moments_stride, steps + row, lr[row / each], beta1, beta2, eps);
 }
 
-// target ← target + weight · (online − target), by torch.lerp's two formulas: 0 leaves and 1 copies, to the bit.
 void polyak(int members, int each, ptrdiff_t size, float *targets, ptrdiff_t targets_stride, const float *onlines,
             ptrdiff_t onlines_stride, const float *weight) {
-  for (int row = 0; row < members * each; row++) {
-    const float w = weight[row / each];
-    float *target = targets + row * targets_stride;
-    const float *online = onlines + row * onlines_stride;
-    for (ptrdiff_t j = 0; j < size; j += LANES) {
-      vec a = load(target + j), b = load(online + j);
-      store(target + j, w < 0.5f ? a + w * (b - a) : b - (b - a) * (1.0f - w));
-    }
-  }
+  for (int row = 0; row < members * each; row++)
+    mixed(size, targets + row * targets_stride, onlines + row * onlines_stride, weight[row / each]);
 }
