@@ -68,6 +68,21 @@ class Call:
     train: dict[str, Any] = field(default_factory=dict)  # more of the block `train`
     block: dict[str, Any] = field(default_factory=dict)  # more of the algorithm's block
 
+    @classmethod
+    def of(cls, function: str, given: Mapping[str, Any]) -> Call:
+        """Return the call of a training function with these arguments, of which those of it alone are left out.
+
+        Raises:
+            UsageError: one would be without effect, or the algorithm is for another function.
+        """
+        call = cls(**{name: given[name] for name in cls.__dataclass_fields__ if name in given})
+        call.check()
+        algo = get(call.name)
+        fits = f"train_{'multi_agent_' * algo.TEAM}{'on' if on_policy(algo) else 'off'}_policy"
+        if function != fits and (function, fits) != ("train_offline", "train_off_policy"):
+            raise UsageError(f"{function}: {call.name} is not for it: call {fits}")
+        return call
+
     @property
     def name(self) -> str:
         return self.pop[0].algo
@@ -264,15 +279,6 @@ def epsilon_of(algo: str, config: Any, envs: int, start: float, end: float, deca
         return {"eps_start": start, "eps_end": start, "eps_schedule": "exponential", "eps_steps": 1}
     steps = max(1, round(envs * math.log(max(end, 1e-8) / max(start, 1e-8)) / math.log(decay)))
     return {"eps_start": float(start), "eps_end": float(end), "eps_schedule": "exponential", "eps_steps": steps}
-
-
-def refuse_regime(name: str, function: str, wanted: str, team: bool) -> None:
-    """Raise UsageError where an algorithm is for another training function."""
-    algo = get(name)
-    kind = "on-policy" if on_policy(algo) else "off-policy"
-    if (kind, algo.TEAM) != (wanted, team):
-        who, other = ("multi_agent_" if algo.TEAM else ""), kind.replace("-", "_")
-        raise UsageError(f"{function}: {name} is not for it: call train_{who}{other}")
 
 
 def own_function(collect_rollouts_fn: Any) -> Any:
