@@ -6,13 +6,12 @@ import inspect
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evopipe import rng
 from evopipe.algos import get, on_policy
 from evopipe.data.transitions import Transitions
 from evopipe.envs.make import opened
@@ -22,18 +21,14 @@ from evopipe.face.agent import Agent
 from evopipe.face.breed import params_of
 from evopipe.face.evolution import Mutations, TournamentSelection
 from evopipe.face.given import config_of
-from evopipe.face.outcome import Checkpoints, deliver, save_policy
+from evopipe.face.outcome import Checkpoints, conduct, entering, save_policy
 from evopipe.face.population import one_process
 from evopipe.face.settings import algorithm_of, block_of
 from evopipe.machine import configure
-from evopipe.run.drive import begin, train
+from evopipe.run.drive import begin
 from evopipe.run.learners import learner_count
 from evopipe.schema.params import Params
-from evopipe.signals import StopSignal
 from evopipe.stages.setup import about_spec, make_spec
-from evopipe.storage.checkpoint import CheckpointStore
-from evopipe.track.console import console_sink
-from evopipe.track.events import JsonlSink, Tracker
 
 Trained = tuple[list[Agent], list[list[float]]]
 
@@ -203,13 +198,7 @@ class Call:
         if spec.spaces.team is not None:
             spaces = dict(spaces[0]), dict(spaces[1])  # type: ignore[call-overload]
         breed = self.pop[0].breed.told(params, spec, spaces)
-        keys = rng.member_keys(params.seed, range(len(self.pop)))
-        members = [agent.member for agent in self.pop]
-        ids = [member.id for member in members]
-        if len({*ids}) < len(ids):
-            ids = [*range(len(ids))]
-        members = [replace(member, slot=slot, id=ids[slot], key=int(keys[slot])) for slot, member in enumerate(members)]
-        births = [agent.mutation for agent in self.pop]
+        members, births = entering(self.pop, params.seed), [agent.mutation for agent in self.pop]
         before = [agent.steps[-1] for agent in self.pop]
         about = {**about_spec(spec), "policy": breed.about}
         learners = learner_count(params.runtime.learners, params.runtime.threads)
@@ -218,7 +207,6 @@ class Call:
             translate_failures(),
             Workers(params.runtime.env_workers, learners) as workers,
         ):
-            folder = Path(scratch)
             made = begin(spec, members, warm, births, workers, learners, collect)
 
             def agents() -> list[Agent]:
@@ -231,17 +219,8 @@ class Call:
             saved = Checkpoints(made, agents, self.checkpoint, self.checkpoint_path or f"{self.file}-checkpoint",
                                 self.overwrite_checkpoints)  # fmt: skip
             try:
-                with StopSignal() as stop, deliver(params, self.wandb_api_key, made, about, folder) as delivery:
-
-                    def between() -> list[str]:
-                        saved.save()
-                        return delivery.problems()
-
-                    with Tracker([console_sink(not self.verbose), JsonlSink(delivery.log)]) as tracker:
-                        store = CheckpointStore(folder / "checkpoints")
-                        champion = train(made, store, math.inf, stop, tracker, between)
-                    delivery.finished(champion)
-                saved.save()
+                champion = conduct(made, params, about, Path(scratch), lambda _: saved.save(), not self.verbose,
+                                   self.wandb_api_key)  # fmt: skip
                 if adopt is not None:
                     adopt(made.regime)
                 trained = agents()
