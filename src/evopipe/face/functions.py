@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from evopipe.data.transitions import Transitions
 from evopipe.errors import UsageError
 from evopipe.face.agent import Agent
 from evopipe.face.buffers import MultiStepReplayBuffer, ReplayBuffer
 from evopipe.face.evolution import Mutations, TournamentSelection
 from evopipe.face.given import config_of
 from evopipe.face.team_buffer import MultiAgentReplayBuffer
-from evopipe.face.train import Call, Trained, epsilon_of, own_function, transitions_of
+from evopipe.face.train import Call, Trained, epsilon_of, own_function
+from evopipe.memory.replay import Replay
+from evopipe.types import Batch
 
 
 def train_off_policy(
@@ -127,27 +131,35 @@ def replay_of(
     return block | ({} if memory.alpha is None else {"alpha": float(memory.alpha)})
 
 
-def _fill(memory: ReplayBuffer, replay: Any, agent: Agent) -> None:
+def _all_of(replay: Replay) -> Batch:
+    """Return everything that a memory's first ring holds, the oldest first, with discounts of 1 but at ends."""
+    size = int(replay.size[0])
+    at = (int(replay.position[0]) - size + torch.arange(size)) % replay.capacity
+    return replay.layout.unpack(replay.rows[0].cpu()[at][None], torch.ones(1, size), torch.ones(1))
+
+
+def _fill(memory: ReplayBuffer, replay: Replay, agent: Agent) -> None:
     """Put what a run's memory holds into a caller's, where it can be said in the environment's own terms."""
     seen, actions = agent.breed.observations, agent.breed.actions
     assert seen is not None
     assert actions is not None
-    size = int(replay.size[0])
-    if not size or not seen.plain or replay.layout.steps > 1 or replay.layout.masked:
+    if not int(replay.size[0]) or not seen.plain or replay.layout.steps > 1 or replay.layout.masked:
         return
-    at = (int(replay.position[0]) - size + torch.arange(size)) % replay.capacity
-    rows = replay.rows[0].cpu()[at]
-    batch = replay.layout.unpack(rows[None], torch.ones(1, size), torch.ones(1))
+    batch = _all_of(replay)
     action, obs, after, reward = (x[0].numpy() for x in (batch.action, batch.obs, batch.next_obs, batch.reward))
     done = batch.discount[0].numpy() == 0.0
     memory.fill({"state": obs, "action": actions.own(action), "reward": reward, "next_state": after, "done": done})
 
 
-def _held(memory: ReplayBuffer, agent: Agent) -> Any:
-    replay = memory.replay
-    size = int(replay.size[0])
-    at = (int(replay.position[0]) - size + torch.arange(size)) % replay.capacity
-    return transitions_of(replay.rows[0][at], agent, memory.form, replay.layout)
+def _held(memory: ReplayBuffer, agent: Agent) -> Transitions:
+    """Return what a caller's memory holds as transitions to begin with."""
+    breed, form, batch = agent.breed, memory.form, _all_of(memory.replay)
+    assert form is not None
+    assert breed.actions is not None
+    seen, after = (breed.rows(form.back(part[0].numpy()))[0] for part in (batch.obs, batch.next_obs))
+    own, done = breed.actions.relative(form.own(batch.action[0].numpy())), batch.discount[0].numpy() == 0.0
+    n = len(seen)
+    return Transitions(seen, own, batch.reward[0].numpy(), done, np.ones(n, bool), after, np.arange(n))
 
 
 def train_on_policy(

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from evopipe.algos import get, on_policy
 from evopipe.data.transitions import Transitions
 from evopipe.envs.make import opened
@@ -280,18 +278,3 @@ def own_function(collect_rollouts_fn: Any) -> Any:
             "regime.choose(), regime.pool.step(...) and regime.record(step) so many times, see docs/python.md"
         )
     return collect_rollouts_fn
-
-
-def transitions_of(rows: Any, agent: Agent, form: Any, layout: Any) -> Transitions:
-    """Return what a memory holds `[n, size]` as transitions to begin with."""
-    import torch
-
-    batch = layout.unpack(rows[None], torch.ones(1, len(rows)), torch.ones(1))
-    breed = agent.breed
-    assert breed.observations is not None
-    assert breed.actions is not None
-    seen = [breed.observations.read(form.back(part[0].numpy()))[0] for part in (batch.obs, batch.next_obs)]
-    own = breed.actions.relative(form.own(batch.action[0].numpy()))
-    terminated = batch.discount[0].numpy() == 0.0
-    n = len(rows)
-    return Transitions(seen[0], own, batch.reward[0].numpy(), terminated, np.ones(n, bool), seen[1], np.arange(n))
