@@ -26,6 +26,8 @@ SIGNATURES = {
     "clip": "iinpnppp",
     "adam": "iinpnpnppnpppddd",
     "polyak": "iinpnpnp",
+    "policy_learn": "ppp",
+    "policy_act": "pnppppppppp",
     "value_update": "piiiiininpnpnppnppnnpnnpppppppppp" + "iiidddpppp",
 }
 """What each function takes: p a pointer, i an int, n a ptrdiff_t, d a double."""

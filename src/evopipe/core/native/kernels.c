@@ -576,3 +576,5 @@ static const float *outputs_of(const int32_t *plan, int layers, const float *val
 }
 
 #include "value.c"
+#include "lstm.c"
+#include "policy.c"
