@@ -27,7 +27,9 @@ SIGNATURES = {
     "adam": "iinpnpnppnpppddd",
     "polyak": "iinpnpnp",
     "policy_learn": "ppp",
-    "policy_act": "pnppppppppp",
+    "policy_act": "pnppppnpppppp",
+    "rollout_enter": "nnnnnpnppipppp",
+    "rollout_finish": "nnnpnpnnppppp",
     "value_update": "piiiiininpnpnppnppnnpnnpppppppppp" + "iiidddpppp",
 }
 """What each function takes: p a pointer, i an int, n a ptrdiff_t, d a double."""

@@ -448,11 +448,11 @@ static int likeliest(const columns *c, const float *worth, int l, int first, int
 
 enum { BLOCK = 128 };  // rows that are taken at once
 
-// What members say and do in `envs` rows each: actions by the draws of a stream `[members]` each, or the likeliest where
-// there are none, int64 where they are whole numbers; their log-probabilities; values; and what is remembered. Actions
+// What members say and do in `envs` rows each: actions by the draws of their keys `[members]`, or the likeliest where
+// there are no keys, int64 where they are whole numbers; their log-probabilities; values; and what is remembered. Actions
 // and values are left out where they are NULL.
 void policy_act(const policy *of, ptrdiff_t envs, const float *obs, const uint8_t *legal, const float *memory,
-                const uint64_t *streams, void *actions, float *log_probs, float *values, float *remembered, int32_t *done) {
+                const uint64_t *keys, ptrdiff_t salt, const uint64_t *when, void *actions, float *log_probs, float *values, float *remembered, int32_t *done) {
   const int n = (int)of->outputs, choices = (int)of->choices, wanted[BRAINS] = {1, actions != NULL, values != NULL};
   int most = 0;
   for (int d = 0; of->kind == CHOICES && d < choices; d++) most = of->each[d] > most ? of->each[d] : most;
@@ -462,7 +462,7 @@ void policy_act(const policy *of, ptrdiff_t envs, const float *obs, const uint8_
   const columns c = columns_of(of, &with);
   float *taken = with.column + 5 * n * LANES;
   for (int p = 0; p < of->members; p++) {
-    const uint64_t *stream = streams ? streams + p : NULL;
+    const uint64_t begins = keys ? mix(mix(keys[p] + (uint64_t)salt) + *when * GOLDEN) : 0, *stream = keys ? &begins : NULL;
     const float *log_std = of->kind == NUMBERS ? of->log_std + (ptrdiff_t)p * n : NULL;
     for (ptrdiff_t block = 0; block < envs; block += BLOCK) {
       made nets[BRAINS];
@@ -517,6 +517,46 @@ void policy_act(const policy *of, ptrdiff_t envs, const float *obs, const uint8_
         if (of->kind == NUMBERS) log_p = density(of, log_std, &c, taken);
         for (int l = 0; log_probs && l < left; l++) log_probs[begin + first + l] = stream ? log_p[l] : 0.0f;
       }
+    }
+  }
+}
+
+// --- rollouts --------------------------------------------------------------------------------------------------------
+
+// Enter what is known before a step, into rows that lie as `memory.rollout` says.
+void rollout_enter(ptrdiff_t members, ptrdiff_t envs, ptrdiff_t observations, ptrdiff_t choices, ptrdiff_t outputs, float *rows,
+                   ptrdiff_t stride, const float *obs, const void *actions, int whole_numbers, const float *log_probs,
+                   const float *values, const uint8_t *begins, const uint8_t *legal) {
+  for (ptrdiff_t p = 0, at = 0; p < members; p++) {
+    float *row = rows + p * stride;
+    for (ptrdiff_t e = 0; e < envs; e++, at++) {
+      memcpy(row, obs + at * observations, sizeof(float) * (size_t)observations);
+      row += observations;
+      for (ptrdiff_t j = 0; j < choices; j++)
+        *row++ = whole_numbers ? (float)((const int64_t *)actions)[at * choices + j] : ((const float *)actions)[at * choices + j];
+      *row++ = log_probs[at], *row++ = values[at], *row++ = begins[at] ? 1.0f : 0.0f;
+      for (int j = 0; j < 3; j++) *row++ = 0.0f;
+      for (ptrdiff_t j = 0; legal && j < outputs; j++) *row++ = legal[at * outputs + j] ? 1.0f : 0.0f;
+    }
+  }
+}
+
+// Enter what a step gave; `expected` are the rows' values, `row` floats apart.
+void rollout_finish(ptrdiff_t members, ptrdiff_t envs, ptrdiff_t observations, float *after, ptrdiff_t stride, const float *expected,
+                    ptrdiff_t expected_stride, ptrdiff_t row, const float *obs, const float *reward,
+                    const uint8_t *terminated, const uint8_t *truncated, const uint8_t *broken) {
+  for (ptrdiff_t p = 0, at = 0; p < members; p++) {
+    float *to = after + p * stride;
+    for (ptrdiff_t e = 0; e < envs; e++, at++) {
+      if (broken[at])
+        memset(to, 0, sizeof(float) * (size_t)observations);
+      else
+        memcpy(to, obs + at * observations, sizeof(float) * (size_t)observations);
+      to += observations;
+      *to++ = broken[at] ? expected[p * expected_stride + e * row] : reward[at];
+      *to++ = terminated[at] | broken[at] ? 1.0f : 0.0f;
+      *to++ = terminated[at] | truncated[at] | broken[at] ? 1.0f : 0.0f;
+      *to++ = broken[at] ? 0.0f : 1.0f;
     }
   }
 }

@@ -164,9 +164,8 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor,
     action = torch.empty(*envs, *cfg.spaces.action_shape, dtype=torch.float32 if cfg.spaces.continuous else torch.int64)
     log_prob, value = obs.new_empty(2, *envs)
     after = torch.zeros_like(memory, memory_format=torch.contiguous_format) if policy.memory else memory
-    streams = None if draw is None else draw.streams
     return Chosen(action, log_prob, value, after) if _say(
-        policy, obs, legal, memory, streams, action, log_prob, value, after
+        policy, obs, legal, memory, draw, action, log_prob, value, after
     ) else None  # fmt: skip
 
 
@@ -198,7 +197,7 @@ def _reading(cfg: Any, state: Any, obs: Tensor, memory: Tensor) -> _Policy | Non
 
 
 def _say(
-    policy: _Policy, obs: Tensor, legal: Tensor | None, memory: Tensor, streams: Tensor | None = None,
+    policy: _Policy, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None = None,
     action: Tensor | None = None, log_prob: Tensor | None = None, value: Tensor | None = None,
     after: Tensor | None = None,
 ) -> bool:  # fmt: skip
@@ -206,7 +205,47 @@ def _say(
     obs, memory, legal = obs.contiguous(), memory.contiguous(), None if legal is None else legal.contiguous()
     done = ctypes.c_int32()
     kernels().policy_act(
-        ctypes.addressof(policy), obs.shape[1], *map(at, (obs, legal, memory, streams, action, log_prob, value)),
+        ctypes.addressof(policy), obs.shape[1], at(obs), at(legal), at(memory), *_drawn(draw), at(action), at(log_prob),
+        at(value),
         at(after) if policy.memory else None, ctypes.addressof(done),
     )  # fmt: skip
     return bool(done.value)
+
+
+def _drawn(draw: Stream | None) -> tuple[Any, ...]:
+    return (None, 0, None) if draw is None else (at(draw.keys), draw.salt, at(draw.step))
+
+
+def enter(
+    spaces: Spaces, rows: Tensor, obs: Tensor, legal: Tensor | None, begins: Tensor, chosen: Chosen
+) -> bool:  # fmt: skip
+    """Enter what is known before a step into rows `[P, E, …]`, see `memory.rollout`; say whether the kernels can."""
+    kinds = (obs, chosen.log_prob, chosen.value) + ((chosen.action,) if spaces.continuous else ())
+    if not _plain(rows, *kinds):
+        return False
+    obs, action, log_prob, value, begins = (
+        x.contiguous() for x in (obs, chosen.action, chosen.log_prob, chosen.value, begins)
+    )
+    legal = None if legal is None else legal.contiguous()
+    kernels().rollout_enter(
+        *obs.shape, spaces.action_size, spaces.actions, at(rows), rows.stride(0), at(obs), at(action),
+        not spaces.continuous, at(log_prob), at(value), at(begins), at(legal),
+    )  # fmt: skip
+    return True
+
+
+def finish(after: Tensor, expected: Tensor, next_obs: Tensor, reward: Tensor, *ends: Tensor) -> bool:
+    """Enter what a step gave, `[P, E, …]`, and how it ended, bool `[P, E]` each; say whether the kernels can. Expected
+    are the values `[P, E]` in the step's row."""
+    if not _plain(after, expected, next_obs, reward):
+        return False
+    next_obs, reward, *ends = (x.contiguous() for x in (next_obs, reward, *ends))  # type: ignore[assignment]
+    kernels().rollout_finish(
+        *next_obs.shape, at(after), after.stride(0), at(expected), *expected.stride(), at(next_obs), at(reward),
+        *map(at, ends),
+    )  # fmt: skip
+    return True
+
+
+def _plain(*tensors: Tensor) -> bool:
+    return build.chosen() is not None and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
