@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import tiny
 
 OTHER = {
@@ -14,7 +15,7 @@ OTHER = {
     "NPY_DISABLE_CPU_FEATURES": "X86_V3,X86_V4,AVX512_ICL",
     "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX2,-FMA",
 }
-"""What makes torch, NumPy and the system's mathematics take a processor for an older one. What it lacks is passed by."""
+"""What makes torch, NumPy and the system's mathematics take a processor for an older one."""
 STAGES = ("fetch", "buffer", "population", "train", "evaluate")
 RUNS: dict[str, dict[str, Any]] = {
     "dqn": {"env.id": "LunarLander-v3"},
