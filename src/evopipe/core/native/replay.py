@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,9 +12,6 @@ from evopipe.core.native import build
 from evopipe.core.native.build import at, kernels
 from evopipe.rng import Stream, salt
 from evopipe.types import Batch, Tensor
-
-if TYPE_CHECKING:
-    from evopipe.memory.replay import RowLayout
 
 
 def serve(x: Tensor) -> bool:
@@ -29,8 +26,9 @@ def uniform(draw: Stream, n: int) -> Tensor:
     return found
 
 
-def batch(layout: RowLayout, rows: Tensor, index: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> Batch:
-    """Take rows of a memory `[n, size]` apart: `index` `[P, B]` counts from each member's `first` `[P]`."""
+def batch(layout: Any, rows: Tensor, index: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> Batch:
+    """Take rows of a memory `[n, size]` apart as its `RowLayout` says: `index` `[P, B]` counts from each member's `first`
+    `[P]`."""
     members, n = index.shape
     lead = (members, n, layout.agents) if layout.agents else (members, n)
     k, masked, legal = layout.each, layout.masked, layout.legal
