@@ -132,11 +132,17 @@ def whole_update(
     if critic == "critics":
         noise = cfg.target_noise * draw.normal(batch.action[0].numel())
     places = native.alone(cfg.spaces.observations, cfg.spaces.actions)
-    critics = getattr(state, critic), getattr(state, f"{critic}_target")
     return native.climb(
-        (state.actor, state.actor_target, *critics), (state.actor_adam, getattr(state, f"{critic}_adam")),
-        state.updates, hp, places, batch, healthy, climbs, noise=noise, limit=getattr(cfg, "target_clip", 0.0),
-        close=close,
+        learners(state, critic), hp, places, batch, healthy, climbs, noise=noise,
+        limit=getattr(cfg, "target_clip", 0.0), close=close,
+    )  # fmt: skip
+
+
+def learners(state: Any, critic: str) -> native.Learners:
+    """Return what the kernels are to learn with, of critics by that name in the state."""
+    return native.Learners(
+        state.actor, getattr(state, "actor_target", None), getattr(state, critic), getattr(state, f"{critic}_target"),
+        state.actor_adam, getattr(state, f"{critic}_adam"), state.updates,
     )  # fmt: skip
 
 

@@ -163,11 +163,10 @@ def whole_update(
     else:
         noise, limit = gumbel(draw, n).float(), 0.0
         own = gumbel(draw.part(1), n).clamp(min=-40.0).float() if climbs else None
-    critics = getattr(state, critic), getattr(state, f"{critic}_target")
     return native.climb(
-        (state.actor, state.actor_target, *critics), (state.actor_adam, getattr(state, f"{critic}_adam")),
-        state.updates, hp, of.places, batch, healthy, climbs, discrete=not cfg.spaces.continuous, noise=noise,
-        own_noise=own, limit=limit, temperature=cfg.temperature, penalty=cfg.output_penalty,
+        _actor_critic.learners(state, critic), hp, of.places, batch, healthy, climbs,
+        discrete=not cfg.spaces.continuous, noise=noise, own_noise=own, limit=limit, temperature=cfg.temperature,
+        penalty=cfg.output_penalty,
     )  # fmt: skip
 
 

@@ -27,6 +27,8 @@ SIGNATURES = {
     "adam": "iinpnpnppnpppddd",
     "polyak": "iinpnpnp",
     "climb": "pi",
+    "soften": "pi",
+    "value_update": "piiiiininpnpnppnppnnpnnpppppppppp" + "iiidddpppp",
 }
 """What each function takes: p a pointer, i an int, n a ptrdiff_t, d a double."""
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "n": ctypes.c_ssize_t, "d": ctypes.c_double}

@@ -575,4 +575,5 @@ static const float *outputs_of(const int32_t *plan, int layers, const float *val
   return found[*count - 1].y;
 }
 
+#include "value.c"
 #include "actor_critic.c"
