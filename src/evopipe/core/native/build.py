@@ -33,6 +33,8 @@ SIGNATURES = {
     "tree_draw": "ippiipppppi",
     "importances": "iippfpp",
     "tree_update": "ippiipppfffpp",
+    "climb": "pi",
+    "soften": "pi",
     "value_update": "piiiiininpnpnppnppnnpnnpppppppppp" + "iiidddpppp",
 }
 """What each function takes: p a pointer, i an int, n a ptrdiff_t, f a float, d a double."""
