@@ -95,9 +95,14 @@ def _on_host(keys: torch.Tensor) -> bool:
     return keys.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _host_bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> np.ndarray:
+def _host_streams(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor) -> np.ndarray:
+    """Where the draws of every key `[P]` and step `[U]` begin: `[P, U]` uint64."""
     base = _mix_host(keys.numpy().view(np.uint64) + _unsigned(int(purpose) * _INIT))
-    at = _mix_host(base[:, None] + steps.numpy().view(np.uint64) * _GOLDEN_HOST)  # [P, U]
+    return _mix_host(base[:, None] + steps.numpy().view(np.uint64) * _GOLDEN_HOST)
+
+
+def _host_bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> np.ndarray:
+    at = _host_streams(keys, purpose, steps)
     return _mix_host(at[:, :, None] + np.arange(1, n + 1, dtype=np.uint64) * _GOLDEN_HOST)
 
 
@@ -108,6 +113,11 @@ class Stream:
     keys: torch.Tensor  # [P] int64
     purpose: Purpose
     step: torch.Tensor  # [1] int64, when
+
+    @property
+    def streams(self) -> torch.Tensor:
+        """`[P]` int64, where each member's draws begin: what the CPU's own kernels go on from."""
+        return torch.from_numpy(_host_streams(self.keys, self.purpose, self.step)[:, 0].view(np.int64))
 
     def uniform(self, n: int) -> torch.Tensor:
         """`[P, n]` float64 in [0, 1)."""

@@ -35,6 +35,8 @@ SIGNATURES = {
     "tree_update": "ippiipppfffpp",
     "climb": "pi",
     "soften": "pi",
+    "policy_learn": "ppp",
+    "policy_act": "pnppppppppp",
     "value_update": "piiiiininpnpnppnppnnpnnpppppppppp" + "iiidddpppp",
 }
 """What each function takes: p a pointer, i an int, n a ptrdiff_t, f a float, d a double."""

@@ -578,3 +578,5 @@ static const float *outputs_of(const int32_t *plan, int layers, const float *val
 #include "replay.c"
 #include "value.c"
 #include "actor_critic.c"
+#include "lstm.c"
+#include "policy.c"
