@@ -575,6 +575,8 @@ static const float *outputs_of(const int32_t *plan, int layers, const float *val
   return found[*count - 1].y;
 }
 
+#include "replay.c"
 #include "value.c"
+#include "actor_critic.c"
 #include "lstm.c"
 #include "policy.c"
