@@ -92,10 +92,10 @@ typedef struct {  // one member's network, laid out for so many rows
   layer layers[MOST];
   int recurrent, count, out;
   const float *values, *y;
-} made;
+} mind;
 
 static void run_brain(const brain *net, int p, int steps, int batch, int inputs, const float *x, const float *memory,
-                      ptrdiff_t width, const float *keep, float *saved, float *packed, made *to) {
+                      ptrdiff_t width, const float *keep, float *saved, float *packed, mind *to) {
   const int rows = steps * batch;
   to->values = net->values + p * net->values_stride;
   to->recurrent = lay_out_gated(net->gated + p * net->recurrent * GATED, (int)net->recurrent, rows, inputs, x, saved, to->gates);
@@ -111,7 +111,7 @@ static void run_brain(const brain *net, int p, int steps, int batch, int inputs,
 }
 
 // Returns where the gradient of what went in lies, if it is wanted: within `d`, three pieces of `room` floats.
-static float *back_brain(const made *of, float *grad, int steps, int batch, const float *keep, float *d, ptrdiff_t room,
+static float *back_brain(const mind *of, float *grad, int steps, int batch, const float *keep, float *d, ptrdiff_t room,
                          int wanted, float *packed) {
   float *pieces[3] = {d, d + room, d + 2 * room}, *rest[2];
   d = backward(of->values, grad, steps * batch, (layer *)of->layers, of->count, pieces[0], pieces[1], pieces[2],
@@ -124,7 +124,7 @@ static float *back_brain(const made *of, float *grad, int steps, int batch, cons
 
 // Networks of a member, one after the other: the encoder, if there is one, then what is `wanted` of both heads.
 static void run_policy(const policy *of, int p, int steps, int batch, const float *x, const float *memory,
-                       const float *keep, float *const *saved, float *packed, const int wanted[BRAINS], made *nets) {
+                       const float *keep, float *const *saved, float *packed, const int wanted[BRAINS], mind *nets) {
   int inputs = (int)of->observations;
   for (int k = 0; k < BRAINS; k++) {
     if (!of->brains[k].values || !wanted[k]) continue;
@@ -179,7 +179,7 @@ static columns columns_of(const policy *of, const bench *with) {
 }
 
 // Bring what the actor says of some rows, and what is legal there, into columns; 0 and nothing behind the last row.
-static void gather(const policy *of, const float *out, const float *const *legal, int left, const columns *to) {
+static void in_columns(const policy *of, const float *out, const float *const *legal, int left, const columns *to) {
   const int n = (int)of->outputs;
   for (int j = 0; j < n; j++)
     for (int l = 0; l < LANES; l++) {
@@ -205,7 +205,7 @@ static float objective(const policy *of, const lessons *to, int p, int rows, con
     const int left = rows - first < LANES ? rows - first : LANES;
     const float *const *from = with->from + first, *legal[LANES];
     for (int l = 0; l < left; l++) legal[l] = from[l] + known + 6;
-    gather(of, said + first * n, to->masked ? legal : NULL, left, &c);
+    in_columns(of, said + first * n, to->masked ? legal : NULL, left, &c);
     float then[5][LANES] = {{0}};  // log-probability, value, advantage, target, weight
     for (int l = 0; l < left; l++) {
       then[0][l] = from[l][known], then[1][l] = from[l][known + 1], then[2][l] = with->advantage[first + l];
@@ -349,7 +349,7 @@ static int fetch(const policy *of, const lessons *to, int p, const int64_t *chos
 static void learn_one(const policy *of, const lessons *to, int p, const int64_t *chosen, int batch, int begins, bench *with) {
   const int steps = (int)to->length, rows = steps * batch;
   const int given = fetch(of, to, p, chosen, batch, with) > 0;
-  made nets[BRAINS];
+  mind nets[BRAINS];
   float std[of->outputs], distance;
   run_policy(of, p, steps, batch, with->x, with->memory, with->keep, with->saved, with->packed, (int[]){1, 1, 1}, nets);
   const float loss = objective(of, to, p, rows, nets[ACTOR].y, nets[CRITIC].y, with, with->heads[0], with->heads[1], std, &distance);
@@ -362,7 +362,7 @@ static void learn_one(const policy *of, const lessons *to, int p, const int64_t 
   for (int k = 0; k < BRAINS; k++)
     if (of->brains[k].values) memset(with->grads[k], 0, sizeof(float) * (size_t)of->brains[k].size);
   for (int k = 0; k < 2; k++) {
-    const made *net = &nets[ACTOR + k];
+    const mind *net = &nets[ACTOR + k];
     memcpy(with->d, with->heads[k], sizeof(float) * (size_t)rows * (size_t)net->out);
     float *found = back_brain(net, with->grads[ACTOR + k], steps, batch, with->keep, with->d, with->room, shared, with->packed);
     if (shared) memcpy(with->heads[k], found, sizeof(float) * (size_t)rows * (size_t)nets[ENCODER].out);
@@ -414,21 +414,13 @@ void policy_learn(const policy *of, const lessons *to, int32_t *done) {
 
 // --- acting ----------------------------------------------------------------------------------------------------------
 
-static uint64_t mix(uint64_t x) {  // SplitMix64's finaliser, as `evopipe.rng` has it
-  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-  return x ^ x >> 31;
-}
-
-#define GOLDEN 0x9E3779B97F4A7C15u
-
 // The draw of a stream at a place: in [0, 1) with 53 bits.
-static double uniform(uint64_t stream, ptrdiff_t place) {
-  return (double)(mix(stream + (uint64_t)(place + 1) * GOLDEN) >> 11) * 0x1p-53;
+static double share_at(uint64_t stream, ptrdiff_t place) {
+  return (double)(mixed_bits(stream + (uint64_t)(place + 1) * GOLDEN) >> 11) * 0x1p-53;
 }
 
 static float normal(uint64_t stream, ptrdiff_t place) {
-  const double radius = uniform(stream, 2 * place), angle = uniform(stream, 2 * place + 1);
+  const double radius = share_at(stream, 2 * place), angle = share_at(stream, 2 * place + 1);
   return (float)(sqrt(-2.0 * log1p(-radius)) * cos(6.283185307179586 * angle));
 }
 
@@ -440,7 +432,7 @@ static int likeliest(const columns *c, const float *worth, int l, int first, int
     const ptrdiff_t at = (ptrdiff_t)(first + j) * LANES + l;
     if (!(c->may[at] > 0.0f)) continue;
     float score = worth[at] == worth[at] ? worth[at] : 0.0f;
-    if (stream) score -= (float)log(-log1p(-uniform(*stream, place + j)));
+    if (stream) score -= (float)log(-log1p(-share_at(*stream, place + j)));
     if (score > most) most = score, found = j;
   }
   return found;
@@ -462,10 +454,10 @@ void policy_act(const policy *of, ptrdiff_t envs, const float *obs, const uint8_
   const columns c = columns_of(of, &with);
   float *taken = with.column + 5 * n * LANES;
   for (int p = 0; p < of->members; p++) {
-    const uint64_t begins = keys ? mix(mix(keys[p] + (uint64_t)salt) + *when * GOLDEN) : 0, *stream = keys ? &begins : NULL;
+    const uint64_t begins = keys ? mixed_bits(mixed_bits(keys[p] + (uint64_t)salt) + *when * GOLDEN) : 0, *stream = keys ? &begins : NULL;
     const float *log_std = of->kind == NUMBERS ? of->log_std + (ptrdiff_t)p * n : NULL;
     for (ptrdiff_t block = 0; block < envs; block += BLOCK) {
-      made nets[BRAINS];
+      mind nets[BRAINS];
       const ptrdiff_t begin = p * envs + block;
       const int rows = envs - block < BLOCK ? (int)(envs - block) : BLOCK;
       run_policy(of, p, 1, rows, obs + begin * of->observations, memory + begin * of->memory, with.keep, with.saved,
@@ -482,7 +474,7 @@ void policy_act(const policy *of, ptrdiff_t envs, const float *obs, const uint8_
       if (values) memcpy(values + begin, nets[CRITIC].y, sizeof(float) * (size_t)rows);
       for (int first = 0; actions && first < rows; first += LANES) {
         const int left = rows - first < LANES ? rows - first : LANES;
-        gather(of, nets[ACTOR].y + first * n, NULL, left, &c);
+        in_columns(of, nets[ACTOR].y + first * n, NULL, left, &c);
         for (int j = 0; j < n; j++)
           for (int l = 0; l < left; l++) {
             float *z = &c.z[j * LANES + l];
@@ -501,7 +493,7 @@ void policy_act(const policy *of, ptrdiff_t envs, const float *obs, const uint8_
             } else if (of->kind == BITS) {
               const int may = c.may[d * LANES + l] > 0.0f;
               const float z = c.z[d * LANES + l];
-              chosen = may && (stream ? uniform(*stream, row * n + d) < (double)sigmoid(all(z))[0] : z > 0.0f);
+              chosen = may && (stream ? share_at(*stream, row * n + d) < (double)sigmoid(all(z))[0] : z > 0.0f);
               if (may) log_p[l] -= softplus(all(chosen ? -z : z))[0];
             } else {
               chosen = c.z[d * LANES + l];

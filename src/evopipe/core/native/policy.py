@@ -205,14 +205,14 @@ def _say(
     obs, memory, legal = obs.contiguous(), memory.contiguous(), None if legal is None else legal.contiguous()
     done = ctypes.c_int32()
     kernels().policy_act(
-        ctypes.addressof(policy), obs.shape[1], at(obs), at(legal), at(memory), *_drawn(draw), at(action), at(log_prob),
+        ctypes.addressof(policy), obs.shape[1], at(obs), at(legal), at(memory), *_stream(draw), at(action), at(log_prob),
         at(value),
         at(after) if policy.memory else None, ctypes.addressof(done),
     )  # fmt: skip
     return bool(done.value)
 
 
-def _drawn(draw: Stream | None) -> tuple[Any, ...]:
+def _stream(draw: Stream | None) -> tuple[Any, ...]:
     return (None, 0, None) if draw is None else (at(draw.keys), draw.salt, at(draw.step))
 
 
