@@ -320,8 +320,7 @@ class Agent:
         slot = member.slot if index is None else index
         key = member.key if index is None else int(rng.member_keys(self.breed.params.seed, [slot])[0])
         child = Agent(self.breed, replace(member.clone(slot, member.id, key), parent=member.parent), self.mutation)
-        child.scores, child.steps = [*self.scores], [*self.steps]
-        child._acted, child._learned = self._acted, self._learned
+        child.go_on_from(self, self)
         return child
 
     def save_checkpoint(self, path: str | Path) -> None:

@@ -83,6 +83,14 @@ def entering(agents: Sequence[Any], seed: int) -> list[Member]:
     return [replace(member, slot=slot, id=ids[slot], key=int(keys[slot])) for slot, member in enumerate(members)]
 
 
+def views(run: Run[Any], view: Callable[..., Any], breed: Any, before: Sequence[Any], each: int = 1) -> list[Any]:
+    """Return agents, by a class of theirs, of a run's members as they are; `each` is what they count for a step."""
+    found = [view(breed, member, birth) for member, birth in zip(run.members, run.births, strict=True)]
+    for agent in found:
+        agent.steps = [before[agent.index].steps[-1] + run.clock.step * each]
+    return found
+
+
 def conduct(
     run: Run[Any], params: AnyParams, about: Mapping[str, Any], folder: Path, between: Callable[[Tracker], None],
     quiet: bool, key: str | None, name: str | None = None,

@@ -7,6 +7,7 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from evopipe.face.agent import Agent
 from evopipe.face.breed import params_of
 from evopipe.face.evolution import Mutations, TournamentSelection
 from evopipe.face.given import config_of
-from evopipe.face.outcome import Checkpoints, conduct, entering, save_policy
+from evopipe.face.outcome import Checkpoints, conduct, entering, save_policy, views
 from evopipe.face.population import one_process
 from evopipe.face.settings import algorithm_of, block_of
 from evopipe.machine import configure
@@ -197,7 +198,6 @@ class Call:
             spaces = dict(spaces[0]), dict(spaces[1])  # type: ignore[call-overload]
         breed = self.pop[0].breed.told(params, spec, spaces)
         members, births = entering(self.pop, params.seed), [agent.mutation for agent in self.pop]
-        before = [agent.steps[-1] for agent in self.pop]
         about = {**about_spec(spec), "policy": breed.about}
         learners = learner_count(params.runtime.learners, params.runtime.threads)
         with (
@@ -206,14 +206,7 @@ class Call:
             Workers(params.runtime.env_workers, learners) as workers,
         ):
             made = begin(spec, members, warm, births, workers, learners, collect)
-
-            def agents() -> list[Agent]:
-                found = []
-                for member, birth in zip(made.members, made.births, strict=True):
-                    found.append(Agent(breed, member, birth))
-                    found[-1].steps = [before[member.slot] + made.clock.step]
-                return found
-
+            agents = partial(views, made, Agent, breed, self.pop)
             saved = Checkpoints(made, agents, self.checkpoint, self.checkpoint_path or f"{self.file}-checkpoint",
                                 self.overwrite_checkpoints)  # fmt: skip
             try:
