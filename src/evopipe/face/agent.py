@@ -140,8 +140,7 @@ class Agent:
     def unwrap_models(self) -> None:
         """Nothing is wrapped: all members train in one process."""
 
-    def wrap_models(self) -> None:
-        """See `unwrap_models`."""
+    wrap_models = unwrap_models
 
     def __repr__(self) -> str:
         member = self._member

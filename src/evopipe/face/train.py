@@ -20,7 +20,7 @@ from evopipe.face.agent import Agent
 from evopipe.face.breed import params_of
 from evopipe.face.evolution import Mutations, TournamentSelection
 from evopipe.face.given import config_of
-from evopipe.face.outcome import Checkpoints, conduct, entering, save_policy, views
+from evopipe.face.outcome import checkpoints, conduct, entering, save_policy, views
 from evopipe.face.population import one_process
 from evopipe.face.settings import algorithm_of, block_of
 from evopipe.machine import configure
@@ -207,10 +207,10 @@ class Call:
         ):
             made = begin(spec, members, warm, births, workers, learners, collect)
             agents = partial(views, made, Agent, breed, self.pop)
-            saved = Checkpoints(made, agents, self.checkpoint, self.checkpoint_path or f"{self.file}-checkpoint",
-                                self.overwrite_checkpoints)  # fmt: skip
+            path = self.checkpoint_path or f"{self.file}-checkpoint"
+            save = checkpoints(made, agents, self.checkpoint, path, self.overwrite_checkpoints)
             try:
-                champion = conduct(made, params, about, Path(scratch), lambda _: saved.save(), not self.verbose,
+                champion = conduct(made, params, about, Path(scratch), lambda _: save(), not self.verbose,
                                    self.wandb_api_key)  # fmt: skip
                 if adopt is not None:
                     adopt(made.regime)
