@@ -13,8 +13,10 @@ from gymnasium.vector import SyncVectorEnv
 
 import evopipe
 from evopipe import face, parse_params
+from evopipe.core.native import build
 from evopipe.errors import ParamsError, UsageError
 from evopipe.face.given import config_of
+from evopipe.machine import configure
 from evopipe.run.drive import begin
 from evopipe.run.spec import first_members
 from evopipe.stages.setup import make_spec
@@ -105,6 +107,15 @@ def test_a_team_is_the_same_run_as_by_params() -> None:
     params = {"replay": {"capacity": 100}}
     name = "teams_for_face:speaker_listener"
     assert_same(trained, by_params("maddpg", params, block, name, num_envs=1))
+
+
+def test_agents_are_computed_by_the_kernels_that_runs_take_by_default() -> None:
+    assert parse_params({}).runtime.kernels == "auto"
+    build.use(None)
+    population()
+    chosen = build.chosen()
+    configure(parse_params({}).runtime)
+    assert (chosen is None) == (build.chosen() is None)
 
 
 def test_what_the_memory_holds_is_learned_from_first() -> None:

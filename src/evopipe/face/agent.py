@@ -187,18 +187,13 @@ class Agent:
             legal[:] = np.asarray(self.breed.actions.flat_mask(action_mask)).astype(bool)
         tick = self.tick()
         if on_policy(spec.algo):
-            return self._act_on_policy(rows, single, legal, hidden_state, tick)
+            action, memory, *numbers = self._step(rows, legal, hidden_state, tick)
+            found = [x[0] if single else x for x in (self.breed.undrawn(action), *numbers)]
+            return (*found, memory) if memory.shape[-1] else (*found,)
         explore = (float(epsilon), tick) if self.training else None
         (chosen,) = choose(spec, cohort, rows[None], legal[None], explore).cpu().numpy()
         own = self.breed.actions.own(chosen)
         return own[0] if single else own
-
-    def _act_on_policy(self, rows: np.ndarray, single: bool, legal: np.ndarray, hidden: Any, tick: int) -> Any:
-        action, memory, *numbers = self._step(rows, legal, hidden, tick)
-        found = (self.breed.undrawn(action), *numbers)
-        if single:
-            found = tuple(x[0] for x in found)
-        return (*found, memory) if memory.shape[-1] else found
 
     def _step(self, rows: np.ndarray, legal: np.ndarray, hidden: Any, tick: int) -> tuple[Any, ...]:
         """Return actions as drawn, what is remembered after them, log-probabilities, entropies and values of rows

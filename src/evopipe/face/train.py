@@ -142,7 +142,8 @@ class Call:
         if self.tournament is not None:
             evolution["tournament"] = self.tournament.config.model_dump()
         if self.mutation is None:
-            evolution["mutation"] = {"probabilities": {"none": 1.0, **dict.fromkeys(_KINDS, 0.0)}}
+            kinds = "architecture", "parameters", "activation", "rl_hp"
+            evolution["mutation"] = {"probabilities": {"none": 1.0, **dict.fromkeys(kinds, 0.0)}}
         else:
             evolution["mutation"] = self.mutation.config.model_dump()
             block["evolve"] = {
@@ -226,9 +227,6 @@ class Call:
     def file(self) -> str:
         """How files of this training begin where nothing else is said."""
         return f"{self.env_name or 'env'}-{self.name}".replace("/", "_").replace(":", "_")
-
-
-_KINDS = ("architecture", "parameters", "activation", "rl_hp")
 
 
 def epsilon_of(algo: str, config: Any, envs: int, start: float, end: float, decay: float) -> dict[str, Any]:
