@@ -35,6 +35,12 @@ SIGNATURES = {
     "importances": "iippfpp",
     "tree_update": "ippiipppfffpp",
     "value_update": "ip",
+    "climb": "pi",
+    "soften": "pi",
+    "policy_learn": "ppp",
+    "policy_act": "pnppppnpppppp",
+    "rollout_enter": "nnnnnpnppipppp",
+    "rollout_finish": "nnnpnpnnppppp",
 }
 """What each function takes: p a pointer, i an int, n a ptrdiff_t, f a float, d a double."""
 _WORDS = {"int": "i", "ptrdiff_t": "n", "float": "f", "double": "d"}

@@ -579,10 +579,8 @@ static const float *outputs_of(const int32_t *plan, int layers, const float *val
   return found[*count - 1].y;
 }
 
-// Do a piece of work for every member.
-static void each_member(int members, void (*work)(int, const void *), const void *job) {
-  for (int p = 0; p < members; p++) work(p, job);
-}
-
 #include "replay.c"
 #include "value.c"
+#include "actor_critic.c"
+#include "lstm.c"
+#include "policy.c"

@@ -254,8 +254,7 @@ static float loss_of(const value_job *j, int p, ptrdiff_t at, const float *out, 
 
 // --- updates ---------------------------------------------------------------------------------------------------------
 
-static void value_member(int p, const void *of) {
-  const value_job *j = of;
+static void value_member(int p, const value_job *j) {
   const ptrdiff_t first = (ptrdiff_t)p * j->rows;
   const int rows = rows_that_count(j->rows, j->weight + first), noisy = j->noise != NULL;
   const ptrdiff_t width = (ptrdiff_t)rows * j->widest, outputs = (ptrdiff_t)rows * j->outputs;
@@ -331,4 +330,6 @@ static void value_member(int p, const void *of) {
   if (noisy) mixed(j->size, j->noise_target + p * j->noise_target_stride, j->noise + p * j->noise_stride, share);
 }
 
-void value_update(int members, const value_job *job) { each_member(members, value_member, job); }
+void value_update(int members, const value_job *job) {
+  for (int p = 0; p < members; p++) value_member(p, job);
+}
