@@ -37,6 +37,7 @@ SIGNATURES = {
     "soften": "pi",
     "policy_learn": "ppp",
     "policy_act": "pnppppnpppppp",
+    "next_episodes": "nppppnppp",
     "rollout_enter": "nnnnnpnppipppp",
     "rollout_finish": "nnnpnpnnppppp",
     "value_update": "piiiiininpnpnppnppnnpnnpppppppppp" + "iiidddpppp",

@@ -552,3 +552,16 @@ void rollout_finish(ptrdiff_t members, ptrdiff_t envs, ptrdiff_t observations, f
     }
   }
 }
+
+// Rows that are over, and the seeds of their next episodes, see `rng.seeds`; these are counted in `begun`.
+void next_episodes(ptrdiff_t rows, const uint8_t *over, const int64_t *keys, const int64_t *envs, int64_t *begun, ptrdiff_t salt,
+                   int64_t *found, int64_t *seeds, int32_t *count) {
+  *count = 0;
+  for (ptrdiff_t r = 0; r < rows; r++) {
+    if (!over[r]) continue;
+    uint64_t x = mixed_bits((uint64_t)keys[r] + (uint64_t)salt);
+    x = mixed_bits(x + (uint64_t)(envs[r] + 1) * GOLDEN);
+    x = mixed_bits(x + (uint64_t)(begun[r]++ + 1) * GOLDEN);
+    found[*count] = r, seeds[(*count)++] = (int64_t)(x >> 33);
+  }
+}

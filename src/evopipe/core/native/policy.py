@@ -14,12 +14,12 @@ import torch
 from evopipe.core.native import build
 from evopipe.core.native.build import at, kernels
 from evopipe.core.native.dense import MOST, Plan
+from evopipe.rng import Purpose, Stream, salt
 from evopipe.types import Chosen, Hyper, Learned, Spaces, Tensor
 
 if TYPE_CHECKING:
     from evopipe.core.net import Net
     from evopipe.core.optim import Adam
-    from evopipe.rng import Stream
 
 KINDS = {"discrete": 0, "multidiscrete": 0, "multibinary": 1, "continuous": 2}
 GATES = 4
@@ -205,15 +205,14 @@ def _say(
     obs, memory, legal = obs.contiguous(), memory.contiguous(), None if legal is None else legal.contiguous()
     done = ctypes.c_int32()
     kernels().policy_act(
-        ctypes.addressof(policy), obs.shape[1], at(obs), at(legal), at(memory), *_stream(draw), at(action), at(log_prob),
-        at(value),
-        at(after) if policy.memory else None, ctypes.addressof(done),
+        ctypes.addressof(policy), obs.shape[1], at(obs), at(legal), at(memory), *_stream(draw), at(action),
+        at(log_prob), at(value), at(after) if policy.memory else None, ctypes.addressof(done),
     )  # fmt: skip
     return bool(done.value)
 
 
 def _stream(draw: Stream | None) -> tuple[Any, ...]:
-    return (None, 0, None) if draw is None else (at(draw.keys), draw.salt, at(draw.step))
+    return (None, 0, None) if draw is None else (at(draw.keys), salt(draw.purpose), at(draw.step))
 
 
 def enter(
@@ -249,3 +248,18 @@ def finish(after: Tensor, expected: Tensor, next_obs: Tensor, reward: Tensor, *e
 
 def _plain(*tensors: Tensor) -> bool:
     return build.chosen() is not None and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
+
+
+def next_episodes(over: Tensor, keys: Tensor, envs: Tensor, begun: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the rows that are `over` `[R]` bool and the seeds of their next episodes, `[n]` int64 each, as `rng.seeds`
+    draws them from keys, environments and episodes begun, `[R]` int64, which are counted on in place; None where the
+    kernels are not in use."""
+    if build.chosen() is None:
+        return None
+    found, count = torch.empty(2, len(over), dtype=torch.int64), ctypes.c_int32()
+    kernels().next_episodes(
+        len(over), at(over), at(keys), at(envs), at(begun), salt(Purpose.EPISODE), at(found[0]), at(found[1]),
+        ctypes.addressof(count),
+    )  # fmt: skip
+    rows, seeds = found[:, : count.value]
+    return rows, seeds
