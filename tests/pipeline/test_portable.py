@@ -22,6 +22,10 @@ SMALL = {"batch_size": 32, "learn_step": 4, "network": {"encoder": [16], "latent
 RUNS: dict[str, dict[str, Any]] = {
     "dqn": {},
     "cqn": {},
+    "ppo": {"algos.ppo.learn_step": 128},
+    "ddpg": {"env.id": "Pendulum-v1"},
+    "td3": {"env.id": "Pendulum-v1"},
+    "sac": {"env.id": "Pendulum-v1"},
 }
 """Where they do not solve the same task as the others: what is different."""
 
