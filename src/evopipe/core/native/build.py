@@ -38,7 +38,8 @@ SIGNATURES = {
     "climb": "pi",
     "soften": "pi",
     "policy_learn": "ppp",
-    "policy_act": "pnppppnpppppp",
+    "policy_act": "ppp",
+    "next_episodes": "nppppnppp",
     "rollout_enter": "nnnnnpnppipppp",
     "rollout_finish": "nnnpnpnnppppp",
 }
