@@ -113,7 +113,7 @@ class Rounds:
         language = self.spec.language
         places = getattr(self.spec.base.model.config, "max_position_embeddings", None)
         longest = language.max_prompt if places is None else max(1, places - language.max_completion)
-        limits = Limits(min(language.max_prompt, longest), language.max_completion)
+        limits = Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
         decoder = Decoder(self.spec, cohorts, purpose, when)
         engine = Engine(self.make, self.tokens, limits, decoder, patience, a.at_once, a.workers, self.processes)
         try:

@@ -183,6 +183,8 @@ class Workflow(ABC):
         """Close every environment that is an attribute; return what went wrong, if something did."""
         wrong = None
         for env in self._own(BaseEnv):
+            if type(env).close is BaseEnv.close:  # nothing to let go
+                continue
             try:
                 await self._on_env(env, "close", (), self.executor.close_seconds)
             except (Exception, SystemExit) as error:
