@@ -11,7 +11,7 @@ import evopipe
 from evopipe.agents import ChatAgent, FrozenLake
 
 SLIP, TURNS = 0.1, 20
-LOOKS = 0.4  # how often those who are imitated look for holes
+LOOKS = 0.25  # how often those who are imitated look for holes
 Place = tuple[int, int]
 
 
@@ -24,7 +24,7 @@ class Walker(ChatAgent):
 
 
 class Demonstrations:
-    """What to start from: steps of somebody who mostly looks for no hole, and goes where the goal is."""
+    """What to start from: steps of somebody who looks for holes now and then, and else goes down, and then right."""
 
     characters = "SFHGP\nudlr"
 
@@ -37,8 +37,8 @@ class Demonstrations:
             env = FrozenLake()
             ice = [(r, c) for r, row in enumerate(env.map) for c, here in enumerate(row) if here in "SF"]
             env.place = ice[rng.integers(len(ice))]
-            heedless = str(rng.choice(["d", "r", "l", "u"], p=[0.35, 0.35, 0.15, 0.15]))
-            said = policy[env.place] if rng.random() < LOOKS else heedless
+            straight = "d" if env.place[0] < len(env.map) - 1 else "r"
+            said = policy[env.place] if rng.random() < LOOKS else straight
             chat = [{"role": "user", "content": env.shown()}, {"role": "assistant", "content": said}]
             found.append({"messages": chat})
         return found
