@@ -18,6 +18,7 @@ import pytest
 
 import words
 from evopipe import layout
+from evopipe.algos import get
 from evopipe.schema.read import read_yaml
 from evopipe.schema.write import dump_yaml
 from tiny import call, digests, environment, prepared, wait_for
@@ -56,7 +57,7 @@ def copy(ready: Path, tmp_path: Path) -> Callable[..., Path]:
 
 def divide(folder: Path, **shards: Any) -> Path:
     data = read_yaml(folder / "params.yaml").data
-    whole = {"engine": "ray", "count": 2, "resources": {"cpu": 1.0}, "address": None, "ray_init": {}}
+    whole = {"engine": "ray", "count": 2, "ranks": 1, "resources": {"cpu": 1.0}, "address": None, "ray_init": {}}
     data["runtime"]["shards"] = whole | shards
     (folder / "params.yaml").write_text(dump_yaml(data), encoding="utf-8")
     return folder
@@ -271,19 +272,49 @@ def test_a_ray_that_does_not_start_is_told_in_a_sentence(
     assert "Traceback" not in run.log.read_text()
 
 
-@pytest.mark.thorough
-def test_language_models_learn_in_shards_as_in_one_process(tmp_path: Path) -> None:
+def written(folder: Path, **changes: Any) -> Path:
+    """A folder that is ready to train language models in."""
     data = words.small_params()
     data["population"]["size"], data["runtime"]["cohorts"] = 4, "exact"
-    outs, found = tuple(out.as_posix() for out in layout.TEXT_OUTS["train"]), []
-    folder = tmp_path / "ready"
+    for key, value in changes.items():
+        data[key] = {**data[key], **value}
     folder.mkdir()
     (folder / "params.yaml").write_text(dump_yaml(data), encoding="utf-8")
     for stage in ("fetch", "buffer", "population"):
         assert call(folder, "--quiet", stage).code == 0
+    return folder
+
+
+TEXT_OUTS = tuple(out.as_posix() for out in layout.TEXT_OUTS["train"])
+
+
+@pytest.mark.thorough
+def test_language_models_learn_in_shards_as_in_one_process(tmp_path: Path) -> None:
+    folder, found = written(tmp_path / "ready"), []
     for count in (1, 2, 4):
         own = divide(Path(shutil.copytree(folder, tmp_path / str(count))), engine="none", count=count)
         answer = call(own, "--quiet", "train")
         assert answer.code == 0, answer.err
-        found.append(digests(own, outs))
+        found.append(digests(own, TEXT_OUTS))
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("algo", "most"), [("grpo", 2), pytest.param("ppo_language", 3, marks=pytest.mark.slow)])
+def test_processes_that_divide_a_members_rows_give_the_bits_of_one(algo: str, most: int, tmp_path: Path) -> None:
+    """Five completions a part, of 16: four parts, the last one small, among one process and more."""
+    pytest.importorskip("accelerate")
+    cfg = {**get(algo).Config().model_dump(mode="json"), "rows": 16, "batch_size": 16, "evolve": {}}
+    if algo == "grpo":
+        cfg["group_size"] = 4
+    runtime = {**words.small_params()["runtime"], "cohorts": "exact", "rows_at_once": 5}
+    folder = written(tmp_path / "ready", runtime=runtime, population={**words.small_params()["population"], "size": 2},
+                     train={**words.small_params()["train"], "algo": algo}, algos={algo: cfg})  # fmt: skip
+    alone = Path(shutil.copytree(folder, tmp_path / "alone"))
+    assert call(alone, "--quiet", "train").code == 0
+    for ranks in range(2, most + 1):
+        run = Training(divide(Path(shutil.copytree(folder, tmp_path / str(ranks))), engine="accelerate", count=1,
+                              ranks=ranks))  # fmt: skip
+        assert run.wait() == 0, run.log.read_text()
+        assert digests(run.folder, TEXT_OUTS) == digests(alone, TEXT_OUTS)
+        assert wait_for(run.leaves_nothing, 10)

@@ -155,6 +155,7 @@ def test_a_stop_while_members_are_scored_leaves_nothing_behind() -> None:
         ({"runtime.cohorts": "merged"}, "set runtime.cohorts: exact"),
         ({"train.replay.sharing": "shared"}, "set train.replay.sharing: own"),
         ({"runtime.shards.count": 5}, "5 shards are more than there are members (4)"),
+        ({"runtime.shards.ranks": 2}, "several are of language models, with engine: accelerate"),
         (
             {"train.replay.sharing": 2, "runtime.shards.count": 3},
             "3 shards are more than there are memories of theirs (2)",

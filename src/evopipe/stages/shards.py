@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +127,17 @@ def _refuse(params: AnyParams) -> None:
             "runtime.shards: members of a merged cohort are computed with their neighbours, and results would depend "
             "on the shards; set runtime.cohorts: exact"
         )
+    cfg, of_words = params.runtime.shards, not isinstance(params, Params)
+    if cfg.ranks > 1 and not (of_words and cfg.engine == "accelerate"):
+        raise ParamsError("runtime.shards.ranks: several are of language models, with engine: accelerate; set it to 1")
     if not isinstance(params, Params):
         if params.language.engine != "transformers":
             raise ParamsError("runtime.shards: needs language.engine: transformers")
+        if cfg.ranks > 1 and (params.runtime.rows_at_once is None or params.language.model == "gpt"):
+            raise ParamsError(
+                "runtime.shards.ranks: they divide rows over a base, in parts; set runtime.rows_at_once to the rows of "
+                "a part, or ranks to 1"
+            )
         return
     train = params.train
     offline = train.mode == "offline"
@@ -151,17 +160,19 @@ def _together(params: AnyParams) -> int:
     return params.train.replay.members(params.population.size)
 
 
-def make(about: Mapping[str, Any]) -> tuple[Job, Regime, Clock]:
-    """Return what a shard lives on: as `stages.train` makes it, with some of the members."""
+def make(about: Mapping[str, Any], together: Any = None) -> tuple[Job, Regime, Clock]:
+    """Return what a shard lives on: as `stages.train` makes it, with some of the members, and of them its part where
+    it is several processes `together`."""
     params, folder = parse_params(about["params"]), Path(about["folder"])
     keys, device = np.array(about["keys"], np.int64), configure(params.runtime)
     if not isinstance(params, Params):
-        from evopipe.stages.language.setup import make_regime
-        from evopipe.stages.language.setup import make_spec as make_language_spec
+        from evopipe.stages.language import setup as text
 
-        language = make_language_spec(params, device)
-        clock = Clock.of(language, len(keys))
-        return language, make_regime(params, language, clock, folder), clock
+        language = text.make_spec(params, device)
+        if together is not None:
+            language = replace(language, base=replace(language.base, together=together))
+        clock, corpus = Clock.of(language, len(keys)), text.corpus_of(folder, language, text.form_of(params))
+        return language, text.regime_of(language, clock, corpus), clock
     runtime, spec = params.runtime, make_spec(params, device)
     clock = Clock.of(spec, len(keys))
     alone = runtime.shards.resources.get("cpu", 1.0) < 2  # and with its one CPU it does all by itself
