@@ -38,11 +38,17 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(ready: Path) -> dict[str, str]:
-    """What one process writes."""
+def whole(ready: Path) -> Path:
+    """A folder in which one process trained."""
     folder = Path(shutil.copytree(ready, ready.parent / "whole"))
     assert call(folder, "--quiet", "train").code == 0
-    return digests(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(whole: Path) -> dict[str, str]:
+    """What one process writes."""
+    return digests(whole)
 
 
 @pytest.fixture
@@ -64,11 +70,11 @@ def divide(folder: Path, **shards: Any) -> Path:
 
 
 class Training:
-    """`evopipe train` in a process of its own, and what comes with it."""
+    """`evopipe train`, or another stage, in a process of its own, and what comes with it."""
 
-    def __init__(self, folder: Path, **more: str) -> None:
+    def __init__(self, folder: Path, stage: str = "train", **more: str) -> None:
         self.folder, self.log = folder, folder / f"log-{time.monotonic_ns()}.txt"
-        command = [sys.executable, "-m", "evopipe", "train"]
+        command = [sys.executable, "-m", "evopipe", stage]
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(command, cwd=folder, env=environment(**more), stdout=out, stderr=out)
         self.seen: set[psutil.Process] = set()
@@ -128,6 +134,22 @@ def test_two_processes_give_the_bits_of_one(engine: str, copy: Callable[..., Pat
     assert wait_for(run.leaves_nothing, 10)
     if engine == "ray":  # torch's launcher listens for other machines' ranks, whatever it is told
         assert {c.laddr.ip.removeprefix("::ffff:") for c in listening} == {"127.0.0.1"}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", ["none", pytest.param("accelerate", marks=pytest.mark.slow),
+                                    pytest.param("ray", marks=pytest.mark.slow)])  # fmt: skip
+def test_members_are_scored_in_shards_as_in_one_process(engine: str, whole: Path, tmp_path: Path) -> None:
+    """Five of them, the elite the last, on held-out seeds."""
+    outs = tuple(out.as_posix() for out in layout.OUTS["evaluate"])
+    assert call(whole, "--quiet", "evaluate").code == 0
+    folder = divide(Path(shutil.copytree(whole, tmp_path / "run")), engine=engine, count=3)
+    for out in outs:
+        (folder / out).unlink()
+    run = Training(folder, "evaluate")
+    assert run.wait() == 0, run.log.read_text()
+    assert digests(run.folder, outs) == digests(whole, outs)
+    assert wait_for(run.leaves_nothing, 10)
 
 
 def connections(process: psutil.Process) -> list[Any]:
