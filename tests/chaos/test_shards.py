@@ -208,8 +208,8 @@ def test_a_training_whose_driver_is_killed_goes_on_to_the_same_end(
     assert run.wait() == 0, run.log.read_text()
     assert "goes on at step" in run.log.read_text()
     assert digests(folder) == expected
-    for run in runs:  # two helpers of Ray's own try for a minute to tell the cluster that it is gone
-        assert wait_for(run.leaves_nothing, 90), [command_of(each) for each in run.seen if lives(each)]
+    for run in runs:
+        assert wait_for(run.leaves_nothing, 20), [command_of(each) for each in run.seen if lives(each)]
 
 
 @pytest.mark.slow
