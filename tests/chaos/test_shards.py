@@ -90,7 +90,7 @@ class Training:
     def trains(self) -> bool:
         return self.process.poll() is not None or "generation 1," in self.log.read_text()
 
-    def wait(self, seconds: float = 120) -> int:
+    def wait(self, seconds: float = 600) -> int:
         return self.process.wait(seconds)
 
     def leaves_nothing(self) -> bool:
@@ -127,7 +127,7 @@ def tidy() -> Iterator[None]:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_processes_give_the_bits_of_one(engine: str, copy: Callable[..., Path], expected: dict[str, str]) -> None:
     run = Training(copy(engine))
-    assert wait_for(run.trains)
+    assert wait_for(run.trains, 300)
     listening = [c for p in run.processes() for c in connections(p) if c.status == psutil.CONN_LISTEN]
     assert run.wait() == 0, run.log.read_text()
     assert digests(run.folder) == expected
@@ -168,7 +168,7 @@ def test_actors_that_are_killed_are_made_anew(kills: int, copy: Callable[..., Pa
     while done < kills:
         number += 1
         run = Training(copy("ray", f"run-{number}"))
-        assert wait_for(run.trains)
+        assert wait_for(run.trains, 300)
         mine = 0
         while run.process.poll() is None and done < kills:
             time.sleep(draw.uniform(0.0, 1.0))
@@ -192,7 +192,7 @@ def test_a_training_whose_driver_is_killed_goes_on_to_the_same_end(
     while done < kills:
         run = Training(folder)
         runs.append(run)
-        assert wait_for(run.trains)
+        assert wait_for(run.trains, 300)
         time.sleep(draw.uniform(0.0, 1.5))
         everyone = run.processes()
         ranks = [each for each in everyone if command_of(each).endswith("-m evopipe train")]
@@ -216,7 +216,7 @@ def test_a_training_whose_driver_is_killed_goes_on_to_the_same_end(
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_signal_saves_what_all_shards_are(engine: str, copy: Callable[..., Path], expected: dict[str, str]) -> None:
     run = Training(copy(engine))
-    assert wait_for(run.trains)
+    assert wait_for(run.trains, 300)
     run.process.send_signal(signal.SIGTERM)
     assert run.wait() != 0
     assert "saved, the same command continues from there" in run.log.read_text()
@@ -238,7 +238,7 @@ def test_a_node_that_dies_takes_no_generation_with_it(
         while done < kills:
             number += 1
             run = Training(copy("ray", f"run-{number}", address=cluster.address), **cluster.environment)
-            assert wait_for(run.trains)
+            assert wait_for(run.trains, 300)
             mine = 0
             while run.process.poll() is None and done < kills:
                 time.sleep(draw.uniform(0.0, 1.0))
