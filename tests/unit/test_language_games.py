@@ -172,10 +172,10 @@ def test_updates_lower_the_loss_and_a_member_that_is_no_number_stays_as_it_is(al
 
 
 def test_the_learning_rate_falls_with_the_updates() -> None:
-    """By a half at the second where `decay` is 1."""
+    """After one of two by a half, and then to 0."""
     ends = []
-    for decay, rates in ((1.0, (0.02, 0.02)), (0.0, (0.02, 0.01))):
-        cfg = BC.Config(decay=decay)
+    for steps, rates in ((2, (0.02,) * 4), (0, (0.02, 0.01))):
+        cfg = BC.Config(decay_steps=steps)
         state = BC.init(cfg, nets(BC.networks(cfg, Words(V, 16))))
         for rate in rates:
             BC.update(cfg, state, hyper(BC, lr=[rate] * P), games(), torch.ones(P, dtype=torch.bool), NOTHING, 0)

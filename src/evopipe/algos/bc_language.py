@@ -4,8 +4,8 @@ Snell et al., "Offline RL for natural language generation with implicit language
 is the policy that others improve on.
 
 A member's loss is the mean of −log π(token | all before it) over the tokens that players wrote; what the game wrote is
-read and not learned. The n-th update's learning rate is lr / (1 + decay · n): large steps to learn the game soon, small
-ones to agree with the players' chances closely.
+read and not learned. Its learning rate may fall to 0: large steps learn the game soon, small ones agree with the chances of
+the players' tokens more closely.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Config(AlgoConfig):
     """Hyper-parameters of behaviour cloning of games."""
 
     lr: _hyper.Rate = 2e-3
-    decay: float = hyper(0.0, doc="how much of itself the learning rate loses by an update: after n it is "
-        "lr / (1 + decay · n)", raising="learns ever more slowly, and more exactly", ge=0, le=1)  # fmt: skip
+    decay_steps: int = hyper(0, doc="updates over which the learning rate falls to 0, in a line; 0: it stays",
+        raising="falls more slowly", ge=0, le=10**12)  # fmt: skip
     batch_size: _language.GamesAnUpdate = 128
     grad_clip: _hyper.GradientClip = 1.0
     decode: _language.Decoding = "sample"
@@ -70,7 +70,9 @@ def loss(cfg: Config, hp: Hyper, said: Tensor, batch: Games) -> Tensor:
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Games, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     losses = loss(cfg, hp, forward(state.policy, batch.ids), batch)
-    lr = hp["lr"] / (1.0 + cfg.decay * state.updates)
+    lr = hp["lr"]
+    if cfg.decay_steps:
+        lr = lr * (1.0 - state.updates / cfg.decay_steps).clamp(min=0.0)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.policy, state.adam, lr))
     state.updates.add_(healthy)
     return Learned(losses.detach(), healthy)
