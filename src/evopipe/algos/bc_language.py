@@ -4,8 +4,8 @@ Snell et al., "Offline RL for natural language generation with implicit language
 is the policy that others improve on.
 
 A member's loss is the mean of −log π(token | all before it) over the tokens that players wrote; what the game wrote is
-read and not learned. Its learning rate may fall to 0: large steps learn the game soon, small ones agree with the chances of
-the players' tokens more closely.
+read and not learned. Its learning rate may fall to 0: large steps learn the game soon, small ones agree more closely
+with the chances of what players wrote.
 """
 
 from __future__ import annotations
