@@ -171,18 +171,6 @@ def test_updates_lower_the_loss_and_a_member_that_is_no_number_stays_as_it_is(al
     assert state.updates.tolist() == [30.0, 31.0]
 
 
-def test_the_learning_rate_falls_with_the_updates() -> None:
-    """After one of two by a half, and then to 0."""
-    ends = []
-    for steps, rates in ((2, (0.02,) * 4), (0, (0.02, 0.01))):
-        cfg = BC.Config(decay_steps=steps)
-        state = BC.init(cfg, nets(BC.networks(cfg, Words(V, 16))))
-        for rate in rates:
-            BC.update(cfg, state, hyper(BC, lr=[rate] * P), games(), torch.ones(P, dtype=torch.bool), NOTHING, 0)
-        ends.append(state.policy.values)
-    assert torch.equal(*ends)
-
-
 def test_the_target_follows_the_critic_by_its_share() -> None:
     cfg = ILQL.Config()
     state = ILQL.init(cfg, nets(ILQL.networks(cfg, Words(V, 16))))

@@ -4,8 +4,7 @@ Snell et al., "Offline RL for natural language generation with implicit language
 is the policy that others improve on.
 
 A member's loss is the mean of −log π(token | all before it) over the tokens that players wrote; what the game wrote is
-read and not learned. Its learning rate may fall to 0: large steps learn the game soon, small ones agree more closely
-with the chances of what players wrote.
+read and not learned.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
 from evopipe.ops import language as ops
 from evopipe.rng import Stream
-from evopipe.schema.declare import AlgoConfig, hyper
+from evopipe.schema.declare import AlgoConfig
 from evopipe.types import Games, Hyper, Learned, Tensor, Words
 
 PAPER = "https://arxiv.org/abs/2206.11871"
@@ -32,8 +31,6 @@ class Config(AlgoConfig):
     """Hyper-parameters of behaviour cloning of games."""
 
     lr: _hyper.Rate = 2e-3
-    decay_steps: int = hyper(0, doc="updates over which the learning rate falls to 0, in a line; 0: it stays",
-        raising="falls more slowly", ge=0, le=10**12)  # fmt: skip
     batch_size: _language.GamesAnUpdate = 128
     grad_clip: _hyper.GradientClip = 1.0
     decode: _language.Decoding = "sample"
@@ -70,9 +67,6 @@ def loss(cfg: Config, hp: Hyper, said: Tensor, batch: Games) -> Tensor:
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Games, healthy: Tensor, draw: Stream, turn: int) -> Learned:
     losses = loss(cfg, hp, forward(state.policy, batch.ids), batch)
-    lr = hp["lr"]
-    if cfg.decay_steps:
-        lr = lr * (1.0 - state.updates / cfg.decay_steps).clamp(min=0.0)
-    healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.policy, state.adam, lr))
+    healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.policy, state.adam, hp["lr"]))
     state.updates.add_(healthy)
     return Learned(losses.detach(), healthy)
