@@ -216,6 +216,8 @@ def test_what_cannot_be_made_again_is_told() -> None:
         ({"INIT_HP": {"LERN_STEP": 1}}, "nobody reads 'LERN_STEP', did you mean 'LEARN_STEP'"),
         ({"MUT_P": {"NO_MUT": 0.4}}, "give mutation, made of it"),
         ({"MUT_P": {"NO_MUT": 0.9}, "mutation": face.Mutations()}, "NO_MUT is 0.9, and mutation was made with 0.4"),
+        ({"MUT_P": {"MAX_LR": 0.9}, "mutation": face.Mutations(max_lr=0.1)}, "MAX_LR is 0.9, and mutation was made"),
+        ({"MUT_P": {"NO_MUTT": 0.4}, "mutation": face.Mutations()}, "nobody reads 'NO_MUTT', did you mean 'NO_MUT'"),
         ({"tournament": face.TournamentSelection(2, True, 6)}, "population_size is 6, and there are 2 agents"),
         ({"eps_decay": 1.5}, "0 < decay ≤ 1"),
         ({"memory": None}, "memory: give a ReplayBuffer"),

@@ -15,7 +15,7 @@ from evopipe.algos import get, on_policy
 from evopipe.data.transitions import Transitions
 from evopipe.envs.make import opened
 from evopipe.envs.workers import Workers
-from evopipe.errors import UsageError, translate_failures
+from evopipe.errors import UsageError, suggestion, translate_failures
 from evopipe.face.agent import Agent
 from evopipe.face.breed import params_of
 from evopipe.face.evolution import Mutations, TournamentSelection
@@ -129,9 +129,13 @@ class Call:
         chances, made = self.mutation.config.probabilities, self.mutation.config
         known = {"NO_MUT": chances.none, "ARCH_MUT": chances.architecture, "PARAMS_MUT": chances.parameters,
                  "ACT_MUT": chances.activation, "RL_HP_MUT": chances.rl_hp, "NEW_LAYER": made.new_layer_prob,
-                 "MUT_SD": made.sd, "RAND_SEED": self.mutation.rand_seed}  # fmt: skip
+                 "MUT_SD": made.sd, "RAND_SEED": self.mutation.rand_seed, "RL_HP_SELECTION": self.mutation.selection,
+                 **{f"{which}_{name.upper()}": end for name, ends in self.mutation.ends.items()
+                    for which, end in zip(("MIN", "MAX"), ends, strict=True)}}  # fmt: skip
         for key, value in (self.MUT_P or {}).items():
-            if key in known and known[key] != value:
+            if key not in known:
+                raise UsageError(f"MUT_P: nobody reads {key!r}{suggestion(key, known)}")
+            if known[key] != value:
                 raise UsageError(f"MUT_P: {key} is {value!r}, and mutation was made with {known[key]!r}")
 
     def params(self) -> Params:
