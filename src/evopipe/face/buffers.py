@@ -274,8 +274,7 @@ class Sampler:
         distributed: whether batches come by `dataset`; of one process, as evopipe's, both are the same.
         memory: where to sample from.
         dataset: a `ReplayDataset`, with `distributed`.
-        dataloader: its loader; not needed.
-        per, n_step: not needed: the memory knows.
+        dataloader, per, n_step: not needed: the memory knows.
 
     Raises:
         UsageError: there is nothing to sample from, or two things.

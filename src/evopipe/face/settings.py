@@ -104,7 +104,8 @@ def block_of(
             continue
         for name in _KEYS[key]:
             if name in fields:
-                block[name] = _value(name, value, fields[name].annotation)
+                whole = isinstance(value, int) and not isinstance(value, bool) and fields[name].annotation is float
+                block[name] = 0.0 if (name, value) == ("target_kl", None) else float(value) if whole else value
     if "noise" in fields and (hp.get("O_U_NOISE") or hp.get("OU_NOISE")):
         block["noise"] = "ou"
     block["network"] = network_of(net, bool(hp.get("RECURRENT")))
@@ -115,12 +116,6 @@ def block_of(
     if ranges is not None:
         block["evolve"] = evolve_of(algo, ranges)
     return block
-
-
-def _value(name: str, value: Any, kind: Any) -> Any:
-    if name == "target_kl" and value is None:
-        return 0.0
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) and kind is float else value
 
 
 def network_of(net: Mapping[str, Any], recurrent: bool = False) -> dict[str, Any]:
