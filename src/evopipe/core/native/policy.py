@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -36,7 +36,7 @@ class Lessons(NamedTuple):
 
     rows: Tensor  # [P, T, E, …], see `memory.rollout`
     memory: Tensor  # [P, T + 1, E, M]
-    order: Tensor  # [P, epochs, stretches · E] int64, the order in which each epoch takes stretches and environments
+    order: Callable[[], Tensor]  # → [P, epochs, stretches · E] int64, how each epoch takes stretches and environments
     ticks: Tensor  # [stretches, L] int64
     within: Tensor  # [stretches, L] bool, false on pads
     batches: Sequence[int]  # each member's minibatches in an epoch
@@ -168,7 +168,7 @@ def learn(
         return None
     rates = [hp[name].float().contiguous() for name in _RATES]
     counts = [torch.tensor(list(x)) for x in (lessons.batches, lessons.sizes, lessons.epochs)]
-    order, ticks, within = (x.contiguous() for x in (lessons.order, lessons.ticks, lessons.within))
+    order, ticks, within = (x.contiguous() for x in (lessons.order(), lessons.ticks, lessons.within))
     losses, healthy = torch.full_like(rates[0], torch.nan), healthy.clone()
     rows, known, done = lessons.rows, cfg.spaces.observations + cfg.spaces.action_size, ctypes.c_int32()
     asked = _Lessons(
