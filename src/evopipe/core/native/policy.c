@@ -104,11 +104,8 @@ static void run_brain(const brain *net, ptrdiff_t p, ptrdiff_t g, ptrdiff_t grou
   const int rows = steps * batch;
   const ptrdiff_t copy = p * groups + g;
   to->values = net->values + p * net->values_stride + g * net->size;
-  to->recurrent = lay_out_gated(net->gated + copy * net->recurrent * GATED, (int)net->recurrent, rows, inputs, x, saved, to->gates);
-  for (int i = 0; i < to->recurrent; i++) {
-    saved += (ptrdiff_t)rows * kept_of_gated(to->gates[i].n);
-    x = to->gates[i].h, inputs = to->gates[i].n;
-  }
+  to->recurrent = lay_out_gated(net->gated + copy * net->recurrent * GATED, (int)net->recurrent, rows, inputs, x, &saved, to->gates);
+  if (to->recurrent) x = to->gates[to->recurrent - 1].y, inputs = to->gates[to->recurrent - 1].out;
   forward_gated(to->values, steps, batch, to->gates, to->recurrent, memory, width, keep, packed);
   to->count = lay_out(net->plan + copy * net->layers * FIELDS, (int)net->layers, rows, inputs, x, saved, to->layers);
   forward(to->values, rows, to->layers, to->count, packed);
@@ -556,7 +553,7 @@ void policy_act(const policy *of, const moment *now, int32_t *done) {
         }
         run_policy(of, p, g, 1, rows, with.x, with.y, with.memory, with.keep, with.saved, with.packed, wanted, minds);
         for (int k = 0; now->remembered && k < BRAINS; k++)
-          for (int i = 0; wanted[k] && i < of->brains[k].recurrent; i++) {
+          for (int i = 0; of->brains[k].values && wanted[k] && i < minds[k].recurrent; i++) {
             const gated *l = &minds[k].gates[i];
             for (int r = 0; r < rows; r++) {
               float *to = now->remembered + at[r] * of->memory + l->at[REMEMBERED];

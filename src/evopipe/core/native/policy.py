@@ -134,17 +134,16 @@ def _brain(net: Net, adam: Adam, inputs: int, policy: _Policy) -> Any:
     if net.values.dtype != torch.float32 or net.values.stride(1) != 1:
         return None
     count, hidden = structure.recurrent, structure.layout.hidden
-    fields = torch.zeros(len(structure.archs), count, 6, dtype=torch.int32)
+    fields = torch.zeros(len(structure.archs), count, 7, dtype=torch.int32)
     kept = 0
     for i in range(count):
         part, remembered = hidden[i], policy.memory + sum(structure.memory_widths[: 2 * i])
         for row, arch in enumerate(structure.archs):
             block = arch.layers.get(structure.names[i])
-            if block is None or block.blend:
-                return None
-            spots = part.weight.units, part.weight.start, part.bias.start, part.recurrent.start, remembered
-            fields[row, i] = torch.tensor([block.width, *spots])
-        kept += (GATES + 4) * (part.weight.units + 16)
+            if block is not None:
+                spots = part.weight.units, part.weight.start, part.bias.start, part.recurrent.start, remembered
+                fields[row, i] = torch.tensor([block.width, *spots, part.alpha.start if block.blend else -1])
+        kept += (GATES + 4) * (part.weight.units + 16) + part.out + 16
     plan = Plan.of(structure, count, hidden[count - 1].out if count else inputs)
     if plan.layers > MOST or count > MOST or len(structure.archs) != policy.members * policy.groups:
         return None
