@@ -132,11 +132,11 @@ def _epochs(
     rollout.estimate(ticks, next_value, hyper["gamma"], hyper["gae_lambda"])
     if spec.algo.learn is not None and update is spec.algo.update:
 
-        def order() -> Tensor:
+        def orders() -> Tensor:
             steps = when + torch.arange(max(plan.epochs))
             return rng.uniform(cohort.keys, Purpose.REPLAY, steps, plan.count).argsort(dim=2)
 
-        lessons = Lessons(rollout.rows, rollout.memory, order, *plan.ticks, plan.batches, plan.sizes, plan.epochs)
+        lessons = Lessons(rollout.rows, rollout.memory, orders, *plan.ticks, plan.batches, plan.sizes, plan.epochs)
         learned = spec.algo.learn(spec.algo_config, cohort.state, hyper, lessons, healthy)
         if learned is not None:
             cohort.healthy.copy_(learned.healthy)

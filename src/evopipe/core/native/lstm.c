@@ -1,7 +1,9 @@
-// Long short-term memory of one member, forward and backward through time: input, forget and output gate, candidate side
-// by side. Rows are step-major: those of the first step, then those of the second … `core.lstm` has the same in torch.
+// Long short-term memory of one member, forward and backward through time: input, forget and output gate, candidate
+// side by side. Rows are step-major: those of the first step, then those of the second … `core.lstm` has the same in
+// torch.
 
-enum { OWN, ROOM, WEIGHTS, BIASES, RECURRENT, REMEMBERED, SHARE, GATED };  // what a layer's fields say; SHARE: its α, or -1
+// what a layer's fields say; SHARE: its α, or -1
+enum { OWN, ROOM, WEIGHTS, BIASES, RECURRENT, REMEMBERED, SHARE, GATED };
 
 enum { GATES = 4 };
 
@@ -15,7 +17,8 @@ typedef struct {
 } gated;
 
 // Lay out what a member's layers keep, from `saved`, of which the rest is left; return how many layers it has.
-static int lay_out_gated(const int32_t *fields, int layers, int rows, int inputs, const float *x, float **saved, gated *found) {
+static int lay_out_gated(const int32_t *fields, int layers, int rows, int inputs, const float *x, float **saved,
+                         gated *found) {
   int count = 0;
   for (int i = 0; i < layers; i++) {
     const int32_t *at = fields + i * GATED;
@@ -24,7 +27,8 @@ static int lay_out_gated(const int32_t *fields, int layers, int rows, int inputs
     l->at = at, l->in = inputs, l->n = at[OWN], l->x = x;
     l->out = at[SHARE] >= 0 && inputs > l->n ? inputs : l->n;
     const ptrdiff_t size = (ptrdiff_t)rows * l->n;
-    l->gates = *saved, l->h = *saved + GATES * size, l->c = l->h + size, l->before_h = l->c + size, l->before_c = l->before_h + size;
+    l->gates = *saved, l->h = *saved + GATES * size, l->c = l->h + size, l->before_h = l->c + size,
+        l->before_c = l->before_h + size;
     *saved += (GATES + 4) * size;
     l->y = l->h;
     if (at[SHARE] >= 0) l->y = *saved, *saved += (ptrdiff_t)rows * l->out;
@@ -37,8 +41,8 @@ static int lay_out_gated(const int32_t *fields, int layers, int rows, int inputs
 INLINE float old_of(const gated *l, ptrdiff_t row, int j) { return j < l->in ? l->x[row * l->in + j] : 0.0f; }
 INLINE float own_of(const gated *l, ptrdiff_t row, int j) { return j < l->n ? l->h[row * l->n + j] : 0.0f; }
 
-// Take `steps` steps of `batch` rows: `memory` `[batch, width]` is what was before the first, `keep` `[steps, batch]` is 0
-// where all is forgotten before a step, else 1.
+// Take `steps` steps of `batch` rows: `memory` `[batch, width]` is what was before the first, `keep` `[steps, batch]`
+// is 0 where all is forgotten before a step, else 1.
 static void forward_gated(const float *values, int steps, int batch, gated *layers, int count, const float *memory,
                           ptrdiff_t width, const float *keep, float *packed) {
   const int rows = steps * batch;
@@ -110,8 +114,10 @@ static float *backward_gated(const float *values, float *grad, int steps, int ba
         for (int j = 0; j < n; j += LANES) {
           const int left = n - j;
           float *at = l->gates + row * GATES * n + j;
-          vec in = part(at, left), forget = part(at + n, left), out = part(at + 2 * n, left), candidate = part(at + 3 * n, left);
-          vec g = alpha * part(d + row * l->out + j, left) + part(dh + b * n + j, left), y = hyperbolic(part(l->c + row * n + j, left));
+          vec in = part(at, left), forget = part(at + n, left), out = part(at + 2 * n, left),
+              candidate = part(at + 3 * n, left);
+          vec g = alpha * part(d + row * l->out + j, left) + part(dh + b * n + j, left),
+              y = hyperbolic(part(l->c + row * n + j, left));
           vec of_c = part(dc + b * n + j, left) + g * out * (1.0f - y * y);
           put(at, left, of_c * candidate * in * (1.0f - in));
           put(at + n, left, of_c * part(l->before_c + row * n + j, left) * forget * (1.0f - forget));
@@ -139,7 +145,8 @@ static float *backward_gated(const float *values, float *grad, int steps, int ba
       product(n, rows, n, l->before_h, 1, n, l->gates + g * n, GATES * n, 0, grad + l->at[RECURRENT] + g * room,
               GATES * room, NULL, 1, packed);
       if (wanted || i)
-        product(rows, n, l->in, l->gates + g * n, GATES * n, 1, values + l->at[WEIGHTS] + g * room, GATES * room, 1, next,
+        product(rows, n, l->in, l->gates + g * n, GATES * n, 1, values + l->at[WEIGHTS] + g * room, GATES * room, 1,
+                next,
                 l->in, NULL, g > 0, packed);
     }
     if (l->at[SHARE] >= 0 && (wanted || i))
