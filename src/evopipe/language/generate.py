@@ -76,7 +76,8 @@ def generate(
     leave: bool = True,
     stop: Stops = (),
 ) -> Written:
-    """Complete prompts, as many at a time as the base has `rows_at_once` for their completions.
+    """Complete prompts, as many at a time as the base has `rows_at_once` for their completions, by the processes that
+    the base is divided among.
 
     Args:
         base: the base.
@@ -102,11 +103,16 @@ def generate(
     else:
         draws = rng.uniform(keys.flatten(), Purpose.GENERATE, now, 1).view(members, rows, limit).transpose(1, 2)
     each = prompts if base.rows_at_once is None else max(1, base.rows_at_once // group)
+    parts = list(enumerate(range(0, prompts, each)))
     with active():
-        for first in range(0, prompts, each):
+        for i, first in parts:
             here = slice(first, first + each)
-            _complete(base, ids[:, here], real[:, here], group, first * group, sampling.rows(rows), draws, told, leave,
-                      stop)  # fmt: skip
+            if base.together.mine(i):
+                _complete(base, ids[:, here], real[:, here], group, first * group, sampling.rows(rows), draws, told,
+                          leave, stop)  # fmt: skip
+    for i, first in parts:
+        here = slice(first * group, (first + each) * group)
+        base.together.tell(i, *(x[:, here] for x in (told.ids, told.mask, told.log_prob, told.entropy, told.ended)))
     return told
 
 

@@ -65,12 +65,12 @@ def base_of(cfg: LanguageConfig, seed: int, device: torch.device | None = None) 
     return tokens_alone(task.tokens, task.length, cfg.gpt.hidden, device)
 
 
-def regime_of(spec: LanguageSpec, clock: Clock, corpus: Corpus) -> Dialogue | TextRows:
-    """Return what members live on."""
+def regime_of(spec: LanguageSpec, clock: Clock, corpus: Corpus, learners: int = 1) -> Dialogue | TextRows:
+    """Return what members live on; at most so many processes divide what GPTs learn."""
     if corpus.form == "reasoning":
         return Dialogue(spec, clock, corpus, judge_of(spec.language, spec.device), truth_of(spec.language))
     if corpus.form == "games":
-        return TextRows(spec, clock, GameLessons(spec, corpus, task_of(spec.language)))
+        return TextRows(spec, clock, GameLessons(spec, corpus, task_of(spec.language)), learners)
     return TextRows(spec, clock, Texts(spec, corpus))
 
 
@@ -143,11 +143,6 @@ def corpus_of(folder: Path, spec: LanguageSpec, form: Form) -> Corpus:
         wrong = "another base" if corpus.digest != spec.base.digest else f"{corpus.form} rows"
         raise DataError(f"{folder / layout.TOKENS}: holds tokens of {wrong}; run `dvc repro buffer` again")
     return corpus
-
-
-def make_regime(params: LanguageParams, spec: LanguageSpec, clock: Clock, folder: Path) -> Dialogue | TextRows:
-    """Return what members live on; for errors see `corpus_of`."""
-    return regime_of(spec, clock, corpus_of(folder, spec, form_of(params)))
 
 
 def read_members(folder: Path, out: Path, spec: LanguageSpec) -> tuple[list[Member], dict[str, Any]]:
