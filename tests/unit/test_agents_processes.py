@@ -72,7 +72,7 @@ def ended(found: list[Done]) -> list[Any]:
 def test_what_happens_in_a_process_is_its_episodes_alone() -> None:
     before, files = set(multiprocessing.active_children()), len(os.listdir("/proc/self/fd"))
     processes = Processes(2)
-    found = play(Apart, ["", "raise", "exit", "die", "hang", "open", ""], processes, 1.0)
+    found = play(Apart, ["", "raise", "exit", "die", "hang", "open", ""], processes, 5.0)
     assert [reason for reason, _ in ended(found)] == [DONE, ERROR, ERROR, ERROR, TIMEOUT, ERROR, DONE]
     told = [text for _, text in ended(found)]
     assert told[1:4] == ["'broken'", "SystemExit: 3", "the process that this ran in died"]
