@@ -82,6 +82,7 @@ def _prepared(folder: Path, args: argparse.Namespace) -> Path:
     data["train"] |= {"max_steps": args.steps, "target": None, "warm_start": 0}
     data["train"]["replay"]["sharing"] = "own"
     data["runtime"]["cohorts"] = "exact"
+    data["tracking"]["backends"] = []
     if args.env:
         data["env"] |= {"id": args.env, "kwargs": {}}
         data["fetch"]["collect"]["policies"] = {"heuristic": 0.0, "random": 1.0, "policy": 0.0}
