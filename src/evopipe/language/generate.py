@@ -195,12 +195,13 @@ def texts(base: Base, written: Written, stop: Stops = ()) -> list[list[str]]:
         if stop:
             each = len(stop) // members
             asked = stop[p * each : (p + 1) * each]
-            own = [_before(text, asked[r * each // rows]) for r, text in enumerate(own)]
+            own = [before(text, asked[r * each // rows]) for r, text in enumerate(own)]
         found.append(own)
     return found
 
 
-def _before(text: str, stop: Sequence[str]) -> str:
+def before(text: str, stop: Sequence[str]) -> str:
+    """Return what of a text comes before the first of these."""
     return text[: min((place for each in stop if (place := text.find(each)) >= 0), default=len(text))]
 
 
