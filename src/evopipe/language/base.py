@@ -22,6 +22,7 @@ from evopipe import rng
 from evopipe.errors import DataError, MissingInputError, need_package
 from evopipe.language.hub import REACH_SECONDS, first_line, reach
 from evopipe.language.layers import Layer, all_weights, linear_layers
+from evopipe.language.together import Together
 from evopipe.rng import Purpose
 from evopipe.schema.language import LanguageConfig
 from evopipe.types import Tensor, Words
@@ -53,6 +54,7 @@ class Base:
         rows_at_once: rows of each member that pass through it at a time; None: all.
         length: most tokens of a row, where members are whole models over these tokens and there is no base, see
             `tokens_alone`.
+        together: the processes that its rows are divided among.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Base:
     device: torch.device
     rows_at_once: int | None = None
     length: int = 0
+    together: Together = field(default_factory=Together)
     hooked: list[Any] = field(default_factory=list, repr=False)  # its hooks, see `hooks`
     active: list[Any] = field(default_factory=list, repr=False)  # what they add now
 

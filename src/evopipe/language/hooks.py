@@ -5,15 +5,15 @@ Where nothing is active the base is what it was: the reference of a KL term.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from evopipe.language.base import Base
+from evopipe.language.together import Together
 from evopipe.types import Scored, Tensor, Text
 
 
@@ -83,32 +83,76 @@ def adapting(base: Base, changes: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def score(
-    base: Base, text: Text, entropy: bool = False, active: Callable[[], AbstractContextManager[Any]] = nullcontext
+    base: Base,
+    text: Text,
+    entropy: bool = False,
+    active: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    leaves: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Scored]:
-    """Score rows of text by the base with what `active` makes active in it.
+    """Score rows of text by the base with what `active` makes active in it, which is made of `leaves`.
 
     Returns the hidden states `[P, B, T, H]` that the last `T` tokens were told from, too. For `entropy` see
     `core.net.score`. Where the base has `rows_at_once`, memory holds the activations of so many rows alone: to learn,
-    they are computed a second time.
+    they are computed a second time. Each such part is computed by one of the processes that the base is divided among.
     """
     width, rows = text.mask.shape[-1], text.ids.shape[1]
 
-    def part(ids: Tensor, real: Tensor) -> tuple[Tensor, ...]:
+    def part(here: slice) -> tuple[Tensor, ...]:
+        ids, real = text.ids[:, here], text.real[:, here]
         with active():  # learning comes back here later
-            hidden, log_prob, spread = _score(base, ids, real, width, entropy)
-        return tuple(x.unflatten(0, ids.shape[:2]) for x in (hidden, log_prob, spread))
+            found = _score(base, ids, real, width, entropy)
+        return tuple(x.unflatten(0, ids.shape[:2]) for x in found)
 
     each = base.rows_at_once or rows
     if each >= rows:
-        hidden, log_prob, spread = part(text.ids, text.real)
-        return hidden, Scored(log_prob, spread, None)
-    parts = [
-        checkpoint(part, text.ids[:, i : i + each], text.real[:, i : i + each], use_reentrant=False,
-                   preserve_rng_state=False)
-        for i in range(0, rows, each)
-    ]  # fmt: skip
-    hidden, log_prob, spread = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+        hidden, log_prob, spread = part(slice(rows))
+    else:
+        out = text.mask.new_empty(*text.mask.shape, base.words.hidden, dtype=base.model.dtype)
+        blank = out, *(torch.empty_like(out[..., 0], dtype=torch.float32) for _ in range(2))
+        parts = [slice(first, min(first + each, rows)) for first in range(0, rows, each)]
+        apply: Any = _Parts.apply
+        hidden, log_prob, spread = apply(part, parts, base.together, blank, *leaves)
     return hidden, Scored(log_prob, spread, None)
+
+
+class _Parts(torch.autograd.Function):
+    """Parts of rows, computed by their processes, and a second time to learn: memory holds the activations of one."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Any, parts: Sequence[slice], together: Together, blank: Any, *leaves: Tensor) -> Any:
+        ctx.compute, ctx.parts, ctx.together, ctx.leaves = compute, parts, together, leaves
+        ctx.set_materialize_grads(False)
+        for i, here in enumerate(parts):
+            if together.mine(i):
+                for whole, found in zip(blank, compute(here), strict=True):
+                    whole[:, here] = found
+        for i, here in enumerate(parts):
+            together.tell(i, *(whole[:, here] for whole in blank))
+        return blank
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        """Return the sum of the parts' gradients, in their order."""
+        together, leaves, sums = ctx.together, ctx.leaves, [torch.zeros_like(leaf) for leaf in ctx.leaves]
+        for first in range(0, len(ctx.parts), together.size):  # a part of each process
+            now = range(first, min(first + together.size, len(ctx.parts)))
+            mine = next((_gradients(ctx.compute, ctx.parts[i], grads, leaves) for i in now if together.mine(i)), ())
+            for i in now:
+                found = mine if together.mine(i) else [torch.empty_like(leaf) for leaf in leaves]
+                together.tell(i, *found)
+                for total, own in zip(sums, found, strict=True):
+                    total += own
+        return None, None, None, None, *sums
+
+
+def _gradients(compute: Any, here: slice, grads: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the leaves' gradients of a part by those of what it gave."""
+    with torch.enable_grad():
+        outs = compute(here)
+    pairs = [(x, g[:, here]) for x, g in zip(outs, grads, strict=True) if g is not None and x.requires_grad]
+    return torch.autograd.grad(
+        [x for x, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True, materialize_grads=True
+    )
 
 
 def _score(base: Base, ids: Tensor, real: Tensor, width: int, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
