@@ -51,6 +51,7 @@ class Base:
         ends: tokens that end a completion.
         pad: the token that stands in pads; no mask lets it count.
         rows_at_once: rows of each member that pass through it at a time; None: all.
+        exact: whether no bit of a member may depend on its neighbours: pads are computed then, too.
         length: most tokens of a row, where members are whole models over these tokens and there is no base, see
             `tokens_alone`.
     """
@@ -64,6 +65,7 @@ class Base:
     pad: int
     device: torch.device
     rows_at_once: int | None = None
+    exact: bool = False
     length: int = 0
     hooked: list[Any] = field(default_factory=list, repr=False)  # its hooks, see `hooks`
     active: list[Any] = field(default_factory=list, repr=False)  # what they add now

@@ -5,6 +5,7 @@ Where nothing is active the base is what it was: the reference of a KL term.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from evopipe.language.base import Base
 from evopipe.types import Scored, Tensor, Text
+
+_PART = 256  # tokens that take as long as it takes to begin with another part of the rows
+_MORE = 7  # parts, at most, that rows are divided into for their lengths' sake
 
 
 class LowRank(NamedTuple):
@@ -83,32 +87,81 @@ def adapting(base: Base, changes: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def score(
-    base: Base, text: Text, entropy: bool = False, active: Callable[[], AbstractContextManager[Any]] = nullcontext
-) -> tuple[Tensor, Scored]:
+    base: Base,
+    text: Text,
+    entropy: bool = False,
+    hidden: bool = False,
+    active: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> tuple[Tensor | None, Scored]:
     """Score rows of text by the base with what `active` makes active in it.
 
-    Returns the hidden states `[P, B, T, H]` that the last `T` tokens were told from, too. For `entropy` see
-    `core.net.score`. Where the base has `rows_at_once`, memory holds the activations of so many rows alone: to learn,
-    they are computed a second time.
+    Rows of like lengths pass together, each as far as its last token that counts: what stands behind it has the
+    log-probability 0. With `hidden` all passes, and the states `[P, B, T, H]` that the last `T` tokens were told from
+    are returned, too. For `entropy` see `core.net.score`. Where the base has `rows_at_once`, memory holds the
+    activations of so many rows alone: to learn, they are computed a second time.
     """
-    width, rows = text.mask.shape[-1], text.ids.shape[1]
+    (members, rows, columns), width = text.ids.shape, text.mask.shape[-1]
+    parts, order = _parts(base, text, whole=hidden)
 
-    def part(ids: Tensor, real: Tensor) -> tuple[Tensor, ...]:
+    def part(ids: Tensor, real: Tensor, last: int) -> tuple[Tensor, ...]:
         with active():  # learning comes back here later
-            hidden, log_prob, spread = _score(base, ids, real, width, entropy)
-        return tuple(x.unflatten(0, ids.shape[:2]) for x in (hidden, log_prob, spread))
+            found = _score(base, ids, real, last, entropy)
+        return tuple(x.unflatten(0, ids.shape[:2]) for x in found)
 
+    ids, real = text.ids, text.real
+    if order is not None:
+        ids, real = take(ids, order), take(real, order)
+    each: list[list[Tensor]] = []
+    for start, end, last in parts:
+        if not last:
+            each.append([torch.zeros(members, end - start, width, device=ids.device)] * 2)
+            continue
+        some = slice(None), slice(start, end), slice(columns - width + last)
+        if base.rows_at_once is None or base.rows_at_once >= rows:
+            states, *found = part(ids[some], real[some], last)
+        else:
+            states, *found = checkpoint(
+                part, ids[some], real[some], last, use_reentrant=False, preserve_rng_state=False
+            )
+        each.append([nn.functional.pad(x, (0, width - last)) for x in found] + [states] * hidden)
+    told = [torch.cat(x, dim=1) if len(parts) > 1 else x[0] for x in zip(*each, strict=True)]
+    if order is not None:
+        back = order.argsort(dim=1)
+        told = [take(x, back) for x in told]
+    return told[2] if hidden else None, Scored(told[0], told[1], None)
+
+
+def take(x: Tensor, rows: Tensor) -> Tensor:
+    """Return rows `[P, b]` of each member's `[P, B]` or `[P, B, …]`."""
+    return x.gather(1, rows if x.ndim == 2 else rows[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def _parts(base: Base, text: Text, whole: bool) -> tuple[list[tuple[int, int, int]], Tensor | None]:
+    """Divide rows into parts that pass one after the other: (first, end, how many of the last columns).
+
+    The second is the order `[P, B]` in which each member's rows stand for that, the shortest first; None: as they are.
+    """
+    (members, rows, columns), width = text.ids.shape, text.mask.shape[-1]
     each = base.rows_at_once or rows
-    if each >= rows:
-        hidden, log_prob, spread = part(text.ids, text.real)
-        return hidden, Scored(log_prob, spread, None)
-    parts = [
-        checkpoint(part, text.ids[:, i : i + each], text.real[:, i : i + each], use_reentrant=False,
-                   preserve_rng_state=False)
-        for i in range(0, rows, each)
-    ]  # fmt: skip
-    hidden, log_prob, spread = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
-    return hidden, Scored(log_prob, spread, None)
+    if whole or base.exact:
+        return [(i, min(i + each, rows), width) for i in range(0, rows, each)], None
+    counts = text.mask if text.keep is None else text.mask & text.keep[..., None]
+    lengths = (counts * torch.arange(1, width + 1, device=counts.device)).amax(dim=-1)
+    ordered, order = lengths.sort(dim=1, stable=True)
+    longest = ordered.amax(dim=0).tolist()
+    longest[-1] = max(longest[-1], 1)
+
+    def divided(number: int) -> list[tuple[int, int, int]]:
+        cuts = [rows * i // number for i in range(number + 1)]
+        return [(a, b, longest[b - 1]) for a, b in itertools.pairwise(cuts)]
+
+    def cost(parts: list[tuple[int, int, int]]) -> int:
+        """In tokens."""
+        return sum(_PART + members * (b - a) * (columns - width + told) for a, b, told in parts if told)
+
+    least = -(-rows // each)
+    parts = min((divided(n) for n in range(least, min(least + _MORE, rows) + 1)), key=cost)
+    return parts, order if len(parts) > 1 else None
 
 
 def _score(base: Base, ids: Tensor, real: Tensor, width: int, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -93,7 +93,7 @@ def spec_of(
         mutation=params.mutation,
         algo=get(params.train.algo),
         algo_config=params.algo_config,
-        base=base,
+        base=replace(base, exact=params.runtime.cohorts == "exact"),
         device=device,
         cohorts=params.runtime.cohorts,
     )
