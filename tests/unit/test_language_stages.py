@@ -226,9 +226,10 @@ def test_where_memory_runs_out_a_sentence_says_what_of_a_language_model_takes_it
 
 
 def test_where_nobody_is_rewarded_a_sentence_says_what_to_do(copied: Path) -> None:
-    write(copied, language__reward="operator:is_", train__max_steps=9)  # no completion is a row
+    write(copied, language__reward="operator:sub", train__max_steps=9)  # no completion can be taken from a row
     answer = call(copied, "train")
     assert answer.code == 0
+    assert answer.err.count("note: a completion's score raised TypeError: unsupported operand") == 1
     assert "no member has seen a reward other than 0 in 9 steps" in " ".join(answer.err.split())
     assert "begin from a base that is right now and then" in " ".join(answer.err.split())
 
