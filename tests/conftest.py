@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -30,11 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _kernels() -> Iterator[None]:
-    """A run that a test makes in this process chooses kernels for all of it: the next test begins with its own."""
-    before = build.chosen()
-    yield
-    build.use(before)
+def _kernels(request: pytest.FixtureRequest) -> None:
+    """A run that a test or a fixture makes in this process chooses kernels for all of it; a test begins with these."""
+    build.use(build.load() if request.config.getoption("--native") else None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -34,7 +34,7 @@ def configure(cfg: RuntimeConfig | TextRuntime) -> torch.device:
     thread's own, OpenMP's do not inherit it, and results would depend on which thread computed what.
 
     Raises:
-        ParamsError: `runtime.device` is `cuda` and torch sees no CUDA device, or `runtime.kernels` is `native` and they
+        ParamsError: `runtime.device` is `cuda` and torch sees no CUDA device, or `runtime.kernels` asks for ones that
             cannot be compiled.
     """
     _choose_kernels(cfg.kernels if isinstance(cfg, RuntimeConfig) else "torch")
@@ -72,9 +72,9 @@ def _keep_memory() -> None:
 
 def _choose_kernels(asked: str) -> None:
     try:
-        build.use(None if asked == "torch" else build.load())
+        build.use(None if asked == "torch" else build.load("portable" if asked == "portable" else "native"))
     except build.NoKernels as error:
-        if asked == "native":
+        if asked != "auto":
             raise ParamsError(f"runtime.kernels: {error}; or set it to 'torch'") from error
         _say_once(f"networks are computed by torch: {error}")
         build.use(None)

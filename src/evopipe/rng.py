@@ -50,6 +50,11 @@ _GOLDEN, _MIX1, _MIX2 = map(_signed, _HOST)
 _INIT = _signed(0xD1B54A32D192ED03)
 
 
+def salt(purpose: Purpose) -> int:
+    """Return what is added to a key before it is mixed for this purpose."""
+    return _signed(int(purpose) * _INIT)
+
+
 def _mix(x: Any) -> Any:
     """SplitMix64's finaliser on int64; `& mask` turns the arithmetic shift into a logical one."""
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _MIX1
@@ -70,7 +75,7 @@ def _bits(keys: torch.Tensor, purpose: Purpose, steps: torch.Tensor, n: int) -> 
     """Draw 64 random bits for every key `[P]` int64, step `[U]` int64 and position below `n`: `[P, U, n]` int64."""
     if _on_host(keys):
         return torch.from_numpy(_host_bits(keys, purpose, steps, n).view(np.int64))
-    base = _mix(keys + _signed(int(purpose) * _INIT))[:, None] + steps * _GOLDEN  # [P, U]
+    base = _mix(keys + salt(purpose))[:, None] + steps * _GOLDEN  # [P, U]
     position = torch.arange(1, n + 1, device=keys.device) * _GOLDEN  # [n]
     drawn: torch.Tensor = _mix(_mix(base)[:, :, None] + position)
     return drawn
@@ -103,6 +108,11 @@ class Stream:
     keys: torch.Tensor  # [P] int64
     purpose: Purpose
     step: torch.Tensor  # [1] int64, when
+
+    @property
+    def salt(self) -> int:
+        """What the purpose adds to keys: with these and the step all that the CPU's own kernels need to draw."""
+        return _signed(int(self.purpose) * _INIT)
 
     def uniform(self, n: int) -> torch.Tensor:
         """`[P, n]` float64 in [0, 1)."""
@@ -157,7 +167,7 @@ def seeds(keys: Any, purpose: Purpose, *counters: Any) -> Any:
     if isinstance(keys, torch.Tensor) and _on_host(keys):
         found: np.ndarray = seeds(keys.numpy(), purpose, *(counter.numpy() for counter in counters))
         return torch.from_numpy(found)
-    x = _mix(keys + _signed(int(purpose) * _INIT))
+    x = _mix(keys + salt(purpose))
     for counter in counters:
         x = _mix(x + (counter + 1) * _GOLDEN)
     return (x >> 33) & 0x7FFFFFFF

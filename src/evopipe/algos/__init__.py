@@ -67,6 +67,7 @@ OPTIONAL: dict[str, Any] = {
     "values": None,  # (cfg, state, obs) → values of all actions, of which it takes the best
     "answers": None,  # (cfg) → `Answers`, what its policy can be asked; by default what follows from `values`
     "period": lambda cfg: getattr(cfg, "policy_delay", 1),  # of unlike updates; `turn` of `update` counts within it
+    "learn": None,  # (cfg, state, hp, lessons, healthy) → `Learned` from all minibatches of a rollout, or None
     "OFFLINE_ONLY": False,  # whether it only makes sense on a dataset (`train.mode: offline`)
     "RECURRENT": False,  # whether it serves networks with a memory
     "TEAM": False,  # whether it is for teams of agents, see `Spaces.team`
@@ -127,6 +128,7 @@ class Algorithm(Protocol):
     values: Callable[..., Any] | None
     answers: Callable[[Any], Answers] | None
     period: Callable[[Any], int]
+    learn: Callable[..., Learned | None] | None
     OFFLINE_ONLY: bool
     PAIRS: bool
     RECURRENT: bool

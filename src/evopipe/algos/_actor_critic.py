@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from evopipe.algos import Answers
+from evopipe.core.native import actor_critic as native
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.optim import Adam
 from evopipe.core.structure import Widths
@@ -20,7 +21,7 @@ from evopipe.ops.noise import gaussian, ornstein_uhlenbeck
 from evopipe.ops.policy import likeliest, or_random
 from evopipe.ops.value import pick, twin_loss
 from evopipe.rng import Stream
-from evopipe.types import Batch, Tensor
+from evopipe.types import Batch, Hyper, Learned, Tensor
 
 
 def share_encoder(networks: Mapping[str, Widths], observations: int, share: bool = True) -> dict[str, Widths]:
@@ -117,6 +118,32 @@ def clipped_double_loss(
         q1_t, q2_t = action_value(state.critics_target, x_t, action_t).unbind(dim=1)
         y = torch.addcmul(batch.reward, batch.discount, torch.minimum(q1_t, q2_t))  # [P, B]
     return twin_loss(action_value(state.critics, x, batch.action) - y[:, None], batch.weight)
+
+
+def whole_update(
+    cfg: Any, state: Any, critic: str, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, climbs: bool,
+    close: bool = False,
+) -> Learned | None:  # fmt: skip
+    """Take the whole update of a deterministic actor and of critics by that name by the CPU's own kernels; None where
+    torch must. `close`: as TD3+BC."""
+    if not native.serve() or getattr(state, "encoder", None) is not None:
+        return None
+    noise = None
+    if critic == "critics":
+        noise = cfg.target_noise * draw.normal(batch.action[0].numel())
+    places = native.alone(cfg.spaces.observations, cfg.spaces.actions)
+    return native.climb(
+        learners(state, critic), hp, places, batch, healthy, climbs, noise=noise,
+        limit=getattr(cfg, "target_clip", 0.0), close=close,
+    )  # fmt: skip
+
+
+def learners(state: Any, critic: str) -> native.Learners:
+    """Return what the kernels are to learn with, of critics by that name in the state."""
+    return native.Learners(
+        state.actor, getattr(state, "actor_target", None), getattr(state, critic), getattr(state, f"{critic}_target"),
+        state.actor_adam, getattr(state, f"{critic}_adam"), state.updates,
+    )  # fmt: skip
 
 
 def of_taken(cfg: Any, critics: Net, x: Tensor, action: Tensor) -> Tensor:

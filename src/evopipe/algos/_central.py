@@ -12,13 +12,14 @@ import torch
 
 from evopipe.algos import Answers, _actor_critic, _hyper
 from evopipe.algos._team import crew
+from evopipe.core.native import actor_critic as native
 from evopipe.core.net import Net
 from evopipe.core.structure import Widths
-from evopipe.ops.distributions import Distribution, distribution, relaxed
+from evopipe.ops.distributions import Distribution, distribution, gumbel, relaxed
 from evopipe.ops.policy import likeliest, or_random_legal
 from evopipe.rng import Stream
 from evopipe.schema.declare import hyper
-from evopipe.types import Batch, Spaces, Tensor
+from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
 
 Temperature = Annotated[float, hyper(doc="temperature of the Gumbel-softmax by which discrete actions get a gradient",
     raising="smoother, more biased gradients", gt=0, le=100)]  # fmt: skip
@@ -147,6 +148,26 @@ def actor_loss(cfg: Any, actor: Net, critic: Net, steps: Steps, draw: Stream) ->
     penalty = cfg.output_penalty * (out.square() * places.share).sum(dim=-1)
     each: Tensor = steps.weight * (penalty - value(cfg, critic, batch.obs, seen))
     return each.sum(dim=(1, 2))
+
+
+def whole_update(
+    cfg: Any, state: Any, critic: str, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, climbs: bool
+) -> Learned | None:
+    """Take the whole update by the CPU's own kernels, of critics by that name in the state; None where torch must."""
+    if not native.serve() or cfg.spaces.images:
+        return None
+    of, n = crew(cfg), batch.reward[0].numel() * cfg.spaces.actions
+    if cfg.spaces.continuous:
+        noise = cfg.target_noise * draw.normal(n) if critic == "critics" else None
+        own, limit = None, getattr(cfg, "target_clip", 0.0)
+    else:
+        noise, limit = gumbel(draw, n).float(), 0.0
+        own = gumbel(draw.part(1), n).clamp(min=-40.0).float() if climbs else None
+    return native.climb(
+        _actor_critic.learners(state, critic), hp, of.places, batch, healthy, climbs,
+        discrete=not cfg.spaces.continuous, noise=noise, own_noise=own, limit=limit, temperature=cfg.temperature,
+        penalty=cfg.output_penalty,
+    )  # fmt: skip
 
 
 def answers(critic: str) -> Callable[[Any], Answers]:

@@ -9,12 +9,13 @@ import torch
 
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
+from evopipe.core.native import value
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
 from evopipe.ops.policy import best_legal, epsilon_greedy
 from evopipe.ops.value import q_target
 from evopipe.rng import Stream
-from evopipe.types import Batch, Spaces, Tensor
+from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
 
 
 @dataclass(frozen=True)
@@ -56,3 +57,14 @@ def target(cfg: Any, state: State, batch: Batch) -> Tensor:
         target_t = forward(state.target, batch.next_obs)  # [P, B, A]
         selector_t = forward(state.q, batch.next_obs) if cfg.double else target_t
         return q_target(batch.reward, batch.discount, target_t, selector_t, batch.next_legal)
+
+
+def native(
+    cfg: Any, state: State, hp: Hyper, batch: Batch, healthy: Tensor, alpha: Tensor | None = None
+) -> Learned | None:
+    """Take the whole update by the CPU's own kernels, where they can serve; alpha `[P]` weighs a conservative term."""
+    hard = getattr(cfg, "target", "soft") == "hard"
+    return value.update(
+        state.q, state.target, state.adam, state.updates, batch, healthy, (hp["lr"], hp["grad_clip"], hp["tau"]),
+        double=cfg.double, huber=cfg.loss == "huber", interval=cfg.target_interval if hard else 0, alpha=alpha,
+    )  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from pydantic import Field
 
+from evopipe.core.native.actor_critic import Places
 from evopipe.core.net import Net, forward
 from evopipe.schema.declare import hyper
 from evopipe.types import Spaces, Team, Tensor
@@ -84,6 +85,13 @@ class Crew:
     def done(self) -> list[int]:
         """Which of everyone's actions, side by side, are no pads."""
         return [i * self.spaces.actions + j for i, own in enumerate(self.team.actions) for j in range(own)]
+
+    @cached_property
+    def places(self) -> Places:
+        """What kernels must know of it where there are no images."""
+        at = {agent: (g, i) for g, group in enumerate(self.groups) for i, agent in enumerate(group)}
+        group, seat = zip(*(at[agent] for agent in range(self.agents)), strict=True)
+        return Places(tuple(self.team.observations), tuple(self.team.actions), group, seat, self.ids)
 
     @property
     def observed(self) -> int:

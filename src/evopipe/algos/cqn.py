@@ -62,6 +62,8 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Te
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
+    if (learned := _q_network.native(cfg, state, hp, batch, healthy, hp["alpha"])) is not None:
+        return learned
     losses, errors = loss(cfg, state, hp, batch)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.q, state.adam, hp["lr"]))
     optim.polyak(state.target, state.q, hp["tau"] * healthy)

@@ -105,12 +105,16 @@ def _actor_loss(state: State, batch: Batch) -> Tensor:
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
+    climbs = turn == cfg.policy_delay - 1
+    learned = _actor_critic.whole_update(cfg, state, "critic", hp, batch, healthy, draw, climbs)
+    if learned is not None:
+        return learned
     critic = (state.critic, state.critic_adam, hp["lr_critic"])
     encoder = (state.encoder, state.encoder_adam, hp["lr_critic"])
     healthy = healthy & state.actor.finite  # its own loss may come later
     losses, errors = loss(cfg, state, hp, batch)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], critic, encoder)
-    if turn == cfg.policy_delay - 1:
+    if climbs:
         actor = (state.actor, state.actor_adam, hp["lr_actor"])
         healthy = optim.descend(_actor_loss(state, batch), healthy, hp["grad_clip"], actor)
         optim.polyak(state.encoder_target, state.encoder, hp["tau"] * healthy)

@@ -69,9 +69,11 @@ def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Te
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
+    if (learned := _q_network.native(cfg, state, hp, batch, healthy)) is not None:
+        return learned
     losses, errors = loss(cfg, state, hp, batch)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.q, state.adam, hp["lr"]))
     state.updates.add_(healthy)
-    mixed = hp["tau"] if cfg.target == "soft" else (state.updates % cfg.target_interval == 0).float()
+    mixed = hp["tau"] if cfg.target == "soft" else (state.updates % cfg.target_interval == 0).to(hp["tau"].dtype)
     optim.polyak(state.target, state.q, mixed * healthy)
     return Learned(losses.detach(), healthy, errors)

@@ -21,6 +21,7 @@ import torch
 from evopipe.algos import Answers, _actor_critic, _hyper, _ppo
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
+from evopipe.core.native import policy
 from evopipe.core.net import Net, Nets, forward, remember, unroll
 from evopipe.core.structure import Widths
 from evopipe.ops.distributions import Distribution, distribution
@@ -93,7 +94,7 @@ def init(cfg: Config, nets: Nets) -> State:
     return State(encoder, actor, critic, encoder_adam, *adams, *rows)
 
 
-schedule = _ppo.schedule
+schedule, learn = _ppo.schedule, policy.learn
 
 
 def _policy(cfg: Config, outputs: Tensor, log_std: Tensor, legal: Tensor | None) -> Distribution:
@@ -108,6 +109,8 @@ def _memories(state: State, memory: Tensor) -> tuple[Tensor, ...]:
 
 def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None) -> Chosen:
     """Draw actions, or take the likeliest where `draw` is None: obs `[P, E, O]`, memory `[P, E, M]` before it."""
+    if (chosen := policy.act(cfg, state, obs, legal, memory, draw)) is not None:
+        return chosen
     with torch.no_grad():
         of_encoder, of_actor, of_critic = _memories(state, memory)
         x, of_encoder = remember(state.encoder, obs, of_encoder)
@@ -122,6 +125,8 @@ def step(cfg: Config, state: State, obs: Tensor, legal: Tensor | None, memory: T
 
 def value(cfg: Config, state: State, obs: Tensor, memory: Tensor) -> Tensor:
     """Return V(s) `[P, B]`: obs `[P, B, O]`, memory `[P, B, M]` before it."""
+    if (found := policy.value(cfg, state, obs, memory)) is not None:
+        return found
     with torch.no_grad():
         of_encoder, _, of_critic = _memories(state, memory)
         x, _ = remember(state.encoder, obs, of_encoder)
@@ -142,6 +147,8 @@ def answers(cfg: Config) -> Answers:
 
 def greedy(cfg: Config, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the likeliest legal actions, from an empty memory: obs `[P, E, O]`."""
+    if (best := policy.greedy(cfg, state, obs, legal)) is not None:
+        return best
     with torch.no_grad():
         outputs = forward(state.actor, forward(state.encoder, obs))
         return _policy(cfg, torch.nan_to_num(outputs), state.log_std, legal).mode()

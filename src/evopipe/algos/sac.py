@@ -21,6 +21,7 @@ from evopipe.algos import Answers, _actor_critic, _hyper
 from evopipe.algos._actor_critic import action_value, of_taken
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
+from evopipe.core.native import actor_critic as native
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
 from evopipe.ops.distributions import (
@@ -193,7 +194,23 @@ def _aim(cfg: Config, legal: Tensor | None = None) -> float | Tensor:
     return 0.6 * math.log(actions) if legal is None else 0.6 * legal.sum(dim=-1).clamp(min=1).log()
 
 
+def _whole_update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream) -> Learned | None:
+    """Take the whole update by the CPU's own kernels; None where torch must."""
+    if not native.serve() or state.encoder is not None:
+        return None
+    continuous, by_legal = cfg.spaces.continuous, not cfg.spaces.continuous and cfg.target_entropy == "auto"
+    n, draws = batch.reward.shape[1] * cfg.spaces.actions, (draw, draw.part(1))
+    noise, own_noise = (each.normal(n) if continuous else None for each in draws)
+    aim = 0.6 if by_legal else float(_aim(cfg))
+    return native.soften(
+        _actor_critic.learners(state, "critics"), state.log_alpha, state.log_alpha_adam, hp, batch, healthy,
+        discrete=not continuous, learns=cfg.learn_alpha, aim=aim, by_legal=by_legal, noise=noise, own_noise=own_noise,
+    )  # fmt: skip
+
+
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
+    if (learned := _whole_update(cfg, state, hp, batch, healthy, draw)) is not None:
+        return learned
     critics = (state.critics, state.critics_adam, hp["lr_critic"])
     encoder = (state.encoder, state.encoder_adam, hp["lr_critic"])
     healthy = healthy & state.actor.finite  # its own loss may come later

@@ -96,12 +96,16 @@ def _actor_loss(state: State, batch: Batch) -> Tensor:
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
+    climbs = turn == cfg.policy_delay - 1
+    learned = _actor_critic.whole_update(cfg, state, "critics", hp, batch, healthy, draw, climbs)
+    if learned is not None:
+        return learned
     critics = (state.critics, state.critics_adam, hp["lr_critic"])
     encoder = (state.encoder, state.encoder_adam, hp["lr_critic"])
     healthy = healthy & state.actor.finite  # its own loss may come later
     losses, errors = loss(cfg, state, hp, batch, draw)
     healthy = optim.descend(losses, healthy, hp["grad_clip"], critics, encoder)
-    if turn == cfg.policy_delay - 1:
+    if climbs:
         actor = (state.actor, state.actor_adam, hp["lr_actor"])
         healthy = optim.descend(_actor_loss(state, batch), healthy, hp["grad_clip"], actor)
         optim.polyak(state.encoder_target, state.encoder, hp["tau"] * healthy)

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from evopipe.core.graphs import upload
+from evopipe.core.native import replay as native
 from evopipe.memory.frames import Frames
 from evopipe.memory.priorities import Priorities
+from evopipe.rng import Stream
 from evopipe.types import Batch, Image, Spaces
 
 if TYPE_CHECKING:
@@ -251,12 +253,39 @@ class Replay:
         importance weights correct. Returns rows, which they are, and `weight` times their importance weights (N · p)^−β
         over the largest that counts, all `[P, B, …]`.
         """
+        index, weight = self._by_priority(slots, size, u, weight, beta)
+        return self._rows(index, first), index, weight
+
+    def _by_priority(
+        self, slots: Tensor, size: Tensor, u: Tensor, weight: Tensor, beta: Tensor
+    ) -> tuple[Tensor, Tensor]:
         assert self.priorities is not None
         index, chance = self.priorities.draw(slots, u)
+        if native.serve(chance):
+            return index, native.importances(size, chance, weight, beta)
         importance = (size[:, None] * chance) ** -beta
         largest = torch.where(weight > 0, importance, 0.0).amax(dim=1, keepdim=True)
-        rows = self._whole((index + first[:, None]).view(-1)).view(*index.shape, self.layout.size)
-        return rows, index, weight * importance / largest
+        return index, weight * importance / largest
+
+    def batch(
+        self, draw: Stream, slots: Tensor, first: Tensor, size: Tensor, weight: Tensor, beta: Tensor, gamma: Tensor
+    ) -> tuple[Batch, Tensor]:  # fmt: skip
+        """Draw a batch, by the members' priorities where there are any; return it, and which rows it holds `[P, B]`.
+
+        Slots, first, size, weight and beta are as for `draw` and `draw_by_priority`; gamma is `[P]`.
+        """
+        served = native.serve(self.rows)
+        u = native.uniform(draw, weight.shape[1]) if served else draw.uniform(weight.shape[1])
+        if self.priorities is None:
+            index = (u * size[:, None]).long()
+        else:
+            index, weight = self._by_priority(slots, size, u, weight, beta)
+        if served and self.frames is None:
+            return native.batch(self.layout, self._flat, index, first, weight, gamma), index
+        return self.layout.unpack(self._rows(index, first), weight, gamma), index
+
+    def _rows(self, index: Tensor, first: Tensor) -> Tensor:
+        return self._whole((index + first[:, None]).view(-1)).view(*index.shape, self.layout.size)
 
     def sample(self, slots: Sequence[int], u: Tensor) -> Tensor:
         """Draw rows `[P, U, B, size]` uniformly, with replacement, for members `[P]` and u `[P, U, B]` in [0, 1)."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evopipe.core.native import policy
 from evopipe.ops.returns import gae
 from evopipe.types import Chosen, Sequences, Spaces
 
@@ -66,11 +67,13 @@ class Rollout:
 
     def enter(self, tick: int, obs: Tensor, legal: Tensor, begins: Tensor, memory: Tensor, chosen: Chosen) -> None:
         """Enter what is known before a step is taken: obs `[P, E, O]`, legal `[P, E, A]`, begins `[P, E]`."""
-        action = chosen.action if chosen.action.ndim == 3 else chosen.action[..., None]
-        zeros = torch.zeros_like(chosen.value)
-        numbers = torch.stack((chosen.log_prob, chosen.value, begins.float(), zeros, zeros, zeros), dim=-1)
-        parts = [obs, action.float(), numbers, *([legal.float()] if self.layout.masked else [])]
-        torch.cat(parts, dim=-1, out=self.rows[:, tick])
+        rows = self.rows[:, tick]
+        if not policy.enter(self.layout.spaces, rows, obs, legal if self.layout.masked else None, begins, chosen):
+            action = chosen.action if chosen.action.ndim == 3 else chosen.action[..., None]
+            zeros = torch.zeros_like(chosen.value)
+            numbers = torch.stack((chosen.log_prob, chosen.value, begins.float(), zeros, zeros, zeros), dim=-1)
+            parts = [obs, action.float(), numbers, *([legal.float()] if self.layout.masked else [])]
+            torch.cat(parts, dim=-1, out=rows)
         if memory.shape[-1]:
             self.memory[:, tick], self.memory[:, tick + 1] = memory, chosen.memory
 
@@ -81,7 +84,9 @@ class Rollout:
 
         A broken step counts as one after which nothing comes, and which gave just what was expected.
         """
-        expected = self.rows[:, tick, :, self.layout.log_prob + 1]
+        expected, after = self.rows[:, tick, :, self.layout.log_prob + 1], self.after[:, tick]
+        if policy.finish(after, expected, next_obs, reward, terminated, truncated, broken):
+            return
         numbers = (
             torch.where(broken, expected, reward),
             (terminated | broken).float(),
@@ -89,7 +94,7 @@ class Rollout:
             (~broken).float(),
         )
         usable = torch.where(broken[..., None], 0.0, next_obs)
-        torch.cat((usable, torch.stack(numbers, dim=-1)), dim=-1, out=self.after[:, tick])
+        torch.cat((usable, torch.stack(numbers, dim=-1)), dim=-1, out=after)
 
     def cut(self, tick: int, members: list[int], envs: list[int]) -> None:
         """Let what was entered at a tick be the last that is known of an episode, for pairs of member and

@@ -47,8 +47,7 @@ class _Categorical:
 
     def sample(self, draw: Stream) -> Tensor:
         """Draw by the Gumbel-max trick: argmax (log p − log E), E exponential."""
-        u = draw.uniform(self.logits[0].numel()).view(self.logits.shape)
-        noise = torch.log(-torch.log1p(-u)).to(self.logits.dtype)
+        noise = gumbel(draw, self.logits[0].numel()).view(self.logits.shape).to(self.logits.dtype)
         # The argmax would take a NaN for the largest, and noise may be infinite: what is illegal goes last.
         return masked_argmax(torch.nan_to_num(self.log_probs) - noise, self.legal)
 
@@ -217,15 +216,19 @@ def _log_slope(u: Tensor) -> Tensor:
     return 2.0 * (math.log(2.0) - u + torch.nn.functional.logsigmoid(2.0 * u))
 
 
+def gumbel(draw: Stream, n: int) -> Tensor:
+    """Draw negative Gumbel numbers, `[P, n]` float64: the largest of scores less them is a softmax's draw."""
+    return torch.log(-torch.log1p(-draw.uniform(n)))
+
+
 def relaxed(logits: Tensor, legal: Tensor | None, temperature: float, draw: Stream) -> Tensor:
     """Draw actions as one-hot vectors `[P, …, A]` with the gradient of the Gumbel-softmax of that temperature, straight
     through (Jang, Gu & Poole, 2017; Maddison, Mnih & Teh, 2017).
 
     Logits are `[P, …, A]`; legal is bool of that shape, or None where all are.
     """
-    log_probs, u = masked_log_softmax(logits, legal), draw.uniform(logits[0].numel()).view(logits.shape)
-    noise = torch.log(-torch.log1p(-u)).clamp(min=-40.0).to(logits.dtype)  # −∞ only where u is 0
-    scores = log_probs - noise
+    noise = gumbel(draw, logits[0].numel()).view(logits.shape).clamp(min=-40.0).to(logits.dtype)  # −∞ only where u is 0
+    scores = masked_log_softmax(logits, legal) - noise
     soft = (scores / temperature).softmax(dim=-1)
     hard = torch.nn.functional.one_hot(masked_argmax(scores, legal), logits.shape[-1]).to(soft.dtype)
     return hard + (soft - soft.detach())

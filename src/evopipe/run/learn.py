@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evopipe import rng
 from evopipe.core import normalise
 from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import Body, upload
@@ -158,19 +157,13 @@ def _updates(
     """
     replay, slots, first = memory
     when = now[:1] + torch.arange(updates, device=now.device)
-    u = rng.uniform(cohort.keys, Purpose.REPLAY, when, cohort.batch)
-    if replay.priorities is None:
-        rows = replay.draw(first, now[1:], u)  # [P, U, B, size]
     healthy, gamma = cohort.healthy, discount_rate(cohort)
-    for i in range(updates):
-        if replay.priorities is None:
-            drawn, weight = rows[:, i], cohort.weight
-        else:  # one after the other: an update changes what the next one draws
-            drawn, index, weight = replay.draw_by_priority(slots, first, now[1:], u[:, i], cohort.weight, beta)
-        batch = replay.layout.unpack(drawn, weight, gamma)
+    for i in range(updates):  # one after the other: an update changes what the next one draws by priority
+        draw = Stream(cohort.keys, Purpose.REPLAY, when[i : i + 1])
+        batch, index = replay.batch(draw, slots, first, now[1:], cohort.weight, beta, gamma)
         if cohort.normaliser is not None:  # the memory holds what the environments gave
             batch = replace(batch, obs=cohort.shown(batch.obs), next_obs=cohort.shown(batch.next_obs))
-        draw = Stream(cohort.keys, Purpose.UPDATE, when[i : i + 1])
+        draw = replace(draw, purpose=Purpose.UPDATE)
         losses, healthy, errors = update(
             spec.algo_config, cohort.state, cohort.hyper, batch, healthy, draw, (turn + i) % spec.period
         )

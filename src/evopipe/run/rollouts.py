@@ -14,6 +14,7 @@ from torch import Tensor
 from evopipe import rng
 from evopipe.core.cohort import BATCH_MULTIPLE, Cohort
 from evopipe.core.graphs import Body, upload
+from evopipe.core.native.policy import Lessons
 from evopipe.core.padded import round_up
 from evopipe.memory.rollout import Rollout
 from evopipe.rng import Purpose, Stream
@@ -129,6 +130,15 @@ def _epochs(
     healthy, ticks = cohort.healthy, plan.stretches[-1][1]
     next_value = spec.algo.value(spec.algo_config, cohort.state, *rollout.following(ticks))
     rollout.estimate(ticks, next_value, hyper["gamma"], hyper["gae_lambda"])
+    if spec.algo.learn is not None and update is spec.algo.update:
+        steps = when + torch.arange(max(plan.epochs), device=when.device)
+        order = rng.uniform(cohort.keys, Purpose.REPLAY, steps, plan.count).argsort(dim=2)
+        lessons = Lessons(rollout.rows, rollout.memory, order, *plan.ticks, plan.batches, plan.sizes, plan.epochs)
+        learned = spec.algo.learn(spec.algo_config, cohort.state, hyper, lessons, healthy)
+        if learned is not None:
+            cohort.healthy.copy_(learned.healthy)
+            cohort.losses.copy_(learned.losses)
+            return ()
     losses = torch.full_like(healthy, torch.nan, dtype=torch.float32)
     (place, given), (tick, within) = plan.places, plan.ticks
     for epoch in range(max(plan.epochs)):

@@ -389,10 +389,11 @@ class RuntimeConfig(Schema):
         description="`auto`: CUDA graphs on a GPU, nothing on the CPU; `on`: `torch.compile` as well, which changes "
         "the last bits of results; `off`: neither",
     )
-    kernels: Literal["auto", "native", "torch"] = Field(
+    kernels: Literal["auto", "native", "portable", "torch"] = Field(
         "auto",
-        description="what computes networks on the CPU: `native`, kernels that a C compiler makes here: faster, and "
-        "other last bits than those of `torch`; `auto`: native where there is a compiler",
+        description="what computes networks on the CPU: `native`, kernels that a C compiler makes for this processor: "
+        "faster, and other last bits than those of `torch`; `portable`: the same, made for AVX2; `auto`: native where "
+        "there is a compiler",
     )
     env_workers: _Processes | Literal["auto"] = Field(
         "auto",

@@ -26,9 +26,23 @@ SIGNATURES = {
     "clip": "iinpnppp",
     "adam": "iinpnpnppnpppddd",
     "polyak": "iinpnpnp",
+    "uniform": "iipnpp",
+    "gather": "pniippiiiiiiiiippppppppp",
+    "tree_add_up": "ippipp",
+    "tree_add_up_all": "ippi",
+    "tree_draw": "ippiipppppi",
+    "importances": "iippfpp",
+    "tree_update": "ippiipppfffpp",
+    "climb": "pi",
+    "soften": "pi",
+    "policy_learn": "ppp",
+    "policy_act": "pnppppnpppppp",
+    "rollout_enter": "nnnnnpnppipppp",
+    "rollout_finish": "nnnpnpnnppppp",
+    "value_update": "piiiiininpnpnppnppnnpnnpppppppppp" + "iiidddpppp",
 }
-"""What each function takes: p a pointer, i an int, n a ptrdiff_t, d a double."""
-_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "n": ctypes.c_ssize_t, "d": ctypes.c_double}
+"""What each function takes: p a pointer, i an int, n a ptrdiff_t, f a float, d a double."""
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "n": ctypes.c_ssize_t, "f": ctypes.c_float, "d": ctypes.c_double}
 SECONDS = 120.0  # longest that compiling may take
 
 

@@ -17,6 +17,7 @@ from evopipe.core.native.build import at
 from evopipe.types import Tensor
 
 if TYPE_CHECKING:
+    from evopipe.core.net import Net
     from evopipe.core.padded import Padded, Views
 
 # As the source has them.
@@ -69,6 +70,21 @@ class Plan:
         out = structure.widths.outputs or (structure.layout.hidden[-1].out if hidden else inputs)
         fields = torch.tensor(rows, dtype=torch.int32).view(len(rows), len(every), 10)
         return cls(fields, len(rows), len(every), every[0].weight.start if every else 0, room, widest, out)
+
+
+def whole(x: Tensor, *nets: Net) -> Plan | None:
+    """Return the plan of whole networks of one structure that read x `[P, B, inputs]`, for an update that the kernels
+    take alone; None where torch must."""
+    structure: Any = nets[0].structure
+    if build.chosen() is None or torch.compiler.is_compiling() or x.dim() != 3 or structure.copies > 1:
+        return None
+    if any(getattr(structure, part, True) for part in ("memory", "residual")) or structure.layout.stem:
+        return None
+    if any(y.device.type != "cpu" or y.dtype != torch.float32 for y in (x, *(net.values for net in nets))):
+        return None
+    key = 0, x.shape[2]
+    plan: Plan = structure.plans.get(key) or structure.plans.setdefault(key, Plan.of(structure, *key))
+    return plan if plan.layers <= MOST and plan.members == len(x) and x.shape[1] else None
 
 
 def run(structure: Padded, first: int, layers: Sequence[Views], x: Tensor) -> Tensor | None:

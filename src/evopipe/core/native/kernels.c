@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #if defined(__AVX512F__)
@@ -157,10 +158,11 @@ INLINE vec hyperbolic(vec x) {  // Cephes' tanhf
   return choose(a < all(0.625f), p, choose(x < all(0.0f), -far, far));
 }
 
-INLINE vec logarithm1p(vec t) {  // of 0 … 1, Cephes' logf
-  vec z = 1.0f + t;
-  whole high = z > all(1.41421356f);
-  vec x = choose(high, z * 0.5f, z) - 1.0f, e = choose(high, all(1.0f), all(0.0f)), q = x * x;
+INLINE vec logarithm(vec z) {  // of positive numbers, Cephes' logf; infinity and NaN stay
+  whole bits = (whole)z, e = (bits >> 23) - 127;
+  vec m = (vec)((bits & 0x7fffff) | 0x3f800000);
+  whole high = m > all(1.41421356f);
+  vec x = choose(high, m * 0.5f, m) - 1.0f, n = __builtin_convertvector(e - high, vec), q = x * x;
   vec y = all(7.0376836292e-2f);
   y = y * x - 1.1514610310e-1f;
   y = y * x + 1.1676998740e-1f;
@@ -170,8 +172,8 @@ INLINE vec logarithm1p(vec t) {  // of 0 … 1, Cephes' logf
   y = y * x + 2.0000714765e-1f;
   y = y * x - 2.4999993993e-1f;
   y = y * x + 3.3333331174e-1f;
-  y = y * x * q - 2.12194440e-4f * e - 0.5f * q;
-  return x + y + 0.693359375f * e;
+  y = y * x * q - 2.12194440e-4f * n - 0.5f * q;
+  return choose(z < all(INFINITY), x + y + 0.693359375f * n, z);
 }
 
 INLINE vec normal_share(vec x) {  // Φ(x), by erf of Abramowitz & Stegun 7.1.26, |error| < 1.5e-7
@@ -191,7 +193,7 @@ INLINE vec activated(const int kind, vec z) {
     case SILU: return z * sigmoid(z);
     case SOFTSIGN: return z / (1.0f + size(z));
     case SIGMOID: return sigmoid(z);
-    case SOFTPLUS: return choose(z > all(20.0f), z, choose(z > all(0.0f), z, all(0.0f)) + logarithm1p(exponential(-size(z))));
+    case SOFTPLUS: return choose(z > all(20.0f), z, choose(z > all(0.0f), z, all(0.0f)) + logarithm(1.0f + exponential(-size(z))));
     default: return z;
   }
 }
@@ -527,3 +529,54 @@ void polyak(int members, int each, ptrdiff_t size, float *targets, ptrdiff_t tar
   for (int row = 0; row < members * each; row++)
     mixed(size, targets + row * targets_stride, onlines + row * onlines_stride, weight[row / each]);
 }
+
+// --- whole updates ---------------------------------------------------------------------------------------------------
+
+// Scratch of a thread, kept from call to call: a member's activations stay in its cache.
+static __thread float *room;
+static __thread ptrdiff_t room_size;
+
+INLINE ptrdiff_t lines(ptrdiff_t floats) { return (floats + SUMS - 1) / SUMS * SUMS; }
+
+// So many floats for this call, whole cache lines; NULL if there is no memory.
+static float *scratch(ptrdiff_t floats) {
+  if (room_size < floats) {
+    free(room);
+    room_size = 0;
+    room = aligned_alloc(64, sizeof(float) * (size_t)lines(floats));
+    if (room) room_size = floats;
+  }
+  return room;
+}
+
+INLINE float *take(float **from, ptrdiff_t floats) {
+  float *piece = *from;
+  *from += lines(floats);
+  return piece;
+}
+
+// Rows of a batch that count at all: those of weight 0 behind the last other one are pads.
+static int rows_that_count(int rows, const float *weight) {
+  while (rows && weight[rows - 1] == 0.0f) rows--;
+  return rows;
+}
+
+// Copy rows of `width` floats that lie `stride` apart.
+static float *gathered(int rows, int width, const float *from, ptrdiff_t stride, float *to) {
+  for (int b = 0; b < rows; b++) memcpy(to + (ptrdiff_t)b * width, from + b * stride, sizeof(float) * (size_t)width);
+  return to;
+}
+
+// What a member's network makes of x, where the layers keep it.
+static const float *outputs_of(const int32_t *plan, int layers, const float *values, int rows, int inputs,
+                               const float *x, float *saved, float *packed, layer *found, int *count) {
+  *count = lay_out(plan, layers, rows, inputs, x, saved, found);
+  forward(values, rows, found, *count, packed);
+  return found[*count - 1].y;
+}
+
+#include "replay.c"
+#include "value.c"
+#include "actor_critic.c"
+#include "lstm.c"
+#include "policy.c"

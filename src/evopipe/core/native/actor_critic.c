@@ -1,0 +1,521 @@
+// Whole updates of actors and critics, member by member: the files of `algos` that call them say what they compute.
+// An agent alone is a team of one.
+
+// Like networks of every member, `rows` of them with a clip and an Adam each, in every row `copies` next to each other.
+typedef struct {
+  const int32_t *plan;
+  float *values, *means, *squares, *steps;
+  ptrdiff_t stride, moment_stride, size, keep;
+  int layers, rows, copies, inputs, widest;
+} nets;
+
+typedef struct {
+  nets actor, actor_target, critic, critic_target;
+  const int32_t *sees, *does, *group, *seat;  // of each agent: how much of a row's numbers are its own, its networks
+  int batch, agents, obs, actions, joint, ids, twins, discrete;
+  float noise_limit, temperature, penalty;
+  double beta1, beta2, eps;
+  float *updates;
+  const float *lr_actor, *lr_critic, *limit, *tau, *close;  // close: TD3+BC's α
+  // A batch's, new at every call.
+  const float *now, *then, *reward, *discount, *weight, *alive, *noise, *own_noise;
+  const void *action;
+  const uint8_t *legal, *next_legal;
+  ptrdiff_t now_member, now_row, then_member, then_row, action_member, action_row;
+  int climbs;  // whether it is the actor's turn
+  float *losses, *errors;
+  uint8_t *healthy;
+} climb_job;
+
+// One of a member's networks, and what it made of its rows.
+typedef struct {
+  const float *values, *out;
+  layer found[MOST];
+  int count;
+} made;
+
+static ptrdiff_t place_of(const nets *n, int p, int i) {  // of a member's i-th network, in floats
+  return ((ptrdiff_t)p * n->rows + i / n->copies) * n->stride + i % n->copies * (n->size / n->copies);
+}
+
+static void make(const nets *n, int p, int i, int rows, const float *x, float *saved, float *packed, made *to) {
+  const int32_t *plan = n->plan + ((ptrdiff_t)p * n->rows * n->copies + i) * n->layers * FIELDS;
+  to->values = n->values + place_of(n, p, i);
+  to->out = outputs_of(plan, n->layers, to->values, rows, n->inputs, x, saved, packed, to->found, &to->count);
+}
+
+static int all_finite(const nets *n, int p) {
+  float total = 0.0f;
+  for (int r = 0; r < n->rows; r++) {
+    const float *at = n->values + ((ptrdiff_t)p * n->rows + r) * n->stride;
+    vec parts[EACH] = {0};
+    for (ptrdiff_t j = 0; j < n->size; j += SUMS)
+      for (int i = 0; i < EACH; i++) parts[i] += load(at + j + i * LANES);
+    total += sum(parts);
+  }
+  return fabsf(total) < INFINITY;
+}
+
+// Clip, and step where the member is healthy and its loss and gradient finite; return whether it is.
+static int descend(const nets *n, int p, float *grads, float limit, float loss, float lr, int healthy, double beta1,
+                   double beta2, double eps) {
+  for (int r = 0; r < n->rows; r++) loss += clipped(n->size, grads + r * n->size, limit);
+  healthy = healthy && fabsf(loss) < INFINITY;
+  for (int r = 0; healthy && r < n->rows; r++) {
+    const ptrdiff_t row = (ptrdiff_t)p * n->rows + r, moments = row * n->moment_stride;
+    adam_step(n->size, n->values + row * n->stride, grads + r * n->size, n->means + moments, n->squares + moments,
+              n->steps + row, lr, beta1, beta2, eps);
+  }
+  return healthy;
+}
+
+static void follow(const nets *target, const nets *online, int p, float share) {
+  for (int i = p * target->rows; i < (p + 1) * target->rows; i++)
+    mixed(target->size, target->values + i * target->stride, online->values + i * online->stride, share);
+}
+
+INLINE float least(float a, float b) { return b < a || b != b ? b : a; }
+
+// Write what agent k's actor reads: its observation, and which of its group it is.
+static void shown(const climb_job *j, int k, int rows, const float *obs, ptrdiff_t stride, float *to) {
+  for (int b = 0; b < rows; b++, to += j->obs + j->ids) {
+    memcpy(to, obs + b * stride + k * j->obs, sizeof(float) * (size_t)j->obs);
+    for (int i = 0; i < j->ids; i++) to[j->obs + i] = i == j->seat[k];
+  }
+}
+
+// Write what everyone sees to the rows that critics read.
+static void seen(const climb_job *j, int rows, const float *obs, ptrdiff_t stride, float *x) {
+  for (int b = 0; b < rows; b++) {
+    float *to = x + (ptrdiff_t)b * j->joint;
+    for (int k = 0; k < j->agents; to += j->sees[k++])
+      memcpy(to, obs + b * stride + k * j->obs, sizeof(float) * (size_t)j->sees[k]);
+  }
+}
+
+static void named(const climb_job *j, int k, int rows, float *x) {
+  for (int b = 0; b < rows && j->ids; b++)
+    for (int i = 0; i < j->ids; i++) x[(ptrdiff_t)(b + 1) * j->joint - j->ids + i] = i == j->seat[k];
+}
+
+// Write what agent k did in the batch, 0s where it was gone.
+static void did(const climb_job *j, int p, int k, int rows, float *x) {
+  for (int b = 0; b < rows; b++, x += j->joint) {
+    const ptrdiff_t at = p * j->action_member + b * j->action_row;
+    const float alive = j->alive ? j->alive[((ptrdiff_t)p * j->batch + b) * j->agents + k] : 1.0f;
+    for (int a = 0; a < j->does[k]; a++)
+      x[a] = alive * (j->discrete ? ((const int64_t *)j->action)[at + k] == a
+                                  : ((const float *)j->action)[at + k * j->actions + a]);
+  }
+}
+
+static int may(const uint8_t *legal, int a) { return !legal || legal[a]; }
+
+// The legal action of the largest score, the first of equal ones; the first of all where none is legal.
+static int drawn(int actions, const float *out, const float *noise, const uint8_t *legal) {
+  int found = 0;
+  float most = -INFINITY;
+  for (int a = 0; a < actions; a++)
+    if (may(legal, a) && out[a] - noise[a] > most) most = out[a] - noise[a], found = a;
+  return found;
+}
+
+// The softmax of legal scores, 0 elsewhere.
+static void softened(int actions, const float *out, const float *noise, const uint8_t *legal, float temperature,
+                     float *soft) {
+  float most = -INFINITY, total = 0.0f;
+  for (int a = 0; a < actions; a++) {
+    soft[a] = (out[a] - noise[a]) / temperature;
+    if (may(legal, a) && !(soft[a] <= most)) most = soft[a];
+  }
+  for (int a = 0; a < actions; a += LANES)
+    put(soft + a, actions - a, exponential(part(soft + a, actions - a) - most));
+  for (int a = 0; a < actions; a++) total += soft[a] = may(legal, a) ? soft[a] : 0.0f;
+  for (int a = 0; a < actions; a++) soft[a] /= total > 0.0f || total != total ? total : 1.0f;
+}
+
+// One update of a member's actors and critics.
+static void climb_member(int p, const climb_job *j) {
+  const nets *actor = &j->actor, *critic = &j->critic;
+  const ptrdiff_t first = (ptrdiff_t)p * j->batch;
+  const float *weight = j->weight + first;
+  const int rows = rows_that_count(j->batch, weight), agents = j->agents, actions = j->actions, joint = j->joint;
+  const int widest = actor->widest > critic->widest ? actor->widest : critic->widest;
+  const ptrdiff_t wide = (ptrdiff_t)rows * widest, deepest = (widest > rows ? widest : rows) * (ptrdiff_t)PANEL;
+  const ptrdiff_t own_size = (ptrdiff_t)rows * (j->obs + j->ids), acts = (ptrdiff_t)rows * actions;
+  const ptrdiff_t actor_size = actor->rows * actor->size, critic_size = critic->rows * critic->size;
+  const ptrdiff_t grad_size = actor_size > critic_size ? actor_size : critic_size;
+  float *free = scratch(lines((ptrdiff_t)rows * joint) + lines(own_size) + lines(rows * actor->keep) +
+                        lines(rows * critic->keep) + 4 * lines(wide) + lines(acts) + lines((ptrdiff_t)agents * rows) +
+                        lines(deepest) + lines(grad_size));
+  if (!free) {
+    j->losses[p] = NAN, j->healthy[p] = 0;
+    return;
+  }
+  float *x = take(&free, (ptrdiff_t)rows * joint), *own = take(&free, own_size);
+  float *kept = take(&free, rows * actor->keep), *kept_too = take(&free, rows * critic->keep);
+  float *d = take(&free, wide), *next = take(&free, wide), *of_f = take(&free, wide), *d_out = take(&free, wide);
+  float *mine = take(&free, acts), *y = take(&free, (ptrdiff_t)agents * rows), *packed = take(&free, deepest);
+  float *grads = take(&free, grad_size), *errors = j->errors + first;
+  const float *now = j->now + p * j->now_member, *then = j->then + p * j->then_member;
+  int healthy = j->healthy[p] && all_finite(actor, p) && !(j->discrete && !all_finite(&j->actor_target, p));
+  int acting = 0;  // where actions begin
+  for (int k = 0; k < agents; k++) acting += j->sees[k];
+  made by, of;
+
+  // Critics regress on r + γ Q⁻(o′, a′), of twins the lesser.
+  seen(j, rows, then, j->then_row, x);
+  for (int k = 0, at = acting; k < agents; at += j->does[k++]) {
+    shown(j, k, rows, then, j->then_row, own);
+    make(&j->actor_target, p, j->group[k], rows, own, kept, packed, &by);
+    memcpy(mine, by.out, sizeof(float) * (size_t)acts);
+    if (!j->discrete) activate(TANH, acts, mine);
+    for (int b = 0; b < rows; b++) {
+      const ptrdiff_t row = (first + b) * agents + k, from = (((ptrdiff_t)p * agents + k) * j->batch + b) * actions;
+      const float stays = j->discount[row] > 0.0f ? (j->alive ? j->alive[row] : 1.0f) : 0.0f;
+      const int one = j->discrete ? drawn(j->does[k], mine + b * actions, j->noise + from,
+                                          j->next_legal ? j->next_legal + row * actions : NULL) : 0;
+      for (int a = 0; a < j->does[k]; a++) {
+        float act = mine[b * actions + a];
+        if (j->discrete) {
+          act = a == one;
+        } else if (j->noise) {
+          const float far = j->noise[from + a];
+          act += far > j->noise_limit ? j->noise_limit : far < -j->noise_limit ? -j->noise_limit : far;
+          act = act > 1.0f ? 1.0f : act < -1.0f ? -1.0f : act;
+        }
+        x[(ptrdiff_t)b * joint + at + a] = stays * act;
+      }
+    }
+  }
+  for (int k = 0; k < agents; k++) {
+    named(j, k, rows, x);
+    for (int t = 0; t < j->twins; t++) {
+      make(&j->critic_target, p, j->group[k] * j->twins + t, rows, x, kept_too, packed, &of);
+      for (int b = 0; b < rows; b++) y[k * rows + b] = t ? least(y[k * rows + b], of.out[b]) : of.out[b];
+    }
+    for (int b = 0; b < rows; b++) {
+      const ptrdiff_t row = (first + b) * agents + k;
+      y[k * rows + b] = j->reward[row] + j->discount[row] * y[k * rows + b];
+    }
+  }
+  seen(j, rows, now, j->now_row, x);
+  for (int k = 0, at = acting; k < agents; at += j->does[k++]) did(j, p, k, rows, x + at);
+  memset(grads, 0, sizeof(float) * (size_t)critic_size);
+  memset(errors, 0, sizeof(float) * (size_t)j->batch);
+  float loss = 0.0f;
+  for (int k = 0; k < agents; k++) {
+    named(j, k, rows, x);
+    for (int t = 0; t < j->twins; t++) {
+      const int i = j->group[k] * j->twins + t;
+      make(critic, p, i, rows, x, kept_too, packed, &of);
+      for (int b = 0; b < rows; b++) {
+        const float alive = j->alive ? j->alive[(first + b) * agents + k] : 1.0f;
+        const float e = of.out[b] - y[k * rows + b], share = weight[b] * alive;
+        d[b] = 2.0f * share * e;
+        loss += share * (e * e);
+        errors[b] += alive * fabsf(e);
+      }
+      backward(of.values, grads + i * (critic->size / critic->copies), rows, of.found, of.count, d, next, of_f, 0, packed);
+    }
+  }
+  for (int b = 0; b < rows; b++) {
+    float there = 0.0f;
+    for (int k = 0; k < agents; k++) there += j->alive ? j->alive[(first + b) * agents + k] : 1.0f;
+    errors[b] /= (there < 1.0f ? 1.0f : there) * (float)j->twins;
+  }
+  healthy = descend(critic, p, grads, j->limit[p], loss, j->lr_critic[p], healthy, j->beta1, j->beta2, j->eps);
+  j->losses[p] = loss;
+
+  if (j->climbs) {
+    // Actors climb the first twin's Q of their own action and the others' in the batch.
+    float climbed = 0.0f;
+    memset(grads, 0, sizeof(float) * (size_t)actor_size);
+    for (int k = 0, at = acting; k < agents; at += j->does[k++]) {
+      const int does = j->does[k];
+      shown(j, k, rows, now, j->now_row, own);
+      make(actor, p, j->group[k], rows, own, kept, packed, &by);
+      memcpy(mine, by.out, sizeof(float) * (size_t)acts);
+      if (!j->discrete) activate(TANH, acts, mine);
+      for (int b = 0; b < rows; b++) {
+        float *row = x + (ptrdiff_t)b * joint + at;
+        if (j->discrete) {
+          const uint8_t *legal = j->legal ? j->legal + ((first + b) * agents + k) * actions : NULL;
+          const float *noise = j->own_noise + (((ptrdiff_t)p * agents + k) * j->batch + b) * actions;
+          const float *out = by.out + (ptrdiff_t)b * actions;
+          const int one = drawn(does, out, noise, legal);
+          softened(does, out, noise, legal, j->temperature, mine + b * actions);
+          for (int a = 0; a < does; a++) row[a] = a == one;
+        } else {
+          memcpy(row, mine + b * actions, sizeof(float) * (size_t)does);
+        }
+      }
+      named(j, k, rows, x);
+      make(critic, p, j->group[k] * j->twins, rows, x, kept_too, packed, &of);
+      float scale = 1.0f;
+      if (j->close) {
+        float mean = 0.0f;
+        for (int b = 0; b < rows; b++) mean += weight[b] * fabsf(of.out[b]);
+        scale = j->close[p] / (mean < 1e-6f ? 1e-6f : mean);
+      }
+      for (int b = 0; b < rows; b++) {
+        const float share = weight[b] * (j->alive ? j->alive[(first + b) * agents + k] : 1.0f);
+        d[b] = -share * scale;
+        climbed -= share * scale * of.out[b];
+      }
+      const float *g = backward(of.values, NULL, rows, of.found, of.count, d, next, of_f, 1, packed) + at;
+      memset(d_out, 0, sizeof(float) * (size_t)acts);
+      for (int b = 0; b < rows; b++, g += joint) {
+        const float share = weight[b] * (j->alive ? j->alive[(first + b) * agents + k] : 1.0f);
+        const float *out = by.out + (ptrdiff_t)b * actions, *act = mine + (ptrdiff_t)b * actions;
+        float *to = d_out + (ptrdiff_t)b * actions, along = 0.0f, squares = 0.0f, away = 0.0f;
+        const float *taken = j->close ? (const float *)j->action + p * j->action_member + b * j->action_row : NULL;
+        for (int a = 0; a < does; a++) along += act[a] * g[a];
+        for (int a = 0; a < does; a++) {
+          if (j->discrete) {
+            to[a] = act[a] * (g[a] - along) / j->temperature;
+          } else {
+            float slope = g[a];
+            if (taken) {
+              const float far = act[a] - taken[a];
+              away += far * far;
+              slope += 2.0f * share * far / (float)does;
+            }
+            to[a] = slope * (1.0f - act[a] * act[a]);
+          }
+          squares += out[a] * out[a];
+          to[a] += 2.0f * share * j->penalty * out[a] / (float)does;
+        }
+        climbed += share * (j->penalty * squares + away) / (float)does;
+      }
+      did(j, p, k, rows, x + at);
+      backward(by.values, grads + j->group[k] * (actor->size / actor->copies), rows, by.found, by.count, d_out, next,
+               of_f, 0, packed);
+    }
+    healthy = descend(actor, p, grads, j->limit[p], climbed, j->lr_actor[p], healthy, j->beta1, j->beta2, j->eps);
+    const float share = healthy ? j->tau[p] : 0.0f;
+    follow(&j->critic_target, critic, p, share);
+    follow(&j->actor_target, actor, p, share);
+  }
+  j->healthy[p] = (uint8_t)healthy;
+  j->updates[p] += (float)healthy;
+}
+
+void climb(const climb_job *job, int members) {
+  for (int p = 0; p < members; p++) climb_member(p, job);
+}
+
+// --- a stochastic actor ----------------------------------------------------------------------------------------------
+
+typedef struct {
+  nets actor, critic, critic_target;
+  int batch, obs, actions, discrete, learns;  // learns: its temperature
+  float aim;  // entropy; where discrete a share of the logarithm of how many actions are legal
+  int by_legal;
+  double beta1, beta2, eps;
+  float *updates, *log_alpha, *log_alpha_adam;
+  const float *lr_actor, *lr_critic, *limit, *tau, *lr_alpha;
+  // A batch's, new at every call.
+  const float *now, *then, *reward, *discount, *weight, *noise, *own_noise;
+  const void *action;
+  const uint8_t *legal, *next_legal;
+  ptrdiff_t now_member, now_row, then_member, then_row, action_member, action_row;
+  float *losses, *errors;
+  uint8_t *healthy;
+} soft_job;
+
+INLINE float one_exponential(float x) { return exponential(all(x))[0]; }
+INLINE float one_logarithm(float x) { return logarithm(all(x))[0]; }
+
+static float log_deviation(float out) { return out > 2.0f ? 2.0f : out < -20.0f ? -20.0f : out; }
+
+// Draw squashed Gaussian actions from means and log-deviations, `[rows, 2 · actions]`; write their log-densities.
+static void squashed(int rows, int actions, const float *out, const float *noise, float *act, float *log_pi) {
+  for (int b = 0; b < rows; b++, out += 2 * actions, noise += actions, act += actions) {
+    float total = 0.0f;
+    for (int a = 0; a < actions; a += LANES) {
+      const int left = actions - a;
+      vec s = part(out + actions + a, left), n = part(noise + a, left);
+      s = choose(s > all(2.0f), all(2.0f), choose(s < all(-20.0f), all(-20.0f), s));
+      vec u = part(out + a, left) + exponential(s) * n, t = u + u;
+      vec log_sigmoid = choose(t < all(0.0f), t, t * 0.0f) - logarithm(1.0f + exponential(-size(t)));
+      vec each = -0.5f * n * n - s - 0.918938533f - 2.0f * (0.693147181f - u + log_sigmoid);
+      put(act + a, left, hyperbolic(u));
+      for (int i = 0; i < LANES && i < left; i++) total += each[i];
+    }
+    log_pi[b] = total;
+  }
+}
+
+// Write log-probabilities, −∞ where illegal, and return the sum of p · log p; the same for all where none is legal.
+static float log_softmax(int actions, const float *out, const uint8_t *legal, float *log_pi, float *pi) {
+  float most = -INFINITY, total = 0.0f, along = 0.0f;
+  int any = 0;
+  for (int a = 0; a < actions; a++) any |= may(legal, a);
+  if (!any) legal = NULL;
+  for (int a = 0; a < actions; a++) {
+    log_pi[a] = any ? out[a] : 0.0f;
+    if (may(legal, a) && !(log_pi[a] <= most)) most = log_pi[a];
+  }
+  for (int a = 0; a < actions; a++) total += pi[a] = may(legal, a) ? one_exponential(log_pi[a] - most) : 0.0f;
+  const float log_total = one_logarithm(total);
+  for (int a = 0; a < actions; a++) {
+    pi[a] /= total;
+    log_pi[a] = may(legal, a) ? log_pi[a] - most - log_total : -INFINITY;
+    if (pi[a] > 0.0f || pi[a] != pi[a]) along += pi[a] * log_pi[a];
+  }
+  return along;
+}
+
+static void joined(int rows, int obs, int actions, const float *x, const float *act, float *to) {
+  for (int b = 0; b < rows; b++, to += obs + actions) {
+    memcpy(to, x + (ptrdiff_t)b * obs, sizeof(float) * (size_t)obs);
+    memcpy(to + obs, act + (ptrdiff_t)b * actions, sizeof(float) * (size_t)actions);
+  }
+}
+
+// One update of a member's actor, critics and temperature.
+static void soft_member(int p, const soft_job *j) {
+  const nets *actor = &j->actor, *critic = &j->critic;
+  const ptrdiff_t first = (ptrdiff_t)p * j->batch;
+  const float *weight = j->weight + first;
+  const int rows = rows_that_count(j->batch, weight), obs = j->obs, actions = j->actions, discrete = j->discrete;
+  const int widest = actor->widest > critic->widest ? actor->widest : critic->widest, values = discrete ? actions : 1;
+  const ptrdiff_t wide = (ptrdiff_t)rows * widest, deepest = (widest > rows ? widest : rows) * (ptrdiff_t)PANEL;
+  const ptrdiff_t acts = (ptrdiff_t)rows * actions, critic_size = critic->rows * critic->size;
+  const ptrdiff_t grad_size = actor->size > critic_size ? actor->size : critic_size;
+  float *free = scratch(lines((ptrdiff_t)rows * obs) + lines((ptrdiff_t)rows * (obs + actions)) +
+                        lines(rows * actor->keep) + 2 * lines(rows * critic->keep) + 4 * lines(wide) + 3 * lines(acts) +
+                        2 * lines(rows) + lines(deepest) + lines(grad_size));
+  if (!free) {
+    j->losses[p] = NAN, j->healthy[p] = 0;
+    return;
+  }
+  float *x = take(&free, (ptrdiff_t)rows * obs), *both = take(&free, (ptrdiff_t)rows * (obs + actions));
+  float *kept = take(&free, rows * actor->keep), *kept_by[2];
+  for (int t = 0; t < 2; t++) kept_by[t] = take(&free, rows * critic->keep);
+  float *d = take(&free, wide), *next = take(&free, wide), *of_f = take(&free, wide), *d_out = take(&free, wide);
+  float *act = take(&free, acts), *pi = take(&free, acts), *d_act = take(&free, acts);
+  float *log_pi = take(&free, rows), *y = take(&free, rows);
+  float *packed = take(&free, deepest), *grads = take(&free, grad_size), *errors = j->errors + first;
+  const float alpha = one_exponential(j->log_alpha[p]), *asked = discrete ? x : both;
+  int healthy = j->healthy[p] && all_finite(actor, p);
+  made by, of[2];
+
+  // Critics regress on r + γ V⁻(s′).
+  gathered(rows, obs, j->then + p * j->then_member, j->then_row, x);
+  make(actor, p, 0, rows, x, kept, packed, &by);
+  if (!discrete) {
+    squashed(rows, actions, by.out, j->noise + first * actions, act, log_pi);
+    joined(rows, obs, actions, x, act, both);
+  }
+  for (int t = 0; t < 2; t++) make(&j->critic_target, p, t, rows, asked, kept_by[t], packed, &of[t]);
+  for (int b = 0; b < rows; b++) {
+    const float *q = of[0].out + (ptrdiff_t)b * values, *q2 = of[1].out + (ptrdiff_t)b * values;
+    float v = 0.0f, *chance = pi + (ptrdiff_t)b * actions, *log_chance = act + (ptrdiff_t)b * actions;
+    if (discrete) {
+      const uint8_t *legal = j->next_legal ? j->next_legal + (first + b) * actions : NULL;
+      log_softmax(actions, by.out + (ptrdiff_t)b * actions, legal, log_chance, chance);
+      for (int a = 0; a < actions; a++)
+        if (!(chance[a] <= 0.0f)) v += chance[a] * (least(q[a], q2[a]) - alpha * log_chance[a]);
+    } else {
+      v = least(*q, *q2) - alpha * log_pi[b];
+    }
+    y[b] = j->reward[first + b] + j->discount[first + b] * v;
+  }
+  gathered(rows, obs, j->now + p * j->now_member, j->now_row, x);
+  if (!discrete) {
+    gathered(rows, actions, (const float *)j->action + p * j->action_member, j->action_row, act);
+    joined(rows, obs, actions, x, act, both);
+  }
+  memset(grads, 0, sizeof(float) * (size_t)critic_size);
+  memset(errors, 0, sizeof(float) * (size_t)j->batch);
+  float loss = 0.0f;
+  for (int t = 0; t < 2; t++) {
+    make(critic, p, t, rows, asked, kept_by[0], packed, &of[0]);
+    memset(d, 0, sizeof(float) * (size_t)rows * (size_t)values);
+    for (int b = 0; b < rows; b++) {
+      const ptrdiff_t at = p * j->action_member + b * j->action_row;
+      const ptrdiff_t taken = (ptrdiff_t)b * values + (discrete ? ((const int64_t *)j->action)[at] : 0);
+      const float e = of[0].out[taken] - y[b];
+      d[taken] = weight[b] * e;
+      loss += 0.5f * weight[b] * (e * e);
+      errors[b] += 0.5f * fabsf(e);
+    }
+    backward(of[0].values, grads + t * critic->size, rows, of[0].found, of[0].count, d, next, of_f, 0, packed);
+  }
+  healthy = descend(critic, p, grads, j->limit[p], loss, j->lr_critic[p], healthy, j->beta1, j->beta2, j->eps);
+  j->losses[p] = loss;
+
+  // The actor climbs min(Q₁, Q₂) − α log π.
+  float climbed = 0.0f, surplus = 0.0f;
+  make(actor, p, 0, rows, x, kept, packed, &by);
+  if (!discrete) {
+    squashed(rows, actions, by.out, j->own_noise + first * actions, act, log_pi);
+    joined(rows, obs, actions, x, act, both);
+  }
+  for (int t = 0; t < 2; t++) make(critic, p, t, rows, asked, kept_by[t], packed, &of[t]);
+  memset(d_act, 0, sizeof(float) * (size_t)acts);
+  for (int t = 0; t < 2 && !discrete; t++) {
+    for (int b = 0; b < rows; b++) {
+      const float mine = of[t].out[b], other = of[!t].out[b];
+      d[b] = mine < other ? -weight[b] : mine > other ? 0.0f : -0.5f * weight[b];
+    }
+    const float *g = backward(of[t].values, NULL, rows, of[t].found, of[t].count, d, next, of_f, 1, packed) + obs;
+    for (int b = 0; b < rows; b++)
+      for (int a = 0; a < actions; a++) d_act[b * actions + a] += g[(ptrdiff_t)b * (obs + actions) + a];
+  }
+  for (int b = 0; b < rows; b++) {
+    const float *q = of[0].out + (ptrdiff_t)b * values, *q2 = of[1].out + (ptrdiff_t)b * values, w = weight[b];
+    const uint8_t *legal = j->legal ? j->legal + (first + b) * actions : NULL;
+    float entropy = 0.0f, aim = j->aim;
+    if (discrete) {
+      float *to = d_out + (ptrdiff_t)b * actions, *chance = pi + (ptrdiff_t)b * actions, total = 0.0f, each = 0.0f;
+      float *log_chance = act + (ptrdiff_t)b * actions;
+      int count = 0;
+      for (int a = 0; a < actions; a++) count += may(legal, a);
+      entropy = -log_softmax(actions, by.out + (ptrdiff_t)b * actions, legal, log_chance, chance);
+      for (int a = 0; a < actions; a++) {
+        to[a] = 0.0f;
+        if (chance[a] <= 0.0f) continue;
+        const float f = alpha * log_chance[a] - least(q[a], q2[a]);
+        each += chance[a] * f;
+        total += to[a] = chance[a] * (f + alpha);
+      }
+      for (int a = 0; a < actions; a++) to[a] = count ? w * (to[a] - chance[a] * total) : 0.0f;
+      climbed += w * each;
+      if (j->by_legal) aim *= one_logarithm((float)(count > 1 ? count : 1));
+    } else {
+      const float *out = by.out + (ptrdiff_t)b * 2 * actions, *noise = j->own_noise + (first + b) * actions;
+      float *to = d_out + (ptrdiff_t)b * 2 * actions;
+      for (int a = 0; a < actions; a++) {
+        const float s = out[actions + a], mine = act[b * actions + a];
+        const float u = d_act[b * actions + a] * (1.0f - mine * mine) + 2.0f * w * alpha * mine;
+        to[a] = u;
+        to[actions + a] =
+            s > 2.0f || s < -20.0f ? 0.0f : u * one_exponential(log_deviation(s)) * noise[a] - w * alpha;
+      }
+      entropy = -log_pi[b];
+      climbed += w * (alpha * log_pi[b] - least(*q, *q2));
+    }
+    surplus += w * (entropy - aim);
+  }
+  memset(grads, 0, sizeof(float) * (size_t)actor->size);
+  backward(by.values, grads, rows, by.found, by.count, d_out, next, of_f, 0, packed);
+  healthy = descend(actor, p, grads, j->limit[p], climbed, j->lr_actor[p], healthy, j->beta1, j->beta2, j->eps);
+  if (healthy && j->learns) {
+    float *moments = j->log_alpha_adam + 3 * p;
+    moments[0] += (float)(1.0 - j->beta1) * (surplus - moments[0]);
+    moments[1] += (float)(1.0 - j->beta2) * (surplus * surplus - moments[1]);
+    moments[2] += 1.0f;
+    const double mean = moments[0] / (1.0 - pow(j->beta1, moments[2])), square = moments[1] / (1.0 - pow(j->beta2, moments[2]));
+    j->log_alpha[p] -= j->lr_alpha[p] * (float)(mean / (sqrt(square) + j->eps));
+  }
+  follow(&j->critic_target, critic, p, healthy ? j->tau[p] : 0.0f);
+  j->healthy[p] = (uint8_t)healthy;
+  j->updates[p] += (float)healthy;
+}
+
+void soften(const soft_job *job, int members) {
+  for (int p = 0; p < members; p++) soft_member(p, job);
+}

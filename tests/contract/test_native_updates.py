@@ -1,0 +1,211 @@
+"""Whole updates of actors and critics by the CPU's own kernels: what torch makes of them, from a member alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from crews import GROUPS, SPACES, B, Crewed, P, transitions
+from evopipe.core.arch import Arch
+from evopipe.core.cohort import Cohort, dissolve
+from evopipe.core.layout import Block
+from evopipe.core.native import actor_critic, build
+from evopipe.types import Batch, Learned, Spaces
+from populations import same
+
+pytestmark = pytest.mark.numerical
+ALONE = {"continuous": Spaces(4, 3, continuous=True), "discrete": Spaces(4, 3)}
+CASES: dict[str, tuple[str, str, bool, dict[str, Any]]] = {
+    **{
+        f"{name}:{kind}:{share}": (name, kind, False, {"share": share, "temperature": 0.7, "output_penalty": 0.1})
+        for name in ("maddpg", "matd3")
+        for kind in SPACES
+        for share in GROUPS
+    },
+    "maddpg:masked": ("maddpg", "discrete", True, {"share": "group"}),
+    "matd3:masked": ("matd3", "discrete", True, {"share": "all", "policy_delay": 3}),
+    "ddpg": ("ddpg", "continuous", False, {"policy_delay": 2}),
+    "td3": ("td3", "continuous", False, {"target_noise": 0.6}),
+    "td3bc": ("td3bc", "continuous", False, {}),
+    "sac:continuous": ("sac", "continuous", False, {}),
+    "sac:discrete": ("sac", "discrete", False, {"target_entropy": 0.4}),
+    "sac:masked": ("sac", "discrete", True, {}),
+}
+each_case = pytest.mark.parametrize("case", CASES)
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> Iterator[None]:
+    build.use(build.load())
+    yield
+    build.use(None)
+
+
+class Case:
+    """Three unlike members of an algorithm, in the middle of learning."""
+
+    def __init__(self, case: str, **options: Any) -> None:
+        name, kind, self.masked, config = CASES[case]
+        self.spaces = (SPACES if name.startswith("ma") else ALONE)[kind]
+        self.given = Crewed(name, self.spaces, **config, **options)
+        g = torch.Generator().manual_seed(5)
+        for member in self.given.members:
+            if case == "sac:continuous":  # deviations far beyond what they are clamped to
+                bias = member.arch.named(self.given.widths["actor"], member.tensors["actor"])["output.bias"]
+                bias[3:] += (0.0, 4.0, -30.0)[member.slot]
+            for tensor, x in member.tensors.items():
+                if tensor.endswith(".mean"):
+                    x.copy_(0.01 * torch.randn(x.shape, generator=g))
+                elif tensor.endswith(".square"):
+                    x.copy_(1e-4 * (0.5 + torch.rand(x.shape, generator=g)))
+                elif tensor.endswith(".steps"):
+                    x.fill_(40.0 + member.slot)
+
+    def cohort(self, *slots: int) -> Cohort:
+        return self.given.cohort(*slots)
+
+    def batch(self, at: int, members: list[int] | None = None) -> Batch:
+        """Random transitions of all members or some, with pads at the last ones' end."""
+        found = self.team_batch(at) if self.spaces.team else self.batch_alone(at)
+        weight = found.weight.clone()
+        weight[1, B - 2 :] = 0.0
+        return cut(replace(found, weight=weight), members)
+
+    def team_batch(self, at: int) -> Batch:
+        return transitions(self.spaces, at, self.masked)
+
+    def batch_alone(self, at: int) -> Batch:
+        g, o, a = torch.Generator().manual_seed(at), self.spaces.observations, self.spaces.actions
+        rows = torch.randn(P, B, 2 * o + a, generator=g)  # parts of longer rows, as a memory gives them
+        legal = (torch.rand(P, B, a, generator=g) < 0.5).scatter(-1, torch.randint(a, (P, B, 1), generator=g), True)
+        action = rows[..., 2 * o :].clamp(-1, 1) if self.spaces.continuous else legal.int().argmax(-1)
+        weight = torch.rand(P, B, generator=g)
+        return Batch(
+            obs=rows[..., :o], next_obs=rows[..., o : 2 * o], action=action, reward=torch.randn(P, B, generator=g),
+            discount=0.9 * (torch.rand(P, B, generator=g) > 0.3), weight=weight / weight.sum(dim=1, keepdim=True),
+            next_legal=legal.roll(1, 1) if self.masked else None, legal=legal if self.masked else None,
+        )  # fmt: skip
+
+    def turns(self) -> list[int]:
+        period = int(getattr(self.given.cfg, "policy_delay", 1))
+        return [*range(period), *range(period)]
+
+    def learn(self, cohort: Cohort, members: list[int] | None = None) -> list[Learned]:
+        return [
+            self.given.update(cohort, self.batch(at, members), turn, at) for at, turn in enumerate(self.turns())
+        ]  # fmt: skip
+
+
+def cut(batch: Batch, members: list[int] | None) -> Batch:
+    if members is None:
+        return batch
+    found = {name: getattr(batch, name) for name in Batch.__dataclass_fields__}
+    return Batch(**{name: None if x is None else x[members] for name, x in found.items()})
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many updates the kernels took."""
+    taken: list[int] = []
+    for name in ("climb", "soften"):
+        original = getattr(actor_critic, name)
+
+        def watched(*args: Any, original: Any = original, **options: Any) -> Any:
+            found = original(*args, **options)
+            taken.append(found is not None)
+            return found
+
+        monkeypatch.setattr(actor_critic, name, watched)
+    return taken
+
+
+@each_case
+def test_an_update_is_torchs(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, states, told, it = counted(monkeypatch), [], [], Case(case)
+    for kernels in (build.load(), None):
+        build.use(kernels)
+        cohort = it.cohort()
+        told.append(it.learn(cohort))
+        states.append(cohort.tensors())
+        assert taken == [True] * len(it.turns())
+    for at, (ours, theirs) in enumerate(zip(*told, strict=True)):
+        assert ours.healthy.tolist() == theirs.healthy.tolist() == [True] * P
+        torch.testing.assert_close(ours.losses, theirs.losses, rtol=2e-5, atol=2e-5)
+        assert ours.errors is not None
+        assert theirs.errors is not None
+        counts = it.batch(at).weight > 0
+        torch.testing.assert_close(ours.errors[counts], theirs.errors[counts].abs(), rtol=2e-5, atol=2e-5)
+    for ours, theirs in zip(*states, strict=True):
+        assert (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max()
+
+
+def test_normalised_and_blended_networks_are_torchs() -> None:
+    arch = Arch((Block(9), Block(6, True)), 7, (), "GELU", True)
+    it, states = Case("matd3:continuous:group", arch=arch), []
+    for kernels in (build.load(), None):
+        build.use(kernels)
+        cohort = it.cohort()
+        it.learn(cohort)
+        states.append(cohort.tensors())
+    for ours, theirs in zip(*states, strict=True):
+        assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+@each_case
+def test_a_members_bits_are_its_own(case: str) -> None:
+    it = Case(case)
+    together = it.cohort()
+    told = it.learn(together)
+    for slots in ([0], [1, 2]):
+        few = it.cohort(*slots)
+        rows = [together.slots.index(slot) for slot in few.slots]
+        own = it.learn(few, few.slots)
+        for ours, theirs in zip(own, told, strict=True):
+            assert torch.equal(ours.losses, theirs.losses[rows])
+        for a, b in zip(dissolve([few]), [dissolve([together])[slot] for slot in few.slots], strict=True):
+            assert same(a, b)
+    halves = it.cohort()
+    for part, rows in ((halves.part(0, 1), [0]), (halves.part(1, P), [1, 2])):
+        it.learn(part, rows)
+    assert all(torch.equal(a, b) for a, b in zip(halves.tensors(), together.tensors(), strict=True))
+
+
+@each_case
+def test_who_diverges_freezes_alone(case: str) -> None:
+    it = Case(case)
+    sound, broken = it.cohort(), it.cohort()
+    policy = broken.state.actor.values
+    policy[1, policy[1].nonzero()[0]] = torch.nan
+    before = [x.clone() for x in broken.tensors()]
+    it.learn(sound)
+    told = it.learn(broken)
+    assert all(learned.healthy.tolist() == [True, False, True] for learned in told)
+    for at, was, alone in zip(broken.tensors(), before, sound.tensors(), strict=True):
+        each = len(at) // P
+        rows, frozen = [i for i in range(len(at)) if i // each != 1], slice(each, 2 * each)
+        assert torch.equal(at[rows], alone[rows])
+        assert same_bits(at[frozen], was[frozen]) or at[frozen].isnan().any()
+
+
+@each_case
+def test_a_loss_that_is_no_number_freezes_its_member_alone(case: str) -> None:
+    it = Case(case)
+    sound, broken = it.cohort(), it.cohort()
+    before = [x.clone() for x in broken.tensors()]
+    for at, turn in enumerate(it.turns()):
+        it.given.update(sound, it.batch(at), turn, at)
+        batch = it.batch(at)
+        batch.reward[2, 0] = torch.nan
+        batch.weight[2, 0] = 0.5
+        assert it.given.update(broken, batch, turn, at).healthy.tolist() == [True, True, False]
+    for at, was, alone in zip(broken.tensors(), before, sound.tensors(), strict=True):
+        first = 2 * (len(at) // P)
+        assert torch.equal(at[:first], alone[:first])
+        assert torch.equal(at[first:], was[first:])
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.numpy().tobytes() == b.numpy().tobytes()

@@ -1,0 +1,48 @@
+"""Runs that our own kernels compute alone have the same bits whatever instructions a processor has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from evopipe import algos
+
+OTHER = {
+    "ATEN_CPU_CAPABILITY": "default",
+    "MKL_CBWR": "COMPATIBLE",
+    "NPY_DISABLE_CPU_FEATURES": "X86_V3,X86_V4,AVX512_ICL",
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX2,-FMA",
+}
+"""What makes torch, NumPy and the system's mathematics take a processor for an older one."""
+STAGES = ("fetch", "buffer", "population", "train", "evaluate")
+SMALL = {"batch_size": 32, "learn_step": 4, "network": {"encoder": [16], "latent": 16}}
+RUNS: dict[str, dict[str, Any]] = {
+    "dqn": {},
+    "cqn": {},
+    "ppo": {"algos.ppo.learn_step": 128},
+    "ddpg": {"env.id": "Pendulum-v1"},
+    "td3": {"env.id": "Pendulum-v1"},
+    "sac": {"env.id": "Pendulum-v1"},
+}
+"""Where they do not solve the same task as the others: what is different."""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("algo", RUNS)
+def test_a_run_has_the_same_bits_on_another_processor(algo: str, tmp_path: Path) -> None:
+    config = algos.get(algo).Config
+    block = config.model_validate({name: value for name, value in SMALL.items() if name in config.model_fields})
+    changes = {"train.algo": algo, f"algos.{algo}": block.model_dump(mode="json"), **RUNS[algo]}
+    found = []
+    for name, kernels, more in (("here", "native", {}), ("there", "portable", OTHER)):
+        folder = tmp_path / name
+        tiny.write_params(folder, {**changes, "train.max_steps": 800, "runtime.kernels": kernels})
+        for stage in STAGES:
+            ended = tiny.evopipe(folder, stage, **more)
+            assert ended.returncode == 0, ended.stderr
+        found.append(tiny.digests(folder, (*tiny.TRAINED, "reports/evaluation.json", "reports/episodes.csv")))
+    assert found[0] == found[1]
+    assert len(found[0]) > 4

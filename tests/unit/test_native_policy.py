@@ -1,0 +1,167 @@
+"""PPO by the CPU's own kernels: what the algorithm's own torch does, to what float32 can know, and a member's bits its
+own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import populations
+from evopipe.core.cohort import Cohort
+from evopipe.core.native import build, policy
+from evopipe.memory.rollout import Rollout
+from evopipe.run import act
+from evopipe.run.rollouts import learn_from_rollout
+from evopipe.run.spec import Spec, first_members
+from populations import TICKS, rollout_for
+
+pytestmark = pytest.mark.numerical
+SEVERAL = 4
+CASES: list[Any] = [
+    ("ppo", {}, False),
+    ("ppo", {"share_encoder": True, "clip_value": True, "target_kl": 0.02}, True),
+    ("ppo:continuous", {"normalise_advantage": False, "grad_clip": 0.1}, False),
+    ("ppo:continuous", {"squash": True, "share_encoder": True}, False),
+    ("ppo:multidiscrete", {"clip_value": True}, True),
+    ("ppo:multibinary", {"clip": 0.05}, True),
+    ("ppo", {"network": {"encoder_kind": "lstm"}, "max_seq_len": 5, "share_encoder": True}, False),
+    ("ppo:continuous", {"network": {"encoder_kind": "lstm", "encoder": [16, 20]}, "max_seq_len": 3,
+     "sequences": "overlapping"}, False),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def torch_again() -> Iterator[None]:
+    yield
+    build.use(None)
+
+
+def problem(algo: str, config: dict[str, Any]) -> Spec:
+    """Members that differ in all that may differ; those with a memory have no blended layers there."""
+    network = {"encoder": [16], "latent": 16, "head": [16], "layer_norm": True, **config.get("network", {})}
+    alike = {"before_training": True, "architecture": {"probabilities": {}}} if "network" in config else {}
+    own = {"evolve": {"batch_size": {"min": 16, "max": 64}, "lr": {"min": 1e-4, "max": 1e-2}}, "epochs": 3}
+    mutation = {} if alike else populations.UNLIKE
+    return populations.problem(
+        algo=algo, mutation=mutation, cohorts="merged", config={**own, **config, "network": network}
+    )
+
+
+def started(p: Spec) -> Cohort:
+    """A cohort in the middle of training: moments that are not 0."""
+    members = first_members(p, SEVERAL)[0]
+    cohort = max(p.form(members), key=lambda each: len(each.members))
+    draw = torch.Generator().manual_seed(1)
+    for name in ("encoder", "actor", "critic"):
+        net, adam = getattr(cohort.state, name), getattr(cohort.state, f"{name}_adam")
+        if net is not None:
+            own = net.values != 0
+            adam.mean.copy_(0.1 * own * torch.randn(own.shape, generator=draw))
+            adam.square.copy_(own * (0.05 + torch.rand(own.shape, generator=draw)))
+            adam.steps.fill_(7.0)
+    return cohort
+
+
+def held(cohort: Cohort) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in (*cohort.tensors(), cohort.healthy.float(), cohort.losses)]
+
+
+def learned(p: Spec, cohort: Cohort, rollout: Rollout, kernels: str | None) -> list[torch.Tensor]:
+    build.use(build.load(kernels) if kernels else None)
+    learn_from_rollout(p, cohort, copy.deepcopy(rollout), TICKS, 3)
+    return held(cohort)
+
+
+def played(p: Spec, masked: bool) -> tuple[Rollout, Cohort]:
+    """A random rollout, by torch, with an old policy that is some way off."""
+    build.use(None)
+    cohort = started(p)
+    rollout = rollout_for(p, cohort, masked=masked)
+    at = rollout.layout.log_prob
+    rollout.rows[..., at] += 0.2 * torch.randn(rollout.rows.shape[:3], generator=torch.Generator().manual_seed(2))
+    rollout.rows[..., at + 1] += 0.2 * torch.randn(rollout.rows.shape[:3], generator=torch.Generator().manual_seed(3))
+    return rollout, cohort
+
+
+def served(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Which calls the kernels served."""
+    told: list[bool] = []
+    original = policy._described
+
+    def described(*given: Any) -> Any:
+        found = original(*given)
+        told.append(found is not None)
+        return found
+
+    monkeypatch.setattr(policy, "_described", described)
+    return told
+
+
+@pytest.mark.parametrize(("algo", "config", "masked"), CASES)
+def test_a_rollout_teaches_what_torch_learns(
+    algo: str, config: dict[str, Any], masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = problem(algo, config)
+    rollout, cohort = played(p, masked)
+    theirs = learned(p, cohort, rollout, None)
+    told = served(monkeypatch)
+    ours = learned(p, started(p), rollout, "native")
+    assert told == [True, True]  # values, then all minibatches
+    begun = held(started(p))
+    for mine, other, before in zip(ours, theirs, begun, strict=True):
+        torch.testing.assert_close(mine, other, rtol=2e-4, atol=2e-5)
+        if before.shape[-1] > 20:
+            assert not torch.equal(mine, before)
+
+
+@pytest.mark.parametrize(("algo", "config", "masked"), CASES)
+def test_members_act_as_in_torch(
+    algo: str, config: dict[str, Any], masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = problem(algo, config)
+    cohort, draw = started(p), torch.Generator().manual_seed(4)
+    members = len(cohort.members)
+    obs = torch.randn(members, 21, p.observations, generator=draw)
+    legal = populations.legal_for(p, (members, 21), draw)
+    begins = torch.rand(members, 21, generator=draw) < 0.3
+    memory = act.step(p, cohort, obs, legal, begins, torch.zeros(members, 21, cohort.memory), 4).memory
+    told = served(monkeypatch)
+    for tick in (5, None):
+        build.use(None)
+        theirs = act.step(p, cohort, obs, legal, begins, memory, tick)
+        build.use(build.load())
+        ours = act.step(p, cohort, obs, legal, begins, memory, tick)
+        assert ours.action.dtype == theirs.action.dtype
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+    assert told == [False, True, False, True]
+
+
+@pytest.mark.parametrize(("algo", "config", "masked"), [CASES[1], CASES[3], CASES[6]])
+def test_a_member_learns_by_itself(algo: str, config: dict[str, Any], masked: bool) -> None:
+    p = problem(algo, config)
+    rollout, _ = played(p, masked)
+    together = learned(p, started(p), rollout, "native")
+    spoiled, other = started(p), copy.deepcopy(rollout)
+    spoiled.state.actor.values[0] = torch.nan
+    for given in (spoiled.part(1, 3), spoiled.part(3, len(spoiled.members)), spoiled.part(0, 1)):
+        first = spoiled.slots.index(given.slots[0])
+        learned(p, given, other.part(first, first + len(given.slots)), "native")
+    for mine, every in zip(held(spoiled), together, strict=True):
+        assert torch.equal(mine[1:], every[1:])
+    assert spoiled.healthy.tolist() == [False, *[True] * (len(spoiled.members) - 1)]
+    assert spoiled.state.updates[0] == 0
+
+
+@pytest.mark.thorough
+def test_another_instruction_set_gives_the_same_bits() -> None:
+    for algo, config, masked in CASES:
+        p = problem(algo, config)
+        rollout, _ = played(p, masked)
+        native, portable = (learned(p, started(p), rollout, kernels) for kernels in build.TARGETS)
+        for mine, other in zip(native, portable, strict=True):
+            assert torch.equal(mine, other), algo

@@ -1,0 +1,96 @@
+"""Batches by the CPU's own kernels are those of torch: the same rows, drawn by the same counters."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from evopipe.core.native import build
+from evopipe.memory.priorities import Priorities
+from evopipe.memory.replay import Replay, RowLayout
+from evopipe.rng import Purpose, Stream
+from evopipe.types import Batch, Tensor
+
+CPU, MEMBERS, CAPACITY, ROWS = torch.device("cpu"), 3, 3000, 70
+FILLED = torch.tensor([3000, 1, 1234])
+LAYOUTS = [
+    RowLayout(obs=6, actions=4, masked=masked, continuous=continuous, steps=steps, legal=masked, agents=agents)
+    for masked, continuous, steps, agents in itertools.product((False, True), (False, True), (1, 3), (0, 2))
+    if not (masked and continuous)
+]
+
+
+@pytest.fixture(autouse=True)
+def torch_again() -> Iterator[None]:
+    yield
+    build.use(None)
+
+
+def memory(layout: RowLayout, prioritised: bool = False) -> Replay:
+    draw = torch.Generator().manual_seed(4)
+    trees = Priorities(MEMBERS, CAPACITY, 0.6, CPU) if prioritised else None
+    replay = Replay(layout, MEMBERS, CAPACITY, CPU, trees)
+    replay.rows.copy_(torch.randint(0, 2, replay.rows.shape, generator=draw))
+    replay.rows[..., : 2 * layout.obs].normal_(generator=draw)
+    replay.rows[..., layout._reward : layout._reward + layout.steps * layout.each].normal_(generator=draw)
+    if layout.steps > 1:
+        taken = replay.rows[..., layout._mask - layout.each : layout._mask]
+        taken.copy_(torch.randint(1, layout.steps + 1, taken.shape, generator=draw))
+    if trees is not None:
+        found = torch.rand(MEMBERS, CAPACITY, generator=draw) * (torch.arange(CAPACITY) < FILLED[:, None])
+        trees.restore({"priorities": found, "largest": found.amax(dim=1)})
+    return replay
+
+
+def batch(replay: Replay, kernels: bool) -> tuple[Batch, Tensor]:
+    build.use(build.load() if kernels else None)
+    draw = Stream(torch.tensor([5, -9, 2**60]), Purpose.REPLAY, torch.tensor([77]))
+    slots, weight = [0, 1, 2], torch.zeros(MEMBERS, ROWS)
+    weight[0], weight[1, :20], weight[2, :1] = 1 / ROWS, 1 / 20, 1.0
+    gamma = torch.tensor([0.99, 0.0, 1.0])
+    return replay.batch(
+        draw, torch.tensor(slots), replay.first(slots), FILLED, weight, torch.tensor(0.4), gamma
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_batch_is_torchs(layout: RowLayout) -> None:
+    replay = memory(layout)
+    (ours, drawn), (theirs, expected) = batch(replay, True), batch(replay, False)
+    assert torch.equal(drawn, expected)
+    for name in Batch.__dataclass_fields__:
+        one, other = getattr(ours, name), getattr(theirs, name)
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6 if name == "reward" else 0.0)
+
+
+def test_draws_by_priority_are_torchs() -> None:
+    """The same rows: a share that lies within a rounding of two rows' border is not among these."""
+    replay = memory(LAYOUTS[0], prioritised=True)
+    (ours, drawn), (theirs, expected) = batch(replay, True), batch(replay, False)
+    assert torch.equal(drawn, expected)
+    assert torch.equal(ours.obs, theirs.obs)
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-5, atol=0.0)
+
+
+def test_priorities_follow_errors_as_torchs_do() -> None:
+    """NaN leaves a priority, an infinite error gives the most, and the sums are those of a tree made anew."""
+    found = []
+    for kernels in (True, False):
+        build.use(build.load() if kernels else None)
+        trees = memory(LAYOUTS[0], prioritised=True).priorities
+        assert trees is not None
+        index = torch.tensor([[7, 2999, 7, 31, 0], [0, 0, 0, 0, 0], [3, 4, 5, 6, 33]])
+        errors = torch.tensor([[1.0, torch.nan, 2.0, torch.inf, 0.0], [1.0, 5.0, torch.nan, 2.0, 0.0], [1e-3] * 5])
+        trees.update(torch.arange(3), index, errors)
+        trees.admit(torch.tensor([0, 2]), torch.tensor([11, 2998]))
+        found.append(trees)
+        again = Priorities(MEMBERS, CAPACITY, 0.6, CPU)
+        again.restore(trees.state(CAPACITY))
+        assert all(torch.equal(a, b) for a, b in zip(trees.tensors(), again.tensors(), strict=True))
+    for ours, theirs in zip(found[0].tensors(), found[1].tensors(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0.0)
