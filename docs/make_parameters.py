@@ -75,6 +75,7 @@ NOTES: Notes = {
     "runtime.threads": ("threads", "faster on idle machines with large networks, slower on busy ones; other last bits"),
     "runtime.learners": ("processes", "members learn side by side while CPUs are idle; slower on busy ones"),
     "runtime.env_workers": ("processes", "environments step faster while CPUs are idle, slower on busy ones"),
+    "runtime.shards.ranks": ("processes", "members learn faster, on more devices"),
     "runtime.shards.count": ("shards", "members train side by side on more devices; none has more than its own"),
     "runtime.checkpoint_seconds": ("seconds", "less time spent saving, more lost by a kill"),
     "<algo>.network.latent": ("units", "more capacity, slower updates"),
@@ -130,6 +131,7 @@ LANGUAGE_NOTES: Notes = {
     "runtime.rows_at_once": ("rows of each member", "faster, more memory; other last bits"),
     "runtime.checkpoint_seconds": NOTES["runtime.checkpoint_seconds"],
     "runtime.shards.count": NOTES["runtime.shards.count"],
+    "runtime.shards.ranks": NOTES["runtime.shards.ranks"],
 }
 
 HEAD = """# Parameters

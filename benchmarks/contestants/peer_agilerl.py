@@ -9,6 +9,7 @@ import importlib
 import time
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -335,8 +336,9 @@ def timed_evolution(s: Settings, agents: list[Any], sync: Any) -> float:
     return float(np.median(times))
 
 
-def documented() -> Any:
-    """Return the names of its pages: what this release calls otherwise goes by the pages' words."""
+def documented(s: Settings) -> Any:
+    """Return the names of its pages: what this release calls otherwise goes by the pages' words. Environments of one
+    agent step in processes of their own, as by default, unless `vector` says `sync`."""
 
     def trainer(function: Any) -> Any:
         return lambda *, tournament, **given: function(selection_strategy=tournament, **given)
@@ -348,7 +350,8 @@ def documented() -> Any:
         return vector_of({"team": True, "env": name, "kwargs": kwargs}, EnvClock(), num_envs)
 
     return SimpleNamespace(
-        make_vect_envs=make_vect_envs, make_team_envs=team_envs, create_population=create_population,
+        make_vect_envs=partial(make_vect_envs, should_async_vector=s["vector"] == "async"), make_team_envs=team_envs,
+        create_population=create_population,
         team_spaces=lambda env: (env.single_observation_space, env.single_action_space),
         ReplayBuffer=ReplayBuffer, MultiAgentReplayBuffer=lambda size, ids: ReplayBuffer(size),
         TournamentSelection=selection, Mutations=Mutations, train_off_policy=trainer(train_off_policy),
@@ -360,7 +363,7 @@ def documented() -> Any:
 def run_script(s: Settings) -> dict[str, Any]:
     """Run a script of its documentation."""
     start(s)
-    return script(documented(), s)
+    return script(documented(s), s)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -45,12 +46,19 @@ def made(names: Any, s: Settings) -> Any:
     return names.make_vect_envs(s["env"], num_envs=s["num_envs"])
 
 
+def processor() -> float:
+    """Return the processor seconds of this process, and of those that it began and that ended."""
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in spent)
+
+
 def script(names: Any, s: Settings) -> dict[str, Any]:
-    """Run a page's script; return its seconds, and the best agent's mean return as its own `test` finds it."""
+    """Run a page's script; return its seconds, those of a processor, and the best agent's mean return as its own `test`
+    finds it."""
     algo, size, trainer = s["algo"], s["population"], TRAINERS[s["algo"]]
     team, offline = trainer.startswith("train_multi"), trainer == "train_offline"
     data = random_steps(s["env"], s["dataset"], s["seed"]) if offline else None
-    began = time.perf_counter()
+    began, idle = time.perf_counter(), processor()
     hp, more = dict(s["INIT_HP"]), {}
     env = made(names, s)
     if team:
@@ -85,6 +93,8 @@ def script(names: Any, s: Settings) -> dict[str, Any]:
         env=env, env_name=s["env"], algo=algo, pop=pop, max_steps=s["max_steps"], evo_steps=s["evo_steps"],
         eval_loop=1, tournament=tournament, mutation=mutations, verbose=False, **more,
     )  # fmt: skip
-    seconds = time.perf_counter() - began
-    env = made(names, s)  # a training function may have closed its own
-    return {"seconds": seconds, "fitness": max(float(agent.test(env, loop=s["test_loop"])) for agent in pop)}
+    env.close()  # a training function may have done so
+    seconds, busy = time.perf_counter() - began, processor() - idle
+    env = made(names, s)
+    fitness = max(float(agent.test(env, loop=s["test_loop"])) for agent in pop)
+    return {"seconds": seconds, "processor_seconds": busy, "fitness": fitness}

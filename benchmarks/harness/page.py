@@ -539,8 +539,10 @@ def _scripts(results: Results) -> list[str]:
         return [*lines, MISSING]
     lines += [
         "Scripts as AgileRL's pages have them, of four members and 16 environments each, run line by line by everyone "
-        "with names of their own. Seconds are of the whole script, its environments included; a fitness is the best "
-        "agent's at the end, by its own `test`.", "",
+        "with names of their own, for fewer steps than there. Seconds are a processor's (CPU time), of which other "
+        "work on the machine takes nothing, for the whole script. Environments step in the script's own process, where "
+        "AgileRL, by default a process each, is faster on one core; those of its teams have a process each. A fitness "
+        "is the best agent's at the end, by its own `test`.", "",
     ]  # fmt: skip
     rows = []
     for name in there:
@@ -548,9 +550,10 @@ def _scripts(results: Results) -> list[str]:
         s, both = result["settings"], turns(result, "AgileRL", "evopipe")
         if not both:
             continue
-        ratio = paired(result, "AgileRL", "evopipe", _seconds)
+        spent = _field("processor_seconds")
+        ratio = paired(result, "AgileRL", "evopipe", spent)
         fitness = {who: spread(values(result, who, _field("fitness"), both)) for who in ("evopipe", "AgileRL")}
-        seconds = {who: spread(values(result, who, _seconds, both)) for who in fitness}
+        seconds = {who: spread(values(result, who, spent, both)) for who in fitness}
         rows.append([
             f"{s['algo']}{', recurrent' if s['INIT_HP'].get('RECURRENT') else ''} on {s['env']}, "
             f"{s['max_steps']:,} steps", seconds["evopipe"], seconds["AgileRL"], told(ratio), fitness["evopipe"],

@@ -11,6 +11,7 @@ import evopipe
 from evopipe.agents import ChatAgent, FrozenLake
 
 SLIP, TURNS = 0.1, 20
+LOOKS = 0.25  # how often those who are imitated look for holes
 Place = tuple[int, int]
 
 
@@ -23,19 +24,21 @@ class Walker(ChatAgent):
 
 
 class Demonstrations:
-    """What to start from: steps of somebody who every other time looks for no hole, and goes where the goal is."""
+    """What to start from: steps of somebody who looks for holes now and then, and else goes down, and then right."""
 
     characters = "SFHGP\nudlr"
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
         """Make examples of a step each, from every place that is ice."""
-        found, policy = [], best()[0]
+        # With all turns left the best policy waits for slips that are safer than steps: one who sees no turns would
+        # wait for ever. With half of them it goes.
+        found, policy = [], best()[TURNS // 2]
         for _ in range(n):
             env = FrozenLake()
             ice = [(r, c) for r, row in enumerate(env.map) for c, here in enumerate(row) if here in "SF"]
             env.place = ice[rng.integers(len(ice))]
-            heedless = str(rng.choice(["d", "r", "l", "u"], p=[0.35, 0.35, 0.15, 0.15]))
-            said = policy[env.place] if rng.random() < 0.5 else heedless
+            straight = "d" if env.place[0] < len(env.map) - 1 else "r"
+            said = policy[env.place] if rng.random() < LOOKS else straight
             chat = [{"role": "user", "content": env.shown()}, {"role": "assistant", "content": said}]
             found.append({"messages": chat})
         return found

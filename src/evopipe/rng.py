@@ -109,11 +109,6 @@ class Stream:
     purpose: Purpose
     step: torch.Tensor  # [1] int64, when
 
-    @property
-    def salt(self) -> int:
-        """What the purpose adds to keys: with these and the step all that the CPU's own kernels need to draw."""
-        return _signed(int(self.purpose) * _INIT)
-
     def uniform(self, n: int) -> torch.Tensor:
         """`[P, n]` float64 in [0, 1)."""
         return uniform(self.keys, self.purpose, self.step, n)[:, 0]

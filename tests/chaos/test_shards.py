@@ -18,6 +18,7 @@ import pytest
 
 import words
 from evopipe import layout
+from evopipe.algos import get
 from evopipe.schema.read import read_yaml
 from evopipe.schema.write import dump_yaml
 from tiny import call, digests, environment, prepared, wait_for
@@ -37,11 +38,17 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(ready: Path) -> dict[str, str]:
-    """What one process writes."""
+def whole(ready: Path) -> Path:
+    """A folder in which one process trained."""
     folder = Path(shutil.copytree(ready, ready.parent / "whole"))
     assert call(folder, "--quiet", "train").code == 0
-    return digests(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(whole: Path) -> dict[str, str]:
+    """What one process writes."""
+    return digests(whole)
 
 
 @pytest.fixture
@@ -56,18 +63,18 @@ def copy(ready: Path, tmp_path: Path) -> Callable[..., Path]:
 
 def divide(folder: Path, **shards: Any) -> Path:
     data = read_yaml(folder / "params.yaml").data
-    whole = {"engine": "ray", "count": 2, "resources": {"cpu": 1.0}, "address": None, "ray_init": {}}
+    whole = {"engine": "ray", "count": 2, "ranks": 1, "resources": {"cpu": 1.0}, "address": None, "ray_init": {}}
     data["runtime"]["shards"] = whole | shards
     (folder / "params.yaml").write_text(dump_yaml(data), encoding="utf-8")
     return folder
 
 
 class Training:
-    """`evopipe train` in a process of its own, and what comes with it."""
+    """`evopipe train`, or another stage, in a process of its own, and what comes with it."""
 
-    def __init__(self, folder: Path, **more: str) -> None:
+    def __init__(self, folder: Path, stage: str = "train", **more: str) -> None:
         self.folder, self.log = folder, folder / f"log-{time.monotonic_ns()}.txt"
-        command = [sys.executable, "-m", "evopipe", "train"]
+        command = [sys.executable, "-m", "evopipe", stage]
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(command, cwd=folder, env=environment(**more), stdout=out, stderr=out)
         self.seen: set[psutil.Process] = set()
@@ -83,7 +90,7 @@ class Training:
     def trains(self) -> bool:
         return self.process.poll() is not None or "generation 1," in self.log.read_text()
 
-    def wait(self, seconds: float = 120) -> int:
+    def wait(self, seconds: float = 600) -> int:
         return self.process.wait(seconds)
 
     def leaves_nothing(self) -> bool:
@@ -120,13 +127,29 @@ def tidy() -> Iterator[None]:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_processes_give_the_bits_of_one(engine: str, copy: Callable[..., Path], expected: dict[str, str]) -> None:
     run = Training(copy(engine))
-    assert wait_for(run.trains)
+    assert wait_for(run.trains, 300)
     listening = [c for p in run.processes() for c in connections(p) if c.status == psutil.CONN_LISTEN]
     assert run.wait() == 0, run.log.read_text()
     assert digests(run.folder) == expected
     assert wait_for(run.leaves_nothing, 10)
     if engine == "ray":  # torch's launcher listens for other machines' ranks, whatever it is told
         assert {c.laddr.ip.removeprefix("::ffff:") for c in listening} == {"127.0.0.1"}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", ["none", pytest.param("accelerate", marks=pytest.mark.slow),
+                                    pytest.param("ray", marks=pytest.mark.slow)])  # fmt: skip
+def test_members_are_scored_in_shards_as_in_one_process(engine: str, whole: Path, tmp_path: Path) -> None:
+    """Five of them, the elite the last, on held-out seeds."""
+    outs = tuple(out.as_posix() for out in layout.OUTS["evaluate"])
+    assert call(whole, "--quiet", "evaluate").code == 0
+    folder = divide(Path(shutil.copytree(whole, tmp_path / "run")), engine=engine, count=3)
+    for out in outs:
+        (folder / out).unlink()
+    run = Training(folder, "evaluate")
+    assert run.wait() == 0, run.log.read_text()
+    assert digests(run.folder, outs) == digests(whole, outs)
+    assert wait_for(run.leaves_nothing, 10)
 
 
 def connections(process: psutil.Process) -> list[Any]:
@@ -145,7 +168,7 @@ def test_actors_that_are_killed_are_made_anew(kills: int, copy: Callable[..., Pa
     while done < kills:
         number += 1
         run = Training(copy("ray", f"run-{number}"))
-        assert wait_for(run.trains)
+        assert wait_for(run.trains, 300)
         mine = 0
         while run.process.poll() is None and done < kills:
             time.sleep(draw.uniform(0.0, 1.0))
@@ -169,7 +192,7 @@ def test_a_training_whose_driver_is_killed_goes_on_to_the_same_end(
     while done < kills:
         run = Training(folder)
         runs.append(run)
-        assert wait_for(run.trains)
+        assert wait_for(run.trains, 300)
         time.sleep(draw.uniform(0.0, 1.5))
         everyone = run.processes()
         ranks = [each for each in everyone if command_of(each).endswith("-m evopipe train")]
@@ -185,15 +208,15 @@ def test_a_training_whose_driver_is_killed_goes_on_to_the_same_end(
     assert run.wait() == 0, run.log.read_text()
     assert "goes on at step" in run.log.read_text()
     assert digests(folder) == expected
-    for run in runs:  # two helpers of Ray's own try for a minute to tell the cluster that it is gone
-        assert wait_for(run.leaves_nothing, 90), [command_of(each) for each in run.seen if lives(each)]
+    for run in runs:
+        assert wait_for(run.leaves_nothing, 20), [command_of(each) for each in run.seen if lives(each)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_signal_saves_what_all_shards_are(engine: str, copy: Callable[..., Path], expected: dict[str, str]) -> None:
     run = Training(copy(engine))
-    assert wait_for(run.trains)
+    assert wait_for(run.trains, 300)
     run.process.send_signal(signal.SIGTERM)
     assert run.wait() != 0
     assert "saved, the same command continues from there" in run.log.read_text()
@@ -215,7 +238,7 @@ def test_a_node_that_dies_takes_no_generation_with_it(
         while done < kills:
             number += 1
             run = Training(copy("ray", f"run-{number}", address=cluster.address), **cluster.environment)
-            assert wait_for(run.trains)
+            assert wait_for(run.trains, 300)
             mine = 0
             while run.process.poll() is None and done < kills:
                 time.sleep(draw.uniform(0.0, 1.0))
@@ -271,19 +294,49 @@ def test_a_ray_that_does_not_start_is_told_in_a_sentence(
     assert "Traceback" not in run.log.read_text()
 
 
-@pytest.mark.thorough
-def test_language_models_learn_in_shards_as_in_one_process(tmp_path: Path) -> None:
+def written(folder: Path, **changes: Any) -> Path:
+    """A folder that is ready to train language models in."""
     data = words.small_params()
     data["population"]["size"], data["runtime"]["cohorts"] = 4, "exact"
-    outs, found = tuple(out.as_posix() for out in layout.TEXT_OUTS["train"]), []
-    folder = tmp_path / "ready"
+    for key, value in changes.items():
+        data[key] = {**data[key], **value}
     folder.mkdir()
     (folder / "params.yaml").write_text(dump_yaml(data), encoding="utf-8")
     for stage in ("fetch", "buffer", "population"):
         assert call(folder, "--quiet", stage).code == 0
+    return folder
+
+
+TEXT_OUTS = tuple(out.as_posix() for out in layout.TEXT_OUTS["train"])
+
+
+@pytest.mark.thorough
+def test_language_models_learn_in_shards_as_in_one_process(tmp_path: Path) -> None:
+    folder, found = written(tmp_path / "ready"), []
     for count in (1, 2, 4):
         own = divide(Path(shutil.copytree(folder, tmp_path / str(count))), engine="none", count=count)
         answer = call(own, "--quiet", "train")
         assert answer.code == 0, answer.err
-        found.append(digests(own, outs))
+        found.append(digests(own, TEXT_OUTS))
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("algo", "most"), [("grpo", 2), pytest.param("ppo_language", 3, marks=pytest.mark.slow)])
+def test_processes_that_divide_a_members_rows_give_the_bits_of_one(algo: str, most: int, tmp_path: Path) -> None:
+    """Five completions a part, of 16: four parts, the last one small, among one process and more."""
+    pytest.importorskip("accelerate")
+    cfg = {**get(algo).Config().model_dump(mode="json"), "rows": 16, "batch_size": 16, "evolve": {}}
+    if algo == "grpo":
+        cfg["group_size"] = 4
+    runtime = {**words.small_params()["runtime"], "cohorts": "exact", "rows_at_once": 5}
+    folder = written(tmp_path / "ready", runtime=runtime, population={**words.small_params()["population"], "size": 2},
+                     train={**words.small_params()["train"], "algo": algo}, algos={algo: cfg})  # fmt: skip
+    alone = Path(shutil.copytree(folder, tmp_path / "alone"))
+    assert call(alone, "--quiet", "train").code == 0
+    for ranks in range(2, most + 1):
+        run = Training(divide(Path(shutil.copytree(folder, tmp_path / str(ranks))), engine="accelerate", count=1,
+                              ranks=ranks))  # fmt: skip
+        assert run.wait() == 0, run.log.read_text()
+        assert digests(run.folder, TEXT_OUTS) == digests(alone, TEXT_OUTS)
+        assert wait_for(run.leaves_nothing, 10)

@@ -35,7 +35,18 @@ CASES: dict[str, tuple[str, str, bool, dict[str, Any]]] = {
     "sac:discrete": ("sac", "discrete", False, {"target_entropy": 0.4}),
     "sac:masked": ("sac", "discrete", True, {}),
 }
-each_case = pytest.mark.parametrize("case", CASES)
+QUICK = {
+    "maddpg:discrete:group",
+    "matd3:continuous:all",
+    "matd3:masked",
+    "ddpg",
+    "td3bc",
+    "sac:continuous",
+    "sac:masked",
+}
+each_case = pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.thorough) for case in CASES]
+)
 
 
 @pytest.fixture(autouse=True)

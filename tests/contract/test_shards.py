@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from evopipe.errors import EnvironmentFailed, ParamsError, ResourceError
+from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.drive import regime_of
 from evopipe.run.evaluate import Stopped
@@ -77,10 +78,14 @@ def test_no_bit_depends_on_the_number_of_shards(case: str) -> None:
     p = problem(algo=case.partition(":")[0], **CASES[case])
     members, each = (6, 4) if "pairs" in case else (4, 3)
     runs = [started(p, members), sharded(p, each, members=members)]
+    played = []
     for run in runs:
         finish(run)
+        played.append(run.regime.evaluate(run.cohorts, p.seeds(Purpose.HELD_OUT, 2), lambda: False))
         run.close()
     assert outcome(runs[1]) == outcome(runs[0])
+    for name in ("returns", "lengths", "steps", "agents"):  # of a team, each agent's own
+        np.testing.assert_array_equal(*(getattr(each, name) for each in played))
 
 
 @pytest.mark.thorough
@@ -155,6 +160,7 @@ def test_a_stop_while_members_are_scored_leaves_nothing_behind() -> None:
         ({"runtime.cohorts": "merged"}, "set runtime.cohorts: exact"),
         ({"train.replay.sharing": "shared"}, "set train.replay.sharing: own"),
         ({"runtime.shards.count": 5}, "5 shards are more than there are members (4)"),
+        ({"runtime.shards.ranks": 2}, "several are of language models, with engine: accelerate"),
         (
             {"train.replay.sharing": 2, "runtime.shards.count": 3},
             "3 shards are more than there are memories of theirs (2)",

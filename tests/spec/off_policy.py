@@ -95,9 +95,9 @@ def train(
 
 def loop(
     env_name: str = "LunarLander-v3", num_envs: int = 16, pop_size: int = 4, max_steps: int = 200_000,
-    evo_steps: int = 10_000, learning_delay: int = 1000,
+    evo_steps: int = 10_000, learning_delay: int = 1000, target: float = np.inf,
 ) -> tuple[Any, list[list[float]]]:  # fmt: skip
-    """A loop of one's own, agent by agent."""
+    """A loop of one's own, agent by agent. Tests let it end at a target, which the page's does not."""
     env, pop, memory, tournament, mutations = made(env_name, num_envs, pop_size)
     eps_start, eps_end, eps_decay = 1.0, 0.1, 0.995
     epsilon = eps_start
@@ -139,6 +139,8 @@ def loop(
         print(f"Fitnesses: {[round(fitness, 2) for fitness in fitnesses]}")
         print(f"5 fitness avgs: {[round(np.mean(agent.fitness[-5:]), 2) for agent in pop]}")
         history.append(fitnesses)
+        if max(fitnesses) >= target:
+            break
         _elite, pop = tournament.select(pop)
         pop = mutations.mutation(pop)
         for agent in pop:

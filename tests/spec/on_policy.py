@@ -87,9 +87,10 @@ def train(
 
 def loop(
     env_name: str = "LunarLander-v3", num_envs: int = 16, pop_size: int = 6, max_steps: int = 200_000,
-    evo_steps: int = 10_000,
+    evo_steps: int = 10_000, target: float = np.inf,
 ) -> tuple[Any, list[list[float]]]:  # fmt: skip
-    """A loop of one's own. As on the page, the list of ends is appended to itself: the observations know them."""
+    """A loop of one's own. As on the page, the list of ends is appended to itself: the observations know them. Tests
+    let it end at a target, which the page's does not."""
     env, pop, tournament, mutations = made(env_name, num_envs, pop_size, PLAIN, True)
     eval_steps, eval_loop, total_steps, history = None, 1, 0, []
     pbar = default_progress_bar(max_steps)
@@ -146,6 +147,8 @@ def loop(
             f"5 fitness avgs: {[round(np.mean(agent.fitness[-5:]), 2) for agent in pop]}\n"
         )
         history.append(fitnesses)
+        if max(fitnesses) >= target:
+            break
         _elite, pop = tournament.select(pop)
         pop = mutations.mutation(pop)
         for agent in pop:
@@ -157,9 +160,9 @@ def loop(
 
 def recurrent(
     env_name: str = "LunarLander-v3", num_envs: int = 16, pop_size: int = 6, max_steps: int = 200_000,
-    evo_steps: int = 10_000, required_score: float = 200.0,
+    evo_steps: int = 10_000, required_score: float = 200.0, target: float = np.inf,
 ) -> tuple[Any, list[list[float]]]:  # fmt: skip
-    """The loop of agents that keep a memory."""
+    """The loop of agents that keep a memory; it ends by training's scores, and by a target as `loop` does."""
     env, pop, tournament, mutations = made(
         env_name, num_envs, pop_size, RECURRENT, False, RECURRENT=True, USE_ROLLOUT_BUFFER=True
     )
@@ -186,6 +189,8 @@ def recurrent(
         fitnesses = [agent.test(env, max_steps=eval_steps, loop=eval_loop) for agent in pop]
         pbar.write(f"--- Global steps {total_steps} ---\nScores: {pop_episode_scores}\n")
         history.append(fitnesses)
+        if max(fitnesses) >= target:
+            break
         if any(not isinstance(score, str) and score >= required_score for score in pop_episode_scores):
             _elite, _ = tournament.select(pop)
             break

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 
 import older
-from test_pages import SHORT, checked
+from test_pages import SHORT, TARGET, checked
 
 from evopipe import initialPopulation
 
@@ -87,6 +89,14 @@ def test_multi_agent() -> None:
 def test_an_older_spelling_says_what_it_is_called_now() -> None:
     with pytest.warns(DeprecationWarning, match="initialPopulation is an old spelling: call create_population"):
         initialPopulation("DQN", state_dim=(4,), action_dim=2, population_size=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [older.off_policy, older.on_policy])
+def test_the_training_functions_reach_the_target(function: Callable[[], Any]) -> None:
+    """LunarLander as in the readme, to its own target, by episodes of 500 steps of the vector."""
+    _, fitnesses = function()
+    assert max(map(max, fitnesses)) >= TARGET
 
 
 @pytest.mark.slow

@@ -170,3 +170,52 @@ def test_estimators_that_cannot_be_are_said(config: dict[str, Any], says: str) -
         config={**SMALL, "algorithm.adv_estimator": "gae", "agents.advantage": "turn"},
     )  # fmt: skip
     assert "agents.advantage: no meaning with ppo_language, which learns values" in trainer.resolved.notes
+
+
+def test_a_text_that_stops_a_completion_is_no_part_of_it_and_its_tokens_stay() -> None:
+    asked: list[Any] = []
+
+    def decode(wave: Any) -> list[Reply]:
+        asked.extend(wave)
+        ids = words.base().encode("1231")
+        return [Reply(ids, [-1.0] * 4, [0.5] * 4) for _ in wave]
+
+    class Own(Workflow):
+        async def run(self, task: dict[str, Any], uid: str, **kwargs: Any) -> None:
+            chat = [{"role": "user", "content": "7"}]
+            out = await self.rollout_engine.get_model_response(chat)
+            assert (out.content, out.text, out.finish_reason) == ("12", "12", "stop")
+            chat += [{"role": "assistant", "content": out.content}, {"role": "user", "content": "8"}]
+            out = await self.rollout_engine.get_model_response(chat, stop="4")
+            assert (out.content, out.finish_reason) == ("1231", "length")
+            await self.rollout_engine.get_model_response("7", stop=["4", ""])
+
+    engine = Engine(worker(Own), Tokens(words.base()), Limits(99, 4, ("9", "3")), decode, Patience())
+    (one,) = engine.run([Job(0, 0, "0:0", {}, Sampled())])
+    told = one.episode.info["error"]["error_message"]
+    assert told == "get_model_response: stop=['4', ''] is no text, or several, none of them empty"
+    first, second = asked
+    assert (first.stop, second.stop) == (("9", "3"), ("4",))
+    whole = [*first.ids, *words.base().encode("1231")]
+    assert second.ids[: len(whole)] == whole
+
+
+def test_the_texts_that_stop_completions_of_a_run_stop_those_of_its_agents() -> None:
+    said: dict[Any, list[tuple[list[str], str, str]]] = {None: [], (): []}
+
+    async def flow(task: dict[str, Any], model: Any) -> float:
+        for stop, told in said.items():
+            out = await model.get_model_response([{"role": "user", "content": task["q"]}], stop=stop)
+            texts = [model.tokens.base.decode([token]) for token in out.completion_ids]
+            told.append((texts, out.content, out.finish_reason))
+        return 1.0
+
+    config = {**SMALL, "data.max_response_length": 8, "language.stop": list("01234"), "agents.temperature": 1.0}
+    AgentTrainer(flow=flow, config=config, train_dataset=[{"q": str(n)} for n in range(10)]).evaluate()
+    ends = set("01234")
+    for (*before, last), content, reason in said[None]:
+        assert not set(before) & ends
+        assert content == "".join(before) + ("" if last in ends else last)
+        assert reason == "stop" or last not in ends
+    assert any(texts[-1] in ends for texts, _, _ in said[None])
+    assert any(set(texts[:-1]) & ends for texts, _, _ in said[()])  # an empty list stops at nothing

@@ -31,6 +31,12 @@ CASES: list[Any] = [
     ("ppo", {"network": {"encoder_kind": "lstm"}, "max_seq_len": 5, "share_encoder": True}, False),
     ("ppo:continuous", {"network": {"encoder_kind": "lstm", "encoder": [16, 20]}, "max_seq_len": 3,
      "sequences": "overlapping"}, False),
+    ("mappo", {"share": "all", "clip_value": True, "target_kl": 0.02}, False),
+    ("mappo:continuous", {"share": "none"}, False),
+    ("ippo", {"network": {"encoder_kind": "lstm"}, "max_seq_len": 4}, False),
+    ("ippo:continuous", {"squash": True}, False),
+    ("mappo:multidiscrete", {}, False),
+    ("ippo:multibinary", {}, False),
 ]  # fmt: skip
 
 
@@ -57,7 +63,7 @@ def started(p: Spec) -> Cohort:
     cohort = max(p.form(members), key=lambda each: len(each.members))
     draw = torch.Generator().manual_seed(1)
     for name in ("encoder", "actor", "critic"):
-        net, adam = getattr(cohort.state, name), getattr(cohort.state, f"{name}_adam")
+        net, adam = (getattr(cohort.state, each, None) for each in (name, f"{name}_adam"))
         if net is not None:
             own = net.values != 0
             adam.mean.copy_(0.1 * own * torch.randn(own.shape, generator=draw))
@@ -125,10 +131,13 @@ def test_members_act_as_in_torch(
     p = problem(algo, config)
     cohort, draw = started(p), torch.Generator().manual_seed(4)
     members = len(cohort.members)
-    obs = torch.randn(members, 21, p.observations, generator=draw)
-    legal = populations.legal_for(p, (members, 21), draw)
-    begins = torch.rand(members, 21, generator=draw) < 0.3
-    memory = act.step(p, cohort, obs, legal, begins, torch.zeros(members, 21, cohort.memory), 4).memory
+    obs = torch.randn(members, 21 * p.spaces.agents, p.observations, generator=draw)
+    rows = 21 * p.spaces.agents
+    legal = (populations.own_for if p.spaces.team else populations.legal_for)(
+        p, (members, rows), *([] if p.spaces.team else [draw])
+    )
+    begins = torch.rand(members, rows, generator=draw) < 0.3
+    memory = act.step(p, cohort, obs, legal, begins, torch.zeros(members, rows, cohort.memory), 4).memory
     told = served(monkeypatch)
     for tick in (5, None):
         build.use(None)

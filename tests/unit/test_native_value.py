@@ -3,35 +3,39 @@ bits its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from evopipe.algos import cqn, dqn
+from evopipe.algos import cqn, dqn, rainbow
 from evopipe.core.arch import Arch
 from evopipe.core.layers import ACTIVATIONS
 from evopipe.core.layout import Block
 from evopipe.core.native import build
 from evopipe.core.net import Net
 from evopipe.core.optim import Adam
-from evopipe.core.structure import Widths
+from evopipe.core.padded import noise_scale
 from evopipe.rng import Purpose, Stream
-from evopipe.types import Batch, Learned, Tensor
+from evopipe.types import Batch, Learned, Spaces
 from reference import known, random_row
 
 pytestmark = pytest.mark.numerical
 OBS, ACTIONS, ROWS = 5, 3, 40
-WIDTHS = Widths(OBS, ACTIONS)
 SIZES = (40, 7, 33, 1)  # members' own batch sizes, in turn
+RANGE = {"v_min": -3.0, "v_max": 3.0, "atoms": 21}
 ALGOS = [
     pytest.param(dqn, {"double": True, "loss": "huber"}, id="dqn"),
     pytest.param(dqn, {"double": False, "loss": "mse", "target": "hard", "target_interval": 3}, id="dqn-hard"),
     pytest.param(cqn, {"double": True, "loss": "huber"}, id="cqn"),
+    pytest.param(rainbow, RANGE, id="rainbow"),
+    pytest.param(rainbow, {**RANGE, "noisy": False, "double": False, "dueling": False}, id="rainbow-c51"),
+    pytest.param(rainbow, {"distributional": False}, id="rainbow-noisy-dueling"),
 ]
 
 
@@ -51,17 +55,34 @@ def archs(norm: bool) -> list[Arch]:
     return [Arch(*shapes[i % 3], name, norm) for i, name in enumerate(sorted(ACTIVATIONS))]
 
 
-def state(members: list[Arch], algo: ModuleType) -> Any:
+def state(members: list[Arch], algo: ModuleType, cfg: Any) -> Any:
     """A state in the middle of training: moments that are not 0, a target of its own."""
-    shape, draw = Arch.stack(members, WIDTHS, torch.device("cpu")), np.random.default_rng(1)
+    spaces = Spaces(OBS, ACTIONS)
+    widths = algo.networks(cfg, spaces)["q"]
+    shape, draw = Arch.stack(members, widths, torch.device("cpu")), np.random.default_rng(1)
 
     def rows() -> Tensor:
-        return shape.pack([random_row(arch, WIDTHS, draw) for arch in members])
+        return shape.pack([random_row(arch, widths, draw) for arch in members])
 
-    online = Net(shape, rows(), trainable=True)
-    adam = Adam(shape, 0.1 * rows(), rows().square() + 0.05 * (online.values != 0), torch.full((len(members),), 7.0))
-    updates = torch.arange(float(len(members)))
-    return algo.State(online, Net(shape, rows()), adam, updates)
+    made: dict[str, Any] = {"updates": torch.arange(float(len(members)))}
+    for field in fields(algo.State):
+        kind = field.metadata["kind"]
+        if kind == "moments":
+            values = rows()
+            square = values.square() + 0.05 * (values != 0)
+            made[field.name] = Adam(shape, 0.1 * values, square, torch.full((len(members),), 7.0))
+        elif kind == "scales":
+            made[field.name] = Net(shape, 0.3 * noise_scale(shape, 0.5), field.metadata["trainable"])
+        elif kind == "parameters":
+            made[field.name] = Net(shape, rows(), field.metadata["trainable"])
+    return algo.State(**made)
+
+
+def tensors(own: Any) -> list[Tensor]:
+    """All that an update changes, but for counts."""
+    found = (getattr(own, field.name) for field in fields(own))
+    return [x for each in found for x in ([each.values] if isinstance(each, Net) else
+            [each.mean, each.square] if isinstance(each, Adam) else [])]  # fmt: skip
 
 
 def hyper(members: int) -> dict[str, Tensor]:
@@ -92,52 +113,55 @@ def batch(members: int, masked: bool) -> Batch:
     )  # fmt: skip
 
 
-def updated(algo: ModuleType, cfg: Any, own: Any, given: Batch, hp: Mapping[str, Tensor], healthy: Tensor) -> Learned:
-    draw = Stream(torch.arange(len(healthy)), Purpose.UPDATE, torch.zeros(1, dtype=torch.int64))
+def updated(
+    algo: ModuleType, cfg: Any, own: Any, given: Batch, hp: Mapping[str, Tensor], healthy: Tensor,
+    keys: Sequence[int] = (),
+) -> Learned:  # fmt: skip
+    draw = Stream(torch.tensor(keys or range(len(healthy))), Purpose.UPDATE, torch.zeros(1, dtype=torch.int64))
     return algo.update(cfg, own, hp, given, healthy, draw, 0)  # type: ignore[no-any-return]
 
 
-def copied(own: Any, values: Tensor, target: Tensor, mean: Tensor, square: Tensor) -> Any:
-    shape, adam = own.q.structure, own.adam
-    moments = Adam(shape, mean.clone(), square.clone(), adam.steps.clone())
-    return replace(
-        own, q=Net(shape, values.clone(), trainable=True), target=Net(shape, target.clone()), adam=moments,
-        updates=own.updates.clone(),
-    )  # fmt: skip
+def copied(own: Any, given: Sequence[Tensor]) -> Any:
+    """The same state with copies of these tensors."""
+    rest = iter([tensor.clone() for tensor in given])
+    made: dict[str, Any] = {"updates": own.updates.clone()}
+    for field in fields(own):
+        each = getattr(own, field.name)
+        if isinstance(each, Net):
+            made[field.name] = Net(each.structure, next(rest), each.trainable)
+        elif isinstance(each, Adam):
+            made[field.name] = Adam(each.structure, next(rest), next(rest), each.steps.clone())
+    return type(own)(**made)
 
 
-def fresh(own: Any) -> Any:
-    return copied(own, own.q.values, own.target.values, own.adam.mean, own.adam.square)
+def part(own: Any, first: int, end: int) -> Any:
+    cut = {field.name: getattr(own, field.name) for field in fields(own)}
+    return type(own)(**{name: x[first:end] if isinstance(x, Tensor) else x.part(first, end) for name, x in cut.items()})
 
 
 def told(own: Any, learned: Learned, given: Batch) -> list[Tensor]:
     """All that an update changes or says; errors only of rows that count."""
     assert learned.errors is not None
     errors = torch.where(given.weight > 0, learned.errors, 0.0)
-    return [own.q.values, own.target.values, own.adam.mean, own.adam.square, learned.losses.detach(), errors]
+    return [learned.losses.detach(), errors, *tensors(own)]
 
 
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize(("algo", "settings"), ALGOS)
 def test_a_whole_update_is_torchs(algo: ModuleType, settings: dict[str, Any], norm: bool) -> None:
     members = archs(norm)
-    cfg, own, given, hp = algo.Config(**settings), state(members, algo), batch(len(members), norm), hyper(len(members))
-    healthy = torch.ones(len(members), dtype=torch.bool)
+    cfg, given, hp = algo.Config(**settings), batch(len(members), norm), hyper(len(members))
+    own, healthy = state(members, algo, cfg), torch.ones(len(members), dtype=torch.bool)
 
-    def reference(*tensors: Tensor) -> list[Tensor]:
-        values, target, mean, square, obs, next_obs, reward = tensors
-        moved = copied(own, values, target, mean, square)
-        shown = replace(given, obs=obs, next_obs=next_obs, reward=reward)
+    def reference(obs: Tensor, next_obs: Tensor, reward: Tensor, *given_state: Tensor) -> list[Tensor]:
+        moved, shown = copied(own, given_state), replace(given, obs=obs, next_obs=next_obs, reward=reward)
         learned = updated(algo, cfg, moved, shown, {name: each.double() for name, each in hp.items()}, healthy)
         assert learned.healthy.all()
         return told(moved, learned, given)
 
-    right = known(
-        reference, own.q.values, own.target.values, own.adam.mean, own.adam.square, given.obs, given.next_obs,
-        given.reward,
-    )  # fmt: skip
+    right = known(reference, given.obs, given.next_obs, given.reward, *tensors(own))
     build.use(build.load())
-    moved = fresh(own)
+    moved = copied(own, tensors(own))
     learned = updated(algo, cfg, moved, given, hp, healthy)
     assert not moved.q.grad.any()  # the kernels took it
     assert learned.healthy.all()
@@ -150,36 +174,36 @@ def test_a_whole_update_is_torchs(algo: ModuleType, settings: dict[str, Any], no
 def test_a_members_update_is_its_own_to_the_bit(algo: ModuleType, settings: dict[str, Any]) -> None:
     build.use(build.load())
     members = archs(True)
-    cfg, own, given, hp = algo.Config(**settings), state(members, algo), batch(len(members), True), hyper(len(members))
-    healthy = torch.ones(len(members), dtype=torch.bool)
-    together = fresh(own)
-    all_told = told(together, updated(algo, cfg, together, given, hp, healthy), given)
+    cfg, given, hp = algo.Config(**settings), batch(len(members), True), hyper(len(members))
+    own, healthy = state(members, algo, cfg), torch.ones(len(members), dtype=torch.bool)
+    together = copied(own, tensors(own))
+    all_told = told(together, updated(algo, cfg, together, given, hp, healthy, range(len(members))), given)
     for first, end in ((0, 1), (3, 7)):
         cut = slice(first, end)
-        q = own.q.part(first, end)
-        alone = fresh(algo.State(q, own.target.part(first, end), own.adam.part(first, end), own.updates[cut]))
-        fields = {name: getattr(given, name)[cut] for name in Batch.__dataclass_fields__ if name != "alive"}
-        own_given = Batch(**fields)
-        learned = updated(algo, cfg, alone, own_given, {k: v[cut] for k, v in hp.items()}, healthy[cut])
+        some = part(own, first, end)
+        alone = copied(some, tensors(some))
+        named = {name: getattr(given, name)[cut] for name in Batch.__dataclass_fields__ if name != "alive"}
+        own_given, own_hp = Batch(**named), {name: each[cut] for name, each in hp.items()}
+        learned = updated(algo, cfg, alone, own_given, own_hp, healthy[cut], range(first, end))
         for one, all_of_them in zip(told(alone, learned, own_given), all_told, strict=True):
             assert torch.equal(one, all_of_them[cut])
 
 
-def test_whoever_diverges_stays_where_it_was_and_touches_nobody() -> None:
+@pytest.mark.parametrize(("algo", "settings"), [ALGOS[0], ALGOS[3]])
+def test_whoever_diverges_stays_where_it_was_and_touches_nobody(algo: ModuleType, settings: dict[str, Any]) -> None:
     build.use(build.load())
     members = archs(False)[:4]
-    own, given, hp = state(members, dqn), batch(4, False), hyper(4)
-    cfg, healthy = dqn.Config(), torch.tensor([True, True, False, True])
-    sound, broken = fresh(own), fresh(own)
-    expected = told(sound, updated(dqn, cfg, sound, given, hp, healthy), given)
+    cfg, given, hp = algo.Config(**settings), batch(4, False), hyper(4)
+    own, healthy = state(members, algo, cfg), torch.tensor([True, True, False, True])
+    sound, broken = copied(own, tensors(own)), copied(own, tensors(own))
+    expected = told(sound, updated(algo, cfg, sound, given, hp, healthy), given)
     reward = given.reward.clone()
     reward[1, 3] = torch.nan
-    learned = updated(dqn, cfg, broken, replace(given, reward=reward), hp, healthy)
+    learned = updated(algo, cfg, broken, replace(given, reward=reward), hp, healthy)
     assert learned.healthy.tolist() == [True, False, False, True]
     assert broken.updates.tolist() == [1.0, 1.0, 2.0, 4.0]
     assert broken.adam.steps.tolist() == [8.0, 7.0, 7.0, 8.0]
-    before = [own.q.values, own.target.values, own.adam.mean, own.adam.square]
-    for now, was, neighbour in zip(told(broken, learned, given), before, expected, strict=False):
+    for now, was in zip(tensors(broken), tensors(own), strict=True):
         assert torch.equal(now[[1, 2]], was[[1, 2]])
+    for now, neighbour in zip(told(broken, learned, given), expected, strict=True):
         assert torch.equal(now[[0, 3]], neighbour[[0, 3]])
-    assert torch.equal(learned.losses[[0, 2, 3]], expected[4][[0, 2, 3]])

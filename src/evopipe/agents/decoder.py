@@ -47,6 +47,7 @@ class Decoder:
         prompts: list[list[int]] = []
         how: list[Sampled] = []
         seeds: list[tuple[int, int, int]] = []
+        stop: list[tuple[str, ...]] = []
         limit = 1
         for part, key in zip(parts, keys, strict=True):
             own = [wave[i] for i in part]
@@ -54,6 +55,7 @@ class Decoder:
             pads = width - len(own)
             prompts += [*(request.ids for request in own), *([[base.pad]] * pads)]
             how += [*(request.how for request in own), *([Sampled(0.0)] * pads)]
+            stop += [*(request.stop for request in own), *([()] * pads)]
             seeds += [*((key, request.job, request.call) for request in own), *([(key, 0, 0)] * pads)]
         ids, real = (x.view(len(parts), width, -1).to(device) for x in stacked(prompts, base.pad, left=True))
         told = np.array(seeds, dtype=np.int64)
@@ -72,6 +74,7 @@ class Decoder:
         written = generate(
             base, active, ids, real, 1, limit, Sampling(temperature, top_k.long(), top_p),
             drawn.view(len(parts), width).to(device), 0, self.spec.cohorts == "merged",
+            stop if any(stop) else (),
         )  # fmt: skip
         lengths, tokens = written.lengths.tolist(), written.ids.tolist()
         log_probs, entropies = written.log_prob.tolist(), written.entropy.tolist()

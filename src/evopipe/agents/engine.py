@@ -17,9 +17,11 @@ from typing import Any
 
 from evopipe.agents import tasks
 from evopipe.agents.model import Limits, Model, Reply, Request, Sampled, Tokens, back_off
+from evopipe.agents.processes import Processes
 from evopipe.agents.threads import Threads
 from evopipe.agents.types import Episode, ModelOutput, TerminationEvent, TerminationReason
 from evopipe.agents.workflow import Runner, Workflow, number
+from evopipe.parallel import available_cpus
 
 _ASK = 0.25  # seconds between two looks at whether to stop
 _CLOSING = 60.0  # seconds that a workflow may take to close
@@ -86,6 +88,7 @@ class Engine:
         patience: time-outs and retries.
         at_once: episodes at a time; the others have not begun.
         workers: threads of blocking code.
+        processes: for blocking code that asks for these; who made them closes them. None: one a CPU.
     """
 
     def __init__(
@@ -97,10 +100,12 @@ class Engine:
         patience: Patience,
         at_once: int = 256,
         workers: int = 64,
+        processes: Processes | None = None,
     ) -> None:
         self.make, self.tokens, self.limits, self.decode = make, tokens, limits, decode
         self.patience, self.at_once, self.workers = patience, at_once, workers
-        self.waves = self.abandoned = 0
+        self.processes = processes or Processes(available_cpus())
+        self.waves = 0
 
     def run(self, jobs: Sequence[Job], stopped: Callable[[], bool] = lambda: False) -> list[Done]:
         """Run all jobs; return their episodes in the jobs' order. What fails is an episode with its reason.
@@ -125,7 +130,7 @@ class _Round:
         self.live: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> list[Done]:
-        self.changed, self.threads = asyncio.Event(), Threads(self.engine.workers)
+        self.changed, self.threads = asyncio.Event(), Threads(self.engine.workers, self.engine.processes)
         self.lock = asyncio.Lock()  # of environments that are not to run beside each other
         try:
             self._admit()
@@ -139,7 +144,6 @@ class _Round:
                 task.cancel()
             await asyncio.gather(*self.live.values(), return_exceptions=True)
             self.threads.close()
-            self.engine.abandoned += self.threads.abandoned
         return [self.done[i] for i in range(len(self.jobs))]
 
     async def _change(self, until: float | None) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
+from evopipe.agents.threads import Blocking
 from evopipe.agents.types import RewardFunction, RewardOutput
 
 
@@ -18,10 +19,12 @@ def _arguments(cls: type[Any]) -> frozenset[str]:
 
 
 class BaseEnv(ABC):
-    """One episode of one task. Its methods may be coroutines; plain ones run in a thread where `blocking` says so."""
+    """One episode of one task. Its methods may be coroutines; plain ones run where `blocking` says."""
 
-    blocking: ClassVar[bool] = True
-    """Whether its methods may take longer than a moment: they run in threads then."""
+    blocking: ClassVar[Blocking] = True
+    """Whether its methods may take longer than a moment: they run in threads then. `"process"`: in processes, which
+    several CPUs run at once, and which are killed where a method hangs. The environment travels to one and back with
+    each call: it must be picklable, and is best small."""
     idx: Any = None
 
     @abstractmethod

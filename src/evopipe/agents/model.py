@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from evopipe.agents.types import Message, ModelOutput, TerminationEvent, TerminationReason
 from evopipe.language.base import Base
+from evopipe.language.generate import before
 
 _REPLY = "\ue5f0"  # stands for a completion while a chat is written out; of the private use area
 
@@ -35,6 +36,7 @@ class Request:
     limit: int
     how: Sampled
     reply: asyncio.Future[Reply] = field(repr=False)
+    stop: tuple[str, ...] = ()  # texts that end it
     place: int = 0  # among the jobs of its round
 
 
@@ -82,10 +84,11 @@ def _key(messages: Sequence[Message]) -> str:
 
 @dataclass
 class Limits:
-    """Tokens that a completion may have, and a prompt before it."""
+    """Tokens that a completion may have, and a prompt before it; texts that end a completion."""
 
     prompt: int
     response: int
+    stop: tuple[str, ...] = ()
 
 
 class Model:
@@ -118,12 +121,13 @@ class Model:
 
         Args:
             messages: the chat, each message with `role` and `content`; or a text.
-            **how: `max_tokens`, `temperature`, `top_k`, `top_p` of this completion, where they are other than the
-                run's; what else an API takes is not read.
+            **how: `max_tokens`, `temperature`, `top_k`, `top_p`, `stop` of this completion, where they are other
+                than the run's; what else an API takes is not read. `stop`, a text or several, ends it and is no part
+                of its text; the model's tokens keep it, and so does a chat that goes on with them.
 
         Raises:
             TerminationEvent: the prompt is longer than the run allows.
-            ValueError: a number of `how` is none, or out of its range.
+            ValueError: a number of `how` is none, or out of its range; or `stop` is no text.
             DataError: the template refuses the chat.
         """
         ids, replies = self._prompt(messages)
@@ -135,9 +139,11 @@ class Model:
         limit = self.limits.response if asked is None else min(self.limits.response, int(asked))
         if limit < 1:
             raise TerminationEvent(TerminationReason.MAX_RESPONSE_LENGTH_EXCEEDED)
-        reply = await self._ask(ids, limit, drawn)
-        ended = bool(reply.ids) and reply.ids[-1] in self.tokens.base.ends
-        text = self.tokens.base.decode(reply.ids)
+        stop = _texts(how["stop"]) if how.get("stop") is not None else self.limits.stop
+        reply = await self._ask(ids, limit, drawn, stop)
+        whole = self.tokens.base.decode(reply.ids)
+        text = before(whole, stop)
+        ended = text != whole or (bool(reply.ids) and reply.ids[-1] in self.tokens.base.ends)
         out = ModelOutput(
             text=text, content=text, prompt_ids=ids, completion_ids=reply.ids, logprobs=reply.log_probs,
             finish_reason="stop" if ended else "length",
@@ -170,10 +176,10 @@ class Model:
                 return [*ids, *after], replies
         return self.tokens.prompt(messages), []
 
-    async def _ask(self, ids: list[int], limit: int, how: Sampled) -> Reply:
+    async def _ask(self, ids: list[int], limit: int, how: Sampled, stop: tuple[str, ...]) -> Reply:
         for attempt in range(self._retries + 1):
             request = Request(
-                self._slot, self._job, self._calls, ids, limit, how, asyncio.get_running_loop().create_future()
+                self._slot, self._job, self._calls, ids, limit, how, asyncio.get_running_loop().create_future(), stop
             )
             self._calls += 1
             try:
@@ -195,6 +201,13 @@ def _check(how: Sampled) -> None:
     ):
         if not isinstance(value, numbers.Real) or not 0 <= value <= most or (name == "top_p" and not value):
             raise ValueError(f"get_model_response: {name}={value!r} is no number from 0 to {most}")
+
+
+def _texts(stop: Any) -> tuple[str, ...]:
+    found = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(text, str) and text for text in found):
+        raise ValueError(f"get_model_response: stop={stop!r:.60} is no text, or several, none of them empty")
+    return found
 
 
 def back_off(attempt: int) -> float:

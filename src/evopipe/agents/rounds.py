@@ -18,6 +18,7 @@ from evopipe.agents import records
 from evopipe.agents.decoder import Decoder
 from evopipe.agents.engine import FAILED, Cancelled, Done, Engine, Job, Patience
 from evopipe.agents.model import Limits, Model, Sampled, Tokens
+from evopipe.agents.processes import Processes
 from evopipe.agents.rows import Batch, How, Played, advantages, batch_of
 from evopipe.agents.settings import Agents
 from evopipe.agents.workflow import Runner, Workflow
@@ -26,6 +27,7 @@ from evopipe.core.member import Member
 from evopipe.core.net import score
 from evopipe.errors import EnvironmentFailed
 from evopipe.language.hooks import reference
+from evopipe.parallel import available_cpus
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
 from evopipe.run.dialogue import learn, sampling
@@ -73,6 +75,7 @@ class Rounds:
         self.spec, self.clock, self.agents, self.whole = spec, clock, agents, True
         self.make, self.tasks, self.held, self.folder = make, tasks, held, folder
         self.tokens = Tokens(spec.base)
+        self.processes = Processes(min(agents.workers, available_cpus()))
         self.cohorts: Sequence[Cohort] = []
         self.measures = Measures(clock.members, MEASURED)
         self.remarks: list[str] = []
@@ -110,9 +113,9 @@ class Rounds:
         language = self.spec.language
         places = getattr(self.spec.base.model.config, "max_position_embeddings", None)
         longest = language.max_prompt if places is None else max(1, places - language.max_completion)
-        limits = Limits(min(language.max_prompt, longest), language.max_completion)
+        limits = Limits(min(language.max_prompt, longest), language.max_completion, tuple(language.stop))
         decoder = Decoder(self.spec, cohorts, purpose, when)
-        engine = Engine(self.make, self.tokens, limits, decoder, patience, a.at_once, a.workers)
+        engine = Engine(self.make, self.tokens, limits, decoder, patience, a.at_once, a.workers, self.processes)
         try:
             return engine.run(jobs, stopped)
         except Cancelled:
@@ -317,7 +320,8 @@ class Rounds:
         return 0
 
     def close(self) -> None:
-        """Nothing is open."""
+        """End the processes of environments."""
+        self.processes.close()
 
 
 def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:

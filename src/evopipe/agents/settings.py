@@ -23,7 +23,9 @@ class Agents(Schema):
         False, description="whether all that follows the first prompt has the length of one completion"
     )
     at_once: int = Field(256, ge=1, le=10**6, description="episodes at a time")
-    workers: int = Field(64, ge=1, le=4096, description="threads of blocking environments")
+    workers: int = Field(
+        64, ge=1, le=4096, description="threads of blocking environments, or processes, at most one a CPU"
+    )
     retries: int = Field(2, ge=0, le=100, description="times that an episode which raised is tried again")
     model_seconds: _Seconds | None = Field(None, description="longest wait for a completion; null: any")
     env_seconds: _Seconds | None = Field(60.0, description="longest call of an environment; null: any")

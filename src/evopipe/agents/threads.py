@@ -1,4 +1,4 @@
-"""Blocking code of users: in threads that nothing waits for, not even the end of the process."""
+"""Blocking code of users: in threads that nothing waits for, not even the end of the process; or in processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import inspect
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
+
+from evopipe.agents.processes import BEGINNING, Processes, packed
+
+Blocking = bool | Literal["process"]
 
 
 class _Worker:
@@ -49,16 +53,16 @@ def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | Non
 class Threads:
     """Up to `most` calls at a time; one that is given up leaves its thread to itself, and another takes its place."""
 
-    def __init__(self, most: int) -> None:
-        self._slots = asyncio.Semaphore(most)
+    def __init__(self, most: int, processes: Processes) -> None:
+        self._slots, self._turns = asyncio.Semaphore(most), asyncio.Semaphore(processes.most)
         self._idle: list[_Worker] = []
-        self.abandoned = 0
+        self._processes = processes
 
     async def call(
         self,
         function: Callable[..., Any],
         *args: Any,
-        blocking: bool,
+        blocking: Blocking,
         seconds: float | None,
         undo: Callable[[Any], Any] | None = None,
     ) -> Any:
@@ -67,7 +71,7 @@ class Threads:
         Args:
             function: what to call.
             *args: its arguments.
-            blocking: whether a plain function runs in a thread.
+            blocking: whether a plain function runs in a thread, or in a process, which is killed if it is given up.
             seconds: longest that it may take; None: any time. A plain function that is not blocking is not timed.
             undo: takes the result of a call that was given up, in a thread.
 
@@ -79,6 +83,9 @@ class Threads:
                 return await function(*args)
         if not blocking:
             return function(*args)
+        if blocking == "process":
+            async with self._turns:
+                return await self._apart(packed(function, args), seconds)
         async with self._slots:
             worker = self._idle.pop() if self._idle else _Worker()
             future = asyncio.get_running_loop().create_future()
@@ -95,8 +102,24 @@ class Threads:
                 else:
                     future.cancel()
                     worker.calls.put(None)  # it ends when the call does
-                    self.abandoned += 1
             return future.result()
+
+    async def _apart(self, data: bytes, seconds: float | None) -> Any:
+        """Have a process do a call."""
+        process, answered = self._processes.take(), False
+        try:
+            if not process.begun:
+                await self.call(process.begin, data, blocking=True, seconds=BEGINNING)
+            found, error = await self.call(process.ask, data, blocking=True, seconds=seconds)
+            answered = True
+        finally:
+            if answered:
+                self._processes.give(process)
+            else:
+                process.kill()
+        if error is not None:
+            raise error
+        return found
 
     def close(self) -> None:
         """End all threads that are idle."""

@@ -7,6 +7,7 @@ import inspect
 import json
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -240,8 +241,8 @@ class AgentTrainer:
     def evaluate(self) -> dict[str, Any]:
         """Validate the base, or the members of `population.start`, as they are: mean, interval, pass@1, pass@k."""
         spec, members, _ = self._begin()
-        regime = self._regime(spec, Clock.of(spec, len(members)), None)
-        return self._validate(spec, regime, members[0])
+        with closing(self._regime(spec, Clock.of(spec, len(members)), None)) as regime:
+            return self._validate(spec, regime, members[0])
 
     def play(self, tasks: Any = None) -> list[dict[str, Any]]:
         """Let the base, or the first member of `population.start`, play tasks as validations are played.
@@ -255,10 +256,10 @@ class AgentTrainer:
         spec, members, _ = self._begin()
         given = dataset_of(tasks, "tasks") if tasks is not None else self.val_dataset
         assert given is not None
-        regime = self._regime(spec, Clock.of(spec, len(members)), None)
-        jobs = regime.validation(given.data, [members[0].slot], range(len(given)))
-        done = regime.play(spec.form_alone(members[0]), jobs, Purpose.EVALUATE, 0)
-        return [records.record(one, spec.base, regime.masked) for one in done]
+        with closing(self._regime(spec, Clock.of(spec, len(members)), None)) as regime:
+            jobs = regime.validation(given.data, [members[0].slot], range(len(given)))
+            done = regime.play(spec.form_alone(members[0]), jobs, Purpose.EVALUATE, 0)
+            return [records.record(one, spec.base, regime.masked) for one in done]
 
     def _begin(self) -> tuple[LanguageSpec, list[Member], list[Mutation]]:
         params = self.resolved.params
@@ -279,7 +280,7 @@ class AgentTrainer:
         run = Run(spec, regime, clock, members, births)
         folder.mkdir(parents=True, exist_ok=True)
         state = state_folder("agents", self._key(), folder)
-        with RunLock(state.with_suffix(".lock")), translate_failures(LESS):
+        with RunLock(state.with_suffix(".lock")), translate_failures(LESS), closing(regime):
             store, log = CheckpointStore(state / "checkpoints"), state / "events.jsonl"
             with (
                 StopSignal() as stop,

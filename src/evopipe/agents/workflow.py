@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import inspect
 import math
 import numbers
 from abc import ABC, abstractmethod
@@ -14,7 +15,8 @@ from typing import Any
 from evopipe.agents.agent import BaseAgent
 from evopipe.agents.environment import BaseEnv
 from evopipe.agents.model import Model
-from evopipe.agents.threads import Threads
+from evopipe.agents.processes import step as step_apart
+from evopipe.agents.threads import Blocking, Threads
 from evopipe.agents.types import Action, Episode, Step, TerminationEvent, TerminationReason, Trajectory
 
 
@@ -83,8 +85,9 @@ class Workflow(ABC):
             agent.reset()
 
     async def run_in_executor(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run blocking code in a thread, within the time that an environment has."""
-        return await self.executor.call(function, *args, blocking=True, seconds=self.executor.env_seconds)
+        """Run blocking code in a thread, or a process where it says so, within the time that an environment has."""
+        how = _blocks(function)
+        return await self.executor.call(function, *args, blocking=how or True, seconds=self.executor.env_seconds)
 
     async def made(self, env_cls: type[Any], task: Mapping[str, Any]) -> Any:
         """Make the environment of a task, in a thread where it is blocking; one that comes too late is closed."""
@@ -95,8 +98,16 @@ class Workflow(ABC):
 
     async def on_env(self, env: BaseEnv, method: str, *args: Any) -> Any:
         """Call an environment's method, in a thread where it is blocking; TimeoutError if it takes too long."""
-        function, seconds = getattr(env, method), self.executor.env_seconds
-        return await self.executor.call(function, *args, safe=_safe(env), blocking=_blocks(env), seconds=seconds)
+        return await self._on_env(env, method, args, self.executor.env_seconds)
+
+    async def _on_env(self, env: BaseEnv, method: str, args: tuple[Any, ...], seconds: float | None) -> Any:
+        function, how = getattr(env, method), _blocks(env)
+        if how == "process" and not inspect.iscoroutinefunction(function):
+            found, now = await self.executor.call(step_apart, env, method, args, blocking=how, seconds=seconds)
+            vars(env).clear()
+            vars(env).update(now)
+            return found
+        return await self.executor.call(function, *args, safe=_safe(env), blocking=how, seconds=seconds)
 
     def commit(
         self,
@@ -172,10 +183,10 @@ class Workflow(ABC):
         """Close every environment that is an attribute; return what went wrong, if something did."""
         wrong = None
         for env in self._own(BaseEnv):
+            if type(env).close is BaseEnv.close:  # nothing to let go
+                continue
             try:
-                await self.executor.call(
-                    env.close, safe=_safe(env), blocking=_blocks(env), seconds=self.executor.close_seconds
-                )
+                await self._on_env(env, "close", (), self.executor.close_seconds)
             except (Exception, SystemExit) as error:
                 wrong = f"{type(env).__name__}.close: {type(error).__name__}: {error}"
         return wrong
@@ -188,12 +199,20 @@ class Workflow(ABC):
         return list(found.values())
 
 
-def _blocks(env: Any) -> bool:
-    return bool(getattr(env, "blocking", True))
+def _blocks(thing: Any) -> Blocking:
+    """Return how a class, its instance or a function blocks, as its `blocking` says, or that of its `reward_fn`."""
+    how = getattr(thing, "blocking", True)
+    if how and getattr(getattr(thing, "reward_fn", None), "blocking", None) == "process":
+        return "process"
+    if isinstance(how, str) and how != "process":
+        name = getattr(thing, "__name__", type(thing).__name__)
+        raise ValueError(f"{name}.blocking is {how!r}: say False, True (in a thread) or 'process'")
+    return "process" if how == "process" else bool(how)
 
 
 def _safe(env: Any) -> bool:
-    return bool(env.is_multithread_safe()) if hasattr(env, "is_multithread_safe") else True
+    """Return whether calls of an environment may run beside those of others."""
+    return _blocks(env) == "process" or not hasattr(env, "is_multithread_safe") or bool(env.is_multithread_safe())
 
 
 def _close_quietly(env: Any) -> None:
@@ -290,7 +309,7 @@ class FlowWorkflow(Workflow):
         steps = [Step.from_model_output(out) for out in self.rollout_engine.log]
         trajectory = Trajectory(task=task, steps=steps)
         if isinstance(found, str) and self.reward_fn is not None:
-            found = self.reward_fn(task, found)
+            found = await self.run_in_executor(self.reward_fn, task, found)
             found = getattr(found, "reward", found)
         rewards = list(found) if isinstance(found, (list, tuple)) else None
         if rewards is not None:

@@ -17,6 +17,7 @@ from evopipe.algos import Answers, _ppo
 from evopipe.algos._team import Crew, crew
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
+from evopipe.core.native import policy
 from evopipe.core.net import Net, Nets, remember, unroll
 from evopipe.core.structure import Widths
 from evopipe.ops.distributions import Distribution, distribution
@@ -86,6 +87,8 @@ def step(
 ) -> Chosen:
     """Draw actions, or take the likeliest where `draw` is None: obs `[P, E, O]`, memory `[P, E, M]` before it."""
     of = crew(cfg)
+    if (found := policy.act(cfg, state, obs, legal, memory, draw, of.places)) is not None:
+        return found
     with torch.no_grad():
         of_actor, of_critic = _ppo.memories(memory, state.actor, state.critic)
         x = of.apart(obs)
@@ -102,6 +105,8 @@ def step(
 def value(seen: Seen, cfg: Any, state: State, obs: Tensor, memory: Tensor) -> Tensor:
     """Return V(s) `[P, B]`: obs `[P, B, O]`, memory `[P, B, M]` before it."""
     of = crew(cfg)
+    if (found := policy.value(cfg, state, obs, memory, of.places)) is not None:
+        return found
     with torch.no_grad():
         _, of_critic = _ppo.memories(memory, state.actor, state.critic)
         return of.side_by_side(_remembered(of, state.critic, seen(of, of.apart(obs)), of_critic)[0][..., 0])
@@ -129,6 +134,8 @@ def answers(seen: Seen) -> Answers:
 def greedy(cfg: Any, state: State, obs: Tensor, legal: Tensor | None) -> Tensor:
     """Return the likeliest legal actions, from an empty memory: obs `[P, E, O]`."""
     of = crew(cfg)
+    if (found := policy.greedy(cfg, state, obs, legal, of.places)) is not None:
+        return found
     with torch.no_grad():
         outputs = torch.nan_to_num(of.run(state.actor, of.named(of.apart(obs))))
         best = _policy(cfg, outputs, state.log_std, None if legal is None else of.apart(legal)).mode()
@@ -168,6 +175,11 @@ def loss(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, log_st
     done, then = (steps(batch.action), steps(batch.log_prob)), (steps(batch.value), steps(batch.target))
     each, distance = _ppo.objective(cfg, hp, chances, *done, advantage, value, *then)
     return (weight * each).sum(dim=(1, 2)), (all_weight * distance).sum(dim=(1, 2)).detach()
+
+
+def learn(cfg: Any, state: State, hp: Hyper, lessons: policy.Lessons, healthy: Tensor) -> Learned | None:
+    """Learn from all minibatches of a rollout by the CPU's own kernels; None where `update` must take them."""
+    return policy.learn(cfg, state, hp, lessons, healthy, crew(cfg).places)
 
 
 def update(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, turn: int) -> Learned:

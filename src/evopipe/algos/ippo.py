@@ -63,7 +63,7 @@ class Config(AlgoConfig):
 
 
 State = _team_ppo.State
-init, schedule, greedy = _team_ppo.init, _ppo.schedule, _team_ppo.greedy
+init, schedule, greedy, learn = _team_ppo.init, _ppo.schedule, _team_ppo.greedy, _team_ppo.learn
 
 
 def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:

@@ -22,6 +22,7 @@ from pydantic import model_validator
 from evopipe.algos import _hyper
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row, scales
+from evopipe.core.native import value
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.padded import Views, noise_scale, noisy
 from evopipe.core.structure import Widths
@@ -163,6 +164,8 @@ def _of_action(out: Tensor, action: Tensor) -> Tensor:
 
 
 def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
+    if (learned := _native(cfg, state, hp, batch, healthy, draw)) is not None:
+        return learned
     losses, errors = loss(cfg, state, hp, batch, draw)
     learners = [(state.q, state.adam, hp["lr"]), (state.noise, state.noise_adam, hp["lr"])]
     healthy = optim.descend(losses, healthy, hp["grad_clip"], *learners[: 1 + cfg.noisy])
@@ -171,3 +174,13 @@ def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, 
         optim.polyak(state.noise_target, state.noise, hp["tau"] * healthy)
     state.updates.add_(healthy)
     return Learned(losses.detach(), healthy, errors)
+
+
+def _native(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream) -> Learned | None:
+    """Take the whole update by the CPU's own kernels, where they can serve."""
+    noise = value.Noise(state.noise, state.noise_target, state.noise_adam, draw) if cfg.noisy else None
+    support = _support(cfg, state.q.values.device) if cfg.distributional else None
+    return value.update(
+        state.q, state.target, state.adam, state.updates, batch, healthy, (hp["lr"], hp["grad_clip"], hp["tau"]),
+        double=cfg.double, huber=True, dueling=cfg.dueling, support=support, noise=noise,
+    )  # fmt: skip

@@ -206,6 +206,8 @@ def upload(x: Tensor, device: torch.device) -> Tensor:
 
     A plain `.to(device)` waits for all work before it; from pinned memory it need not. `x` may be changed at once.
     """
+    if device.type == "cpu" == x.device.type:
+        return x
     return _staged(x, device).to(device, non_blocking=True)
 
 

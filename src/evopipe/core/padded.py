@@ -93,6 +93,7 @@ class Padded:
         fitted = shared.layout(widths._replace(outputs=outputs))
         self.layout = replace(fitted, size=round_up(fitted.size, LINE))
         self.size = self.layout.size
+        self.behind_latent = sum(not name.startswith("head") for name in self.names)  # where noisy layers begin
         # Every LSTM layer's outputs, then its cells.
         self.memory_widths = [room.width for _, room in rooms[: self.recurrent] for _ in range(2)]
         self.memory = sum(self.memory_widths)
@@ -296,7 +297,7 @@ def noisy(net: Net, scale: Net, draw: Stream) -> list[Views]:
     """
     shape = net.structure
     assert isinstance(shape, Padded)
-    first = len(shape.layout.stem) + sum(not name.startswith("head") for name in shape.names)
+    first = len(shape.layout.stem) + shape.behind_latent
     found, layers = list(net.views[:first]), net.views[first:]
     most = max(max(layer.weight.shape[1:]) for layer in layers)
     drawn = draw.parts(len(layers)).normal(2 * most).view(len(layers), -1, most, 2)  # in pairs: pads shift nothing

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 from pydantic import ValidationError
 
+from evopipe.core.native import replay
 from evopipe.envs.make import close, make_env, refuse
 from evopipe.envs.mpe import OFFERED as TEAMS
 from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming
@@ -32,7 +33,7 @@ from evopipe.envs.spaces import ActionSpace, ObservationSpace
 from evopipe.envs.team import TeamSpace
 from evopipe.envs.team_rows import team_step
 from evopipe.errors import ParamsError, did_you_mean
-from evopipe.rng import Purpose, uniform
+from evopipe.rng import Purpose, Stream
 from evopipe.schema.blocks import EnvConfig
 from evopipe.schema.declare import Schema
 
@@ -351,7 +352,8 @@ class TensorPool:
 
     def _start(self, seeds: torch.Tensor) -> torch.Tensor:
         """Initial columns `[S, n]` of these seeds `[n]`."""
-        drawn = uniform(seeds, Purpose.EPISODE, self._first, self._dynamics.draws)[:, 0].T  # [draws, n]
+        draw, count = Stream(seeds, Purpose.EPISODE, self._first), self._dynamics.draws
+        drawn = (replay.uniform(draw, count) if replay.serve(seeds) else draw.uniform(count)).T  # [draws, n]
         return self._dynamics.start(drawn.contiguous())
 
     def _own(self, actions: torch.Tensor) -> torch.Tensor:

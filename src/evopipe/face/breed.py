@@ -100,10 +100,6 @@ class Breed:
         return replace(_of_spaces(*spaces, self.team is not None), spec=spec, params=params)
 
 
-class _Shown(gymnasium.Env[Any, Any]):
-    """Spaces where an environment is expected."""
-
-
 class _TeamOf:
     """Spaces where a team is expected."""
 
@@ -128,15 +124,9 @@ def _of_spaces(observations: Any, actions: Any, team: bool) -> Breed:
 
 
 def breed_of(
-    algo: str,
-    block: Mapping[str, Any],
-    observations: Any,
-    actions: Any,
-    size: int,
-    num_envs: int,
-    seed: int,
+    algo: str, block: Mapping[str, Any], observations: Any, actions: Any, size: int, num_envs: int, seed: int,
     device: str,
-) -> Breed:
+) -> Breed:  # fmt: skip
     """Return a breed for spaces of Gymnasium's, by agent where both are dictionaries of such.
 
     Raises:

@@ -82,16 +82,9 @@ class ReplayBuffer:
     alpha: float | None = None
 
     def __init__(
-        self,
-        memory_size: int | None = None,
-        field_names: Sequence[str] = FIELDS,
-        action_dim: Any = None,
-        device: Any = None,
-        *,
-        max_size: int | None = None,
-        num_envs: int | None = None,
-        seed: int = 1,
-    ) -> None:
+        self, memory_size: int | None = None, field_names: Sequence[str] = FIELDS, action_dim: Any = None,
+        device: Any = None, *, max_size: int | None = None, num_envs: int | None = None, seed: int = 1,
+    ) -> None:  # fmt: skip
         if (memory_size is None) == (max_size is None):
             raise UsageError(f"{type(self).__name__}: give memory_size, how many transitions it keeps")
         self._order = in_order(field_names, type(self).__name__)
@@ -219,18 +212,10 @@ class MultiStepReplayBuffer(ReplayBuffer):
     """
 
     def __init__(
-        self,
-        memory_size: int | None = None,
-        field_names: Sequence[str] = FIELDS,
-        num_envs: int | None = None,
-        n_step: int = 3,
-        gamma: float | None = None,
-        device: Any = None,
-        action_dim: Any = None,
-        *,
-        max_size: int | None = None,
-        seed: int = 1,
-    ) -> None:
+        self, memory_size: int | None = None, field_names: Sequence[str] = FIELDS, num_envs: int | None = None,
+        n_step: int = 3, gamma: float | None = None, device: Any = None, action_dim: Any = None, *,
+        max_size: int | None = None, seed: int = 1,
+    ) -> None:  # fmt: skip
         super().__init__(memory_size, field_names, action_dim, device, max_size=max_size, num_envs=num_envs, seed=seed)
         self.steps = self.n_step = int(n_step)
 
@@ -254,19 +239,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """
 
     def __init__(
-        self,
-        memory_size: int | None = None,
-        field_names: Sequence[str] = FIELDS,
-        num_envs: int | None = None,
-        alpha: float = 0.6,
-        n_step: int = 1,
-        gamma: float | None = None,
-        device: Any = None,
-        action_dim: Any = None,
-        *,
-        max_size: int | None = None,
-        seed: int = 1,
-    ) -> None:
+        self, memory_size: int | None = None, field_names: Sequence[str] = FIELDS, num_envs: int | None = None,
+        alpha: float = 0.6, n_step: int = 1, gamma: float | None = None, device: Any = None, action_dim: Any = None, *,
+        max_size: int | None = None, seed: int = 1,
+    ) -> None:  # fmt: skip
         super().__init__(memory_size, field_names, action_dim, device, max_size=max_size, num_envs=num_envs, seed=seed)
         self.alpha, self.steps = alpha, int(n_step)
         self.n_step = self.steps
@@ -317,14 +293,9 @@ class Sampler:
     """
 
     def __init__(
-        self,
-        distributed: bool = False,
-        per: bool = False,
-        n_step: bool = False,
-        memory: ReplayBuffer | None = None,
-        dataset: ReplayDataset | None = None,
-        dataloader: Any = None,
-    ) -> None:
+        self, distributed: bool = False, per: bool = False, n_step: bool = False, memory: ReplayBuffer | None = None,
+        dataset: ReplayDataset | None = None, dataloader: Any = None,
+    ) -> None:  # fmt: skip
         if (memory is None) == (dataset is None) or distributed != (dataset is not None):
             raise UsageError("Sampler: give memory, or with distributed=True a dataset, one of both")
         self.memory = memory if memory is not None else dataset.buffer  # type: ignore[union-attr]

@@ -44,14 +44,9 @@ class TournamentSelection:
     """
 
     def __init__(
-        self,
-        tournament_size: int = 2,
-        elitism: bool = True,
-        population_size: int | None = None,
-        eval_loop: int | None = None,
-        *,
-        evo_step: int | None = None,
-    ) -> None:
+        self, tournament_size: int = 2, elitism: bool = True, population_size: int | None = None,
+        eval_loop: int | None = None, *, evo_step: int | None = None,
+    ) -> None:  # fmt: skip
         if eval_loop is not None and evo_step is not None:
             raise UsageError("TournamentSelection: eval_loop and evo_step are the same: give one")
         self.population_size, self.generation = population_size, 0
@@ -126,31 +121,14 @@ class Mutations:
     """
 
     def __init__(
-        self,
-        no_mutation: float = 0.4,
-        architecture: float = 0.2,
-        new_layer_prob: float = 0.2,
-        parameters: float = 0.2,
-        activation: float = 0.0,
-        rl_hp: float = 0.2,
-        mutation_sd: float = 0.1,
-        activation_selection: Sequence[str] | None = None,
-        mutate_elite: bool = False,
-        rand_seed: int | None = None,
-        device: Any = None,
-        accelerator: Any = None,
-        *,
-        algo: str | None = None,
-        rl_hp_selection: Sequence[str] | None = None,
-        min_lr: float | None = None,
-        max_lr: float | None = None,
-        min_learn_step: int | None = None,
-        max_learn_step: int | None = None,
-        min_batch_size: int | None = None,
-        max_batch_size: int | None = None,
-        agent_ids: Sequence[Any] | None = None,
-        arch: str | None = None,
-    ) -> None:
+        self, no_mutation: float = 0.4, architecture: float = 0.2, new_layer_prob: float = 0.2, parameters: float = 0.2,
+        activation: float = 0.0, rl_hp: float = 0.2, mutation_sd: float = 0.1,
+        activation_selection: Sequence[str] | None = None, mutate_elite: bool = False, rand_seed: int | None = None,
+        device: Any = None, accelerator: Any = None, *, algo: str | None = None,
+        rl_hp_selection: Sequence[str] | None = None, min_lr: float | None = None, max_lr: float | None = None,
+        min_learn_step: int | None = None, max_learn_step: int | None = None, min_batch_size: int | None = None,
+        max_batch_size: int | None = None, agent_ids: Sequence[Any] | None = None, arch: str | None = None,
+    ) -> None:  # fmt: skip
         one_process(accelerator)
         self.rand_seed, self.algo, self.generation = rand_seed, algo, 0
         self.selection = None if rl_hp_selection is None else [*rl_hp_selection]

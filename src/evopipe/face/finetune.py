@@ -6,61 +6,41 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import evopipe
-from evopipe import rng
 from evopipe.errors import UsageError, translate_failures
 from evopipe.face.evolution import Mutations, TournamentSelection
 from evopipe.face.gyms import PreferenceGym, ReasoningGym
 from evopipe.face.language import Gym, LanguageAgent, LanguageBreed, regime_of
 from evopipe.face.language_settings import language_block
-from evopipe.face.outcome import deliver
+from evopipe.face.outcome import conduct, entering
 from evopipe.face.population import one_process
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.rng import Purpose
-from evopipe.run.drive import train
 from evopipe.run.language import LanguageSpec
 from evopipe.run.run import Champion, Run
 from evopipe.schema.text import LanguageParams
-from evopipe.signals import StopSignal
 from evopipe.stages.language import export
 from evopipe.stages.language.describe import describe
 from evopipe.stages.language.setup import about_spec
-from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.files import write_csv
-from evopipe.track.console import console_sink
-from evopipe.track.events import JsonlSink, Message, Tracker
+from evopipe.track.events import Message, Tracker
 
 _PROJECT = "AgileRL"  # the documented default
 
 
 def finetune_llm_reasoning(
-    pop: Sequence[LanguageAgent],
-    env: ReasoningGym | None = None,
-    env_fn: Callable[[], ReasoningGym] | None = None,
-    init_hp: Mapping[str, Any] | None = None,
-    save_elite: bool | None = None,
-    elite_path: str | None = None,
-    wb: bool = False,
-    evo_steps: int | None = None,
-    checkpoint_steps: int | None = None,
-    tournament: TournamentSelection | None = None,
-    mutation: Mutations | None = None,
-    wandb_api_key: str | None = None,
-    wandb_project: str = _PROJECT,
-    wandb_entity: str | None = None,
-    wandb_run_name: str | None = None,
-    evaluation_interval: int = 10,
-    max_reward: int | None = None,
-    verbose: bool = True,
-    accelerator: Any = None,
-    max_steps: int | None = None,
-    num_epochs: int | None = None,
-    log_csv: bool = False,
-) -> list[LanguageAgent]:
+    pop: Sequence[LanguageAgent], env: ReasoningGym | None = None, env_fn: Callable[[], ReasoningGym] | None = None,
+    init_hp: Mapping[str, Any] | None = None, save_elite: bool | None = None, elite_path: str | None = None,
+    wb: bool = False, evo_steps: int | None = None, checkpoint_steps: int | None = None,
+    tournament: TournamentSelection | None = None, mutation: Mutations | None = None, wandb_api_key: str | None = None,
+    wandb_project: str = _PROJECT, wandb_entity: str | None = None, wandb_run_name: str | None = None,
+    evaluation_interval: int = 10, max_reward: int | None = None, verbose: bool = True, accelerator: Any = None,
+    max_steps: int | None = None, num_epochs: int | None = None, log_csv: bool = False,
+) -> list[LanguageAgent]:  # fmt: skip
     """Train language models on questions with rewards: `GRPO`, `LLMPPO`, `LLMREINFORCE`.
 
     A step is one batch of questions, the same for all agents: each writes completions of its own, and learns from them.
@@ -109,37 +89,18 @@ def finetune_llm_reasoning(
         >>> agent.steps, len(agent.fitness)
         ([8], 2)
     """
-    tracked = _Tracked(wb, wandb_api_key, wandb_project, wandb_entity, wandb_run_name)
-    return Finetuning(
-        pop, env, env_fn, init_hp, bool(save_elite), elite_path, evo_steps, checkpoint_steps, tournament, mutation,
-        evaluation_interval, verbose, accelerator, max_steps, num_epochs, log_csv, tracked, ReasoningGym,
-        None if max_reward is None else float(max_reward),
-    ).run()  # fmt: skip
+    return Finetuning(ReasoningGym, **locals()).run()
 
 
 def finetune_llm_preference(
-    pop: Sequence[LanguageAgent],
-    env: PreferenceGym | None = None,
-    env_fn: Callable[[], PreferenceGym] | None = None,
-    init_hp: Mapping[str, Any] | None = None,
-    save_elite: bool | None = None,
-    elite_path: str | None = None,
-    wb: bool = False,
-    evo_steps: int | None = None,
-    checkpoint_steps: int | None = None,
-    tournament: TournamentSelection | None = None,
-    mutation: Mutations | None = None,
-    wandb_api_key: str | None = None,
-    wandb_project: str = _PROJECT,
-    wandb_entity: str | None = None,
-    wandb_run_name: str | None = None,
-    evaluation_interval: int = 10,
-    verbose: bool = True,
-    accelerator: Any = None,
-    max_steps: int | None = None,
-    num_epochs: int | None = None,
-    log_csv: bool = False,
-) -> list[LanguageAgent]:
+    pop: Sequence[LanguageAgent], env: PreferenceGym | None = None, env_fn: Callable[[], PreferenceGym] | None = None,
+    init_hp: Mapping[str, Any] | None = None, save_elite: bool | None = None, elite_path: str | None = None,
+    wb: bool = False, evo_steps: int | None = None, checkpoint_steps: int | None = None,
+    tournament: TournamentSelection | None = None, mutation: Mutations | None = None, wandb_api_key: str | None = None,
+    wandb_project: str = _PROJECT, wandb_entity: str | None = None, wandb_run_name: str | None = None,
+    evaluation_interval: int = 10, verbose: bool = True, accelerator: Any = None, max_steps: int | None = None,
+    num_epochs: int | None = None, log_csv: bool = False,
+) -> list[LanguageAgent]:  # fmt: skip
     """Train language models on pairs of which one is preferred: `DPO`.
 
     A step is one batch of pairs, the same for all agents; their score is the loss of held-out pairs, negative.
@@ -164,55 +125,36 @@ def finetune_llm_preference(
         >>> agent.steps, len(agent.fitness)
         ([12], 1)
     """
-    tracked = _Tracked(wb, wandb_api_key, wandb_project, wandb_entity, wandb_run_name)
-    return Finetuning(
-        pop, env, env_fn, init_hp, bool(save_elite), elite_path, evo_steps, checkpoint_steps, tournament, mutation,
-        evaluation_interval, verbose, accelerator, max_steps, num_epochs, log_csv, tracked, PreferenceGym,
-    ).run()  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Tracked:
-    """What Weights & Biases is told."""
-
-    wb: bool
-    key: str | None
-    project: str
-    entity: str | None
-    name: str | None
-
-    def check(self) -> None:
-        for what, told in (
-            ("wandb_api_key", self.key), ("wandb_entity", self.entity), ("wandb_run_name", self.name),
-            ("wandb_project", None if self.project == _PROJECT else self.project),
-        ):  # fmt: skip
-            if told is not None and not self.wb:
-                raise UsageError(f"{what}: it would be without effect: give wb too")
+    return Finetuning(PreferenceGym, **locals()).run()
 
 
 @dataclass(frozen=True)
 class Finetuning:
-    """What both training functions are given."""
+    """What both training functions are given, by its names there, and the class of their environments."""
 
+    gym: type[Gym]
     pop: Sequence[LanguageAgent]
     env: Gym | None
     env_fn: Callable[[], Gym] | None
     init_hp: Mapping[str, Any] | None
-    save_elite: bool
+    save_elite: bool | None
     elite_path: str | None
+    wb: bool
     evo_steps: int | None
     checkpoint_steps: int | None
     tournament: TournamentSelection | None
     mutation: Mutations | None
+    wandb_api_key: str | None
+    wandb_project: str
+    wandb_entity: str | None
+    wandb_run_name: str | None
     evaluation_interval: int
     verbose: bool
     accelerator: Any
     max_steps: int | None
     num_epochs: int | None
     log_csv: bool
-    tracked: _Tracked
-    gym: type[Gym]
-    most: float | None = None
+    max_reward: float | None = None
 
     @property
     def breed(self) -> LanguageBreed:
@@ -239,7 +181,9 @@ class Finetuning:
             value = getattr(self, what)
             if value is not None and (type(value) is not int or value < 1):
                 raise UsageError(f"{what}: must be a whole number of at least 1, got {value!r}")
-        self.tracked.check()
+        for what in ("wandb_api_key", "wandb_entity", "wandb_run_name", "wandb_project"):
+            if getattr(self, what) not in (None, _PROJECT) and not self.wb:
+                raise UsageError(f"{what}: it would be without effect: give wb too")
         one_process(self.accelerator)
         if self.tournament is not None:
             self.tournament.check(len(self.pop))
@@ -272,7 +216,7 @@ class Finetuning:
             kinds = {"none": made.probabilities.none, "rank": 0.0, "rl_hp": made.probabilities.rl_hp}
             evolution["mutation"] = {"probabilities": kinds, "mutate_elite": made.mutate_elite}
         seed = None if self.mutation is None else self.mutation.rand_seed
-        tracking = {"backends": ["wandb"], "experiment": self.tracked.project} if self.tracked.wb else {"backends": []}
+        tracking = {"backends": ["wandb"], "experiment": self.wandb_project} if self.wb else {"backends": []}
         found = self.breed.params(
             {
                 "seed": self.breed.seed if seed is None else seed,
@@ -301,15 +245,8 @@ class Finetuning:
         if not isinstance(env, self.gym):
             raise UsageError(f"env: give a {self.gym.__name__}, got a {type(env).__name__}")
         params = self.params(env)
-        spec, regime = regime_of(self.breed, params, env, len(self.pop), self.most)
-        keys = rng.member_keys(params.seed, range(len(self.pop)))
-        ids = [agent.member.id for agent in self.pop]
-        if len({*ids}) < len(ids):
-            ids = [*range(len(ids))]
-        members = [
-            replace(agent.member, slot=slot, id=ids[slot], key=int(keys[slot])) for slot, agent in enumerate(self.pop)
-        ]
-        made = Run(spec, regime, regime.clock, members, [agent.mutation for agent in self.pop])
+        spec, regime = regime_of(self.breed, params, env, len(self.pop), self.max_reward)
+        made = Run(spec, regime, regime.clock, entering(self.pop, params.seed), [agent.mutation for agent in self.pop])
         before = [agent.steps[-1] for agent in self.pop]
 
         def agents() -> list[LanguageAgent]:
@@ -320,24 +257,12 @@ class Finetuning:
             return found
 
         about = {**about_spec(spec), "policy": describe(params, spec)}
-        if self.tracked.entity is not None:
-            os.environ["WANDB_ENTITY"] = self.tracked.entity
+        if self.wandb_entity is not None:
+            os.environ["WANDB_ENTITY"] = self.wandb_entity
+        between = _Between(self, made, agents)
         with tempfile.TemporaryDirectory(prefix="evopipe-") as scratch, translate_failures():
-            folder = Path(scratch)
-            with (
-                StopSignal() as stop,
-                deliver(params, self.tracked.key, made, about, folder, self.tracked.name) as delivery,
-            ):
-                with Tracker([console_sink(not self.verbose), JsonlSink(delivery.log)]) as tracker:
-                    between = _Between(self, made, agents, tracker)
-
-                    def step() -> list[str]:
-                        between()
-                        return delivery.problems()
-
-                    champion = train(made, CheckpointStore(folder / "checkpoints"), math.inf, stop, tracker, step)
-                delivery.finished(champion)
-            between()
+            champion = conduct(made, params, about, Path(scratch), between, not self.verbose, self.wandb_api_key,
+                               self.wandb_run_name)  # fmt: skip
         if self.save_elite:
             self._save(spec, params, champion)
         return agents()
@@ -360,20 +285,18 @@ class Finetuning:
 class _Between:
     """What is due between two steps: evaluations, checkpoints, rows of the CSV file."""
 
-    def __init__(
-        self, call: Finetuning, run: Run[LanguageSpec], agents: Callable[[], list[LanguageAgent]], tracker: Tracker,
-    ) -> None:  # fmt: skip
-        self.call, self.made, self.agents, self.tracker = call, run, agents, tracker
+    def __init__(self, call: Finetuning, run: Run[LanguageSpec], agents: Callable[[], list[LanguageAgent]]) -> None:
+        self.call, self.made, self.agents = call, run, agents
         self.saved = self.told = self.generation = 0
 
-    def __call__(self) -> None:
+    def __call__(self, tracker: Tracker) -> None:
         call, clock = self.call, self.made.clock
         if call.checkpoint_steps and clock.tick > self.saved and clock.tick % call.checkpoint_steps == 0:
             self.saved = clock.tick
             for agent in self.agents():
                 agent.save_checkpoint(f"{call.elite_path or call.breed.algo}_{agent.index}_{clock.tick}")
         if clock.here and clock.here % call.evaluation_interval == 0 and not clock.generation_over:
-            self._evaluate()
+            self._evaluate(tracker)
         if call.log_csv and clock.generation > self.generation:
             self.generation = clock.generation
             measures: Any = self.made.regime
@@ -385,7 +308,7 @@ class _Between:
             names = ("generation", "agent", *measures.measures.names, "fitness")
             write_csv(Path(f"{call.breed.algo}.csv"), names, rows)
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, tracker: Tracker) -> None:
         """Score agents between two evolutions, for those who watch."""
         made = self.made
         if made.clock.tick == self.told:
@@ -394,4 +317,4 @@ class _Between:
         seeds = made.spec.seeds(Purpose.EVALUATE, made.spec.train.eval_episodes)
         played = made.regime.evaluate(made.cohorts, seeds, lambda: False)
         found = ", ".join(f"{mean_of_finite(returns):.3g}" for returns in played.returns)
-        self.tracker.emit(Message("info", f"step {made.clock.tick}: agents score {found}"))
+        tracker.emit(Message("info", f"step {made.clock.tick}: agents score {found}"))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from evopipe.errors import UsageError
 
-_Path: TypeAlias = "tuple[str | int, ...]"
-
 
 @dataclass(frozen=True)
 class _Leaf:
-    path: _Path
     shape: tuple[int, ...]
     dtype: Any
 
@@ -25,15 +23,18 @@ class Form:
     """The arrays of an observation, and of an action.
 
     Attributes:
-        kind: the container of an observation, as nested types.
+        kind: an observation's containers, with a leaf for every array.
         size: numbers of an observation.
         vectors: whether an action is several numbers, or none that is whole.
         width: numbers of an action.
     """
 
-    leaves: tuple[_Leaf, ...]
-    template: Any
+    kind: Any  # a leaf, or a dictionary or tuple of such
     action: _Leaf
+
+    @property
+    def leaves(self) -> list[_Leaf]:
+        return _leaves(self.kind, self.kind)
 
     @property
     def size(self) -> int:
@@ -50,8 +51,8 @@ class Form:
     def rows(self, obs: Any, several: bool) -> np.ndarray:
         """Flatten observations: `[n, size]` float32."""
         parts = []
-        for leaf in self.leaves:
-            array = np.asarray(_at(obs, leaf.path))
+        for leaf, part in zip(self.leaves, _leaves(self.kind, obs), strict=True):
+            array = np.asarray(part)
             shape = array.shape[1:] if several else array.shape
             if shape != leaf.shape:
                 raise UsageError(f"memory: an observation of shape {shape} was saved, the first one had {leaf.shape}")
@@ -66,11 +67,8 @@ class Form:
     def back(self, rows: np.ndarray) -> Any:
         """Return observations `[n, …]` again."""
         ends = np.cumsum([math.prod(leaf.shape) for leaf in self.leaves])[:-1]
-        parts = {
-            leaf.path: part.reshape(-1, *leaf.shape).astype(leaf.dtype, copy=False)
-            for leaf, part in zip(self.leaves, np.split(rows, ends, axis=1), strict=True)
-        }
-        return _rebuild(self.template, (), parts)
+        parts = iter(np.split(rows, ends, axis=1))
+        return _mapped(self.kind, lambda leaf: next(parts).reshape(-1, *leaf.shape).astype(leaf.dtype, copy=False))
 
     def own(self, actions: np.ndarray) -> np.ndarray:
         """Return actions `[n, …]` again."""
@@ -79,38 +77,24 @@ class Form:
 
 def form_of(state: Any, action: Any, several: bool) -> Form:
     """Return the form of what is saved first."""
-    array, skip = np.asarray(action), 1 if several else 0
-    leaves = [(path, np.asarray(part)) for path, part in _leaves(state, ())]
-    return Form(
-        tuple(_Leaf(path, part.shape[skip:], part.dtype) for path, part in leaves),
-        _template(state),
-        _Leaf((), array.shape[skip:], array.dtype),
-    )
+
+    def leaf(part: Any) -> _Leaf:
+        array = np.asarray(part)
+        return _Leaf(array.shape[1 if several else 0 :], array.dtype)
+
+    return Form(_mapped(state, leaf), leaf(action))
 
 
-def _leaves(obs: Any, path: _Path) -> Any:
-    if isinstance(obs, dict | tuple):
-        for key, part in obs.items() if isinstance(obs, dict) else enumerate(obs):
-            yield from _leaves(part, (*path, key))
-    else:
-        yield path, obs
+def _leaves(kind: Any, obs: Any) -> list[Any]:
+    """Return an observation's arrays in the order of a kind's."""
+    if not isinstance(kind, dict | tuple):
+        return [obs]
+    keys = kind if isinstance(kind, dict) else range(len(kind))
+    return [leaf for key in keys for leaf in _leaves(kind[key], obs[key])]
 
 
-def _template(obs: Any) -> Any:
+def _mapped(obs: Any, function: Callable[[Any], Any]) -> Any:
+    """Return the same with a function's value for every array."""
     if isinstance(obs, dict):
-        return {key: _template(part) for key, part in obs.items()}
-    return tuple(_template(part) for part in obs) if isinstance(obs, tuple) else None
-
-
-def _at(obs: Any, path: _Path) -> Any:
-    for key in path:
-        obs = obs[key]
-    return obs
-
-
-def _rebuild(template: Any, path: _Path, parts: dict[_Path, np.ndarray]) -> Any:
-    if isinstance(template, dict):
-        return {key: _rebuild(part, (*path, key), parts) for key, part in template.items()}
-    if isinstance(template, tuple):
-        return tuple(_rebuild(part, (*path, i), parts) for i, part in enumerate(template))
-    return parts[path]
+        return {key: _mapped(part, function) for key, part in obs.items()}
+    return tuple(_mapped(part, function) for part in obs) if isinstance(obs, tuple) else function(obs)

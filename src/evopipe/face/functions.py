@@ -5,51 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from evopipe.data.transitions import Transitions
 from evopipe.errors import UsageError
 from evopipe.face.agent import Agent
 from evopipe.face.buffers import MultiStepReplayBuffer, ReplayBuffer
 from evopipe.face.evolution import Mutations, TournamentSelection
 from evopipe.face.given import config_of
 from evopipe.face.team_buffer import MultiAgentReplayBuffer
-from evopipe.face.train import Call, Trained, epsilon_of, own_function, refuse_regime, transitions_of
+from evopipe.face.train import Call, Trained, epsilon_of, own_function
+from evopipe.memory.replay import Replay
+from evopipe.types import Batch
 
 
 def train_off_policy(
-    env: Any,
-    env_name: str,
-    algo: str | None = None,
-    pop: Sequence[Agent] = (),
-    memory: ReplayBuffer | None = None,
-    INIT_HP: Mapping[str, Any] | None = None,
-    MUT_P: Mapping[str, Any] | None = None,
-    swap_channels: bool = False,
-    max_steps: int = 1_000_000,
-    evo_steps: int = 10_000,
-    eval_steps: int | None = None,
-    eval_loop: int = 1,
-    learning_delay: int = 0,
-    eps_start: float = 1.0,
-    eps_end: float = 0.1,
-    eps_decay: float = 0.995,
-    target: float | None = None,
-    n_step: bool = False,
-    per: bool = False,
-    n_step_memory: MultiStepReplayBuffer | None = None,
-    tournament: TournamentSelection | None = None,
-    mutation: Mutations | None = None,
-    checkpoint: int | None = None,
-    checkpoint_path: str | None = None,
-    overwrite_checkpoints: bool = False,
-    save_elite: bool = False,
-    elite_path: str | None = None,
-    wb: bool = False,
-    verbose: bool = True,
-    accelerator: Any = None,
-    wandb_api_key: str | None = None,
+    env: Any, env_name: str, algo: str | None = None, pop: Sequence[Agent] = (), memory: ReplayBuffer | None = None,
+    INIT_HP: Mapping[str, Any] | None = None, MUT_P: Mapping[str, Any] | None = None, swap_channels: bool = False,
+    max_steps: int = 1_000_000, evo_steps: int = 10_000, eval_steps: int | None = None, eval_loop: int = 1,
+    learning_delay: int = 0, eps_start: float = 1.0, eps_end: float = 0.1, eps_decay: float = 0.995,
+    target: float | None = None, n_step: bool = False, per: bool = False,
+    n_step_memory: MultiStepReplayBuffer | None = None, tournament: TournamentSelection | None = None,
+    mutation: Mutations | None = None, checkpoint: int | None = None, checkpoint_path: str | None = None,
+    overwrite_checkpoints: bool = False, save_elite: bool = False, elite_path: str | None = None, wb: bool = False,
+    verbose: bool = True, accelerator: Any = None, wandb_api_key: str | None = None,
     wandb_kwargs: Mapping[str, Any] | None = None,
-) -> Trained:
+) -> Trained:  # fmt: skip
     """Train agents that learn from a memory which all of them fill: DQN, Rainbow, DDPG, TD3, SAC.
 
     Args:
@@ -106,13 +88,7 @@ def train_off_policy(
         >>> len(fitnesses), pop[0].steps
         (2, [80])
     """
-    call = Call(
-        env, env_name, algo, pop, INIT_HP, MUT_P, max_steps, evo_steps, eval_steps, eval_loop, target, tournament,
-        mutation, checkpoint, checkpoint_path, overwrite_checkpoints, save_elite, elite_path, wb, verbose, accelerator,
-        wandb_api_key, wandb_kwargs,
-    )  # fmt: skip
-    call.check()
-    refuse_regime(call.name, "train_off_policy", "off-policy", team=False)
+    call = Call.of("train_off_policy", locals())
     if not isinstance(memory, ReplayBuffer):
         raise UsageError("memory: give a ReplayBuffer, MultiStepReplayBuffer or PrioritizedReplayBuffer")
     config = call.pop[0].breed.params.algo_config
@@ -155,56 +131,47 @@ def replay_of(
     return block | ({} if memory.alpha is None else {"alpha": float(memory.alpha)})
 
 
-def _fill(memory: ReplayBuffer, replay: Any, agent: Agent) -> None:
+def _all_of(replay: Replay) -> Batch:
+    """Return everything that a memory's first ring holds, the oldest first, with discounts of 1 but at ends."""
+    size = int(replay.size[0])
+    at = (int(replay.position[0]) - size + torch.arange(size)) % replay.capacity
+    return replay.layout.unpack(replay.rows[0].cpu()[at][None], torch.ones(1, size), torch.ones(1))
+
+
+def _fill(memory: ReplayBuffer, replay: Replay, agent: Agent) -> None:
     """Put what a run's memory holds into a caller's, where it can be said in the environment's own terms."""
     seen, actions = agent.breed.observations, agent.breed.actions
     assert seen is not None
     assert actions is not None
-    size = int(replay.size[0])
-    if not size or not seen.plain or replay.layout.steps > 1 or replay.layout.masked:
+    if not int(replay.size[0]) or not seen.plain or replay.layout.steps > 1 or replay.layout.masked:
         return
-    at = (int(replay.position[0]) - size + torch.arange(size)) % replay.capacity
-    rows = replay.rows[0].cpu()[at]
-    batch = replay.layout.unpack(rows[None], torch.ones(1, size), torch.ones(1))
+    batch = _all_of(replay)
     action, obs, after, reward = (x[0].numpy() for x in (batch.action, batch.obs, batch.next_obs, batch.reward))
     done = batch.discount[0].numpy() == 0.0
     memory.fill({"state": obs, "action": actions.own(action), "reward": reward, "next_state": after, "done": done})
 
 
-def _held(memory: ReplayBuffer, agent: Agent) -> Any:
-    replay = memory.replay
-    size = int(replay.size[0])
-    at = (int(replay.position[0]) - size + torch.arange(size)) % replay.capacity
-    return transitions_of(replay.rows[0][at], agent, memory.form, replay.layout)
+def _held(memory: ReplayBuffer, agent: Agent) -> Transitions:
+    """Return what a caller's memory holds as transitions to begin with."""
+    breed, form, batch = agent.breed, memory.form, _all_of(memory.replay)
+    assert form is not None
+    assert breed.actions is not None
+    seen, after = (breed.rows(form.back(part[0].numpy()))[0] for part in (batch.obs, batch.next_obs))
+    own, done = breed.actions.relative(form.own(batch.action[0].numpy())), batch.discount[0].numpy() == 0.0
+    n = len(seen)
+    return Transitions(seen, own, batch.reward[0].numpy(), done, np.ones(n, bool), after, np.arange(n))
 
 
 def train_on_policy(
-    env: Any,
-    env_name: str,
-    algo: str | None = None,
-    pop: Sequence[Agent] = (),
-    INIT_HP: Mapping[str, Any] | None = None,
-    MUT_P: Mapping[str, Any] | None = None,
-    swap_channels: bool = False,
-    max_steps: int = 1_000_000,
-    evo_steps: int = 10_000,
-    eval_steps: int | None = None,
-    eval_loop: int = 1,
-    target: float | None = None,
-    tournament: TournamentSelection | None = None,
-    mutation: Mutations | None = None,
-    checkpoint: int | None = None,
-    checkpoint_path: str | None = None,
-    overwrite_checkpoints: bool = False,
-    save_elite: bool = False,
-    elite_path: str | None = None,
-    wb: bool = False,
-    verbose: bool = True,
-    accelerator: Any = None,
-    wandb_api_key: str | None = None,
-    wandb_kwargs: Mapping[str, Any] | None = None,
+    env: Any, env_name: str, algo: str | None = None, pop: Sequence[Agent] = (),
+    INIT_HP: Mapping[str, Any] | None = None, MUT_P: Mapping[str, Any] | None = None, swap_channels: bool = False,
+    max_steps: int = 1_000_000, evo_steps: int = 10_000, eval_steps: int | None = None, eval_loop: int = 1,
+    target: float | None = None, tournament: TournamentSelection | None = None, mutation: Mutations | None = None,
+    checkpoint: int | None = None, checkpoint_path: str | None = None, overwrite_checkpoints: bool = False,
+    save_elite: bool = False, elite_path: str | None = None, wb: bool = False, verbose: bool = True,
+    accelerator: Any = None, wandb_api_key: str | None = None, wandb_kwargs: Mapping[str, Any] | None = None,
     collect_rollouts_fn: Callable[..., Any] | None = None,
-) -> Trained:
+) -> Trained:  # fmt: skip
     """Train agents that learn from what they have just done: PPO, recurrent or not.
 
     Args:
@@ -223,45 +190,20 @@ def train_on_policy(
         >>> len(fitnesses), pop[0].steps
         (2, [128])
     """
-    call = Call(
-        env, env_name, algo, pop, INIT_HP, MUT_P, max_steps, evo_steps, eval_steps, eval_loop, target, tournament,
-        mutation, checkpoint, checkpoint_path, overwrite_checkpoints, save_elite, elite_path, wb, verbose, accelerator,
-        wandb_api_key, wandb_kwargs,
-    )  # fmt: skip
-    call.check()
-    refuse_regime(call.name, "train_on_policy", "on-policy", team=False)
+    call = Call.of("train_on_policy", locals())
     return call.run(collect=own_function(collect_rollouts_fn))
 
 
 def train_offline(
-    env: Any,
-    env_name: str,
-    dataset: Any = None,
-    algo: str | None = None,
-    pop: Sequence[Agent] = (),
-    memory: ReplayBuffer | None = None,
-    INIT_HP: Mapping[str, Any] | None = None,
-    MUT_P: Mapping[str, Any] | None = None,
-    swap_channels: bool = False,
-    max_steps: int = 1_000_000,
-    evo_steps: int = 10_000,
-    eval_steps: int | None = None,
-    eval_loop: int = 1,
-    target: float | None = None,
-    tournament: TournamentSelection | None = None,
-    mutation: Mutations | None = None,
-    checkpoint: int | None = None,
-    checkpoint_path: str | None = None,
-    overwrite_checkpoints: bool = False,
-    save_elite: bool = False,
-    elite_path: str | None = None,
-    wb: bool = False,
-    verbose: bool = True,
-    accelerator: Any = None,
-    minari_dataset_id: str | None = None,
-    remote: bool = False,
-    wandb_api_key: str | None = None,
-) -> Trained:
+    env: Any, env_name: str, dataset: Any = None, algo: str | None = None, pop: Sequence[Agent] = (),
+    memory: ReplayBuffer | None = None, INIT_HP: Mapping[str, Any] | None = None,
+    MUT_P: Mapping[str, Any] | None = None, swap_channels: bool = False, max_steps: int = 1_000_000,
+    evo_steps: int = 10_000, eval_steps: int | None = None, eval_loop: int = 1, target: float | None = None,
+    tournament: TournamentSelection | None = None, mutation: Mutations | None = None, checkpoint: int | None = None,
+    checkpoint_path: str | None = None, overwrite_checkpoints: bool = False, save_elite: bool = False,
+    elite_path: str | None = None, wb: bool = False, verbose: bool = True, accelerator: Any = None,
+    minari_dataset_id: str | None = None, remote: bool = False, wandb_api_key: str | None = None,
+) -> Trained:  # fmt: skip
     """Train agents on a dataset; `env` is for their evaluation alone: CQN, IQL, TD3+BC, BC.
 
     Args:
@@ -289,13 +231,7 @@ def train_offline(
     """
     from evopipe.face.datasets import transitions_from
 
-    call = Call(
-        env, env_name, algo, pop, INIT_HP, MUT_P, max_steps, evo_steps, eval_steps, eval_loop, target, tournament,
-        mutation, checkpoint, checkpoint_path, overwrite_checkpoints, save_elite, elite_path, wb, verbose, accelerator,
-        wandb_api_key,
-    )  # fmt: skip
-    call.check()
-    refuse_regime(call.name, "train_offline", "off-policy", team=False)
+    call = Call.of("train_offline", locals())
     if not isinstance(memory, ReplayBuffer):
         raise UsageError("memory: give a ReplayBuffer")
     if len(memory):
@@ -306,33 +242,15 @@ def train_offline(
 
 
 def train_multi_agent_off_policy(
-    env: Any,
-    env_name: str,
-    algo: str | None = None,
-    pop: Sequence[Agent] = (),
-    memory: MultiAgentReplayBuffer | None = None,
-    sum_scores: bool = True,
-    INIT_HP: Mapping[str, Any] | None = None,
-    MUT_P: Mapping[str, Any] | None = None,
-    swap_channels: bool = False,
-    max_steps: int = 50_000,
-    evo_steps: int = 25,
-    eval_steps: int | None = None,
-    eval_loop: int = 1,
-    learning_delay: int = 0,
-    target: float | None = None,
-    tournament: TournamentSelection | None = None,
-    mutation: Mutations | None = None,
-    checkpoint: int | None = None,
-    checkpoint_path: str | None = None,
-    overwrite_checkpoints: bool = False,
-    save_elite: bool = False,
-    elite_path: str | None = None,
-    wb: bool = False,
-    verbose: bool = True,
-    accelerator: Any = None,
+    env: Any, env_name: str, algo: str | None = None, pop: Sequence[Agent] = (),
+    memory: MultiAgentReplayBuffer | None = None, sum_scores: bool = True, INIT_HP: Mapping[str, Any] | None = None,
+    MUT_P: Mapping[str, Any] | None = None, swap_channels: bool = False, max_steps: int = 50_000, evo_steps: int = 25,
+    eval_steps: int | None = None, eval_loop: int = 1, learning_delay: int = 0, target: float | None = None,
+    tournament: TournamentSelection | None = None, mutation: Mutations | None = None, checkpoint: int | None = None,
+    checkpoint_path: str | None = None, overwrite_checkpoints: bool = False, save_elite: bool = False,
+    elite_path: str | None = None, wb: bool = False, verbose: bool = True, accelerator: Any = None,
     wandb_api_key: str | None = None,
-) -> Trained:
+) -> Trained:  # fmt: skip
     """Train teams that learn from a memory: MADDPG, MATD3.
 
     Args:
@@ -355,13 +273,7 @@ def train_multi_agent_off_policy(
         >>> len(fitnesses)
         2
     """
-    call = Call(
-        env, env_name, algo, pop, INIT_HP, MUT_P, max_steps, evo_steps, eval_steps, eval_loop, target, tournament,
-        mutation, checkpoint, checkpoint_path, overwrite_checkpoints, save_elite, elite_path, wb, verbose, accelerator,
-        wandb_api_key,
-    )  # fmt: skip
-    call.check()
-    refuse_regime(call.name, "train_multi_agent_off_policy", "off-policy", team=True)
+    call = Call.of("train_multi_agent_off_policy", locals())
     if not isinstance(memory, MultiAgentReplayBuffer):
         raise UsageError("memory: give a MultiAgentReplayBuffer")
     if len(memory):
@@ -375,31 +287,14 @@ def train_multi_agent_off_policy(
 
 
 def train_multi_agent_on_policy(
-    env: Any,
-    env_name: str,
-    algo: str | None = None,
-    pop: Sequence[Agent] = (),
-    sum_scores: bool = True,
-    INIT_HP: Mapping[str, Any] | None = None,
-    MUT_P: Mapping[str, Any] | None = None,
-    swap_channels: bool = False,
-    max_steps: int = 50_000,
-    evo_steps: int = 25,
-    eval_steps: int | None = None,
-    eval_loop: int = 1,
-    target: float | None = None,
-    tournament: TournamentSelection | None = None,
-    mutation: Mutations | None = None,
-    checkpoint: int | None = None,
-    checkpoint_path: str | None = None,
-    overwrite_checkpoints: bool = False,
-    save_elite: bool = False,
-    elite_path: str | None = None,
-    wb: bool = False,
-    verbose: bool = True,
-    accelerator: Any = None,
-    wandb_api_key: str | None = None,
-) -> Trained:
+    env: Any, env_name: str, algo: str | None = None, pop: Sequence[Agent] = (), sum_scores: bool = True,
+    INIT_HP: Mapping[str, Any] | None = None, MUT_P: Mapping[str, Any] | None = None, swap_channels: bool = False,
+    max_steps: int = 50_000, evo_steps: int = 25, eval_steps: int | None = None, eval_loop: int = 1,
+    target: float | None = None, tournament: TournamentSelection | None = None, mutation: Mutations | None = None,
+    checkpoint: int | None = None, checkpoint_path: str | None = None, overwrite_checkpoints: bool = False,
+    save_elite: bool = False, elite_path: str | None = None, wb: bool = False, verbose: bool = True,
+    accelerator: Any = None, wandb_api_key: str | None = None,
+) -> Trained:  # fmt: skip
     """Train teams that learn from what they have just done: IPPO, MAPPO.
 
     The arguments, what is returned and raised, are those of `train_multi_agent_off_policy`.
@@ -416,12 +311,6 @@ def train_multi_agent_on_policy(
         >>> len(fitnesses)
         2
     """
-    call = Call(
-        env, env_name, algo, pop, INIT_HP, MUT_P, max_steps, evo_steps, eval_steps, eval_loop, target, tournament,
-        mutation, checkpoint, checkpoint_path, overwrite_checkpoints, save_elite, elite_path, wb, verbose, accelerator,
-        wandb_api_key,
-    )  # fmt: skip
-    call.check()
-    refuse_regime(call.name, "train_multi_agent_on_policy", "on-policy", team=True)
+    call = Call.of("train_multi_agent_on_policy", locals())
     call.block["score"] = "sum" if sum_scores else "mean"
     return call.run()

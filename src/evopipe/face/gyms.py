@@ -50,18 +50,11 @@ class ReasoningGym:
     form: Form = "reasoning"
 
     def __init__(
-        self,
-        train_dataset: Iterable[Mapping[str, Any]],
-        test_dataset: Iterable[Mapping[str, Any]],
-        tokenizer: Any,
-        reward_fn: Callable[[str, Any, Any], float],
-        conversation_template: Sequence[Mapping[str, str]] | None = None,
-        data_batch_size_per_gpu: int = 8,
-        accelerator: Any = None,
-        return_raw_completions: bool = False,
-        max_context_length: int | None = None,
-        seed: int = 42,
-    ) -> None:
+        self, train_dataset: Iterable[Mapping[str, Any]], test_dataset: Iterable[Mapping[str, Any]], tokenizer: Any,
+        reward_fn: Callable[[str, Any, Any], float], conversation_template: Sequence[Mapping[str, str]] | None = None,
+        data_batch_size_per_gpu: int = 8, accelerator: Any = None, return_raw_completions: bool = False,
+        max_context_length: int | None = None, seed: int = 42,
+    ) -> None:  # fmt: skip
         one_process(accelerator)
         if return_raw_completions:
             raise UsageError("return_raw_completions: reward_fn sees text without special tokens: leave it out")
@@ -129,15 +122,10 @@ class PreferenceGym:
     form: Form = "preference"
 
     def __init__(
-        self,
-        train_dataset: Iterable[Mapping[str, Any]],
-        test_dataset: Iterable[Mapping[str, Any]],
-        tokenizer: Any,
-        data_batch_size_per_gpu: int = 8,
-        accelerator: Any = None,
-        max_context_length: int | None = None,
+        self, train_dataset: Iterable[Mapping[str, Any]], test_dataset: Iterable[Mapping[str, Any]], tokenizer: Any,
+        data_batch_size_per_gpu: int = 8, accelerator: Any = None, max_context_length: int | None = None,
         seed: int = 42,
-    ) -> None:
+    ) -> None:  # fmt: skip
         one_process(accelerator)
         self.tokenizer, self.data_batch_size = tokenizer, data_batch_size_per_gpu
         self.max_context_length, self.seed = max_context_length, seed

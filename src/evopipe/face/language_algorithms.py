@@ -30,21 +30,11 @@ class LanguageAlgorithm:
         self.name, self.__doc__ = name, about
 
     def __call__(
-        self,
-        actor_network: Any = None,
-        pad_token_id: int | None = None,
-        pad_token: str | None = None,
-        hp_config: HyperparameterConfig | None = None,
-        index: int = 0,
-        *,
-        tokenizer: Any = None,
-        lora_config: Any = None,
-        full: bool = False,
-        seed: int = 1,
-        device: Any = None,
-        accelerator: Any = None,
+        self, actor_network: Any = None, pad_token_id: int | None = None, pad_token: str | None = None,
+        hp_config: HyperparameterConfig | None = None, index: int = 0, *, tokenizer: Any = None,
+        lora_config: Any = None, full: bool = False, seed: int = 1, device: Any = None, accelerator: Any = None,
         **settings: Unpack[LanguageSettings],
-    ) -> LanguageAgent:
+    ) -> LanguageAgent:  # fmt: skip
         """Return an agent.
 
         Args:
@@ -75,21 +65,11 @@ class LanguageAlgorithm:
         return found[index]
 
     def population(
-        self,
-        size: int,
-        actor_network: Any = None,
-        pad_token_id: int | None = None,
-        pad_token: str | None = None,
-        hp_config: HyperparameterConfig | None = None,
-        *,
-        tokenizer: Any = None,
-        lora_config: Any = None,
-        full: bool = False,
-        seed: int = 1,
-        device: Any = None,
-        accelerator: Any = None,
+        self, size: int, actor_network: Any = None, pad_token_id: int | None = None, pad_token: str | None = None,
+        hp_config: HyperparameterConfig | None = None, *, tokenizer: Any = None, lora_config: Any = None,
+        full: bool = False, seed: int = 1, device: Any = None, accelerator: Any = None,
         **settings: Unpack[LanguageSettings],
-    ) -> list[LanguageAgent]:
+    ) -> list[LanguageAgent]:  # fmt: skip
         """Return so many agents over one model, see `__call__`."""
         return language_agents(
             self.name, size, actor_network, tokenizer, pad_token_id, pad_token, hp_config, lora_config, full, seed,

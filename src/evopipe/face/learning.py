@@ -118,17 +118,9 @@ def steps_of(breed: Breed, experiences: Any) -> list[Taken]:
 
 
 def _steps_of_team(
-    breed: Breed,
-    team: TeamSpace,
-    observations: Any,
-    actions: Any,
-    log_probs: Any,
-    rewards: Any,
-    dones: Any,
-    values: Any,
-    following: Any,
-    next_done: Any = None,
-) -> list[Taken]:
+    breed: Breed, team: TeamSpace, observations: Any, actions: Any, log_probs: Any, rewards: Any, dones: Any,
+    values: Any, following: Any, next_done: Any = None,
+) -> list[Taken]:  # fmt: skip
     spec = breed.spec
     if spec.algo_config.network.encoder_kind == "lstm":
         raise UsageError("learn: a team with a memory is trained whole: train_multi_agent_on_policy")

@@ -49,16 +49,9 @@ def _by_episodes(old: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a training function that counts episodes, by one that counts environment steps."""
 
     def call(
-        env: Any,
-        env_name: str,
-        *args: Any,
-        n_episodes: int = 2000,
-        max_steps: int = EPISODE_STEPS,
-        evo_epochs: int = 5,
-        evo_loop: int = 1,
-        net_config: Any = None,
-        **kwargs: Any,
-    ) -> Any:
+        env: Any, env_name: str, *args: Any, n_episodes: int = 2000, max_steps: int = EPISODE_STEPS,
+        evo_epochs: int = 5, evo_loop: int = 1, net_config: Any = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
         warnings.warn(
             f"{old} counts episodes: call {function.__name__} with max_steps and evo_steps", DeprecationWarning, 2
         )

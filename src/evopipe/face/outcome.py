@@ -5,20 +5,27 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evopipe import policy
+from evopipe import policy, rng
+from evopipe.core.member import Member
 from evopipe.errors import need_package
 from evopipe.face.breed import Breed
 from evopipe.keys import content_key, state_folder
+from evopipe.run.drive import train
 from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Champion, Run
 from evopipe.schema.params import AnyParams
+from evopipe.signals import StopSignal
 from evopipe.stages import tracking
+from evopipe.storage.checkpoint import CheckpointStore
+from evopipe.track.console import console_sink
+from evopipe.track.events import JsonlSink, Tracker
 
 
 class Checkpoints:
@@ -67,28 +74,52 @@ def save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
     policy.save(folder, breed.algo, champion.member, about, program=False, card=card, critic=True)
 
 
-@dataclass(frozen=True)
-class Delivery:
-    """Where a training's log goes, what is wrong with its delivery, and how its outcome is brought."""
+def entering(agents: Sequence[Any], seed: int) -> list[Member]:
+    """Return agents' members as a run with this seed begins with them: in the order given, with its own draws."""
+    keys, members = rng.member_keys(seed, range(len(agents))), [agent.member for agent in agents]
+    ids = [member.id for member in members]
+    if len({*ids}) < len(ids):
+        ids = [*range(len(ids))]
+    return [replace(member, slot=slot, id=ids[slot], key=int(keys[slot])) for slot, member in enumerate(members)]
 
-    log: Path
-    problems: Callable[[], list[str]]
-    finished: Callable[[Champion], None]
+
+def conduct(
+    run: Run[Any], params: AnyParams, about: Mapping[str, Any], folder: Path, between: Callable[[Tracker], None],
+    quiet: bool, key: str | None, name: str | None = None,
+) -> Champion:  # fmt: skip
+    """Train to the end and return the champion; `between` is called between two steps, and at the end.
+
+    Args:
+        about: what members were made for.
+        folder: where checkpoints go, and the log if no tracker is asked for.
+        key: of Weights & Biases.
+        name: what people read there.
+
+    Raises:
+        MissingInputError: Weights & Biases is asked for and not installed.
+        DivergedError, EnvironmentFailed, Interrupted: see `evopipe.run.drive.train`.
+    """
+    with StopSignal() as stop, deliver(params, key, run, about, folder, name) as (log, problems, finished):
+        with Tracker([console_sink(quiet), JsonlSink(log)]) as tracker:
+
+            def step() -> list[str]:
+                between(tracker)
+                return problems()
+
+            champion = train(run, CheckpointStore(folder / "checkpoints"), math.inf, stop, tracker, step)
+            between(tracker)
+        finished(champion)
+    return champion
 
 
 @contextlib.contextmanager
 def deliver(
-    params: AnyParams, key: str | None, run: Run[Any], about: Mapping[str, Any], folder: Path, name: str | None = None
-) -> Iterator[Delivery]:
-    """Bring a training to the trackers that are asked for; without any its log stays in `folder`.
-
-    `about` says what members were made for, `name` what people read.
-
-    Raises:
-        MissingInputError: Weights & Biases is asked for and not installed.
-    """
+    params: AnyParams, key: str | None, run: Run[Any], about: Mapping[str, Any], folder: Path, name: str | None
+) -> Iterator[tuple[Path, Callable[[], list[str]], Callable[[Champion], None]]]:
+    """Bring a training to the trackers that are asked for, see `conduct`: where its log goes, what is wrong with the
+    delivery, and how its outcome is brought."""
     if not params.tracking.backends:
-        yield Delivery(folder / "events.jsonl", list, lambda champion: None)
+        yield folder / "events.jsonl", list, lambda champion: None
         return
     need_package("wandb", "wandb", "wb=True")
     if key is not None:
@@ -105,4 +136,4 @@ def deliver(
             write_timing(state / "events.jsonl", run.curve, folder)
             tracking.finish(params, state, folder)
 
-        yield Delivery(state / "events.jsonl", outbox.problems, finished)
+        yield state / "events.jsonl", outbox.problems, finished

@@ -18,28 +18,12 @@ from evopipe.run.spec import first_members
 
 
 def create_population(
-    algo: str,
-    observation_space: Any = None,
-    action_space: Any = None,
-    net_config: Mapping[str, Any] | None = None,
-    INIT_HP: Mapping[str, Any] | None = None,
-    hp_config: HyperparameterConfig | None = None,
-    population_size: int = 1,
-    num_envs: int = 1,
-    device: Any = None,
-    accelerator: Any = None,
-    *,
-    state_dim: Any = None,
-    action_dim: Any = None,
-    one_hot: bool = False,
-    agent_ids: Sequence[Any] | None = None,
-    seed: int = 1,
-    actor_network: Any = None,
-    tokenizer: Any = None,
-    pad_token_id: int | None = None,
-    pad_token: str | None = None,
-    lora_config: Any = None,
-) -> list[Agent]:
+    algo: str, observation_space: Any = None, action_space: Any = None, net_config: Mapping[str, Any] | None = None,
+    INIT_HP: Mapping[str, Any] | None = None, hp_config: HyperparameterConfig | None = None, population_size: int = 1,
+    num_envs: int = 1, device: Any = None, accelerator: Any = None, *, state_dim: Any = None, action_dim: Any = None,
+    one_hot: bool = False, agent_ids: Sequence[Any] | None = None, seed: int = 1, actor_network: Any = None,
+    tokenizer: Any = None, pad_token_id: int | None = None, pad_token: str | None = None, lora_config: Any = None,
+) -> list[Agent]:  # fmt: skip
     """Make a population. As every run does, it sets torch's threads in this process: one (`runtime.threads`).
 
     Args:

@@ -19,15 +19,9 @@ Collected = tuple[list[float], Any, np.ndarray, np.ndarray, Any]
 
 
 def collect_rollouts(
-    agent: Agent,
-    env: Any,
-    n_steps: int | None = None,
-    *,
-    last_obs: Any = None,
-    last_done: Any = None,
-    last_scores: Any = None,
-    last_info: Any = None,
-) -> Collected:
+    agent: Agent, env: Any, n_steps: int | None = None, *, last_obs: Any = None, last_done: Any = None,
+    last_scores: Any = None, last_info: Any = None,
+) -> Collected:  # fmt: skip
     """Let an agent play in a vector of environments, into its `rollout_buffer`; then call `agent.learn()`.
 
     Args:
@@ -58,15 +52,9 @@ def collect_rollouts(
 
 
 def collect_rollouts_recurrent(
-    agent: Agent,
-    env: Any,
-    n_steps: int | None = None,
-    *,
-    last_obs: Any = None,
-    last_done: Any = None,
-    last_scores: Any = None,
-    last_info: Any = None,
-) -> Collected:
+    agent: Agent, env: Any, n_steps: int | None = None, *, last_obs: Any = None, last_done: Any = None,
+    last_scores: Any = None, last_info: Any = None,
+) -> Collected:  # fmt: skip
     """Let an agent with a memory play, see `collect_rollouts`: what it remembers goes on from call to call, and is
     empty where an episode begins.
 

@@ -63,13 +63,9 @@ class RolloutBuffer:
     """
 
     def __init__(
-        self,
-        capacity: int | None = None,
-        num_envs: int | None = None,
-        observation_space: Any = None,
-        action_space: Any = None,
-        device: Any = None,
-    ) -> None:
+        self, capacity: int | None = None, num_envs: int | None = None, observation_space: Any = None,
+        action_space: Any = None, device: Any = None,
+    ) -> None:  # fmt: skip
         self.capacity, self.taken = capacity, []  # type: ignore[var-annotated]
 
     def __len__(self) -> int:

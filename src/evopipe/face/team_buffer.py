@@ -46,14 +46,9 @@ class MultiAgentReplayBuffer:
     """
 
     def __init__(
-        self,
-        memory_size: int,
-        field_names: Sequence[str] = FIELDS,
-        agent_ids: Sequence[Any] | None = None,
-        device: Any = None,
-        *,
-        seed: int = 1,
-    ) -> None:
+        self, memory_size: int, field_names: Sequence[str] = FIELDS, agent_ids: Sequence[Any] | None = None,
+        device: Any = None, *, seed: int = 1,
+    ) -> None:  # fmt: skip
         self._order = in_order(field_names, type(self).__name__)
         self.memory_size, self.agent_ids = int(memory_size), None if agent_ids is None else [*agent_ids]
         self.counter = 0  # transitions saved so far

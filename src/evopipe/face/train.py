@@ -6,13 +6,10 @@ import inspect
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from evopipe import rng
 from evopipe.algos import get, on_policy
 from evopipe.data.transitions import Transitions
 from evopipe.envs.make import opened
@@ -22,18 +19,14 @@ from evopipe.face.agent import Agent
 from evopipe.face.breed import params_of
 from evopipe.face.evolution import Mutations, TournamentSelection
 from evopipe.face.given import config_of
-from evopipe.face.outcome import Checkpoints, deliver, save_policy
+from evopipe.face.outcome import Checkpoints, conduct, entering, save_policy
 from evopipe.face.population import one_process
 from evopipe.face.settings import algorithm_of, block_of
 from evopipe.machine import configure
-from evopipe.run.drive import begin, train
+from evopipe.run.drive import begin
 from evopipe.run.learners import learner_count
 from evopipe.schema.params import Params
-from evopipe.signals import StopSignal
 from evopipe.stages.setup import about_spec, make_spec
-from evopipe.storage.checkpoint import CheckpointStore
-from evopipe.track.console import console_sink
-from evopipe.track.events import JsonlSink, Tracker
 
 Trained = tuple[list[Agent], list[list[float]]]
 
@@ -67,6 +60,21 @@ class Call:
     wandb_kwargs: Mapping[str, Any] | None = None
     train: dict[str, Any] = field(default_factory=dict)  # more of the block `train`
     block: dict[str, Any] = field(default_factory=dict)  # more of the algorithm's block
+
+    @classmethod
+    def of(cls, function: str, given: Mapping[str, Any]) -> Call:
+        """Return the call of a training function with these arguments, of which those of it alone are left out.
+
+        Raises:
+            UsageError: one would be without effect, or the algorithm is for another function.
+        """
+        call = cls(**{name: given[name] for name in cls.__dataclass_fields__ if name in given})
+        call.check()
+        algo = get(call.name)
+        fits = f"train_{'multi_agent_' * algo.TEAM}{'on' if on_policy(algo) else 'off'}_policy"
+        if function != fits and (function, fits) != ("train_offline", "train_off_policy"):
+            raise UsageError(f"{function}: {call.name} is not for it: call {fits}")
+        return call
 
     @property
     def name(self) -> str:
@@ -188,13 +196,7 @@ class Call:
         if spec.spaces.team is not None:
             spaces = dict(spaces[0]), dict(spaces[1])  # type: ignore[call-overload]
         breed = self.pop[0].breed.told(params, spec, spaces)
-        keys = rng.member_keys(params.seed, range(len(self.pop)))
-        members = [agent.member for agent in self.pop]
-        ids = [member.id for member in members]
-        if len({*ids}) < len(ids):
-            ids = [*range(len(ids))]
-        members = [replace(member, slot=slot, id=ids[slot], key=int(keys[slot])) for slot, member in enumerate(members)]
-        births = [agent.mutation for agent in self.pop]
+        members, births = entering(self.pop, params.seed), [agent.mutation for agent in self.pop]
         before = [agent.steps[-1] for agent in self.pop]
         about = {**about_spec(spec), "policy": breed.about}
         learners = learner_count(params.runtime.learners, params.runtime.threads)
@@ -203,7 +205,6 @@ class Call:
             translate_failures(),
             Workers(params.runtime.env_workers, learners) as workers,
         ):
-            folder = Path(scratch)
             made = begin(spec, members, warm, births, workers, learners, collect)
 
             def agents() -> list[Agent]:
@@ -216,17 +217,8 @@ class Call:
             saved = Checkpoints(made, agents, self.checkpoint, self.checkpoint_path or f"{self.file}-checkpoint",
                                 self.overwrite_checkpoints)  # fmt: skip
             try:
-                with StopSignal() as stop, deliver(params, self.wandb_api_key, made, about, folder) as delivery:
-
-                    def between() -> list[str]:
-                        saved.save()
-                        return delivery.problems()
-
-                    with Tracker([console_sink(not self.verbose), JsonlSink(delivery.log)]) as tracker:
-                        store = CheckpointStore(folder / "checkpoints")
-                        champion = train(made, store, math.inf, stop, tracker, between)
-                    delivery.finished(champion)
-                saved.save()
+                champion = conduct(made, params, about, Path(scratch), lambda _: saved.save(), not self.verbose,
+                                   self.wandb_api_key)  # fmt: skip
                 if adopt is not None:
                     adopt(made.regime)
                 trained = agents()
@@ -266,15 +258,6 @@ def epsilon_of(algo: str, config: Any, envs: int, start: float, end: float, deca
     return {"eps_start": float(start), "eps_end": float(end), "eps_schedule": "exponential", "eps_steps": steps}
 
 
-def refuse_regime(name: str, function: str, wanted: str, team: bool) -> None:
-    """Raise UsageError where an algorithm is for another training function."""
-    algo = get(name)
-    kind = "on-policy" if on_policy(algo) else "off-policy"
-    if (kind, algo.TEAM) != (wanted, team):
-        who, other = ("multi_agent_" if algo.TEAM else ""), kind.replace("-", "_")
-        raise UsageError(f"{function}: {name} is not for it: call train_{who}{other}")
-
-
 def own_function(collect_rollouts_fn: Any) -> Any:
     """Return a caller's way to collect rollouts; None where it is the one that there is.
 
@@ -295,18 +278,3 @@ def own_function(collect_rollouts_fn: Any) -> Any:
             "regime.choose(), regime.pool.step(...) and regime.record(step) so many times, see docs/python.md"
         )
     return collect_rollouts_fn
-
-
-def transitions_of(rows: Any, agent: Agent, form: Any, layout: Any) -> Transitions:
-    """Return what a memory holds `[n, size]` as transitions to begin with."""
-    import torch
-
-    batch = layout.unpack(rows[None], torch.ones(1, len(rows)), torch.ones(1))
-    breed = agent.breed
-    assert breed.observations is not None
-    assert breed.actions is not None
-    seen = [breed.observations.read(form.back(part[0].numpy()))[0] for part in (batch.obs, batch.next_obs)]
-    own = breed.actions.relative(form.own(batch.action[0].numpy()))
-    terminated = batch.discount[0].numpy() == 0.0
-    n = len(rows)
-    return Transitions(seen[0], own, batch.reward[0].numpy(), terminated, np.ones(n, bool), seen[1], np.arange(n))

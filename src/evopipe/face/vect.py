@@ -119,14 +119,9 @@ class TeamEnvs:
 
 
 def make_vect_envs(
-    env_name: str | None = None,
-    num_envs: int = 1,
-    *,
-    make_env: Any = None,
-    wrappers: Sequence[Any] = (),
-    seed: int = 1,
-    **env_kwargs: Any,
-) -> Any:
+    env_name: str | None = None, num_envs: int = 1, *, make_env: Any = None, wrappers: Sequence[Any] = (),
+    seed: int = 1, **env_kwargs: Any,
+) -> Any:  # fmt: skip
     """Make environments that step together: `num_envs` for each member of a population.
 
     Args:

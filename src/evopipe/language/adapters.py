@@ -300,7 +300,8 @@ class Adapters:
 
     def score(self, views: Any, text: Text, entropy: bool, hidden: bool) -> tuple[Tensor | None, Scored]:
         """See `hooks.score`."""
-        return hooks.score(self.widths.base, text, entropy, hidden, lambda: self.active(views))
+        leaves = [leaf for pair in views for leaf in pair]
+        return hooks.score(self.widths.base, text, entropy, hidden, lambda: self.active(views), leaves)
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
         """Return the logits `[P, B, L, V]` of rows of tokens `[P, B, L]` without pads."""
@@ -361,7 +362,7 @@ class Changes:
 
     def score(self, views: Any, text: Text, entropy: bool, hidden: bool) -> tuple[Tensor | None, Scored]:
         """See `hooks.score`."""
-        return hooks.score(self.widths.base, text, entropy, hidden, lambda: self.active(views))
+        return hooks.score(self.widths.base, text, entropy, hidden, lambda: self.active(views), views)
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
         """Return the logits `[P, B, L, V]` of rows of tokens `[P, B, L]` without pads."""

@@ -22,6 +22,7 @@ from evopipe import rng
 from evopipe.errors import DataError, MissingInputError, need_package
 from evopipe.language.hub import REACH_SECONDS, first_line, reach
 from evopipe.language.layers import Layer, all_weights, linear_layers
+from evopipe.language.together import Together
 from evopipe.rng import Purpose
 from evopipe.schema.language import LanguageConfig
 from evopipe.types import Tensor, Words
@@ -54,6 +55,7 @@ class Base:
         exact: whether no bit of a member may depend on its neighbours: pads are computed then, too.
         length: most tokens of a row, where members are whole models over these tokens and there is no base, see
             `tokens_alone`.
+        together: the processes that its rows are divided among.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Base:
     rows_at_once: int | None = None
     exact: bool = False
     length: int = 0
+    together: Together = field(default_factory=Together)
     hooked: list[Any] = field(default_factory=list, repr=False)  # its hooks, see `hooks`
     active: list[Any] = field(default_factory=list, repr=False)  # what they add now
 

@@ -76,7 +76,8 @@ def generate(
     leave: bool = True,
     stop: Stops = (),
 ) -> Written:
-    """Complete prompts, as many at a time as the base has `rows_at_once` for their completions.
+    """Complete prompts, as many at a time as the base has `rows_at_once` for their completions, by the processes that
+    the base is divided among.
 
     Args:
         base: the base.
@@ -102,11 +103,16 @@ def generate(
     else:
         draws = rng.uniform(keys.flatten(), Purpose.GENERATE, now, 1).view(members, rows, limit).transpose(1, 2)
     each = prompts if base.rows_at_once is None else max(1, base.rows_at_once // group)
+    parts = list(enumerate(range(0, prompts, each)))
     with active():
-        for first in range(0, prompts, each):
+        for i, first in parts:
             here = slice(first, first + each)
-            _complete(base, ids[:, here], real[:, here], group, first * group, sampling.rows(rows), draws, told, leave,
-                      stop)  # fmt: skip
+            if base.together.mine(i):
+                _complete(base, ids[:, here], real[:, here], group, first * group, sampling.rows(rows), draws, told,
+                          leave, stop)  # fmt: skip
+    for i, first in parts:
+        here = slice(first * group, (first + each) * group)
+        base.together.tell(i, *(x[:, here] for x in (told.ids, told.mask, told.log_prob, told.entropy, told.ended)))
     return told
 
 
@@ -189,12 +195,13 @@ def texts(base: Base, written: Written, stop: Stops = ()) -> list[list[str]]:
         if stop:
             each = len(stop) // members
             asked = stop[p * each : (p + 1) * each]
-            own = [_before(text, asked[r * each // rows]) for r, text in enumerate(own)]
+            own = [before(text, asked[r * each // rows]) for r, text in enumerate(own)]
         found.append(own)
     return found
 
 
-def _before(text: str, stop: Sequence[str]) -> str:
+def before(text: str, stop: Sequence[str]) -> str:
+    """Return what of a text comes before the first of these."""
     return text[: min((place for each in stop if (place := text.find(each)) >= 0), default=len(text))]
 
 

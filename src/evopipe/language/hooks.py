@@ -5,16 +5,15 @@ Where nothing is active the base is what it was: the reference of a KL term.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from evopipe.language.base import Base
+from evopipe.language.together import Together
 from evopipe.types import Scored, Tensor, Text
 
 _PART = 256  # tokens that take as long as it takes to begin with another part of the rows
@@ -92,43 +91,42 @@ def score(
     entropy: bool = False,
     hidden: bool = False,
     active: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    leaves: Sequence[Tensor] = (),
 ) -> tuple[Tensor | None, Scored]:
-    """Score rows of text by the base with what `active` makes active in it.
+    """Score rows of text by the base with what `active` makes active in it, which is made of `leaves`.
 
     Rows of like lengths pass together, each as far as its last token that counts: what stands behind it has the
     log-probability 0. With `hidden` all passes, and the states `[P, B, T, H]` that the last `T` tokens were told from
     are returned, too. For `entropy` see `core.net.score`. Where the base has `rows_at_once`, memory holds the
-    activations of so many rows alone: to learn, they are computed a second time.
+    activations of so many rows alone: to learn, they are computed a second time. Each such part is computed by one of
+    the processes that the base is divided among.
     """
     (members, rows, columns), width = text.ids.shape, text.mask.shape[-1]
-    parts, order = _parts(base, text, whole=hidden)
+    each = base.rows_at_once or rows
+    parts, lengths, order = _parts(base, text, each, whole=hidden)
+    ids, real = (x if order is None else take(x, order) for x in (text.ids, text.real))
 
-    def part(ids: Tensor, real: Tensor, last: int) -> tuple[Tensor, ...]:
+    def part(here: slice) -> tuple[Tensor, ...]:
+        if not (last := lengths[here.stop - 1]):
+            return (torch.zeros(members, here.stop - here.start, width, device=ids.device),) * 2
+        some = slice(None), here, slice(columns - width + last)
         with active():  # learning comes back here later
-            found = _score(base, ids, real, last, entropy)
-        return tuple(x.unflatten(0, ids.shape[:2]) for x in found)
+            found = _score(base, ids[some], real[some], last, entropy)
+        states, *told = (x.unflatten(0, (members, -1)) for x in found)
+        return *(nn.functional.pad(x, (0, width - last)) for x in told), *[states] * hidden
 
-    ids, real = text.ids, text.real
-    if order is not None:
-        ids, real = take(ids, order), take(real, order)
-    each: list[list[Tensor]] = []
-    for start, end, last in parts:
-        if not last:
-            each.append([torch.zeros(members, end - start, width, device=ids.device)] * 2)
-            continue
-        some = slice(None), slice(start, end), slice(columns - width + last)
-        if base.rows_at_once is None or base.rows_at_once >= rows:
-            states, *found = part(ids[some], real[some], last)
-        else:
-            states, *found = checkpoint(
-                part, ids[some], real[some], last, use_reentrant=False, preserve_rng_state=False
-            )
-        each.append([nn.functional.pad(x, (0, width - last)) for x in found] + [states] * hidden)
-    told = [torch.cat(x, dim=1) if len(parts) > 1 else x[0] for x in zip(*each, strict=True)]
+    if each >= rows:
+        found = [x[0] if len(x) == 1 else torch.cat(x, dim=1) for x in zip(*map(part, parts), strict=True)]
+    else:
+        blank = [torch.empty(text.mask.shape, device=ids.device) for _ in range(2)]
+        if hidden:
+            blank.append(text.mask.new_empty(*text.mask.shape, base.words.hidden, dtype=base.model.dtype))
+        apply: Any = _Parts.apply
+        found = list(apply(part, parts, base.together, tuple(blank), *leaves))
     if order is not None:
         back = order.argsort(dim=1)
-        told = [take(x, back) for x in told]
-    return told[2] if hidden else None, Scored(told[0], told[1], None)
+        found = [take(x, back) for x in found]
+    return found[2] if hidden else None, Scored(found[0], found[1], None)
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
@@ -136,32 +134,74 @@ def take(x: Tensor, rows: Tensor) -> Tensor:
     return x.gather(1, rows if x.ndim == 2 else rows[..., None].expand(-1, -1, x.shape[-1]))
 
 
-def _parts(base: Base, text: Text, whole: bool) -> tuple[list[tuple[int, int, int]], Tensor | None]:
-    """Divide rows into parts that pass one after the other: (first, end, how many of the last columns).
+def _parts(base: Base, text: Text, each: int, whole: bool) -> tuple[list[slice], list[int], Tensor | None]:
+    """Divide rows into parts of at most so many that pass one after the other.
 
-    The second is the order `[P, B]` in which each member's rows stand for that, the shortest first; None: as they are.
+    Returns the parts, how many of the last `T` columns a row has for any member, and the order `[P, B]` in which the
+    rows stand for that, each member's shortest first; None: as they are, and whole.
     """
     (members, rows, columns), width = text.ids.shape, text.mask.shape[-1]
-    each = base.rows_at_once or rows
     if whole or base.exact:
-        return [(i, min(i + each, rows), width) for i in range(0, rows, each)], None
+        return [slice(i, min(i + each, rows)) for i in range(0, rows, each)], [width] * rows, None
     counts = text.mask if text.keep is None else text.mask & text.keep[..., None]
-    lengths = (counts * torch.arange(1, width + 1, device=counts.device)).amax(dim=-1)
-    ordered, order = lengths.sort(dim=1, stable=True)
-    longest = ordered.amax(dim=0).tolist()
-    longest[-1] = max(longest[-1], 1)
+    last = (counts * torch.arange(1, width + 1, device=counts.device)).amax(dim=-1)
+    ordered, order = last.sort(dim=1, stable=True)
+    lengths = ordered.amax(dim=0).tolist()
+    lengths[-1] = max(lengths[-1], 1)
 
-    def divided(number: int) -> list[tuple[int, int, int]]:
-        cuts = [rows * i // number for i in range(number + 1)]
-        return [(a, b, longest[b - 1]) for a, b in itertools.pairwise(cuts)]
+    def divided(number: int) -> list[slice]:
+        return [slice(rows * i // number, rows * (i + 1) // number) for i in range(number)]
 
-    def cost(parts: list[tuple[int, int, int]]) -> int:
+    def cost(parts: Sequence[slice]) -> int:
         """In tokens."""
-        return sum(_PART + members * (b - a) * (columns - width + told) for a, b, told in parts if told)
+        told = [(part.stop - part.start, lengths[part.stop - 1]) for part in parts]
+        return sum(_PART + members * n * (columns - width + last) for n, last in told if last)
 
     least = -(-rows // each)
     parts = min((divided(n) for n in range(least, min(least + _MORE, rows) + 1)), key=cost)
-    return parts, order if len(parts) > 1 else None
+    return parts, lengths, order if len(parts) > 1 else None
+
+
+class _Parts(torch.autograd.Function):
+    """Parts of rows, computed by their processes, and a second time to learn: memory holds the activations of one."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Any, parts: Sequence[slice], together: Together, blank: Any, *leaves: Tensor) -> Any:
+        ctx.compute, ctx.parts, ctx.together, ctx.leaves = compute, parts, together, leaves
+        ctx.set_materialize_grads(False)
+        for i, here in enumerate(parts):
+            if together.mine(i):
+                for whole, found in zip(blank, compute(here), strict=True):
+                    whole[:, here] = found
+        for i, here in enumerate(parts):
+            together.tell(i, *(whole[:, here] for whole in blank))
+        return blank
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        """Return the sum of the parts' gradients, in their order."""
+        together, leaves, sums = ctx.together, ctx.leaves, [torch.zeros_like(leaf) for leaf in ctx.leaves]
+        for first in range(0, len(ctx.parts), together.size):  # a part of each process
+            now = range(first, min(first + together.size, len(ctx.parts)))
+            mine = next((_gradients(ctx.compute, ctx.parts[i], grads, leaves) for i in now if together.mine(i)), ())
+            for i in now:
+                found = mine if together.mine(i) else [torch.empty_like(leaf) for leaf in leaves]
+                together.tell(i, *found)
+                for total, own in zip(sums, found, strict=True):
+                    total += own
+        return None, None, None, None, *sums
+
+
+def _gradients(compute: Any, here: slice, grads: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the leaves' gradients of a part by those of what it gave."""
+    with torch.enable_grad():
+        outs = compute(here)
+    pairs = [(x, g[:, here]) for x, g in zip(outs, grads, strict=True) if g is not None and x.requires_grad]
+    if not pairs:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    return torch.autograd.grad(
+        [x for x, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True, materialize_grads=True
+    )
 
 
 def _score(base: Base, ids: Tensor, real: Tensor, width: int, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -75,11 +75,15 @@ class Room:
 
     def reward(self, written: Written, index: Rows, group: int, judge: Judge | None = None) -> tuple[Tensor, int]:
         """Return the rewards `[P, R]` float32, and how many of them could not be had; `judge` stands in the place of
-        the run's own. It is asked of a member's completions at a time: no bit of them depends on its neighbours'."""
-        asked = [self.corpus.rows[int(i)] for i in index for _ in range(group)]
-        found = [(judge or self.judge)(asked, told) for told in self.texts(written, len(index))]
-        rewards = torch.from_numpy(np.stack([np.asarray(values, np.float32) for values, _ in found]))
-        return rewards.to(self.spec.device), sum(failed for _, failed in found)
+        the run's own. It is asked of a member's completions at a time: no bit of them depends on its neighbours'.
+        Of several processes one asks: a judge may give two answers."""
+        told, together = written.log_prob.new_zeros(len(written.ids), written.ids.shape[1] + 1), self.spec.base.together
+        if together.leads:
+            asked = [self.corpus.rows[int(i)] for i in index for _ in range(group)]
+            found = [(judge or self.judge)(asked, each) for each in self.texts(written, len(index))]
+            told.copy_(torch.from_numpy(np.stack([np.append(values, failed) for values, failed in found])))
+        together.tell(0, told)
+        return told[:, :-1].contiguous(), int(told[:, -1].sum())
 
     def stop(self, prompts: int) -> Stops:
         """Return the texts that end the completions of each of so many prompts; nothing where there are none."""

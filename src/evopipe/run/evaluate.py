@@ -15,6 +15,7 @@ from evopipe.envs.pool import EnvPool
 from evopipe.envs.workers import Workers
 from evopipe.run.act import by_row, choose, gather, step
 from evopipe.run.spec import Spec
+from evopipe.schema.blocks import EnvConfig
 
 
 class Stopped(Exception):
@@ -99,6 +100,29 @@ def evaluate(
     if spec.spaces.team is None:
         return Episodes(returns[..., 0], lengths, steps)
     return Episodes(spec.score(returns), lengths, steps, returns)
+
+
+class HeldOut:
+    """Environments in which `P` members are scored at the end, so many rows each; the regime of shards that only do
+    this."""
+
+    warm, whole = 0, True
+    threshold: float | None = None
+    remarks: Sequence[str] = ()
+
+    def __init__(
+        self, spec: Spec, env: EnvConfig, members: int, rows: int, cap: int | None, workers: Workers | None = None
+    ) -> None:
+        self._spec, self._cap = spec, cap
+        self._pool = EnvPool(env, members * rows, what="evaluation", workers=workers)
+        self.close = self._pool.close
+
+    def adopt(self, cohorts: Sequence[Cohort]) -> None:
+        """Members come with each evaluation."""
+
+    def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
+        """See `evaluate`."""
+        return evaluate(self._spec, cohorts, self._pool, seeds, self._cap, stopped)
 
 
 class Evaluator:

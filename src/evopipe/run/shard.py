@@ -157,10 +157,8 @@ class Shard:
             [member] = [member for member in dissolve(cohorts) if member.slot in slots]
             cohorts = self.spec.form_alone(member)
         played = self.regime.evaluate(cohorts, seeds.numpy(), stopped)
-        return {"steps": played.steps}, {
-            "returns": torch.from_numpy(played.returns),
-            "lengths": torch.from_numpy(played.lengths),
-        }
+        each = {name: getattr(played, name) for name in ("returns", "lengths", "agents")}
+        return {"steps": played.steps}, {name: torch.from_numpy(x) for name, x in each.items() if x is not None}
 
 
 def _members(members: list[Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:

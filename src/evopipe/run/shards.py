@@ -187,10 +187,8 @@ class Shards:
                 about = {"do": "evaluate", "slots": mine}
                 asked[shard] = pack(about, {"seeds": torch.from_numpy(np.ascontiguousarray(seeds))})
         told = sorted(self._ask(asked, stopped=stopped).items())
-        returns, lengths = (
-            np.concatenate([tensors[name].numpy() for _, (_, tensors) in told]) for name in ("returns", "lengths")
-        )
-        return Episodes(returns, lengths, sum(about["steps"] for _, (about, _) in told))
+        found = {name: np.concatenate([tensors[name].numpy() for _, (_, tensors) in told]) for name in told[0][1][1]}
+        return Episodes(found["returns"], found["lengths"], sum(a["steps"] for _, (a, _) in told), found.get("agents"))
 
     def state(self) -> dict[str, Tensor]:
         self._send_members()

@@ -12,6 +12,7 @@ from torch import Tensor
 from evopipe import rng
 from evopipe.core.cohort import Cohort
 from evopipe.core.graphs import upload
+from evopipe.core.native import policy
 from evopipe.envs.pool import EnvPool
 from evopipe.envs.rows import Step
 from evopipe.envs.tensors import TensorPool, TensorStep
@@ -145,6 +146,11 @@ class TensorWorld:
         in those few alone, which costs less."""
         if over.device.type != "cpu":
             self.pool.reset_where(over, rng.seeds(self._keys, Purpose.EPISODE, self._envs, self._begun))
+        elif (found := policy.next_episodes(over, self._keys, self._envs, self._begun)) is not None:
+            if len(found[0]):
+                self.pool.reset(*found)
+                self._seen = None
+            return
         elif len(rows := over.nonzero()[:, 0]):
             seeds = rng.seeds(self._keys[rows], Purpose.EPISODE, self._envs[rows], self._begun[rows])
             self.pool.reset(rows, seeds)

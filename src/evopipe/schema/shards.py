@@ -21,6 +21,13 @@ class ShardsConfig(Schema):
     count: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
         "auto", description="shards; `auto`: as many as there is room for, at most one a member"
     )
+    ranks: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="processes of a shard, of language models on `accelerate`: they divide its members' rows, in parts "
+        "of `runtime.rows_at_once`",
+    )
     resources: dict[str, Annotated[float, Field(ge=0.0)]] = Field(
         default_factory=lambda: {"cpu": 1.0},
         description="what each shard has of its machine: `cpu`, `gpu`, or a resource that the Ray cluster names",

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from evopipe import layout, rng
-from evopipe.envs.pool import EnvPool
 from evopipe.envs.workers import Workers
 from evopipe.errors import EnvironmentFailed, Interrupted, translate_failures
 from evopipe.machine import configure
 from evopipe.ops.statistics import summary
 from evopipe.rng import Purpose
-from evopipe.run.evaluate import Stopped, evaluate
+from evopipe.run.evaluate import HeldOut, Stopped
 from evopipe.run.spec import Spec
 from evopipe.schema.params import Params
 from evopipe.signals import StopSignal
+from evopipe.stages import shards
 from evopipe.stages.setup import make_spec, read_members
 from evopipe.stages.tell import tell, warn
 from evopipe.storage.files import write_csv, write_json
@@ -37,20 +37,26 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         EnvironmentFailed: the environment raised, or returned something that is not finite too often.
         Interrupted: a signal came.
     """
+    if shards.served(params.runtime.shards):
+        return
     spec, n = make_spec(params, configure(params.runtime)), params.evaluate.episodes
     stored, trained = read_members(folder, layout.TRAINED, spec)
     names = [*(f"member_{i}" for i in range(len(stored) - 1)), "elite"]
-    cohorts = spec.form([replace(member, slot=i) for i, member in enumerate(stored)])  # the elite had another's slot
-    seeds, size = spec.seeds(Purpose.HELD_OUT, n), len(stored) * min(n, max(1, _ROWS // len(stored)))
+    members = [replace(member, slot=i) for i, member in enumerate(stored)]  # the elite had another's slot
+    seeds, rows = spec.seeds(Purpose.HELD_OUT, n), min(n, max(1, _ROWS // len(stored)))
     with (
+        translate_failures(),
+        shards.divided(params, len(members), folder, learn=False) as divided,
         Workers(params.runtime.env_workers) as workers,
         # The reported score is Gymnasium's, whatever build of the environment training stepped.
-        closing(EnvPool(params.env.on_gymnasium, size, what="evaluation", workers=workers)) as pool,
+        closing(
+            divided.held_out(spec, members, rows)
+            or HeldOut(spec, params.env.on_gymnasium, len(members), rows, params.evaluate.steps, workers)
+        ) as scored,
         StopSignal() as stop,
-        translate_failures(),
     ):
         try:
-            played = evaluate(spec, cohorts, pool, seeds, params.evaluate.steps, lambda: stop.signum is not None)
+            played = scored.evaluate(spec.form(members), seeds, lambda: stop.signum is not None)
         except (Stopped, EnvironmentFailed):
             if not stop.signum:
                 raise

@@ -9,14 +9,13 @@ import os
 import secrets
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 import evopipe
 from evopipe.errors import ResourceError, need_package, said
@@ -27,6 +26,23 @@ from evopipe.schema.shards import ShardsConfig
 
 _PATIENCE = 300.0  # seconds that a cluster has to find room for a shard
 _LONGEST = 40  # characters of a folder for temporary files in which Ray's sockets have room for their names
+# Where the process that began a cluster is killed, two helpers of Ray's would look for it for a minute, and leave its
+# files. This process sees to both.
+_WATCH = """
+import contextlib, os, shutil, sys, time
+import psutil
+parent, folder, helpers = int(sys.argv[1]), sys.argv[2], []
+with contextlib.suppress(psutil.Error):
+    for each in psutil.Process(parent).children():
+        if each.name() == "raylet":
+            helpers += each.children()
+while os.getppid() == parent:
+    time.sleep(0.2)
+for helper in helpers:
+    with contextlib.suppress(psutil.Error):
+        helper.kill()
+shutil.rmtree(folder, ignore_errors=True)
+"""
 
 
 class _Actor:
@@ -57,6 +73,7 @@ class Cluster:
     def __init__(self, cfg: ShardsConfig, what: str = "runtime.shards.engine: ray") -> None:
         need_package("ray", "ray", what)
         self._scratch = ""
+        self._watch: subprocess.Popen[bytes] | None = None
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # An actor without a GPU must not see any: results depend on the device.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
@@ -70,6 +87,9 @@ class Cluster:
                 _knock(cfg.address)
                 with _alone() if cfg.address is None else contextlib.nullcontext():
                     self.ray.init(**self._arguments(cfg))
+                if cfg.address is None:
+                    watch = [sys.executable, "-c", _WATCH, str(os.getpid()), self._scratch]
+                    self._watch = subprocess.Popen(watch, start_new_session=True)
             except (Exception, SystemExit) as error:
                 self.close()
                 raise ResourceError(_refusal(cfg, error)) from None
@@ -81,14 +101,13 @@ class Cluster:
         cpus = available_cpus()
         if cfg.count != "auto":  # they share the CPUs that there are
             cpus = max(cpus, math.ceil(cfg.count * cfg.resources.get("cpu", 1.0)))
-        if len(tempfile.gettempdir()) <= _LONGEST:
-            self._scratch = _scratch()
+        self._scratch = tempfile.mkdtemp(prefix="evopipe-ray-")
         return {
             "address": "local",
             "num_cpus": cpus,
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
-            "_temp_dir": self._scratch or None,
+            "_temp_dir": self._scratch if len(tempfile.gettempdir()) <= _LONGEST else None,
             **quiet,
             **cfg.ray_init,
         }
@@ -97,6 +116,9 @@ class Cluster:
         if self._own:
             with contextlib.suppress(Exception):
                 self.ray.shutdown()
+            if self._watch is not None:
+                self._watch.kill()
+                self._watch.wait()
             if self._scratch:
                 shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -193,14 +215,6 @@ def _knock(address: str | None) -> None:
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=10).close()
-
-
-def _scratch() -> str:
-    """Make a folder for a cluster's files; remove those of clusters whose process was killed."""
-    for left in Path(tempfile.gettempdir()).glob("evopipe-ray-*-*"):
-        if not psutil.pid_exists(int(left.name.split("-")[2])):
-            shutil.rmtree(left, ignore_errors=True)
-    return tempfile.mkdtemp(prefix=f"evopipe-ray-{os.getpid()}-")
 
 
 @contextlib.contextmanager

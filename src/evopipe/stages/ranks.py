@@ -1,27 +1,37 @@
-"""Shards as the ranks that `accelerate launch` starts: rank 0 drives and has one itself, and it alone writes."""
+"""Shards as the ranks that `accelerate launch` starts: rank 0 drives and has one itself, and it alone writes.
+
+A shard may be several ranks (`runtime.shards.ranks`), next to each other: all are told the same and do the same, but
+for the parts of rows that they divide among them, see `language.together`. The first of them answers.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
 
 from evopipe.errors import ParamsError, ResourceError, UsageError
+from evopipe.language.together import Together
 from evopipe.parallel import available_cpus
-from evopipe.run.shard import Make, Shard
+from evopipe.run.evaluate import Stopped
+from evopipe.run.shard import Shard, unpack
 from evopipe.schema.shards import ShardsConfig
 
 _FOREVER = timedelta(days=30)  # that ranks wait for each other: an evaluation may be long
 
 
-def served(cfg: ShardsConfig, make: Make) -> bool:
+def served(cfg: ShardsConfig, make: Callable[..., Any]) -> bool:
     """See `stages.shards.served`."""
     if not _by_command():
         raise UsageError("runtime.shards.engine: accelerate is for `evopipe train` and pipelines; in Python take ray")
@@ -32,19 +42,64 @@ def served(cfg: ShardsConfig, make: Make) -> bool:
         return False
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # rank 0 decides, and saves first
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    shard = Shard(make)
+    own = _Own(cfg, make)
     try:
         while message := _receive(0):
-            _send(shard.answer(message), 0)
+            with contextlib.suppress(Stopped):
+                answer = own.answer(message)
+                if own.together.leads:
+                    _send(answer, 0)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ResourceError(
             f"rank 0, which drives the training, is gone ({reason}); run the same command again"
         ) from None
     finally:
-        shard.close()
+        own.close()
         distributed.destroy_process_group()
     return True
+
+
+class _Own:
+    """The shard of this rank, or its part in one of several."""
+
+    def __init__(self, cfg: ShardsConfig, make: Callable[..., Any]) -> None:
+        world, rank, size = distributed.get_world_size(), distributed.get_rank(), cfg.ranks
+        self.together = Together()
+        if size > 1 and not world % size:  # else rank 0 refuses
+            starts = range(0, world, size)
+            groups = [distributed.new_group(range(first, first + size), timeout=_FOREVER) for first in starts]
+            self.together = Together(size, rank % size, rank - rank % size, groups[rank // size])
+            make = partial(make, together=self.together)
+        self._shard = Shard(make)
+        self.close = self._shard.close
+
+    def answer(self, message: bytes, stopped: Callable[[], bool] = lambda: False) -> bytes:
+        """Answer a message (see `Shard.answer`) together with this shard's other ranks.
+
+        Raises:
+            ResourceError: this is not the first of them, and something went wrong here, or came out otherwise.
+        """
+        answer = self._shard.answer(message, self.together.agreed(stopped, _device()))
+        if self.together.size > 1:
+            about, tensors = unpack(answer)
+            if "error" in about:
+                if not self.together.leads:
+                    raise ResourceError(about["text"])
+            elif about.get("do") == "restore":
+                self._compare(tensors)
+        return answer
+
+    def _compare(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        digest = hashlib.sha256(b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))).digest()
+        own = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(_device())
+        first = own.clone()
+        self.together.tell(0, first)
+        if not torch.equal(own, first):
+            raise ResourceError(
+                f"rank {distributed.get_rank()} computes other bits than rank {self.together.first}: the devices and "
+                "versions of a shard's ranks must be alike"
+            )
 
 
 def _by_command() -> bool:
@@ -55,9 +110,11 @@ def _by_command() -> bool:
 
 def _launch(cfg: ShardsConfig) -> None:
     """Become the launcher of as many processes as there are to be shards."""
-    count = cfg.count
-    if count == "auto":
-        count = torch.cuda.device_count() or max(1, int(available_cpus() / max(cfg.resources.get("cpu", 1.0), 1.0)))
+    if cfg.count == "auto":
+        room = torch.cuda.device_count() or int(available_cpus() / max(cfg.resources.get("cpu", 1.0), 1.0))
+        count = max(1, room // cfg.ranks) * cfg.ranks
+    else:
+        count = cfg.count * cfg.ranks
     launch = [
         sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(count),
         "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
@@ -101,13 +158,15 @@ class Ranks:
     """The engine (see `run.shards.Engine`) of rank 0. A rank that dies ends the run, which goes on from its last
     checkpoint."""
 
-    def __init__(self, cfg: ShardsConfig, make: Make) -> None:
-        self.room = distributed.get_world_size()
-        if cfg.count not in ("auto", self.room):
+    def __init__(self, cfg: ShardsConfig, make: Callable[..., Any]) -> None:
+        world, self._ranks = distributed.get_world_size(), cfg.ranks
+        self.room = world // cfg.ranks
+        if world % cfg.ranks or cfg.count not in ("auto", self.room):
             raise ParamsError(
-                f"runtime.shards.count: {cfg.count}, but {self.room} processes were launched; set it to auto"
+                f"runtime.shards.count: {cfg.count}, of {cfg.ranks} processes each, but {world} processes were "
+                "launched; set it to auto, and launch a multiple of runtime.shards.ranks"
             )
-        self._own = Shard(make)
+        self._own = _Own(cfg, make)
         self._told = b""  # to rank 0's own shard
         self._unheard: Counter[int] = Counter()  # answers of a rank that are still to come
 
@@ -115,14 +174,16 @@ class Ranks:
         """Every rank is there from the beginning."""
 
     def tell(self, shard: int, message: bytes) -> None:
-        if not shard:
+        if shard:
+            self._unheard[shard] += 1
+        else:
             self._told = message
-            return
-        self._unheard[shard] += 1
-        try:
-            _send(message, shard)
-        except RuntimeError as error:
-            raise _gone(shard, error) from None
+        for rank in range(shard * self._ranks, (shard + 1) * self._ranks):
+            try:
+                if rank:
+                    _send(message, rank)
+            except RuntimeError as error:
+                raise _gone(rank, error) from None
 
     def heard(self, shard: int, seconds: float, stopped: Callable[[], bool]) -> bytes | None:
         if not shard:
@@ -130,20 +191,20 @@ class Ranks:
         answer = b""
         try:
             while self._unheard[shard]:  # those to what was given up, as by a signal, come first
-                answer = _receive(shard)
+                answer = _receive(shard * self._ranks)
                 self._unheard[shard] -= 1
         except RuntimeError as error:
-            raise _gone(shard, error) from None
+            raise _gone(shard * self._ranks, error) from None
         return answer
 
     def close(self) -> None:
         self._own.close()
         if not distributed.is_initialized():
             return
-        for shard in range(1, self.room):
+        for rank in range(1, self.room * self._ranks):
             try:
-                if not self._unheard[shard]:
-                    _send(b"", shard)
+                if not self._unheard[rank // self._ranks]:
+                    _send(b"", rank)
             except RuntimeError:
                 pass
         distributed.destroy_process_group()

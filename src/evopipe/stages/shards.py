@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from evopipe.evolve.mutate import Mutation
 from evopipe.machine import configure
 from evopipe.run.clock import Clock
 from evopipe.run.drive import regime_of
+from evopipe.run.evaluate import HeldOut
 from evopipe.run.learners import learner_count
 from evopipe.run.regime import Regime, Setup
 from evopipe.run.run import JobT, Run
 from evopipe.run.shards import Engine, Here, Shards
-from evopipe.run.spec import Job
+from evopipe.run.spec import Job, Spec
 from evopipe.run.warm import read_warm
 from evopipe.schema.params import AnyParams, Params, parse_params
 from evopipe.schema.shards import ShardsConfig
@@ -33,13 +35,15 @@ from evopipe.track.events import Message, Tracker
 class Divided:
     """A training whose members live in shards; where there is no engine, one process trains all."""
 
-    def __init__(self, params: AnyParams, members: int, folder: Path, engine: Engine | None = None) -> None:
-        asked, most = params.runtime.shards.count, members // _together(params)
+    def __init__(
+        self, params: AnyParams, members: int, folder: Path, each: int = 1, engine: Engine | None = None
+    ) -> None:
+        asked, most = params.runtime.shards.count, members // each
         self._count = 0 if engine is None else min(most, engine.room) if asked == "auto" else asked
         if self._count > most:
             what = "members" if most == members else "memories of theirs"
             raise ParamsError(f"runtime.shards.count: {self._count} shards are more than there are {what} ({most})")
-        self._params, self._folder, self._engine = params, folder, engine
+        self._params, self._folder, self._each, self._engine = params, folder, each, engine
         self._made: Shards | None = None
 
     @property
@@ -49,16 +53,26 @@ class Divided:
 
     def begin(self, spec: JobT, members: Sequence[Member], births: Sequence[Mutation]) -> Run[JobT] | None:
         """Return the run at its beginning, None where one process trains all; for errors see `Shards`."""
+        clock = Clock.of(spec, len(members))
+        made = self._make(spec, clock, members, {})
+        return None if made is None else Run(spec, made, clock, members, births)
+
+    def held_out(self, spec: Spec, members: Sequence[Member], rows: int) -> Shards | None:
+        """Return what scores members on held-out seeds, in so many environments each; None where one process does."""
+        made = self._make(spec, Clock.of(spec, len(members)), members, {"held out": rows})
+        if made is not None:
+            made.adopt(spec.form(members))
+        return made
+
+    def _make(self, spec: Job, clock: Clock, members: Sequence[Member], more: Mapping[str, Any]) -> Shards | None:
         if self._engine is None:
             return None
-        each = _together(self._params)
-        ends = np.linspace(0, len(members) // each, self._count + 1).round().astype(int).tolist()
-        slots = [range(first * each, end * each) for first, end in itertools.pairwise(ends)]
-        params, folder = self._params.model_dump(mode="json"), str(self._folder.absolute())
-        begin = [{"params": params, "folder": folder, "keys": [members[slot].key for slot in own]} for own in slots]
-        clock = Clock.of(spec, len(members))
+        ends = np.linspace(0, len(members) // self._each, self._count + 1).round().astype(int) * self._each
+        slots = [range(first, end) for first, end in itertools.pairwise(ends.tolist())]
+        about = {"params": self._params.model_dump(mode="json"), "folder": str(self._folder.absolute()), **more}
+        begin = [{**about, "keys": [members[slot].key for slot in own]} for own in slots]
         self._made = Shards(spec, clock, slots, begin, self._engine)
-        return Run(spec, self._made, clock, members, births)
+        return self._made
 
     def tell(self, tracker: Tracker) -> None:
         """Tell people what being apart has cost."""
@@ -78,8 +92,8 @@ class Divided:
 
 
 @contextlib.contextmanager
-def divided(params: AnyParams, members: int, folder: Path) -> Iterator[Divided]:
-    """Open the engine that `runtime.shards` names.
+def divided(params: AnyParams, members: int, folder: Path, learn: bool = True) -> Iterator[Divided]:
+    """Open the engine that `runtime.shards` names, for members to `learn`, or to be scored alone.
 
     Raises:
         MissingInputError: the package of the engine is not installed.
@@ -103,7 +117,7 @@ def divided(params: AnyParams, members: int, folder: Path) -> Iterator[Divided]:
     else:
         engine = Here(make)
     try:
-        yield Divided(params, members, folder, engine)
+        yield Divided(params, members, folder, _together(params) if learn else 1, engine)
     finally:
         engine.close()
 
@@ -126,9 +140,17 @@ def _refuse(params: AnyParams) -> None:
             "runtime.shards: members of a merged cohort are computed with their neighbours, and results would depend "
             "on the shards; set runtime.cohorts: exact"
         )
+    cfg, of_words = params.runtime.shards, not isinstance(params, Params)
+    if cfg.ranks > 1 and not (of_words and cfg.engine == "accelerate"):
+        raise ParamsError("runtime.shards.ranks: several are of language models, with engine: accelerate; set it to 1")
     if not isinstance(params, Params):
         if params.language.engine != "transformers":
             raise ParamsError("runtime.shards: needs language.engine: transformers")
+        if cfg.ranks > 1 and (params.runtime.rows_at_once is None or params.language.model == "gpt"):
+            raise ParamsError(
+                "runtime.shards.ranks: they divide rows over a base, in parts; set runtime.rows_at_once to the rows of "
+                "a part, or ranks to 1"
+            )
         return
     train = params.train
     offline = train.mode == "offline"
@@ -151,21 +173,26 @@ def _together(params: AnyParams) -> int:
     return params.train.replay.members(params.population.size)
 
 
-def make(about: Mapping[str, Any]) -> tuple[Job, Regime, Clock]:
-    """Return what a shard lives on: as `stages.train` makes it, with some of the members."""
+def make(about: Mapping[str, Any], together: Any = None) -> tuple[Job, Regime, Clock]:
+    """Return what a shard lives on: as `stages.train` makes it, with some of the members, and of them its part where
+    it is several processes `together`."""
     params, folder = parse_params(about["params"]), Path(about["folder"])
     keys, device = np.array(about["keys"], np.int64), configure(params.runtime)
     if not isinstance(params, Params):
-        from evopipe.stages.language.setup import make_regime
-        from evopipe.stages.language.setup import make_spec as make_language_spec
+        from evopipe.stages.language import setup as text
 
-        language = make_language_spec(params, device)
-        clock = Clock.of(language, len(keys))
-        return language, make_regime(params, language, clock, folder), clock
+        language = text.make_spec(params, device)
+        if together is not None:
+            language = replace(language, base=replace(language.base, together=together))
+        clock, corpus = Clock.of(language, len(keys)), text.corpus_of(folder, language, text.form_of(params))
+        return language, text.regime_of(language, clock, corpus), clock
     runtime, spec = params.runtime, make_spec(params, device)
     clock = Clock.of(spec, len(keys))
     alone = runtime.shards.resources.get("cpu", 1.0) < 2  # and with its one CPU it does all by itself
     learners = 1 if alone and runtime.learners == "auto" else learner_count(runtime.learners, runtime.threads)
     workers = Workers(0 if alone and runtime.env_workers == "auto" else runtime.env_workers, learners)
+    if rows := about.get("held out"):
+        held_out: Any = HeldOut(spec, params.env.on_gymnasium, len(keys), rows, params.evaluate.steps, workers)
+        return spec, held_out, clock
     setup = Setup(spec, clock, keys, read_warm(spec, folder), workers, learners)
     return spec, regime_of(setup), clock

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,15 +34,17 @@ SIGNATURES = {
     "tree_draw": "ippiipppppi",
     "importances": "iippfpp",
     "tree_update": "ippiipppfffpp",
+    "value_update": "ip",
     "climb": "pi",
     "soften": "pi",
     "policy_learn": "ppp",
-    "policy_act": "pnppppnpppppp",
+    "policy_act": "ppp",
+    "next_episodes": "nppppnppp",
     "rollout_enter": "nnnnnpnppipppp",
     "rollout_finish": "nnnpnpnnppppp",
-    "value_update": "piiiiininpnpnppnppnnpnnpppppppppp" + "iiidddpppp",
 }
 """What each function takes: p a pointer, i an int, n a ptrdiff_t, f a float, d a double."""
+_WORDS = {"int": "i", "ptrdiff_t": "n", "float": "f", "double": "d"}
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "n": ctypes.c_ssize_t, "f": ctypes.c_float, "d": ctypes.c_double}
 SECONDS = 120.0  # longest that compiling may take
 
@@ -70,6 +73,20 @@ def kernels() -> ctypes.CDLL:
 def at(tensor: Tensor | None) -> int | None:
     """Return where a tensor's numbers begin; None stands for C's NULL."""
     return None if tensor is None else tensor.data_ptr()
+
+
+@cache
+def structure(name: str) -> type[ctypes.Structure]:
+    """Return a struct of the source, for functions that take many numbers, to be made with its fields by name."""
+    source = "".join(source.read_text() for source in SOURCES)
+    found = re.search(rf"typedef struct {{([^}}]*)}} {name};", source)
+    assert found is not None
+    fields = [
+        (each.strip(" *"), _TYPES["p" if "*" in each else _WORDS[kind]])
+        for kind, names in re.findall(r"(?:const )?(\w+) ([^;]+);", found[1])
+        for each in names.split(",")
+    ]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
 class NoKernels(Exception):

@@ -158,12 +158,8 @@ INLINE vec hyperbolic(vec x) {  // Cephes' tanhf
   return choose(a < all(0.625f), p, choose(x < all(0.0f), -far, far));
 }
 
-INLINE vec logarithm(vec z) {  // of positive numbers, Cephes' logf; infinity and NaN stay
-  whole bits = (whole)z, e = (bits >> 23) - 127;
-  vec m = (vec)((bits & 0x7fffff) | 0x3f800000);
-  whole high = m > all(1.41421356f);
-  vec x = choose(high, m * 0.5f, m) - 1.0f, n = __builtin_convertvector(e - high, vec), q = x * x;
-  vec y = all(7.0376836292e-2f);
+INLINE vec logarithm_near(vec x, vec twos) {  // of (1 + x) · 2ⁿ, x between √½ − 1 and √2 − 1, Cephes' logf
+  vec q = x * x, y = all(7.0376836292e-2f);
   y = y * x - 1.1514610310e-1f;
   y = y * x + 1.1676998740e-1f;
   y = y * x - 1.2420140846e-1f;
@@ -172,8 +168,16 @@ INLINE vec logarithm(vec z) {  // of positive numbers, Cephes' logf; infinity an
   y = y * x + 2.0000714765e-1f;
   y = y * x - 2.4999993993e-1f;
   y = y * x + 3.3333331174e-1f;
-  y = y * x * q - 2.12194440e-4f * n - 0.5f * q;
-  return choose(z < all(INFINITY), x + y + 0.693359375f * n, z);
+  y = y * x * q - 2.12194440e-4f * twos - 0.5f * q;
+  return x + y + 0.693359375f * twos;
+}
+
+INLINE vec logarithm(vec z) {  // of positive numbers; infinity and NaN stay
+  whole bits = (whole)z;
+  vec m = (vec)((bits & 0x7fffff) | 0x3f800000);
+  whole high = m > all(1.41421356f);
+  vec n = __builtin_convertvector((bits >> 23) - 127 - high, vec);
+  return choose(z < all(INFINITY), logarithm_near(choose(high, m * 0.5f, m) - 1.0f, n), z);
 }
 
 INLINE vec normal_share(vec x) {  // Φ(x), by erf of Abramowitz & Stegun 7.1.26, |error| < 1.5e-7

@@ -1,30 +1,34 @@
-"""PPO of one agent by the CPU's own kernels: acting, and learning from all minibatches of a rollout in one call.
+"""PPO and its forms for teams by the CPU's own kernels: acting, and learning from a whole rollout in one call.
 
-`algos.ppo` has the same in torch, and is what both are held to. Served are perceptrons and LSTM layers on the CPU.
+`algos.ppo`, `algos.ippo` and `algos.mappo` have the same in torch, which both are held to. Served are perceptrons and
+LSTM layers on the CPU. Of a team `E` and `B` stand for `E · K` and `B · K` rows, as in these files.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from evopipe.core.native import build
+from evopipe.core.native.actor_critic import Places
 from evopipe.core.native.build import at, kernels
 from evopipe.core.native.dense import MOST, Plan
+from evopipe.rng import Purpose, Stream, salt
 from evopipe.types import Chosen, Hyper, Learned, Spaces, Tensor
 
 if TYPE_CHECKING:
     from evopipe.core.net import Net
     from evopipe.core.optim import Adam
-    from evopipe.rng import Stream
 
 KINDS = {"discrete": 0, "multidiscrete": 0, "multibinary": 1, "continuous": 2}
 GATES = 4
 _RATES = ("lr", "clip", "vf_coef", "ent_coef", "grad_clip", "target_kl")
 BETAS = 0.9, 0.999, 1e-8
+_NETS = ("encoder", "actor", "critic")
 
 
 class Lessons(NamedTuple):
@@ -59,69 +63,90 @@ _Lessons = _struct(
 )  # fmt: skip
 
 
+_Moment = _struct("_Moment", "obs memory legal keys when actions log_probs values remembered", "envs salt")
+
+
 class _Policy(ctypes.Structure):
     _fields_ = (
-        ("brains", _Brain * 3), ("each", ctypes.c_void_p), ("log_std", ctypes.c_void_p),
-        *((name, ctypes.c_ssize_t) for name in "members observations outputs choices kind squash memory".split()),
+        ("brains", _Brain * 3), *((name, ctypes.c_void_p) for name in "each log_std crew starts sees does".split()),
+        *((name, ctypes.c_ssize_t) for name in
+          "members observations outputs choices kind squash memory agents groups ids joint".split()),
     )  # fmt: skip
     keep: Any  # tensors that it points to
 
 
-def _described(cfg: Any, state: Any) -> _Policy | None:
+def _described(cfg: Any, state: Any, team: Places | None) -> _Policy | None:
     """What the kernels must know of a state; None where they cannot serve it. Kept beside the actor's structure."""
-    nets = (state.encoder, state.encoder_adam), (state.actor, state.actor_adam), (state.critic, state.critic_adam)
-    known: dict[Any, Any] | None = getattr(state.actor.structure, "plans", None)
-    if build.chosen() is None or known is None or torch.compiler.is_compiling():
+    structure = state.actor.structure
+    known: dict[Any, Any] | None = getattr(getattr(structure, "inner", structure), "plans", None)
+    if build.chosen() is None or known is None or torch.compiler.is_compiling() or cfg.spaces.images:
         return None
+    nets = [(getattr(state, name, None), getattr(state, f"{name}_adam", None)) for name in _NETS]
     places = *(0 if net is None else net.values.data_ptr() for net, _ in nets), state.log_std.data_ptr()
     if "policy" not in known or known["policy"][0] != places:
-        known["policy"] = places, _describe(cfg, state, nets)
+        known["policy"] = places, _describe(cfg, state, nets, team)
     found: _Policy | None = known["policy"][1]
     return found
 
 
-def _describe(cfg: Any, state: Any, nets: Sequence[tuple[Net | None, Adam | None]]) -> _Policy | None:
+def _describe(
+    cfg: Any, state: Any, nets: Sequence[tuple[Net | None, Adam | None]], team: Places | None
+) -> _Policy | None:
     spaces: Spaces = cfg.spaces
-    each = torch.tensor(spaces.choices or (0,), dtype=torch.int32)
+    team = team or Places((spaces.observations,), (spaces.actions,))
+    groups = [[k for _, k in sorted((team.seat[k], k) for k, own in enumerate(team.group) if own == g)]
+              for g in range(max(team.group) + 1)]  # fmt: skip
+    starts = [0, *itertools.accumulate(map(len, groups))]
+    crew = [k for group in groups for k in group]
+    numbers = [torch.tensor(x, dtype=torch.int32) for x in (spaces.choices or (0,), crew, starts, team.sees, team.does)]
+    each, *of_team = numbers
+    inputs = spaces.observations + team.ids
     policy = _Policy(
         each=at(each), log_std=at(state.log_std), members=len(state.log_std), observations=spaces.observations,
         outputs=spaces.actions, choices=spaces.action_size, kind=KINDS[spaces.kind], squash=cfg.squash, memory=0,
+        agents=len(crew), groups=len(groups), ids=team.ids,
+        **dict(zip(("crew", "starts", "sees", "does"), map(at, of_team), strict=True)),
     )  # fmt: skip
-    policy.keep, inputs = [each], spaces.observations
+    policy.keep = numbers
+    together = sum(team.sees) + team.ids
     for i, (net, adam) in enumerate(nets):
         if net is None or adam is None:
             continue
+        if _NETS[i] == "critic" and len(crew) > 1:
+            inputs = net.structure.widths.inputs
+            policy.joint = inputs != spaces.observations + team.ids
+            if inputs == together == spaces.observations + team.ids:
+                return None  # which of both it reads cannot be told
         brain = _brain(net, adam, inputs, policy)
         if brain is None:
             return None
         policy.brains[i] = brain
-        if i == 0:
+        if _NETS[i] == "encoder":
             inputs = net.structure.layout.hidden[-1].out  # type: ignore[attr-defined]
     return policy
 
 
 def _brain(net: Net, adam: Adam, inputs: int, policy: _Policy) -> Any:
     """A network that reads so many numbers; its memory stands behind that of those before it."""
-    structure: Any = net.structure
+    structure: Any = getattr(net.structure, "inner", net.structure)
     if structure.layout.stem or structure.residual or net.values.device.type != "cpu":
         return None
     if net.values.dtype != torch.float32 or net.values.stride(1) != 1:
         return None
     count, hidden = structure.recurrent, structure.layout.hidden
-    fields = torch.zeros(policy.members, count, 6, dtype=torch.int32)
+    fields = torch.zeros(len(structure.archs), count, 6, dtype=torch.int32)
     kept = 0
     for i in range(count):
         part, remembered = hidden[i], policy.memory + sum(structure.memory_widths[: 2 * i])
-        for p, arch in enumerate(structure.archs):
+        for row, arch in enumerate(structure.archs):
             block = arch.layers.get(structure.names[i])
             if block is None or block.blend:
                 return None
             spots = part.weight.units, part.weight.start, part.bias.start, part.recurrent.start, remembered
-            fields[p, i] = torch.tensor([block.width, *spots])
+            fields[row, i] = torch.tensor([block.width, *spots])
         kept += (GATES + 4) * (part.weight.units + 16)
-    reads = hidden[count - 1].out if count else inputs
-    plan = Plan.of(structure, count, reads)
-    if plan.layers > MOST or count > MOST:
+    plan = Plan.of(structure, count, hidden[count - 1].out if count else inputs)
+    if plan.layers > MOST or count > MOST or len(structure.archs) != policy.members * policy.groups:
         return None
     policy.memory += structure.memory
     policy.keep += [plan.fields, fields]
@@ -132,11 +157,13 @@ def _brain(net: Net, adam: Adam, inputs: int, policy: _Policy) -> Any:
     )  # fmt: skip
 
 
-def learn(cfg: Any, state: Any, hp: Hyper, lessons: Lessons, healthy: Tensor) -> Learned | None:
+def learn(
+    cfg: Any, state: Any, hp: Hyper, lessons: Lessons, healthy: Tensor, team: Places | None = None
+) -> Learned | None:
     """Learn from all minibatches, epoch after epoch, in place; None where torch must, minibatch by minibatch.
 
     Losses are those of each member's last one; hp values and healthy are `[P]`."""
-    policy = _described(cfg, state)
+    policy = _described(cfg, state, team)
     if policy is None:
         return None
     rates = [hp[name].float().contiguous() for name in _RATES]
@@ -147,53 +174,57 @@ def learn(cfg: Any, state: Any, hp: Hyper, lessons: Lessons, healthy: Tensor) ->
     asked = _Lessons(
         *map(at, (rows, lessons.memory, order, ticks, within, *counts, *rates)),
         *map(at, (state.log_std_adam, state.resting, state.updates, losses, healthy)),
-        rows.shape[3], rows.stride(0), lessons.memory.stride(0), known, order.shape[2], rows.shape[2], ticks.shape[1],
+        rows.shape[3], rows.stride(0), lessons.memory.stride(0), known, order.shape[2], rows.shape[2] // policy.agents,
+        ticks.shape[1],
         order.shape[1], cfg.normalise_advantage, cfg.clip_value, rows.shape[3] > known + 6, *BETAS,
     )  # fmt: skip
     kernels().policy_learn(ctypes.addressof(policy), ctypes.addressof(asked), ctypes.addressof(done))
     return Learned(losses, healthy) if done.value else None
 
 
-def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None) -> Chosen | None:
+def act(
+    cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, memory: Tensor, draw: Stream | None,
+    team: Places | None = None,
+) -> Chosen | None:  # fmt: skip
     """Draw actions, or take the likeliest where `draw` is None: obs `[P, E, O]`, memory `[P, E, M]` before it; None
     where torch must."""
-    policy = _reading(cfg, state, obs, memory)
-    if policy is None:
+    policy = _described(cfg, state, team)
+    if policy is None or not _readable(policy, obs, memory):
         return None
-    envs = obs.shape[:2]
-    action = torch.empty(*envs, *cfg.spaces.action_shape, dtype=torch.float32 if cfg.spaces.continuous else torch.int64)
-    log_prob, value = obs.new_empty(2, *envs)
+    action = _actions(cfg, obs)
+    log_prob, value = obs.new_empty(2, *obs.shape[:2])
     after = torch.zeros_like(memory, memory_format=torch.contiguous_format) if policy.memory else memory
-    return Chosen(action, log_prob, value, after) if _say(
-        policy, obs, legal, memory, draw, action, log_prob, value, after
-    ) else None  # fmt: skip
+    told = _say(policy, obs, legal, memory, draw, action, log_prob, value, after)
+    return Chosen(action, log_prob, value, after) if told else None
 
 
-def value(cfg: Any, state: Any, obs: Tensor, memory: Tensor) -> Tensor | None:
+def value(cfg: Any, state: Any, obs: Tensor, memory: Tensor, team: Places | None = None) -> Tensor | None:
     """Return V(s) `[P, B]`: obs `[P, B, O]`, memory `[P, B, M]` before it; None where torch must."""
-    policy = _reading(cfg, state, obs, memory)
-    if policy is None:
+    policy = _described(cfg, state, team)
+    if policy is None or not _readable(policy, obs, memory):
         return None
     found = obs.new_empty(obs.shape[:2])
     return found if _say(policy, obs, None, memory, value=found) else None
 
 
-def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None) -> Tensor | None:
+def greedy(cfg: Any, state: Any, obs: Tensor, legal: Tensor | None, team: Places | None = None) -> Tensor | None:
     """Return the likeliest legal actions, from an empty memory: obs `[P, E, O]`; None where torch must."""
-    if (policy := _described(cfg, state)) is None:
+    policy = _described(cfg, state, team)
+    if policy is None:
         return None
-    memory, shape = obs.new_zeros(*obs.shape[:2], policy.memory), (*obs.shape[:2], *cfg.spaces.action_shape)
-    if _reading(cfg, state, obs, memory) is None:
-        return None
-    action = torch.empty(shape, dtype=torch.float32 if cfg.spaces.continuous else torch.int64)
-    return action if _say(policy, obs, legal, memory, action=action) else None
+    memory, action = obs.new_zeros(*obs.shape[:2], policy.memory), _actions(cfg, obs)
+    return action if _readable(policy, obs, memory) and _say(policy, obs, legal, memory, action=action) else None
 
 
-def _reading(cfg: Any, state: Any, obs: Tensor, memory: Tensor) -> _Policy | None:
-    policy = _described(cfg, state)
-    if policy is None or obs.dtype != torch.float32 or memory.shape[-1] != policy.memory or not obs.numel():
-        return None
-    return policy if len(obs) == policy.members else None
+def _actions(cfg: Any, obs: Tensor) -> Tensor:
+    kind = torch.float32 if cfg.spaces.continuous else torch.int64
+    return torch.empty(*obs.shape[:2], *cfg.spaces.action_shape, dtype=kind)
+
+
+def _readable(policy: _Policy, obs: Tensor, memory: Tensor) -> bool:
+    if obs.dtype != torch.float32 or not obs.numel() or memory.shape[-1] != policy.memory:
+        return False
+    return len(obs) == policy.members and obs.shape[1] % policy.agents == 0
 
 
 def _say(
@@ -203,17 +234,14 @@ def _say(
 ) -> bool:  # fmt: skip
     """Fill what is given from `action` on; say whether there was memory for it."""
     obs, memory, legal = obs.contiguous(), memory.contiguous(), None if legal is None else legal.contiguous()
-    done = ctypes.c_int32()
-    kernels().policy_act(
-        ctypes.addressof(policy), obs.shape[1], at(obs), at(legal), at(memory), *_stream(draw), at(action), at(log_prob),
-        at(value),
-        at(after) if policy.memory else None, ctypes.addressof(done),
+    keys, when, added = (None, None, 0) if draw is None else (at(draw.keys), at(draw.step), salt(draw.purpose))
+    moment = _Moment(
+        at(obs), at(memory), at(legal), keys, when, at(action), at(log_prob), at(value),
+        at(after) if policy.memory else None, obs.shape[1] // policy.agents, added,
     )  # fmt: skip
+    done = ctypes.c_int32()
+    kernels().policy_act(ctypes.addressof(policy), ctypes.addressof(moment), ctypes.addressof(done))
     return bool(done.value)
-
-
-def _stream(draw: Stream | None) -> tuple[Any, ...]:
-    return (None, 0, None) if draw is None else (at(draw.keys), draw.salt, at(draw.step))
 
 
 def enter(
@@ -249,3 +277,18 @@ def finish(after: Tensor, expected: Tensor, next_obs: Tensor, reward: Tensor, *e
 
 def _plain(*tensors: Tensor) -> bool:
     return build.chosen() is not None and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
+
+
+def next_episodes(over: Tensor, keys: Tensor, envs: Tensor, begun: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the rows that are `over` `[R]` bool and the seeds of their next episodes, `[n]` int64 each, as `rng.seeds`
+    draws them from keys, environments and episodes begun, `[R]` int64, which are counted on in place; None where the
+    kernels are not in use."""
+    if build.chosen() is None:
+        return None
+    found, count = torch.empty(2, len(over), dtype=torch.int64), ctypes.c_int32()
+    kernels().next_episodes(
+        len(over), at(over), at(keys), at(envs), at(begun), salt(Purpose.EPISODE), at(found[0]), at(found[1]),
+        ctypes.addressof(count),
+    )  # fmt: skip
+    rows, seeds = found[:, : count.value]
+    return rows, seeds

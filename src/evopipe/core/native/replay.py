@@ -27,8 +27,7 @@ def uniform(draw: Stream, n: int) -> Tensor:
 
 
 def batch(layout: Any, rows: Tensor, index: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> Batch:
-    """Take rows of a memory `[n, size]` apart as its `RowLayout` says: `index` `[P, B]` counts from each member's `first`
-    `[P]`."""
+    """Take rows of a memory `[n, size]` apart as its `RowLayout` says; `index` `[P, B]` counts from `first` `[P]`."""
     members, n = index.shape
     lead = (members, n, layout.agents) if layout.agents else (members, n)
     k, masked, legal = layout.each, layout.masked, layout.legal

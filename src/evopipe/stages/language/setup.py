@@ -152,11 +152,6 @@ def corpus_of(folder: Path, spec: LanguageSpec, form: Form) -> Corpus:
     return corpus
 
 
-def make_regime(params: LanguageParams, spec: LanguageSpec, clock: Clock, folder: Path) -> Dialogue | TextRows:
-    """Return what members live on; for errors see `corpus_of`."""
-    return regime_of(spec, clock, corpus_of(folder, spec, form_of(params)))
-
-
 def read_members(folder: Path, out: Path, spec: LanguageSpec) -> tuple[list[Member], dict[str, Any]]:
     """Read the members that an earlier stage wrote, and what it said of them; for errors see `storage.members.read`."""
     stage, path = layout.WRITER[out], layout.need(folder, out)
