@@ -24,7 +24,7 @@ MODULES = (
 
 
 def prepared(folder: Path, algo: str, steps: int) -> Path:
-    data = small_games(algo) if algo == "ilql" else words.small_params()
+    data = small_games(algo) if algo in ("bc_language", "ilql") else words.small_params()
     data["train"] |= {"algo": algo, "max_steps": steps, "evo_steps": 10}
     data["runtime"]["checkpoint_seconds"] = 1e-3
     (folder / "params.yaml").write_text(dump_yaml(data))
@@ -39,6 +39,7 @@ def prepared(folder: Path, algo: str, steps: int) -> Path:
         pytest.param("grpo", 3, marks=pytest.mark.thorough),
         pytest.param("grpo", 20, marks=pytest.mark.slow),
         pytest.param("dpo", 5, marks=pytest.mark.slow),
+        pytest.param("bc_language", 10, marks=pytest.mark.slow),
         pytest.param("ilql", 10, marks=pytest.mark.slow),
     ],
 )

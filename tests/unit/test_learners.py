@@ -10,16 +10,22 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from evopipe.core.cohort import cost
 from evopipe.errors import ParamsError, ResourceError
+from evopipe.language.tokens import games
 from evopipe.run import learn as steps
 from evopipe.run import learners
+from evopipe.run.clock import Clock
 from evopipe.run.drive import begin
 from evopipe.run.learners import Learners, Share, _divide, learner_count
 from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
+from evopipe.schema.text import LanguageParams
+from evopipe.stages.language.setup import make_spec, regime_of, task_of
+from players import small_params
 from populations import cases, equal_states, problem
 
 SIZE = 5
@@ -74,6 +80,27 @@ def test_every_algorithm_learns_alike_in_two_processes(algo: str, runs: list[Run
             run.advance()
     assert len(runs[1].regime.learners._helpers) == 1, "the work was divided"
     assert equal_states(runs[0].state(), runs[1].state()) == []
+
+
+def test_players_learn_alike_in_two_processes(runs: list[Run]) -> None:
+    """Three GPTs of unlike forms, for two generations."""
+    data = small_params("ilql")
+    data["evolution"]["mutation"]["before_training"] = True
+    params = LanguageParams.model_validate(data)
+    spec, task = make_spec(params), task_of(params.language)
+    rows = task.rows(np.random.default_rng(0), 60)
+    corpus = games(rows, task.encode(rows), spec.base, params.fetch, 1)
+    for processes in (1, 2):
+        clock, (members, births) = Clock.of(spec, 3), first_members(spec, 3)
+        runs.append(Run(spec, regime_of(spec, clock, corpus, processes), clock, members, births))
+    for _ in range(2):
+        for run in runs:
+            while not run.clock.generation_over:
+                run.advance()
+        assert len(runs[1].regime.learners._helpers) == 1, "the work was divided"
+        for run in runs:
+            run.close_generation(lambda: False)
+        assert equal_states(runs[0].state(), runs[1].state()) == []
 
 
 def test_a_saved_run_goes_on_with_another_number_of_processes(runs: list[Run]) -> None:

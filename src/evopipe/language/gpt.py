@@ -27,7 +27,6 @@ from evopipe.types import Tensor
 
 _WIDE = 0.5  # standard deviation of first embeddings: what layers add at first is not to drown them
 _NARROW = 0.02  # of first outputs
-_DISPATCH = 8  # a GPT's update dispatches about so many times what a perceptron's does, see `core.cohort.COSTS`
 
 
 class Block(NamedTuple):
@@ -130,7 +129,7 @@ class GPT:
     @staticmethod
     def work(archs: Sequence[GPT]) -> int:
         shared = _widest(archs)
-        return shared.length * shared.size(Widths(LINE, LINE)) // _DISPATCH
+        return shared.length * shared.size(Widths(LINE, LINE))
 
     @staticmethod
     def stack(archs: Sequence[GPT], widths: Widths, device: torch.device) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from evopipe import rng
 from evopipe.algos import Algorithm
 from evopipe.core.cohort import Cohort, Pace, form
+from evopipe.core.graphs import Paths
 from evopipe.core.member import Member, tensor_kinds
 from evopipe.core.structure import Architecture, Widths
 from evopipe.evolve.mutate import Traits
@@ -45,6 +46,7 @@ class LanguageSpec:
     begun: GPT | None = (
         None  # what members start with, where they go on from another run's; else as `language.gpt` says
     )
+    paths: Paths = field(default_factory=Paths, repr=False, compare=False)  # no fast ones, see `run.spec.Spec`
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +19,10 @@ from torch import Tensor
 from evopipe.core.cohort import Cohort, cost
 from evopipe.errors import ParamsError, ResourceError
 from evopipe.parallel import Died, Helper, available_cpus, can_help, shared_memory
-from evopipe.run.spec import Spec
+
+if TYPE_CHECKING:
+    from evopipe.run.language import LanguageSpec
+    from evopipe.run.spec import Spec
 
 LEAST_WORK = 2e5  # µs of modelled work in a generation below which forking is not worth it
 _MOST = 16  # processes that `auto` uses at most
@@ -87,7 +90,7 @@ class Learners:
     many; the first is 0 if nothing is due.
     """
 
-    def __init__(self, spec: Spec, processes: int, ready: _Ready) -> None:
+    def __init__(self, spec: Spec | LanguageSpec, processes: int, ready: _Ready) -> None:
         self._spec, self._ready = spec, ready
         self._processes = processes if spec.device.type == "cpu" and spec.paths.capture == "none" else 1
         self._helpers: list[Helper] = []

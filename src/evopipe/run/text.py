@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ from evopipe.rng import Purpose, Stream
 from evopipe.run.clock import Clock
 from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.language import LanguageSpec
+from evopipe.run.learners import Learners, Share
 from evopipe.run.measures import Measures
 from evopipe.run.order import held_out, rows_at
 from evopipe.types import Scored, Text
@@ -84,18 +86,22 @@ class Texts:
 
 
 class TextRows:
-    """The regime (see `run.regime.Regime`) of learning from rows: a tick is one batch, the same for all."""
+    """The regime (see `run.regime.Regime`) of learning from rows: a tick is one batch, the same for all.
+
+    At most so many processes divide the members' learning: nothing depends on how many.
+    """
 
     threshold: float | None = None
     remarks: Sequence[str] = ()
 
-    def __init__(self, spec: LanguageSpec, clock: Clock, lessons: Lessons) -> None:
+    def __init__(self, spec: LanguageSpec, clock: Clock, lessons: Lessons, processes: int = 1) -> None:
         self.spec, self.clock, self.whole = spec, clock, True
         self.train, self.batch, self.evaluate = lessons.splits["train"], lessons.batch, lessons.evaluate
         self.warm = len(self.train)
         self.clock.rewarded = True  # it learns from no reward
         self.cohorts: Sequence[Cohort] = []
         self.measures = Measures(clock.members, ("loss",))
+        self.learners = Learners(spec, processes, self._ready)
 
     def first(self, member: Member) -> Member:
         return member
@@ -105,22 +111,30 @@ class TextRows:
 
     def adopt(self, cohorts: Sequence[Cohort]) -> None:
         self.cohorts = cohorts
+        self.learners.adopt(cohorts, [1.0] * len(cohorts))
 
     def advance(self) -> None:
         """Learn from one batch."""
-        self.whole, tick, train = False, self.clock.tick, self.train
+        self.whole = False
+        for learn in self.learners.share_of(self.clock.tick, [[1]] * len(self.cohorts)):
+            learn()
         for cohort in self.cohorts:
-            size = self.spec.whole(cohort.members[0], "batch_size")
-            index = train[rows_at(self.spec.seed, len(train), tick * size, size)]
-            batch = self.batch(index, len(cohort.members))
-            draw = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([tick], device=self.spec.device))
-            cfg = self.spec.algo_config
-            found = self.spec.algo.update(cfg, cohort.state, cohort.hyper, batch, cohort.healthy, draw, 0)
-            cohort.healthy.copy_(found.healthy)
-            cohort.losses.copy_(found.losses)
-            self.measures.note(self.clock.generation, cohort.slots, {"loss": found.losses})
+            self.measures.note(self.clock.generation, cohort.slots, {"loss": cohort.losses})
         self.clock.count()
         self.whole = True
+
+    def _ready(self, share: Share, cohort: Cohort, tick: int, due: Sequence[int]) -> Callable[[], None]:
+        return partial(self._learn, cohort, tick)
+
+    def _learn(self, cohort: Cohort, tick: int) -> None:
+        spec, train = self.spec, self.train
+        size = spec.whole(cohort.members[0], "batch_size")
+        index = train[rows_at(spec.seed, len(train), tick * size, size)]
+        batch = self.batch(index, len(cohort.members))
+        draw = Stream(cohort.keys, Purpose.UPDATE, torch.tensor([tick], device=spec.device))
+        found = spec.algo.update(spec.algo_config, cohort.state, cohort.hyper, batch, cohort.healthy, draw, 0)
+        cohort.healthy.copy_(found.healthy)
+        cohort.losses.copy_(found.losses)
 
     def state(self) -> dict[str, Tensor]:
         return self.measures.state()
@@ -130,7 +144,7 @@ class TextRows:
         return 0
 
     def close(self) -> None:
-        """Nothing is open."""
+        self.learners.close()
 
 
 def rows_for(

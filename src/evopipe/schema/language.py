@@ -242,5 +242,10 @@ class TextRuntime(Schema):
         description="rows of text of each member that pass through the base at a time: fewer take less memory, and to "
         "learn are computed twice; tracked, for it changes results in the last bits; null: all",
     )
+    learners: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
+        "auto",
+        description="processes that divide the learning of GPTs on the CPU; `auto`: by CPUs, members and work; 1: the "
+        "trainer alone, as wherever `threads` is more than 1; changes no result",
+    )
     checkpoint_seconds: float = Field(30.0, gt=0.0, description="least time between two checkpoints")
     shards: ShardsConfig = Field(default_factory=ShardsConfig, validate_default=True)

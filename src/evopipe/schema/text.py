@@ -21,7 +21,7 @@ from evopipe.schema.language import (
     TextTrain,
 )
 
-NEUTRAL = {"checkpoint_seconds", "shards"}
+NEUTRAL = {"checkpoint_seconds", "learners", "shards"}
 """Keys of `runtime` that change no result."""
 
 

@@ -224,7 +224,7 @@ def _actions(cfg: Any, obs: Tensor) -> Tensor:
 def _readable(policy: _Policy, obs: Tensor, memory: Tensor) -> bool:
     if obs.dtype != torch.float32 or not obs.numel() or memory.shape[-1] != policy.memory:
         return False
-    return len(obs) == policy.members and obs.shape[1] % policy.agents == 0
+    return bool(len(obs) == policy.members and obs.shape[1] % policy.agents == 0)
 
 
 def _say(

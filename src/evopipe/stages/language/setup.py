@@ -66,12 +66,12 @@ def base_of(cfg: LanguageConfig, seed: int, device: torch.device | None = None) 
     return tokens_alone(task.tokens, task.length, cfg.gpt.hidden, device)
 
 
-def regime_of(spec: LanguageSpec, clock: Clock, corpus: Corpus) -> Dialogue | TextRows:
-    """Return what members live on."""
+def regime_of(spec: LanguageSpec, clock: Clock, corpus: Corpus, learners: int = 1) -> Dialogue | TextRows:
+    """Return what members live on; at most so many processes divide what GPTs learn."""
     if corpus.form == "reasoning":
         return Dialogue(spec, clock, corpus, judge_of(spec.language, spec.device), truth_of(spec.language))
     if corpus.form == "games":
-        return TextRows(spec, clock, GameLessons(spec, corpus, task_of(spec.language)))
+        return TextRows(spec, clock, GameLessons(spec, corpus, task_of(spec.language)), learners)
     return TextRows(spec, clock, Texts(spec, corpus))
 
 

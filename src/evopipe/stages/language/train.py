@@ -14,6 +14,7 @@ from evopipe.machine import configure
 from evopipe.run.clock import Clock
 from evopipe.run.drive import train
 from evopipe.run.language import LESS, LanguageSpec
+from evopipe.run.learners import learner_count
 from evopipe.run.outs import write_results, write_timing
 from evopipe.run.run import Run
 from evopipe.schema.text import LanguageParams
@@ -42,7 +43,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     runtime = params.runtime
     if shards.served(runtime.shards):
         return
-    spec = make_spec(params, configure(runtime))
+    spec, learners = make_spec(params, configure(runtime)), learner_count(runtime.learners, runtime.threads)
     corpus = corpus_of(folder, spec, form_of(params))
     members, about = read_members(folder, layout.POPULATION, spec)
     births = read_births(about.get("mutations"), len(members))
@@ -58,7 +59,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         made: Run[LanguageSpec] | None = divided.begin(spec, members, births)
         if made is None:
             clock = Clock.of(spec, len(members))
-            made = Run(spec, regime_of(spec, clock, corpus), clock, members, births)
+            made = Run(spec, regime_of(spec, clock, corpus, learners), clock, members, births)
         regime: Any = made.regime
         with (
             StopSignal() as stop,
