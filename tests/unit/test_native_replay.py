@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import platform
 from collections.abc import Iterator
 
 import pytest
@@ -45,8 +47,8 @@ def memory(layout: RowLayout, prioritised: bool = False) -> Replay:
     return replay
 
 
-def batch(replay: Replay, kernels: bool) -> tuple[Batch, Tensor]:
-    build.use(build.load() if kernels else None)
+def batch(replay: Replay, kernels: ctypes.CDLL | None) -> tuple[Batch, Tensor]:
+    build.use(kernels)
     draw = Stream(torch.tensor([5, -9, 2**60]), Purpose.REPLAY, torch.tensor([77]))
     slots, weight = [0, 1, 2], torch.zeros(MEMBERS, ROWS)
     weight[0], weight[1, :20], weight[2, :1] = 1 / ROWS, 1 / 20, 1.0
@@ -59,7 +61,7 @@ def batch(replay: Replay, kernels: bool) -> tuple[Batch, Tensor]:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_batch_is_torchs(layout: RowLayout) -> None:
     replay = memory(layout)
-    (ours, drawn), (theirs, expected) = batch(replay, True), batch(replay, False)
+    (ours, drawn), (theirs, expected) = batch(replay, build.load()), batch(replay, None)
     assert torch.equal(drawn, expected)
     for name in Batch.__dataclass_fields__:
         one, other = getattr(ours, name), getattr(theirs, name)
@@ -71,7 +73,7 @@ def test_a_batch_is_torchs(layout: RowLayout) -> None:
 def test_draws_by_priority_are_torchs() -> None:
     """The same rows: a share that lies within a rounding of two rows' border is not among these."""
     replay = memory(LAYOUTS[0], prioritised=True)
-    (ours, drawn), (theirs, expected) = batch(replay, True), batch(replay, False)
+    (ours, drawn), (theirs, expected) = batch(replay, build.load()), batch(replay, None)
     assert torch.equal(drawn, expected)
     assert torch.equal(ours.obs, theirs.obs)
     torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-5, atol=0.0)
@@ -94,3 +96,17 @@ def test_priorities_follow_errors_as_torchs_do() -> None:
         assert all(torch.equal(a, b) for a, b in zip(trees.tensors(), again.tensors(), strict=True))
     for ours, theirs in zip(found[0].tensors(), found[1].tensors(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the other instruction set is x86's")
+def test_another_instruction_set_gives_the_same_bits() -> None:
+    found = []
+    for target in build.TARGETS:
+        build.use(build.load(target))
+        replay = memory(LAYOUTS[2], prioritised=True)
+        (given, drawn), trees = batch(replay, build.load(target)), replay.priorities
+        assert trees is not None
+        trees.update(torch.arange(3), drawn, given.obs[..., 0])
+        found.append([drawn, given.weight, given.reward, given.discount, *trees.tensors()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -3,6 +3,7 @@ bits its own."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from types import ModuleType
@@ -187,6 +188,20 @@ def test_a_members_update_is_its_own_to_the_bit(algo: ModuleType, settings: dict
         learned = updated(algo, cfg, alone, own_given, own_hp, healthy[cut], range(first, end))
         for one, all_of_them in zip(told(alone, learned, own_given), all_told, strict=True):
             assert torch.equal(one, all_of_them[cut])
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the other instruction set is x86's")
+@pytest.mark.parametrize(("algo", "settings"), ALGOS)
+def test_another_instruction_set_gives_the_same_bits(algo: ModuleType, settings: dict[str, Any]) -> None:
+    members = archs(True)
+    cfg, given, hp = algo.Config(**settings), batch(len(members), True), hyper(len(members))
+    own, healthy, found = state(members, algo, cfg), torch.ones(len(members), dtype=torch.bool), []
+    for target in build.TARGETS:
+        build.use(build.load(target))
+        moved = copied(own, tensors(own))
+        found.append(told(moved, updated(algo, cfg, moved, given, hp, healthy), given))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize(("algo", "settings"), [ALGOS[0], ALGOS[3]])

@@ -47,7 +47,8 @@ void gather(const float *rows, ptrdiff_t width, int members, int n, const int64_
       for (int k = 0; k < each; k++) {
         float total = row[k], bootstrap = gamma[p];
         double power = gamma[p];
-        for (int s = 1; s < steps; s++, power *= gamma[p]) total += (float)power * row[s * each + k];
+        for (int s = 1; s < steps; s++, power *= gamma[p])
+          total = __builtin_fmaf((float)power, row[s * each + k], total);  // for any vector width
         if (steps > 1) {
           power = 1.0;
           for (int s = 0; s < (int)taken[k]; s++) power *= gamma[p];
