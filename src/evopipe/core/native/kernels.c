@@ -583,5 +583,6 @@ static const float *outputs_of(const int32_t *plan, int layers, const float *val
 #include "draws.c"
 #include "value.c"
 #include "actor_critic.c"
+#include "soft_actor_critic.c"
 #include "lstm.c"
 #include "policy.c"
