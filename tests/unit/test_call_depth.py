@@ -16,7 +16,7 @@ OURS = str(Path(evopipe.__file__).parent)
 SHORT = {
     "train.max_steps": 128, "train.evo_steps": 128, "train.eval_episodes": 1, "train.eval_steps": 1,
     "train.confirm_episodes": 2, "population.size": 2, "evolution.mutation.before_training": False,
-    "fetch.collect.episodes": 1, "runtime.env_workers": 0,
+    "fetch.collect.episodes": 1, "runtime.env_workers": 0, "runtime.kernels": "torch",
 }  # fmt: skip
 
 

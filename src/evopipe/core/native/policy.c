@@ -149,6 +149,7 @@ typedef struct {  // what a minibatch of at most so many rows needs
   const float **from;  // its rows in the rollout
   int32_t *who;        // and their agents
   float *x, *y, *keep, *memory, *weight, *advantage, *saved[BRAINS], *packed, *d, *heads[2], *grads[BRAINS], *column;
+  double *noise;
   ptrdiff_t room;
 } bench;
 
@@ -169,6 +170,7 @@ static ptrdiff_t lay_bench(const policy *of, ptrdiff_t rows, ptrdiff_t batch, in
   for (int k = 0; k < BRAINS; k++) to->saved[k] = take(&from, rows * of->brains[k].room);
   to->packed = take(&from, largest(widest, rows) * PANEL);
   to->column = take(&from, 6 * of->outputs * LANES);
+  to->noise = (double *)take(&from, 2 * LANES * of->outputs * of->choices);
   if (learns) {
     to->weight = take(&from, rows), to->advantage = take(&from, rows);
     to->d = take(&from, 3 * to->room);
@@ -479,26 +481,38 @@ void policy_learn(const policy *of, const lessons *to, int32_t *done) {
 
 // --- acting ----------------------------------------------------------------------------------------------------------
 
-// The draw of a stream at a place: in [0, 1) with 53 bits.
-static double share_at(uint64_t stream, ptrdiff_t place) {
-  return (double)(mixed_bits(stream + (uint64_t)(place + 1) * GOLDEN) >> 11) * 0x1p-53;
+// What chance adds to the choices of some rows, `each` numbers a row from `each` times its place on: negative Gumbel
+// numbers, shares in [0, 1) or normal numbers, as its kind of action needs.
+static void chance(const policy *of, uint64_t stream, int rows, const ptrdiff_t *place, int each, double *to) {
+  for (int i = 0; i < rows * each; i += WIDE) {
+    bits at;
+    for (int c = 0; c < WIDE; c++) {
+      const int j = i + c < rows * each ? i + c : i;
+      at[c] = (uint64_t)(place[j / each] * each + j % each);
+    }
+    wide found;
+    if (of->kind == CHOICES) {
+      found = log_wide(-log_wide(1.0 - shares(stream, at)));
+    } else if (of->kind == BITS) {
+      found = shares(stream, at);
+    } else {
+      found = -2.0 * log_wide(1.0 - shares(stream, 2 * at));
+      for (int c = 0; c < WIDE; c++) found[c] = __builtin_sqrt(found[c]);
+      found *= cos_turns(shares(stream, 2 * at + 1));
+    }
+    for (int c = 0; c < WIDE && i + c < rows * each; c++) to[i + c] = found[c];
+  }
 }
 
-static float normal(uint64_t stream, ptrdiff_t place) {
-  const double radius = share_at(stream, 2 * place), angle = share_at(stream, 2 * place + 1);
-  return (float)(sqrt(-2.0 * log1p(-radius)) * cos(6.283185307179586 * angle));
-}
-
-// The best legal value of a choice, of which `noise` is taken away where there is a stream.
-static int likeliest(const columns *c, const float *worth, int l, int first, int count, const uint64_t *stream,
-                     ptrdiff_t place) {
+// The best legal value of a choice, of which `noise` is taken away where there is some.
+static int likeliest(const columns *c, const float *worth, int l, int first, int count, const double *noise) {
   int found = 0;
   float most = -INFINITY;
   for (int j = 0; j < count; j++) {
     const ptrdiff_t at = (ptrdiff_t)(first + j) * LANES + l;
     if (!(c->may[at] > 0.0f)) continue;
     float score = worth[at] == worth[at] ? worth[at] : 0.0f;
-    if (stream) score -= (float)log(-log1p(-share_at(*stream, place + j)));
+    if (noise) score -= (float)noise[j];
     if (score > most) most = score, found = j;
   }
   return found;
@@ -518,23 +532,23 @@ typedef struct {
 } moment;
 
 // Choose for one row, whose numbers are in a lane of columns; return its log-probability, but for numbers.
-static float decide(const policy *of, const columns *c, const float *log_std, int l, ptrdiff_t place, int most,
-                    const uint64_t *stream, float *taken) {
-  const int n = (int)of->outputs, choices = (int)of->choices;
+static float decide(const policy *of, const columns *c, const float *log_std, int l, int most, const double *noise,
+                    float *taken) {
+  const int choices = (int)of->choices;
   float log_p = 0.0f;
   for (int d = 0, at = 0; d < choices; at += of->kind == CHOICES ? of->each[d] : 0, d++) {
     float *chosen = &taken[d * LANES + l];
     const float z = c->z[d * LANES + l];
     const int may = c->may[d * LANES + l] > 0.0f;
     if (of->kind == CHOICES) {
-      const int j = likeliest(c, stream ? c->log_p : c->z, l, at, of->each[d], stream, (place * choices + d) * most);
+      const int j = likeliest(c, noise ? c->log_p : c->z, l, at, of->each[d], noise ? noise + d * most : NULL);
       *chosen = (float)j, log_p += c->log_p[(at + j) * LANES + l];
     } else if (of->kind == BITS) {
-      *chosen = may && (stream ? share_at(*stream, place * n + d) < (double)sigmoid(all(z))[0] : z > 0.0f);
+      *chosen = may && (noise ? noise[d] < (double)sigmoid(all(z))[0] : z > 0.0f);
       if (may) log_p -= softplus(all(*chosen != 0.0f ? -z : z))[0];
     } else {
       *chosen = z;
-      if (stream) *chosen += exponential(all(log_std[d]))[0] * normal(*stream, place * n + d);
+      if (noise) *chosen += exponential(all(log_std[d]))[0] * (float)noise[d];
       if (of->squash) *chosen = hyperbolic(all(*chosen))[0];
       if (!may) *chosen = 0.0f;
     }
@@ -550,14 +564,14 @@ void policy_act(const policy *of, const moment *now, int32_t *done) {
   const ptrdiff_t envs = now->envs;
   int most = 0;
   for (int d = 0; of->kind == CHOICES && d < choices; d++) most = (int)largest(most, of->each[d]);
+  const int each = of->kind == CHOICES ? choices * most : n;
   bench with;
   if (!(*done = open_bench(of, BLOCK, BLOCK, 0, &with))) return;
   for (int r = 0; r < BLOCK; r++) with.keep[r] = 1.0f;
   const columns c = columns_of(of, &with);
   float *taken = with.column + 5 * n * LANES;
   for (int p = 0; p < of->members; p++) {
-    const uint64_t begins = now->keys
-        ? mixed_bits(mixed_bits(now->keys[p] + (uint64_t)now->salt) + *now->when * GOLDEN) : 0;
+    const uint64_t begins = now->keys ? stream_of((int64_t)now->keys[p], now->salt, (int64_t)*now->when) : 0;
     const uint64_t *stream = now->keys ? &begins : NULL;
     for (int g = 0; g < of->groups; g++) {
       const float *log_std = of->kind == NUMBERS ? of->log_std + (p * of->groups + g) * n : NULL;
@@ -598,8 +612,9 @@ void policy_act(const policy *of, const moment *now, int32_t *done) {
             }
           if (of->kind == CHOICES) weigh(of, &c);
           vec log_p = {0};
+          if (stream) chance(of, *stream, left, places + first, each, with.noise);
           for (int l = 0; l < left; l++) {
-            log_p[l] = decide(of, &c, log_std, l, places[first + l], most, stream, taken);
+            log_p[l] = decide(of, &c, log_std, l, most, stream ? with.noise + l * each : NULL, taken);
             for (int d = 0; d < choices; d++) {
               const ptrdiff_t to = at[first + l] * choices + d;
               if (of->kind == NUMBERS)
