@@ -1,6 +1,6 @@
 #!/bin/bash
 # A Ray cluster for one training, on four nodes of Slurm with eight GPUs each: sbatch slurm.sh
-# params.yaml: runtime.shards: {engine: ray, count: 32, resources: {cpu: 4, gpu: 1}, address: auto, ray_init: {}}
+# params.yaml: runtime.shards: {engine: ray, count: 32, ranks: 1, resources: {cpu: 4, gpu: 1}, address: auto, ray_init: {}}
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=32

@@ -16,7 +16,7 @@ from evopipe.run.drive import regime_of
 from evopipe.run.evaluate import Stopped
 from evopipe.run.regime import Setup
 from evopipe.run.run import Run
-from evopipe.run.shards import Here, Lost, Shards
+from evopipe.run.shards import Here, Lost, Shards, late
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.params import parse_params
 from evopipe.stages.shards import divided
@@ -102,6 +102,14 @@ def test_shards_that_die_are_made_anew_and_change_no_bit(after: bool) -> None:
         finish(run)
         assert len(run.regime.said) == 3  # type: ignore[attr-defined]
         assert outcome(run) == outcome(whole), deaths
+
+
+@pytest.mark.parametrize(
+    ("seconds", "found"),
+    [([10.0, 12.0, 11.0, 35.0], [3]), ([10.0, 12.0, 11.0, 33.0], []), ([0.1, 0.1, 4.0], []), ([1.0, 1.0, 6.0], [2])],
+)
+def test_a_shard_that_takes_three_times_as_long_as_others_is_told_of(seconds: list[float], found: list[int]) -> None:
+    assert list(late(seconds)) == found
 
 
 def test_a_shard_that_always_dies_ends_the_run_with_a_sentence() -> None:

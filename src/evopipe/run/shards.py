@@ -30,6 +30,8 @@ from evopipe.storage import members as stored
 
 _LAP = 1.0  # seconds that shards go on before the driver looks at signals and shows how far they are
 _LOOK = 0.1  # seconds that it listens to one shard at a time
+_LATE = 3.0  # times as long as the median for a generation: a shard that is so late is told of, once
+_LONG = 5.0  # seconds of a generation below which nobody minds
 _DEATHS = 3  # of one shard in a generation: then it dies of what it does
 
 
@@ -109,6 +111,8 @@ class Shards:
         self._waiting = False  # whether there are such members
         self._deaths: Counter[int] = Counter()
         self._ticks = 1  # of a lap
+        self._took = [0.0] * len(self.slots)  # seconds of each for this generation
+        self._told_late: set[int] = set()
         for shard in range(len(self.slots)):
             engine.start(shard)
         told = self._ask(dict(enumerate(self._begin)))
@@ -163,6 +167,13 @@ class Shards:
             _raise(about)
         if state:
             self._take(told)
+        self._took = [took + told[shard][0]["seconds"] for shard, took in enumerate(self._took)]
+        if clock.generation_over:
+            for shard, sentence in late(self._took).items():
+                if shard not in self._told_late:
+                    self._told_late.add(shard)
+                    self.said.append(sentence)
+            self._took = [0.0] * len(self.slots)
 
     def _take(self, told: Mapping[int, tuple[Mapping[str, Any], Mapping[str, Tensor]]]) -> None:
         """Bring the run's cohorts, in place, to where the shards' members are."""
@@ -309,6 +320,17 @@ class Shards:
                 return
             except Lost as again:
                 lost = again
+
+
+def late(seconds: Sequence[float]) -> dict[int, str]:
+    """Say which shards took much longer for a generation than others, by the seconds of each."""
+    usual = float(np.median(seconds))
+    return {
+        shard: f"shard {shard} took {took:.0f} s for a generation, half of them at most {usual:.0f} s, and all "
+        "wait for it: give it a faster machine or fewer neighbours"
+        for shard, took in enumerate(seconds)
+        if took > max(_LATE * usual, _LONG)
+    }
 
 
 def _raise(about: Mapping[str, Any]) -> None:

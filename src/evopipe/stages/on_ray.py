@@ -236,6 +236,6 @@ def _refusal(cfg: ShardsConfig, error: BaseException) -> str:
     if cfg.address is not None:
         return f"runtime.shards.address: no Ray cluster answers at {cfg.address!r} ({what}); start one by `ray start`"
     return (
-        f"runtime.shards.engine: Ray does not start ({what}); it needs room in /dev/shm and a writable folder for "
-        "temporary files (TMPDIR), or set engine: none"
+        f"runtime.shards.engine: Ray does not start ({what}); it needs room in /dev/shm, a writable folder for "
+        "temporary files (TMPDIR), and a machine that is not so busy; or set engine: none"
     )
