@@ -16,6 +16,7 @@ from tiny_llama import pairs, prompts, reward, saved
 from evopipe.language.base import Base, load_base, stacked
 from evopipe.language.generate import Sampling, generate
 from evopipe.language.tokens import Corpus, tokenise
+from evopipe.machine import configure
 from evopipe.run.clock import Clock
 from evopipe.run.dialogue import Dialogue
 from evopipe.run.language import LanguageSpec
@@ -55,7 +56,7 @@ def _judge(rows: Any, completions: Any) -> tuple[np.ndarray, int]:
 def run_of(s: Settings, algo: str, members: int, folder: str) -> Run[LanguageSpec]:
     """Return a run of which `advance` is one step of all members, as the stage `train` takes it."""
     params = _params(s, algo, folder)
-    spec, form = make_spec(params, torch.device(s["device"])), form_of(params)
+    spec, form = make_spec(params, configure(params.runtime)), form_of(params)
     rows: list[dict[str, Any]] = [{"prompt": text, "answer": ""} for text in prompts(s, 64 * s["prompts"])]
     if algo == "dpo":
         rows = list(pairs(s))

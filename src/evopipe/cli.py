@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -202,8 +203,9 @@ def _play(
         if prompt is not None:
             typer.echo(model.generate(prompt))
             return
-        while line := typer.prompt("you", default="", show_default=False):
-            typer.echo(model.generate(line))
+        with suppress(typer.Abort):  # its input is at its end
+            while line := typer.prompt("you", default="", show_default=False):
+                typer.echo(model.generate(line))
         return
     if prompt is not None:
         raise UsageError(f"play: {folder} is no language model: it takes no --prompt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -19,6 +20,7 @@ from evopipe.errors import ParamsError
 from evopipe.schema.blocks import RuntimeConfig
 from evopipe.schema.language import TextRuntime
 
+_TRIM, _MMAP = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's mallopt
 _PACKAGES = ("evopipe", "torch", "numpy", "gymnasium")
 
 
@@ -36,6 +38,7 @@ def configure(cfg: RuntimeConfig | TextRuntime) -> torch.device:
             cannot be compiled.
     """
     _choose_kernels(cfg.kernels if isinstance(cfg, RuntimeConfig) else "torch")
+    _keep_memory()
     torch.set_num_threads(cfg.threads)
     torch.set_flush_denormal(cfg.threads == 1)
     # Only possible before the first parallel work of the process; evopipe runs no inter-op work, so nothing is lost.
@@ -56,6 +59,15 @@ def configure(cfg: RuntimeConfig | TextRuntime) -> torch.device:
     torch.backends.cudnn.deterministic = True
     # With its index, so that it compares equal to the device of a tensor that lives there.
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def _keep_memory() -> None:
+    """Let the process keep up to 1 GiB that it freed: the next update takes it again, and fresh pages cost a large one
+    a fifth of its time. Elsewhere than with glibc nothing is changed."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_MMAP, 32 << 20)  # the most that it takes
+        libc.mallopt(_TRIM, 1 << 30)
 
 
 def _choose_kernels(asked: str) -> None:

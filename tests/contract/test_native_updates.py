@@ -14,6 +14,8 @@ from evopipe.core.arch import Arch
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.layout import Block
 from evopipe.core.native import actor_critic, build
+from evopipe.ops.distributions import gumbel
+from evopipe.rng import Purpose, Stream, member_keys
 from evopipe.types import Batch, Learned, Spaces
 from populations import same
 
@@ -216,6 +218,15 @@ def test_a_loss_that_is_no_number_freezes_its_member_alone(case: str) -> None:
         first = 2 * (len(at) // P)
         assert torch.equal(at[:first], alone[:first])
         assert torch.equal(at[first:], was[first:])
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 10_001])
+def test_draws_are_those_of_torch(n: int) -> None:
+    draw = Stream(torch.from_numpy(member_keys(3, range(5))), Purpose.UPDATE, torch.tensor([77]))
+    ours, theirs = actor_critic.normals(draw, n), draw.normal(n)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+    assert (ours == theirs).float().mean() > 0.999  # rarely one rounds the other way
+    torch.testing.assert_close(actor_critic.gumbels(draw, n), gumbel(draw, n).float(), rtol=1e-6, atol=1e-7)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, ClassVar
@@ -72,7 +74,7 @@ def ended(found: list[Done]) -> list[Any]:
 def test_what_happens_in_a_process_is_its_episodes_alone() -> None:
     before, files = set(multiprocessing.active_children()), len(os.listdir("/proc/self/fd"))
     processes = Processes(2)
-    found = play(Apart, ["", "raise", "exit", "die", "hang", "open", ""], processes, 1.0)
+    found = play(Apart, ["", "raise", "exit", "die", "hang", "open", ""], processes, 5.0)
     assert [reason for reason, _ in ended(found)] == [DONE, ERROR, ERROR, ERROR, TIMEOUT, ERROR, DONE]
     told = [text for _, text in ended(found)]
     assert told[1:4] == ["'broken'", "SystemExit: 3", "the process that this ran in died"]
@@ -174,3 +176,15 @@ def test_a_word_for_how_code_blocks_that_nobody_knows_is_an_error() -> None:
 
     (one,) = play(Typo, [""], Processes(1))
     assert ended([one]) == [(ERROR, "Typo.blocking is 'proces': say False, True (in a thread) or 'process'")]
+
+
+@pytest.mark.thorough
+def test_a_script_that_runs_whenever_it_is_imported_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "bare.py"
+    script.write_text(
+        "from evopipe.agents.processes import Process, packed\nProcess().begin(packed(len, ((),)))\n", encoding="utf-8"
+    )
+    told = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert told.returncode == 1
+    text = "a script must start its run below `if __name__ == '__main__':`"
+    assert told.stderr.splitlines()[-1] == f"RuntimeError: the process that this ran in died before it began: {text}"

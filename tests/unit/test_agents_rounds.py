@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, ClassVar
 
 import pytest
@@ -13,10 +14,12 @@ from evopipe import algos
 from evopipe.agents import (
     AgentTrainer,
     ChatAgent,
+    CopyGame,
     CumulativeWorkflow,
     Episode,
     ModelOutput,
     MultiTurnEnvironment,
+    MultiTurnWorkflow,
     SingleTurnWorkflow,
     Step,
     Trajectory,
@@ -27,6 +30,8 @@ from evopipe.agents.model import Limits, Reply, Sampled, Tokens
 from evopipe.agents.rounds import worker
 from evopipe.agents.rows import How, Played, advantages, batch_of
 from evopipe.errors import ParamsError
+from evopipe.rng import Purpose
+from evopipe.run.clock import Clock
 from evopipe.types import Text
 
 SMALL = {
@@ -219,3 +224,27 @@ def test_the_texts_that_stop_completions_of_a_run_stop_those_of_its_agents() -> 
         assert reason == "stop" or last not in ends
     assert any(texts[-1] in ends for texts, _, _ in said[None])
     assert any(set(texts[:-1]) & ends for texts, _, _ in said[()])  # an empty list stops at nothing
+
+
+@pytest.mark.thorough
+def test_workflows_at_once_take_a_fifth_of_the_time_that_they_take_one_by_one() -> None:
+    tasks, seconds = CopyGame.tasks(64), {}
+    for at_once in (64, 1):
+        trainer = AgentTrainer(
+            workflow_class=MultiTurnWorkflow,
+            workflow_args={"agent_cls": ChatAgent, "env_cls": CopyGame},
+            config={
+                "data.max_response_length": 4, "language.tiny.characters": "0123456789", "language.full": True,
+                "agents.at_once": at_once,
+            },
+            train_dataset=tasks,
+        )  # fmt: skip
+        spec, members, _ = trainer._begin()
+        regime = trainer._regime(spec, Clock.of(spec, 1), None)
+        jobs, cohorts = regime.validation(tasks, [0], range(64)), spec.form_alone(members[0])
+        regime.play(cohorts, jobs[:1], Purpose.EVALUATE, 0)  # all is loaded
+        start = time.perf_counter()
+        found = regime.play(cohorts, jobs, Purpose.EVALUATE, 0)
+        seconds[at_once] = time.perf_counter() - start
+        assert sum(len(each.episode.trajectories[0].steps) for each in found) == 64 * 3
+    assert seconds[64] <= seconds[1] / 5, seconds

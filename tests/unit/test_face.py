@@ -13,8 +13,10 @@ from gymnasium.vector import SyncVectorEnv
 
 import evopipe
 from evopipe import face, parse_params
+from evopipe.core.native import build
 from evopipe.errors import ParamsError, UsageError
 from evopipe.face.given import config_of
+from evopipe.machine import configure
 from evopipe.run.drive import begin
 from evopipe.run.spec import first_members
 from evopipe.stages.setup import make_spec
@@ -105,6 +107,15 @@ def test_a_team_is_the_same_run_as_by_params() -> None:
     params = {"replay": {"capacity": 100}}
     name = "teams_for_face:speaker_listener"
     assert_same(trained, by_params("maddpg", params, block, name, num_envs=1))
+
+
+def test_agents_are_computed_by_the_kernels_that_runs_take_by_default() -> None:
+    assert parse_params({}).runtime.kernels == "auto"
+    build.use(None)
+    population()
+    chosen = build.chosen()
+    configure(parse_params({}).runtime)
+    assert (chosen is None) == (build.chosen() is None)
 
 
 def test_what_the_memory_holds_is_learned_from_first() -> None:
@@ -205,6 +216,8 @@ def test_what_cannot_be_made_again_is_told() -> None:
         ({"INIT_HP": {"LERN_STEP": 1}}, "nobody reads 'LERN_STEP', did you mean 'LEARN_STEP'"),
         ({"MUT_P": {"NO_MUT": 0.4}}, "give mutation, made of it"),
         ({"MUT_P": {"NO_MUT": 0.9}, "mutation": face.Mutations()}, "NO_MUT is 0.9, and mutation was made with 0.4"),
+        ({"MUT_P": {"MAX_LR": 0.9}, "mutation": face.Mutations(max_lr=0.1)}, "MAX_LR is 0.9, and mutation was made"),
+        ({"MUT_P": {"NO_MUTT": 0.4}, "mutation": face.Mutations()}, "nobody reads 'NO_MUTT', did you mean 'NO_MUT'"),
         ({"tournament": face.TournamentSelection(2, True, 6)}, "population_size is 6, and there are 2 agents"),
         ({"eps_decay": 1.5}, "0 < decay ≤ 1"),
         ({"memory": None}, "memory: give a ReplayBuffer"),

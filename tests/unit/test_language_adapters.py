@@ -78,11 +78,36 @@ def test_so_many_rows_at_once_give_the_same_values_and_gradients(arch: LoRA | Fu
         backward(((now.log_prob + now.entropy) * text.mask).sum(dim=(1, 2)), net)
         told[rows] = [x[text.mask] for x in (now.log_prob, now.entropy)], net.grad
     hook.remove()
-    assert seen == [10, 4, 4, 2, 4, 4, 2]  # of both members; to learn, again
+    assert seen == [10, 2, 4, 4, 2, 4, 4]  # of both members; to learn, again
     for one, two in zip(*(found[0] for found in told.values()), strict=True):
         torch.testing.assert_close(one, two, atol=1e-5, rtol=0)
     torch.testing.assert_close(told[2][1], told[None][1], atol=1e-5, rtol=1e-5)
     assert bool((told[None][1] != 0).any())
+
+
+def test_pads_and_rows_that_do_not_count_are_not_computed_and_change_nothing() -> None:
+    base, text = words.base(), words.text(2, 40, 4, 20)
+    lengths = torch.tensor([1, 20] * 20)
+    text.mask[:] = torch.arange(20) < torch.stack((lengths, lengths.flip(0)))[..., None]
+    text = replace(text, keep=torch.ones(2, 40, dtype=torch.bool))
+    text.keep[:, :4] = False
+    counts = text.mask & text.keep[..., None]
+    seen: list[int] = []
+    hook = base.model.register_forward_pre_hook(
+        lambda module, args, given: seen.append(given["input_ids"].numel()), with_kwargs=True
+    )
+    told = []
+    for exact in (True, False):
+        net = words.net([LoRA(2), LoRA(3)], replace(base, exact=exact), trainable=True)
+        now = score(net, text, entropy=True)
+        backward(((now.log_prob + now.entropy) * counts).sum(dim=(1, 2)), net)
+        told.append((now.log_prob[counts], now.entropy[counts], net.grad))
+    hook.remove()
+    whole, parts = seen[0], seen[1:]
+    assert whole == 80 * 24
+    assert sum(parts) < 0.7 * whole
+    for one, other in zip(*told, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
 def test_changes_of_every_weight_are_each_a_model_of_its_own() -> None:

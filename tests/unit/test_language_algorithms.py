@@ -322,12 +322,12 @@ class Bigrams:
     def views(self, of: Any) -> Any:
         return of(0, V, V)
 
-    def score(self, views: Any, text: Text, entropy: bool = False) -> tuple[torch.Tensor, Scored]:
+    def score(self, views: Any, text: Text, entropy: bool, hidden: bool) -> tuple[torch.Tensor, Scored]:
         before, ids = text.ids[..., -T - 1 : -1], text.ids[..., -T:]
         rows = before.flatten(1)[..., None].expand(-1, -1, V)
         logits = views.gather(1, rows).view(*before.shape, V)
-        hidden = torch.nn.functional.one_hot(before, V).float()
-        return hidden, Scored(ops.log_probs(logits, ids), ops.entropy(logits), None)
+        states = torch.nn.functional.one_hot(before, V).float()
+        return states, Scored(ops.log_probs(logits, ids), ops.entropy(logits), None)
 
 
 @dataclass(frozen=True)

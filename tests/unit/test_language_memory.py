@@ -22,7 +22,11 @@ from evopipe.core.net import Net, score
 from evopipe.language.adapters import Adapted, LoRA
 from evopipe.language.base import Base, tiny_tokenizer
 from evopipe.language.generate import Sampling, generate
+from evopipe.machine import configure
+from evopipe.schema.language import TextRuntime
 from evopipe.types import Text, Words
+
+configure(TextRuntime(device="cpu"))  # as a run does: it keeps some of what it freed
 
 def held():
     gc.collect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -77,7 +78,7 @@ def test_a_second_run_gives_the_same_bytes(finished: Path, tmp_path: Path) -> No
     assert digests(tmp_path, OUTS) == digests(finished, OUTS)
 
 
-def test_the_elite_writes_where_it_is_loaded(finished: Path) -> None:
+def test_the_elite_writes_where_it_is_loaded(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import evopipe
     from evopipe.language.policy import LanguagePolicy
 
@@ -91,6 +92,9 @@ def test_the_elite_writes_where_it_is_loaded(finished: Path) -> None:
     assert [len(each) for each in policy.generate(prompts[:2], samples=3, temperature=1.0, max_tokens=2)] == [3, 3]
     answer = call(finished, "play", "--prompt", prompts[0])
     assert (answer.code, answer.out) == (0, told[0] + "\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{prompts[0]}\n{prompts[1]}\n"))  # a chat to the end of a file
+    answer = call(finished, "play")
+    assert (answer.code, answer.out.replace("you: ", "").split()) == (0, " ".join(told[:2]).split())
 
 
 @pytest.mark.thorough
@@ -226,9 +230,10 @@ def test_where_memory_runs_out_a_sentence_says_what_of_a_language_model_takes_it
 
 
 def test_where_nobody_is_rewarded_a_sentence_says_what_to_do(copied: Path) -> None:
-    write(copied, language__reward="operator:is_", train__max_steps=9)  # no completion is a row
+    write(copied, language__reward="operator:sub", train__max_steps=9)  # no completion can be taken from a row
     answer = call(copied, "train")
     assert answer.code == 0
+    assert answer.err.count("note: a completion's score raised TypeError: unsupported operand") == 1
     assert "no member has seen a reward other than 0 in 9 steps" in " ".join(answer.err.split())
     assert "begin from a base that is right now and then" in " ".join(answer.err.split())
 

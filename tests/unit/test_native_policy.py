@@ -47,14 +47,16 @@ def torch_again() -> Iterator[None]:
 
 
 def problem(algo: str, config: dict[str, Any]) -> Spec:
-    """Members that differ in all that may differ; those with a memory have no blended layers there."""
+    """Members that differ in all that may differ."""
     network = {"encoder": [16], "latent": 16, "head": [16], "layer_norm": True, **config.get("network", {})}
-    alike = {"before_training": True, "architecture": {"probabilities": {}}} if "network" in config else {}
     own = {"evolve": {"batch_size": {"min": 16, "max": 64}, "lr": {"min": 1e-4, "max": 1e-2}}, "epochs": 3}
-    mutation = {} if alike else populations.UNLIKE
+    # Of the second seed's members one adds an LSTM layer, that it blends and others lack, and one takes its head away.
+    seed, layers = (13, {"new_layer_prob": 1.0}) if "network" in config else (3, {})
     return populations.problem(
-        algo=algo, mutation=mutation, cohorts="merged", config={**own, **config, "network": network}
-    )
+        algo=algo, mutation={**populations.UNLIKE, **layers}, cohorts="merged",
+        config={**own, **config, "network": network},
+        seed=seed,
+    )  # fmt: skip
 
 
 def started(p: Spec) -> Cohort:
@@ -65,7 +67,11 @@ def started(p: Spec) -> Cohort:
     for name in ("encoder", "actor", "critic"):
         net, adam = (getattr(cohort.state, each, None) for each in (name, f"{name}_adam"))
         if net is not None:
-            own = net.values != 0
+            inner = getattr(net.structure, "inner", net.structure)
+            for layer, blend in zip(inner.layout.hidden, inner.blends, strict=True):
+                if layer.alpha is not None and blend is not None:
+                    net.values.view(-1, inner.size)[:, layer.alpha.start] = 0.4 * blend[1][:, 0, 0]
+            own = inner.pack([torch.ones(len(index)) for index in inner.index]).view_as(net.values)
             adam.mean.copy_(0.1 * own * torch.randn(own.shape, generator=draw))
             adam.square.copy_(own * (0.05 + torch.rand(own.shape, generator=draw)))
             adam.steps.fill_(7.0)

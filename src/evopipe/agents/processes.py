@@ -32,7 +32,11 @@ class Process:
 
     def begin(self, data: bytes) -> None:
         """Wait until it has begun, and has imported what this call needs."""
-        self._told(data)
+        try:
+            self._told(data)
+        except RuntimeError as error:
+            text = f"{error} before it began: a script must start its run below `if __name__ == '__main__':`"
+            raise RuntimeError(text) from None
         self.begun = True
 
     def ask(self, data: bytes) -> tuple[Any, Exception | None]:

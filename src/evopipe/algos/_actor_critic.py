@@ -126,11 +126,11 @@ def whole_update(
 ) -> Learned | None:  # fmt: skip
     """Take the whole update of a deterministic actor and of critics by that name by the CPU's own kernels; None where
     torch must. `close`: as TD3+BC."""
-    if not native.serve() or getattr(state, "encoder", None) is not None:
+    if not native.serve(batch.obs) or getattr(state, "encoder", None) is not None:
         return None
     noise = None
     if critic == "critics":
-        noise = cfg.target_noise * draw.normal(batch.action[0].numel())
+        noise = cfg.target_noise * native.normals(draw, batch.action[0].numel())
     places = native.alone(cfg.spaces.observations, cfg.spaces.actions)
     return native.climb(
         learners(state, critic), hp, places, batch, healthy, climbs, noise=noise,

@@ -15,7 +15,7 @@ from evopipe.algos._team import crew
 from evopipe.core.native import actor_critic as native
 from evopipe.core.net import Net
 from evopipe.core.structure import Widths
-from evopipe.ops.distributions import Distribution, distribution, gumbel, relaxed
+from evopipe.ops.distributions import Distribution, distribution, relaxed
 from evopipe.ops.policy import likeliest, or_random_legal
 from evopipe.rng import Stream
 from evopipe.schema.declare import hyper
@@ -154,15 +154,15 @@ def whole_update(
     cfg: Any, state: Any, critic: str, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, climbs: bool
 ) -> Learned | None:
     """Take the whole update by the CPU's own kernels, of critics by that name in the state; None where torch must."""
-    if not native.serve() or cfg.spaces.images:
+    if not native.serve(batch.obs) or cfg.spaces.images:
         return None
     of, n = crew(cfg), batch.reward[0].numel() * cfg.spaces.actions
     if cfg.spaces.continuous:
-        noise = cfg.target_noise * draw.normal(n) if critic == "critics" else None
+        noise = cfg.target_noise * native.normals(draw, n) if critic == "critics" else None
         own, limit = None, getattr(cfg, "target_clip", 0.0)
     else:
-        noise, limit = gumbel(draw, n).float(), 0.0
-        own = gumbel(draw.part(1), n).clamp(min=-40.0).float() if climbs else None
+        noise, limit = native.gumbels(draw, n), 0.0
+        own = native.gumbels(draw.part(1), n) if climbs else None
     return native.climb(
         _actor_critic.learners(state, critic), hp, of.places, batch, healthy, climbs,
         discrete=not cfg.spaces.continuous, noise=noise, own_noise=own, limit=limit, temperature=cfg.temperature,

@@ -160,8 +160,9 @@ def surrogate(cfg: Any, hp: Hyper, now: Scored, batch: Text, mask: Tensor, cispo
 
 
 def drift(now: Scored, batch: Text) -> Tensor:
-    """Return how far at most a token's log-probability is from what it was when it was written, `[P, 1]`."""
-    return ops.drift(now.log_prob, given(batch.log_prob), batch.mask)[:, None]
+    """Return how far at most the log-probability of a token that counts is from what it was when it was written,
+    `[P, 1]`."""
+    return ops.drift(now.log_prob, given(batch.log_prob), counted(batch))[:, None]
 
 
 def descend(losses: Tensor, healthy: Tensor, hp: Hyper, batch: Text, state: State | StateWithHead) -> Tensor:

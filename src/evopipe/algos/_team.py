@@ -237,4 +237,6 @@ def _crew(spaces: Spaces, share: str, named: tuple[tuple[str, tuple[str, ...]], 
     team = spaces.team or Team(("agent",), (spaces.observations,), (spaces.actions,))
     every = tuple(range(len(team.agents)))
     groups = {"none": tuple((i,) for i in every), "all": (every,)}
-    return Crew(spaces, team, groups[share] if share in groups else tuple(team.groups(dict(named)).values()))
+    found = Crew(spaces, team, groups[share] if share in groups else tuple(team.groups(dict(named)).values()))
+    found.on(torch.device("cpu"))  # now: while a program is recorded, nothing can be made that is to stay
+    return found

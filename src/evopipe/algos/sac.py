@@ -196,11 +196,11 @@ def _aim(cfg: Config, legal: Tensor | None = None) -> float | Tensor:
 
 def _whole_update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream) -> Learned | None:
     """Take the whole update by the CPU's own kernels; None where torch must."""
-    if not native.serve() or state.encoder is not None:
+    if not native.serve(batch.obs) or state.encoder is not None:
         return None
     continuous, by_legal = cfg.spaces.continuous, not cfg.spaces.continuous and cfg.target_entropy == "auto"
     n, draws = batch.reward.shape[1] * cfg.spaces.actions, (draw, draw.part(1))
-    noise, own_noise = (each.normal(n) if continuous else None for each in draws)
+    noise, own_noise = (native.normals(each, n) if continuous else None for each in draws)
     aim = 0.6 if by_legal else float(_aim(cfg))
     return native.soften(
         _actor_critic.learners(state, "critics"), state.log_alpha, state.log_alpha_adam, hp, batch, healthy,

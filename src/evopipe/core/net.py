@@ -142,7 +142,7 @@ def score(policy: Net, text: Text, value: Net | None = None, entropy: bool = Fal
     """
     structure: Any = policy.structure
     scored: Scored
-    hidden, scored = structure.score(policy.views, text, entropy)
+    hidden, scored = structure.score(policy.views, text, entropy, value is not None)
     if value is None:
         return scored
     return scored._replace(value=forward(value, hidden.flatten(1, 2)).view(scored.log_prob.shape))

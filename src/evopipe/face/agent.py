@@ -140,8 +140,7 @@ class Agent:
     def unwrap_models(self) -> None:
         """Nothing is wrapped: all members train in one process."""
 
-    def wrap_models(self) -> None:
-        """See `unwrap_models`."""
+    wrap_models = unwrap_models
 
     def __repr__(self) -> str:
         member = self._member
@@ -188,18 +187,13 @@ class Agent:
             legal[:] = np.asarray(self.breed.actions.flat_mask(action_mask)).astype(bool)
         tick = self.tick()
         if on_policy(spec.algo):
-            return self._act_on_policy(rows, single, legal, hidden_state, tick)
+            action, memory, *numbers = self._step(rows, legal, hidden_state, tick)
+            found = [x[0] if single else x for x in (self.breed.undrawn(action), *numbers)]
+            return (*found, memory) if memory.shape[-1] else (*found,)
         explore = (float(epsilon), tick) if self.training else None
         (chosen,) = choose(spec, cohort, rows[None], legal[None], explore).cpu().numpy()
         own = self.breed.actions.own(chosen)
         return own[0] if single else own
-
-    def _act_on_policy(self, rows: np.ndarray, single: bool, legal: np.ndarray, hidden: Any, tick: int) -> Any:
-        action, memory, *numbers = self._step(rows, legal, hidden, tick)
-        found = (self.breed.undrawn(action), *numbers)
-        if single:
-            found = tuple(x[0] for x in found)
-        return (*found, memory) if memory.shape[-1] else found
 
     def _step(self, rows: np.ndarray, legal: np.ndarray, hidden: Any, tick: int) -> tuple[Any, ...]:
         """Return actions as drawn, what is remembered after them, log-probabilities, entropies and values of rows
@@ -320,8 +314,7 @@ class Agent:
         slot = member.slot if index is None else index
         key = member.key if index is None else int(rng.member_keys(self.breed.params.seed, [slot])[0])
         child = Agent(self.breed, replace(member.clone(slot, member.id, key), parent=member.parent), self.mutation)
-        child.scores, child.steps = [*self.scores], [*self.steps]
-        child._acted, child._learned = self._acted, self._learned
+        child.go_on_from(self, self)
         return child
 
     def save_checkpoint(self, path: str | Path) -> None:

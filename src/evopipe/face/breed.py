@@ -21,7 +21,6 @@ from evopipe.schema.params import Params, parse_params
 from evopipe.types import Spaces
 
 NOWHERE = "no environment yet"  # an id that none has
-_EVER = 10**9
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,31 +122,6 @@ def _of_spaces(observations: Any, actions: Any, team: bool) -> Breed:
     return Breed(nothing, nothing, seen, done, None, observations, actions)
 
 
-def breed_of(
-    algo: str, block: Mapping[str, Any], observations: Any, actions: Any, size: int, num_envs: int, seed: int,
-    device: str,
-) -> Breed:  # fmt: skip
-    """Return a breed for spaces of Gymnasium's, by agent where both are dictionaries of such.
-
-    Raises:
-        ParamsError: the algorithm does not serve them, or a setting is out of its bounds.
-    """
-    params = params_of(
-        {
-            "seed": seed,
-            "env": {"id": NOWHERE, "num_envs": num_envs},
-            "population": {"size": size},
-            "train": {
-                "algo": algo, "mode": mode_of(algo), "max_steps": _EVER, "evo_steps": _EVER, "warm_start": 0,
-                "target": None, "replay": {"capacity": _EVER},
-            },
-            "runtime": {"device": device},
-            "algos": {algo: dict(block)},
-        }
-    )  # fmt: skip
-    return build(params, observations, actions)
-
-
 def params_of(data: Mapping[str, Any]) -> Params:
     """Return the parameters of a run in environments, see `parse_params`.
 
@@ -182,11 +156,6 @@ def build(params: Params, observations: Any, actions: Any) -> Breed:
 def by_agent(spaces: Any) -> bool:
     """Whether spaces are a team's."""
     return isinstance(spaces, Mapping) and not isinstance(spaces, gymnasium.Space)
-
-
-def mode_of(algo: str) -> str:
-    """Whether an algorithm learns from a dataset alone."""
-    return "offline" if get(algo).OFFLINE_ONLY else "online"
 
 
 def spaces_of(breed: Breed) -> Spaces:

@@ -134,7 +134,7 @@ class ReplayBuffer:
             self._begin(state, action, several)
         assert self.form is not None
         assert self._replay is not None
-        obs, n = self.form.rows(state, several), 1
+        obs = self.form.rows(state, several)
         n = len(obs)
         done = np.broadcast_to(np.asarray(done, bool).reshape(-1), (n,))
         reward = np.asarray(reward, np.float32).reshape(-1)
@@ -145,14 +145,9 @@ class ReplayBuffer:
         if self._nstep is None:
             rows, keep = self._replay.layout.pack(obs, acts, reward, terminated, after), ~idle
         else:
-            rows, keep = self._step(obs, acts, reward, terminated, truncated, after, idle)
+            rows, keep = self._nstep.add(obs, acts, reward, terminated, truncated, after, None, idle)  # windows wait
         self.counter += int((~idle).sum())
         self._replay.add(rows.reshape(1, -1, rows.shape[-1]), keep.reshape(1, -1))
-
-    def _step(self, obs: Any, acts: Any, reward: Any, terminated: Any, truncated: Any, after: Any, idle: Any) -> Any:
-        """Take a step into the windows; a reset is no step, and windows wait."""
-        assert self._nstep is not None
-        return self._nstep.add(obs, acts, reward, terminated, truncated, after, None, idle)
 
     def _begin(self, state: Any, action: Any, several: bool) -> None:
         self.form = form = form_of(state, action, several)

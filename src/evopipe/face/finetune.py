@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from evopipe.face.evolution import Mutations, TournamentSelection
 from evopipe.face.gyms import PreferenceGym, ReasoningGym
 from evopipe.face.language import Gym, LanguageAgent, LanguageBreed, regime_of
 from evopipe.face.language_settings import language_block
-from evopipe.face.outcome import conduct, entering
+from evopipe.face.outcome import conduct, entering, views
 from evopipe.face.population import one_process
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.rng import Purpose
@@ -247,15 +248,7 @@ class Finetuning:
         params = self.params(env)
         spec, regime = regime_of(self.breed, params, env, len(self.pop), self.max_reward)
         made = Run(spec, regime, regime.clock, entering(self.pop, params.seed), [agent.mutation for agent in self.pop])
-        before = [agent.steps[-1] for agent in self.pop]
-
-        def agents() -> list[LanguageAgent]:
-            found = []
-            for member, birth in zip(made.members, made.births, strict=True):
-                found.append(LanguageAgent(self.breed, member, birth))
-                found[-1].steps = [before[member.slot] + made.clock.step * env.data_batch_size]
-            return found
-
+        agents = partial(views, made, LanguageAgent, self.breed, self.pop, env.data_batch_size)
         about = {**about_spec(spec), "policy": describe(params, spec)}
         if self.wandb_entity is not None:
             os.environ["WANDB_ENTITY"] = self.wandb_entity

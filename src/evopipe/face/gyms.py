@@ -102,12 +102,10 @@ class PreferenceGym:
     Args:
         train_dataset: rows to learn from, each with `prompt`, `chosen` and `rejected`: a dataset of `datasets`, or
             mappings. A prompt is a text, or a list of messages (`role`, `content`).
-        test_dataset: rows that score agents while they train, likewise.
-        tokenizer: of `transformers`, the model's own.
         data_batch_size_per_gpu: pairs that an agent learns from in a step.
-        accelerator: an Accelerator of one process.
         max_context_length: most tokens of a prompt, and of a completion; longer rows are left out. None for any.
-        seed: seed of the order of the rows.
+
+    The other arguments are those of `ReasoningGym`.
 
     Raises:
         DataError: a dataset is empty, or a row lacks a field.

@@ -257,7 +257,8 @@ def language_agents(
     """
     one_process(accelerator)
     if isinstance(actor_network, (str, Path)):
-        actor_network, tokenizer = _read(str(actor_network), tokenizer)
+        found = load_base(LanguageConfig(model=str(actor_network)), 1)
+        actor_network, tokenizer = found.model, tokenizer or found.tokenizer
     if actor_network is None or not hasattr(actor_network, "get_output_embeddings"):
         raise UsageError(
             "actor_network: give a causal language model of transformers (AutoModelForCausalLM.from_pretrained), or a "
@@ -276,12 +277,6 @@ def language_agents(
                           device_of(device))  # fmt: skip
     members, births = first_members(breed.spec, size)
     return [LanguageAgent(breed, member, birth) for member, birth in zip(members, births, strict=True)]
-
-
-def _read(folder: str, tokenizer: Any) -> tuple[Any, Any]:
-    """Read a model, and its tokenizer where none was given."""
-    base = load_base(LanguageConfig(model=folder), 1)
-    return base.model, tokenizer or base.tokenizer
 
 
 def _adapter(config: Any, full: bool) -> dict[str, Any]:

@@ -1,12 +1,7 @@
 """The spellings of AgileRL's first versions: one table, each with a sentence that says what it is called now.
 
 Their training functions counted episodes: of so many, each 500 steps of the vector of environments long if nothing else
-is said. An import line of such a script becomes
-
-    from agilerl.training.train import train                →  from evopipe.face.older import train
-    from agilerl.training.train_on_policy import train      →  from evopipe.face.older import train_on_policy as train
-    from agilerl.training.train_offline import train        →  from evopipe.face.older import train_offline as train
-    from agilerl.training.train_multi_agent import ...      →  from evopipe.face.older import train_multi_agent
+is said. `docs/scripts.md` has the import lines.
 """
 
 from __future__ import annotations

@@ -28,33 +28,29 @@ from evopipe.track.console import console_sink
 from evopipe.track.events import JsonlSink, Tracker
 
 
-class Checkpoints:
-    """Every agent as a folder, after the generation in which each `every` environment steps of a member were taken.
+def checkpoints(
+    run: Run[Any], agents: Callable[[], Sequence[Any]], every: int | None, path: str, overwrite: bool
+) -> Callable[[], None]:
+    """Return what writes every agent to a folder, after the generation in which each `every` environment steps of a
+    member were taken; None for never.
 
     Args:
-        run: what is trained.
         agents: returns the agents as they are.
-        every: steps of each member; None for no checkpoints.
         path: how the folders' names begin: `path_INDEX_STEPS`, or `path_INDEX` with `overwrite`.
-        overwrite: whether the next ones take the places of the last ones.
     """
+    saved = generation = 0
 
-    def __init__(
-        self, run: Run[Any], agents: Callable[[], Sequence[Any]], every: int | None, path: str, overwrite: bool
-    ) -> None:
-        self._run, self._agents, self._every, self._path, self._overwrite = run, agents, every, path, overwrite
-        self._saved = self._generation = 0
+    def save() -> None:
+        nonlocal saved, generation
+        clock = run.clock
+        if every is not None and clock.generation > generation:
+            generation = clock.generation
+            if clock.step // every > saved:
+                saved = clock.step // every
+                for agent in agents():
+                    agent.save_checkpoint(f"{path}_{agent.index}{'' if overwrite else f'_{clock.step}'}")
 
-    def save(self) -> None:
-        """Write what is due."""
-        clock = self._run.clock
-        if self._every is not None and clock.generation > self._generation:
-            self._generation = clock.generation
-            if clock.step // self._every > self._saved:
-                self._saved = clock.step // self._every
-                for agent in self._agents():
-                    end = "" if self._overwrite else f"_{clock.step}"
-                    agent.save_checkpoint(f"{self._path}_{agent.index}{end}")
+    return save
 
 
 def save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
@@ -81,6 +77,14 @@ def entering(agents: Sequence[Any], seed: int) -> list[Member]:
     if len({*ids}) < len(ids):
         ids = [*range(len(ids))]
     return [replace(member, slot=slot, id=ids[slot], key=int(keys[slot])) for slot, member in enumerate(members)]
+
+
+def views(run: Run[Any], view: Callable[..., Any], breed: Any, before: Sequence[Any], each: int = 1) -> list[Any]:
+    """Return agents, by a class of theirs, of a run's members as they are; `each` is what they count for a step."""
+    found = [view(breed, member, birth) for member, birth in zip(run.members, run.births, strict=True)]
+    for agent in found:
+        agent.steps = [before[agent.index].steps[-1] + run.clock.step * each]
+    return found
 
 
 def conduct(

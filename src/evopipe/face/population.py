@@ -11,10 +11,12 @@ import numpy as np
 from evopipe import algos
 from evopipe.errors import UsageError
 from evopipe.face.agent import Agent
-from evopipe.face.breed import actions_from, breed_of, device_of, space_from
+from evopipe.face.breed import NOWHERE, actions_from, build, device_of, params_of, space_from
 from evopipe.face.language_settings import language_algorithm
 from evopipe.face.settings import HyperparameterConfig, algorithm_of, block_of
 from evopipe.run.spec import first_members
+
+_EVER = 10**9
 
 
 def create_population(
@@ -93,7 +95,15 @@ def create_population(
     if team:
         observation_space, action_space = (_by_agent(spaces, ids) for spaces in (observation_space, action_space))
     block = block_of(name, hp, net_config or {}, hp_config)
-    breed = breed_of(name, block, observation_space, action_space, population_size, num_envs, seed, device_of(device))
+    train = {"algo": name, "mode": "offline" if algos.get(name).OFFLINE_ONLY else "online", "max_steps": _EVER,
+             "evo_steps": _EVER, "warm_start": 0, "target": None, "replay": {"capacity": _EVER}}  # fmt: skip
+    params = params_of(
+        {
+            "seed": seed, "env": {"id": NOWHERE, "num_envs": num_envs}, "population": {"size": population_size},
+            "train": train, "runtime": {"device": device_of(device)}, "algos": {name: block},
+        }
+    )  # fmt: skip
+    breed = build(params, observation_space, action_space)
     members, births = first_members(breed.spec, population_size)
     return [Agent(breed, member, birth) for member, birth in zip(members, births, strict=True)]
 

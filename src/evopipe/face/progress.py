@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress
 
 
 class ProgressBar:
@@ -14,8 +14,7 @@ class ProgressBar:
 
     def __init__(self, total: int) -> None:
         console = Console(file=sys.stderr)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                   TimeRemainingColumn())  # fmt: skip
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn())
         self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._bar.add_task("steps", total=total)
         self._bar.start()

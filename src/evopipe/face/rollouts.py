@@ -85,7 +85,8 @@ def _collect(agent: Agent, env: Any, n_steps: int | None, obs: Any, done: Any, s
     if fresh:
         obs, info = env.reset()
     scores = np.zeros(n) if scores is None else np.array(scores, float)
-    begins = np.ones(n, bool) if fresh else _begins(obs, done, n)
+    known = marks_of(obs, n)  # where an episode begins at observations that another call left
+    begins = np.ones(n, bool) if fresh else np.zeros(n, bool) if known is None else known.began
     if agent.carried is None or fresh or len(agent.carried) != n:
         agent.carried = torch.zeros(n, cohort.memory)
     next_step = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP) == AutoresetMode.NEXT_STEP
@@ -118,9 +119,3 @@ def _collect(agent: Agent, env: Any, n_steps: int | None, obs: Any, done: Any, s
         obs, begins = following, (idle if next_step else ended)
     agent.scores += finished
     return finished, obs, ended, scores, info
-
-
-def _begins(obs: Any, done: Any, count: int) -> np.ndarray:
-    """Where an episode begins at observations that another call left."""
-    marks = marks_of(obs, count)
-    return np.zeros(count, bool) if marks is None else marks.began

@@ -7,6 +7,7 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from evopipe.algos import get, on_policy
 from evopipe.data.transitions import Transitions
 from evopipe.envs.make import opened
 from evopipe.envs.workers import Workers
-from evopipe.errors import UsageError, translate_failures
+from evopipe.errors import UsageError, suggestion, translate_failures
 from evopipe.face.agent import Agent
 from evopipe.face.breed import params_of
 from evopipe.face.evolution import Mutations, TournamentSelection
 from evopipe.face.given import config_of
-from evopipe.face.outcome import Checkpoints, conduct, entering, save_policy
+from evopipe.face.outcome import checkpoints, conduct, entering, save_policy, views
 from evopipe.face.population import one_process
 from evopipe.face.settings import algorithm_of, block_of
 from evopipe.machine import configure
@@ -128,9 +129,13 @@ class Call:
         chances, made = self.mutation.config.probabilities, self.mutation.config
         known = {"NO_MUT": chances.none, "ARCH_MUT": chances.architecture, "PARAMS_MUT": chances.parameters,
                  "ACT_MUT": chances.activation, "RL_HP_MUT": chances.rl_hp, "NEW_LAYER": made.new_layer_prob,
-                 "MUT_SD": made.sd, "RAND_SEED": self.mutation.rand_seed}  # fmt: skip
+                 "MUT_SD": made.sd, "RAND_SEED": self.mutation.rand_seed, "RL_HP_SELECTION": self.mutation.selection,
+                 **{f"{which}_{name.upper()}": end for name, ends in self.mutation.ends.items()
+                    for which, end in zip(("MIN", "MAX"), ends, strict=True)}}  # fmt: skip
         for key, value in (self.MUT_P or {}).items():
-            if key in known and known[key] != value:
+            if key not in known:
+                raise UsageError(f"MUT_P: nobody reads {key!r}{suggestion(key, known)}")
+            if known[key] != value:
                 raise UsageError(f"MUT_P: {key} is {value!r}, and mutation was made with {known[key]!r}")
 
     def params(self) -> Params:
@@ -141,7 +146,8 @@ class Call:
         if self.tournament is not None:
             evolution["tournament"] = self.tournament.config.model_dump()
         if self.mutation is None:
-            evolution["mutation"] = {"probabilities": {"none": 1.0, **dict.fromkeys(_KINDS, 0.0)}}
+            kinds = "architecture", "parameters", "activation", "rl_hp"
+            evolution["mutation"] = {"probabilities": {"none": 1.0, **dict.fromkeys(kinds, 0.0)}}
         else:
             evolution["mutation"] = self.mutation.config.model_dump()
             block["evolve"] = {
@@ -197,7 +203,6 @@ class Call:
             spaces = dict(spaces[0]), dict(spaces[1])  # type: ignore[call-overload]
         breed = self.pop[0].breed.told(params, spec, spaces)
         members, births = entering(self.pop, params.seed), [agent.mutation for agent in self.pop]
-        before = [agent.steps[-1] for agent in self.pop]
         about = {**about_spec(spec), "policy": breed.about}
         learners = learner_count(params.runtime.learners, params.runtime.threads)
         with (
@@ -206,18 +211,11 @@ class Call:
             Workers(params.runtime.env_workers, learners) as workers,
         ):
             made = begin(spec, members, warm, births, workers, learners, collect)
-
-            def agents() -> list[Agent]:
-                found = []
-                for member, birth in zip(made.members, made.births, strict=True):
-                    found.append(Agent(breed, member, birth))
-                    found[-1].steps = [before[member.slot] + made.clock.step]
-                return found
-
-            saved = Checkpoints(made, agents, self.checkpoint, self.checkpoint_path or f"{self.file}-checkpoint",
-                                self.overwrite_checkpoints)  # fmt: skip
+            agents = partial(views, made, Agent, breed, self.pop)
+            path = self.checkpoint_path or f"{self.file}-checkpoint"
+            save = checkpoints(made, agents, self.checkpoint, path, self.overwrite_checkpoints)
             try:
-                champion = conduct(made, params, about, Path(scratch), lambda _: saved.save(), not self.verbose,
+                champion = conduct(made, params, about, Path(scratch), lambda _: save(), not self.verbose,
                                    self.wandb_api_key)  # fmt: skip
                 if adopt is not None:
                     adopt(made.regime)
@@ -233,9 +231,6 @@ class Call:
     def file(self) -> str:
         """How files of this training begin where nothing else is said."""
         return f"{self.env_name or 'env'}-{self.name}".replace("/", "_").replace(":", "_")
-
-
-_KINDS = ("architecture", "parameters", "activation", "rl_hp")
 
 
 def epsilon_of(algo: str, config: Any, envs: int, start: float, end: float, decay: float) -> dict[str, Any]:

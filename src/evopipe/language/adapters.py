@@ -298,10 +298,10 @@ class Adapters:
         pairs, scale = zip(self.layers, views, strict=True), self.archs[0].scale
         return hooks.adapting(self.widths.base, {layer.name: hooks.LowRank(a, b, scale) for layer, (a, b) in pairs})
 
-    def score(self, views: Any, text: Text, entropy: bool = False) -> tuple[Tensor, Scored]:
+    def score(self, views: Any, text: Text, entropy: bool, hidden: bool) -> tuple[Tensor | None, Scored]:
         """See `hooks.score`."""
         leaves = [leaf for pair in views for leaf in pair]
-        return hooks.score(self.widths.base, text, entropy, lambda: self.active(views), leaves)
+        return hooks.score(self.widths.base, text, entropy, hidden, lambda: self.active(views), leaves)
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
         """Return the logits `[P, B, L, V]` of rows of tokens `[P, B, L]` without pads."""
@@ -360,9 +360,9 @@ class Changes:
                 found.setdefault(module, hooks.Change({})).parts[kind] = view
         return hooks.adapting(self.widths.base, found)
 
-    def score(self, views: Any, text: Text, entropy: bool = False) -> tuple[Tensor, Scored]:
+    def score(self, views: Any, text: Text, entropy: bool, hidden: bool) -> tuple[Tensor | None, Scored]:
         """See `hooks.score`."""
-        return hooks.score(self.widths.base, text, entropy, lambda: self.active(views), views)
+        return hooks.score(self.widths.base, text, entropy, hidden, lambda: self.active(views), views)
 
     def forward(self, views: Any, x: Tensor) -> Tensor:
         """Return the logits `[P, B, L, V]` of rows of tokens `[P, B, L]` without pads."""

@@ -52,6 +52,7 @@ class Base:
         ends: tokens that end a completion.
         pad: the token that stands in pads; no mask lets it count.
         rows_at_once: rows of each member that pass through it at a time; None: all.
+        exact: whether no bit of a member may depend on its neighbours: pads are computed then, too.
         length: most tokens of a row, where members are whole models over these tokens and there is no base, see
             `tokens_alone`.
         together: the processes that its rows are divided among.
@@ -66,6 +67,7 @@ class Base:
     pad: int
     device: torch.device
     rows_at_once: int | None = None
+    exact: bool = False
     length: int = 0
     together: Together = field(default_factory=Together)
     hooked: list[Any] = field(default_factory=list, repr=False)  # its hooks, see `hooks`

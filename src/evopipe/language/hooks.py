@@ -16,6 +16,9 @@ from evopipe.language.base import Base
 from evopipe.language.together import Together
 from evopipe.types import Scored, Tensor, Text
 
+_PART = 256  # tokens that take as long as it takes to begin with another part of the rows
+_MORE = 7  # parts, at most, that rows are divided into for their lengths' sake
+
 
 class LowRank(NamedTuple):
     """Beside a linear layer: `W x + s · B A x`."""
@@ -86,33 +89,77 @@ def score(
     base: Base,
     text: Text,
     entropy: bool = False,
+    hidden: bool = False,
     active: Callable[[], AbstractContextManager[Any]] = nullcontext,
     leaves: Sequence[Tensor] = (),
-) -> tuple[Tensor, Scored]:
+) -> tuple[Tensor | None, Scored]:
     """Score rows of text by the base with what `active` makes active in it, which is made of `leaves`.
 
-    Returns the hidden states `[P, B, T, H]` that the last `T` tokens were told from, too. For `entropy` see
-    `core.net.score`. Where the base has `rows_at_once`, memory holds the activations of so many rows alone: to learn,
-    they are computed a second time. Each such part is computed by one of the processes that the base is divided among.
+    Rows of like lengths pass together, each as far as its last token that counts: what stands behind it has the
+    log-probability 0. With `hidden` all passes, and the states `[P, B, T, H]` that the last `T` tokens were told from
+    are returned, too. For `entropy` see `core.net.score`. Where the base has `rows_at_once`, memory holds the
+    activations of so many rows alone: to learn, they are computed a second time. Each such part is computed by one of
+    the processes that the base is divided among.
     """
-    width, rows = text.mask.shape[-1], text.ids.shape[1]
+    (members, rows, columns), width = text.ids.shape, text.mask.shape[-1]
+    each = base.rows_at_once or rows
+    parts, lengths, order = _parts(base, text, each, whole=hidden)
+    ids, real = (x if order is None else take(x, order) for x in (text.ids, text.real))
 
     def part(here: slice) -> tuple[Tensor, ...]:
-        ids, real = text.ids[:, here], text.real[:, here]
+        if not (last := lengths[here.stop - 1]):
+            return (torch.zeros(members, here.stop - here.start, width, device=ids.device),) * 2
+        some = slice(None), here, slice(columns - width + last)
         with active():  # learning comes back here later
-            found = _score(base, ids, real, width, entropy)
-        return tuple(x.unflatten(0, ids.shape[:2]) for x in found)
+            found = _score(base, ids[some], real[some], last, entropy)
+        states, *told = (x.unflatten(0, (members, -1)) for x in found)
+        return *(nn.functional.pad(x, (0, width - last)) for x in told), *[states] * hidden
 
-    each = base.rows_at_once or rows
     if each >= rows:
-        hidden, log_prob, spread = part(slice(rows))
+        found = [x[0] if len(x) == 1 else torch.cat(x, dim=1) for x in zip(*map(part, parts), strict=True)]
     else:
-        out = text.mask.new_empty(*text.mask.shape, base.words.hidden, dtype=base.model.dtype)
-        blank = out, *(torch.empty_like(out[..., 0], dtype=torch.float32) for _ in range(2))
-        parts = [slice(first, min(first + each, rows)) for first in range(0, rows, each)]
+        blank = [torch.empty(text.mask.shape, device=ids.device) for _ in range(2)]
+        if hidden:
+            blank.append(text.mask.new_empty(*text.mask.shape, base.words.hidden, dtype=base.model.dtype))
         apply: Any = _Parts.apply
-        hidden, log_prob, spread = apply(part, parts, base.together, blank, *leaves)
-    return hidden, Scored(log_prob, spread, None)
+        found = list(apply(part, parts, base.together, tuple(blank), *leaves))
+    if order is not None:
+        back = order.argsort(dim=1)
+        found = [take(x, back) for x in found]
+    return found[2] if hidden else None, Scored(found[0], found[1], None)
+
+
+def take(x: Tensor, rows: Tensor) -> Tensor:
+    """Return rows `[P, b]` of each member's `[P, B]` or `[P, B, …]`."""
+    return x.gather(1, rows if x.ndim == 2 else rows[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def _parts(base: Base, text: Text, each: int, whole: bool) -> tuple[list[slice], list[int], Tensor | None]:
+    """Divide rows into parts of at most so many that pass one after the other.
+
+    Returns the parts, how many of the last `T` columns a row has for any member, and the order `[P, B]` in which the
+    rows stand for that, each member's shortest first; None: as they are, and whole.
+    """
+    (members, rows, columns), width = text.ids.shape, text.mask.shape[-1]
+    if whole or base.exact:
+        return [slice(i, min(i + each, rows)) for i in range(0, rows, each)], [width] * rows, None
+    counts = text.mask if text.keep is None else text.mask & text.keep[..., None]
+    last = (counts * torch.arange(1, width + 1, device=counts.device)).amax(dim=-1)
+    ordered, order = last.sort(dim=1, stable=True)
+    lengths = ordered.amax(dim=0).tolist()
+    lengths[-1] = max(lengths[-1], 1)
+
+    def divided(number: int) -> list[slice]:
+        return [slice(rows * i // number, rows * (i + 1) // number) for i in range(number)]
+
+    def cost(parts: Sequence[slice]) -> int:
+        """In tokens."""
+        told = [(part.stop - part.start, lengths[part.stop - 1]) for part in parts]
+        return sum(_PART + members * n * (columns - width + last) for n, last in told if last)
+
+    least = -(-rows // each)
+    parts = min((divided(n) for n in range(least, min(least + _MORE, rows) + 1)), key=cost)
+    return parts, lengths, order if len(parts) > 1 else None
 
 
 class _Parts(torch.autograd.Function):
@@ -150,6 +197,8 @@ def _gradients(compute: Any, here: slice, grads: Sequence[Tensor | None], leaves
     with torch.enable_grad():
         outs = compute(here)
     pairs = [(x, g[:, here]) for x, g in zip(outs, grads, strict=True) if g is not None and x.requires_grad]
+    if not pairs:
+        return [torch.zeros_like(leaf) for leaf in leaves]
     return torch.autograd.grad(
         [x for x, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True, materialize_grads=True
     )

@@ -65,7 +65,10 @@ class LanguagePolicy:
             rows = [[*prompt, *own] for prompt, own in zip(asked, told, strict=True)]
             ids, real = (x[None].to(self.base.device) for x in stacked(rows, self.base.pad, left=True))
             text = with_end(Text(ids, real, real, torch.zeros_like(ids)))
-            hidden, _ = hooks.score(self.base, replace(text, mask=text.mask[..., -1:]), active=self._active)
+            hidden, _ = hooks.score(
+                self.base, replace(text, mask=text.mask[..., -1:]), hidden=True, active=self._active
+            )
+            assert hidden is not None
             found += (hidden[0, :, -1].to(weight.dtype) @ weight + bias).tolist()
         return found
 

@@ -14,8 +14,8 @@ from evopipe import rng
 from evopipe.core.cohort import Cohort
 from evopipe.core.member import Member
 from evopipe.core.net import score
+from evopipe.language import hooks
 from evopipe.language.generate import Sampling, Stops, Written, generate, texts
-from evopipe.language.hooks import reference
 from evopipe.language.tokens import Corpus, Rows
 from evopipe.language.vllm import Engine, weights
 from evopipe.rng import Purpose, Stream
@@ -164,7 +164,7 @@ class Dialogue:
             text = self._scored_anew(cohort, text)
         asks = spec.algo.asks(spec.algo_config)
         if "reference" in asks:
-            text = replace(text, reference=reference(spec.base, text))
+            text = replace(text, reference=hooks.reference(spec.base, text))
         if "value" in asks:
             with torch.no_grad():
                 now = score(getattr(cohort.state, spec.algo.POLICY).frozen, text, cohort.state.value.frozen)
@@ -263,9 +263,6 @@ def sampling(cohort: Cohort, spec: LanguageSpec) -> Sampling:
 def take(text: Text, rows: Tensor) -> Text:
     """Return rows `[P, b]` of each member's text."""
 
-    def own(x: Tensor | None) -> Tensor | None:
-        if x is None:
-            return None
-        return x.gather(1, rows if x.ndim == 2 else rows[..., None].expand(-1, -1, x.shape[-1]))
-
-    return Text(**{f.name: own(getattr(text, f.name)) for f in fields(Text)})  # type: ignore[arg-type]
+    held = {f.name: getattr(text, f.name) for f in fields(Text)}
+    some: dict[str, Any] = {name: None if x is None else hooks.take(x, rows) for name, x in held.items()}
+    return Text(**some)

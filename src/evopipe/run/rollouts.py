@@ -131,9 +131,12 @@ def _epochs(
     next_value = spec.algo.value(spec.algo_config, cohort.state, *rollout.following(ticks))
     rollout.estimate(ticks, next_value, hyper["gamma"], hyper["gae_lambda"])
     if spec.algo.learn is not None and update is spec.algo.update:
-        steps = when + torch.arange(max(plan.epochs), device=when.device)
-        order = rng.uniform(cohort.keys, Purpose.REPLAY, steps, plan.count).argsort(dim=2)
-        lessons = Lessons(rollout.rows, rollout.memory, order, *plan.ticks, plan.batches, plan.sizes, plan.epochs)
+
+        def orders() -> Tensor:
+            steps = when + torch.arange(max(plan.epochs))
+            return rng.uniform(cohort.keys, Purpose.REPLAY, steps, plan.count).argsort(dim=2)
+
+        lessons = Lessons(rollout.rows, rollout.memory, orders, *plan.ticks, plan.batches, plan.sizes, plan.epochs)
         learned = spec.algo.learn(spec.algo_config, cohort.state, hyper, lessons, healthy)
         if learned is not None:
             cohort.healthy.copy_(learned.healthy)

@@ -13,6 +13,7 @@ import torch
 from evopipe.core.native import build, dense
 from evopipe.core.native.build import at
 from evopipe.core.optim import BETA1, BETA2, EPS, Adam
+from evopipe.rng import Stream, salt
 from evopipe.types import Batch, Hyper, Learned, Tensor
 
 if TYPE_CHECKING:
@@ -103,9 +104,25 @@ class Learners:
         return tuple([tensor.data_ptr() for tensor in held])
 
 
-def serve() -> bool:
-    """Whether the kernels are in use."""
-    return build.chosen() is not None and not torch.compiler.is_compiling()
+def serve(x: Tensor) -> bool:
+    """Whether the kernels are in use, and can read what lies where x does."""
+    return build.chosen() is not None and x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def normals(draw: Stream, n: int) -> Tensor:
+    """Return what `draw.normal(n)` returns, to its last bit or the one before."""
+    return _drawn("normals", draw, n)
+
+
+def gumbels(draw: Stream, n: int) -> Tensor:
+    """Return what `ops.distributions.gumbel` does, as float32 and −40 at least."""
+    return _drawn("gumbels", draw, n)
+
+
+def _drawn(name: str, draw: Stream, n: int) -> Tensor:
+    found = torch.empty(len(draw.keys), n)
+    getattr(build.kernels(), name)(*found.shape, at(draw.keys), salt(draw.purpose), at(draw.step), at(found))
+    return found
 
 
 @cache

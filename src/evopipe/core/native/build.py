@@ -28,6 +28,8 @@ SIGNATURES = {
     "adam": "iinpnpnppnpppddd",
     "polyak": "iinpnpnp",
     "uniform": "iipnpp",
+    "normals": "iipnpp",
+    "gumbels": "iipnpp",
     "gather": "pniippiiiiiiiiippppppppp",
     "tree_add_up": "ippipp",
     "tree_add_up_all": "ippi",

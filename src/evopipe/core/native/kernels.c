@@ -580,6 +580,7 @@ static const float *outputs_of(const int32_t *plan, int layers, const float *val
 }
 
 #include "replay.c"
+#include "draws.c"
 #include "value.c"
 #include "actor_critic.c"
 #include "lstm.c"

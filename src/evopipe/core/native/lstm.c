@@ -1,36 +1,48 @@
-// Long short-term memory of one member, forward and backward through time: input, forget and output gate, candidate side
-// by side. Rows are step-major: those of the first step, then those of the second … `core.lstm` has the same in torch.
+// Long short-term memory of one member, forward and backward through time: input, forget and output gate, candidate
+// side by side. Rows are step-major: those of the first step, then those of the second … `core.lstm` has the same in
+// torch.
 
-enum { OWN, ROOM, WEIGHTS, BIASES, RECURRENT, REMEMBERED, GATED };  // what a layer's fields say
+// what a layer's fields say; SHARE: its α, or -1
+enum { OWN, ROOM, WEIGHTS, BIASES, RECURRENT, REMEMBERED, SHARE, GATED };
 
 enum { GATES = 4 };
 
 typedef struct {
   const int32_t *at;        // the layer's fields
-  int in, n;                // widths of what it reads and hands on
+  int in, n, out;           // widths of what it reads, computes and hands on
   const float *x;           // what it read
   float *gates, *h, *c;     // [rows, 4n], [rows, n], [rows, n]
   float *before_h, *before_c;  // what each step remembered
+  float *y;                 // [rows, out], which is h where nothing is blended
 } gated;
 
-// Floats that a layer keeps of each row.
-static int kept_of_gated(int n) { return (GATES + 4) * n; }
-
-static int lay_out_gated(const int32_t *fields, int layers, int rows, int inputs, const float *x, float *saved, gated *found) {
+// Lay out what a member's layers keep, from `saved`, of which the rest is left; return how many layers it has.
+static int lay_out_gated(const int32_t *fields, int layers, int rows, int inputs, const float *x, float **saved,
+                         gated *found) {
+  int count = 0;
   for (int i = 0; i < layers; i++) {
-    gated *l = &found[i];
-    l->at = fields + i * GATED;
-    l->in = inputs, l->n = l->at[OWN], l->x = x;
+    const int32_t *at = fields + i * GATED;
+    if (!at[OWN]) continue;
+    gated *l = &found[count++];
+    l->at = at, l->in = inputs, l->n = at[OWN], l->x = x;
+    l->out = at[SHARE] >= 0 && inputs > l->n ? inputs : l->n;
     const ptrdiff_t size = (ptrdiff_t)rows * l->n;
-    l->gates = saved, l->h = saved + GATES * size, l->c = l->h + size, l->before_h = l->c + size, l->before_c = l->before_h + size;
-    saved += (GATES + 4) * size;
-    x = l->h, inputs = l->n;
+    l->gates = *saved, l->h = *saved + GATES * size, l->c = l->h + size, l->before_h = l->c + size,
+        l->before_c = l->before_h + size;
+    *saved += (GATES + 4) * size;
+    l->y = l->h;
+    if (at[SHARE] >= 0) l->y = *saved, *saved += (ptrdiff_t)rows * l->out;
+    x = l->y, inputs = l->out;
   }
-  return layers;
+  return count;
 }
 
-// Take `steps` steps of `batch` rows: `memory` `[batch, width]` is what was before the first, `keep` `[steps, batch]` is 0
-// where all is forgotten before a step, else 1.
+// What a blended layer's place in x and in what it made of it is: 0 where one has no such unit.
+INLINE float old_of(const gated *l, ptrdiff_t row, int j) { return j < l->in ? l->x[row * l->in + j] : 0.0f; }
+INLINE float own_of(const gated *l, ptrdiff_t row, int j) { return j < l->n ? l->h[row * l->n + j] : 0.0f; }
+
+// Take `steps` steps of `batch` rows: `memory` `[batch, width]` is what was before the first, `keep` `[steps, batch]`
+// is 0 where all is forgotten before a step, else 1.
 static void forward_gated(const float *values, int steps, int batch, gated *layers, int count, const float *memory,
                           ptrdiff_t width, const float *keep, float *packed) {
   const int rows = steps * batch;
@@ -66,10 +78,17 @@ static void forward_gated(const float *values, int steps, int batch, gated *laye
           put(l->h + row * n + j, left, out * hyperbolic(c));
         }
     }
+    if (l->at[SHARE] < 0) continue;
+    const float alpha = values[l->at[SHARE]];
+    for (ptrdiff_t row = 0; row < rows; row++)
+      for (int j = 0; j < l->out; j++) {
+        const float old = old_of(l, row, j), own = own_of(l, row, j);
+        l->y[row * l->out + j] = alpha < 0.5f ? old + alpha * (own - old) : own - (own - old) * (1.0f - alpha);
+      }
   }
 }
 
-// Go back through them. `d` `[rows, n]` holds the gradient of what comes out, `next` has as much room as the widest;
+// Go back through them. `d` `[rows, out]` holds the gradient of what comes out, `next` has as much room as the widest;
 // `grad` gets what that gives the parameters added. Returns where the gradient of what went in lies, if it is `wanted`.
 // `of_state` has room for three times batch × n.
 static float *backward_gated(const float *values, float *grad, int steps, int batch, gated *layers, int count,
@@ -80,7 +99,14 @@ static float *backward_gated(const float *values, float *grad, int steps, int ba
     const int n = l->n, room = l->at[ROOM];
     const ptrdiff_t size = (ptrdiff_t)batch * n;
     float *dh = of_state, *dc = of_state + size;
+    const float alpha = l->at[SHARE] < 0 ? 1.0f : values[l->at[SHARE]];
     memset(of_state, 0, sizeof(float) * 2 * (size_t)size);
+    if (l->at[SHARE] >= 0) {
+      float total = 0.0f;
+      for (ptrdiff_t row = 0; row < rows; row++)
+        for (int j = 0; j < l->out; j++) total += d[row * l->out + j] * (own_of(l, row, j) - old_of(l, row, j));
+      grad[l->at[SHARE]] += total;
+    }
     for (int t = steps - 1; t >= 0; t--) {
       const ptrdiff_t first = (ptrdiff_t)t * batch;
       for (int b = 0; b < batch; b++) {
@@ -88,8 +114,10 @@ static float *backward_gated(const float *values, float *grad, int steps, int ba
         for (int j = 0; j < n; j += LANES) {
           const int left = n - j;
           float *at = l->gates + row * GATES * n + j;
-          vec in = part(at, left), forget = part(at + n, left), out = part(at + 2 * n, left), candidate = part(at + 3 * n, left);
-          vec g = part(d + row * n + j, left) + part(dh + b * n + j, left), y = hyperbolic(part(l->c + row * n + j, left));
+          vec in = part(at, left), forget = part(at + n, left), out = part(at + 2 * n, left),
+              candidate = part(at + 3 * n, left);
+          vec g = alpha * part(d + row * l->out + j, left) + part(dh + b * n + j, left),
+              y = hyperbolic(part(l->c + row * n + j, left));
           vec of_c = part(dc + b * n + j, left) + g * out * (1.0f - y * y);
           put(at, left, of_c * candidate * in * (1.0f - in));
           put(at + n, left, of_c * part(l->before_c + row * n + j, left) * forget * (1.0f - forget));
@@ -117,9 +145,13 @@ static float *backward_gated(const float *values, float *grad, int steps, int ba
       product(n, rows, n, l->before_h, 1, n, l->gates + g * n, GATES * n, 0, grad + l->at[RECURRENT] + g * room,
               GATES * room, NULL, 1, packed);
       if (wanted || i)
-        product(rows, n, l->in, l->gates + g * n, GATES * n, 1, values + l->at[WEIGHTS] + g * room, GATES * room, 1, next,
+        product(rows, n, l->in, l->gates + g * n, GATES * n, 1, values + l->at[WEIGHTS] + g * room, GATES * room, 1,
+                next,
                 l->in, NULL, g > 0, packed);
     }
+    if (l->at[SHARE] >= 0 && (wanted || i))
+      for (ptrdiff_t row = 0; row < rows; row++)
+        for (int j = 0; j < l->in; j++) next[row * l->in + j] += (1.0f - alpha) * d[row * l->out + j];
     float *swap = d;
     d = next, next = swap;
   }

@@ -1,6 +1,6 @@
-// Proximal policy optimisation of several members, member by member: `algos.ppo`, `algos.ippo` and `algos.mappo` have the
-// same in torch, and say what is computed. A step is a row of a rollout, see `memory.rollout`; the agents of a team have
-// theirs next to each other, and one agent alone is a team, too.
+// Proximal policy optimisation of several members, member by member: `algos.ppo`, `algos.ippo` and `algos.mappo` have
+// the same in torch, and say what is computed. A step is a row of a rollout, see `memory.rollout`; the agents of a team
+// have theirs next to each other, and one agent alone is a team, too.
 
 enum { CHOICES, BITS, NUMBERS };  // kinds of action
 
@@ -99,16 +99,14 @@ typedef struct {  // one member's network, laid out for so many rows
 } mind;
 
 static void run_brain(const brain *net, ptrdiff_t p, ptrdiff_t g, ptrdiff_t groups, int steps, int batch, int inputs,
-                      const float *x, const float *memory, ptrdiff_t width, const float *keep, float *saved, float *packed,
-                      mind *to) {
+                      const float *x, const float *memory, ptrdiff_t width, const float *keep, float *saved,
+                      float *packed, mind *to) {
   const int rows = steps * batch;
   const ptrdiff_t copy = p * groups + g;
   to->values = net->values + p * net->values_stride + g * net->size;
-  to->recurrent = lay_out_gated(net->gated + copy * net->recurrent * GATED, (int)net->recurrent, rows, inputs, x, saved, to->gates);
-  for (int i = 0; i < to->recurrent; i++) {
-    saved += (ptrdiff_t)rows * kept_of_gated(to->gates[i].n);
-    x = to->gates[i].h, inputs = to->gates[i].n;
-  }
+  to->recurrent = lay_out_gated(net->gated + copy * net->recurrent * GATED, (int)net->recurrent, rows, inputs, x,
+                                &saved, to->gates);
+  if (to->recurrent) x = to->gates[to->recurrent - 1].y, inputs = to->gates[to->recurrent - 1].out;
   forward_gated(to->values, steps, batch, to->gates, to->recurrent, memory, width, keep, packed);
   to->count = lay_out(net->plan + copy * net->layers * FIELDS, (int)net->layers, rows, inputs, x, saved, to->layers);
   forward(to->values, rows, to->layers, to->count, packed);
@@ -125,7 +123,8 @@ static float *back_brain(const mind *of, float *grad, int steps, int batch, cons
   if (!of->recurrent) return d;
   for (int i = 0, j = 0; i < 3; i++)
     if (pieces[i] != d) rest[j++ & 1] = pieces[i];
-  return backward_gated(of->values, grad, steps, batch, (gated *)of->gates, of->recurrent, keep, d, rest[0], wanted, rest[1], packed);
+  return backward_gated(of->values, grad, steps, batch, (gated *)of->gates, of->recurrent, keep, d, rest[0], wanted,
+                        rest[1], packed);
 }
 
 // Networks of a group, one after the other: the encoder, if there is one, then what is `wanted` of both heads. Actors
@@ -137,7 +136,8 @@ static void run_policy(const policy *of, ptrdiff_t p, ptrdiff_t g, int steps, in
   for (int k = 0; k < BRAINS; k++) {
     const brain *net = &of->brains[k];
     if (!net->values || !wanted[k]) continue;
-    run_brain(net, p, g, of->groups, steps, batch, shared ? shared : (int)net->reads, k == CRITIC ? y : x, memory, of->memory,
+    run_brain(net, p, g, of->groups, steps, batch, shared ? shared : (int)net->reads, k == CRITIC ? y : x, memory,
+              of->memory,
               keep, saved[k], packed, &minds[k]);
     if (k == ENCODER) x = y = minds[k].y, shared = minds[k].out;
   }
@@ -192,7 +192,8 @@ static columns columns_of(const policy *of, const bench *with) {
 }
 
 // Bring what the actor says of some rows, and what is legal there, into columns.
-static void in_columns(const policy *of, const float *out, const int32_t *who, const float *const *legal, int left, const columns *to) {
+static void in_columns(const policy *of, const float *out, const int32_t *who, const float *const *legal, int left,
+                       const columns *to) {
   const int n = (int)of->outputs;
   for (int l = 0; l < LANES; l++)
     for (int j = 0; j < n; j++) {
@@ -208,14 +209,15 @@ static void perceive(const policy *of, const float *team, ptrdiff_t stride, int 
   memcpy(own, team + k * stride, sizeof(float) * (size_t)n);
   for (int i = 0; i < of->ids; i++) own[n + i] = i == seat ? 1.0f : 0.0f;
   if (!of->joint) return;
-  for (int i = 0; i < of->agents; every += of->sees[i++]) memcpy(every, team + i * stride, sizeof(float) * (size_t)of->sees[i]);
+  for (int i = 0; i < of->agents; every += of->sees[i++])
+    memcpy(every, team + i * stride, sizeof(float) * (size_t)of->sees[i]);
   for (int i = 0; i < of->ids; i++) every[i] = i == seat ? 1.0f : 0.0f;
 }
 
 // --- learning --------------------------------------------------------------------------------------------------------
 
-// The losses of a minibatch, and their gradients by what actor and critic say: `by_actor` `[rows, outputs]`, `by_critic`
-// `[rows]`, and `by_std` `[outputs]`.
+// The losses of a minibatch, and their gradients by what actor and critic say: `by_actor` `[rows, outputs]`,
+// `by_critic` `[rows]`, and `by_std` `[outputs]`.
 static double objective(const policy *of, const lessons *to, int p, int rows, const float *log_std, const float *said,
                         const float *value, const bench *with, float *by_actor, float *by_critic, float *by_std,
                         double *distance) {
@@ -244,7 +246,8 @@ static double objective(const policy *of, const lessons *to, int p, int rows, co
       int at = 0;
       for (int d = 0; d < of->choices; at += of->each[d++]) {
         vec taken = load(done + d * LANES);
-        for (int j = 0; j < of->each[d]; j++) log_p += choose(taken == all((float)j), load(c.log_p + (at + j) * LANES), all(0.0f));
+        for (int j = 0; j < of->each[d]; j++)
+          log_p += choose(taken == all((float)j), load(c.log_p + (at + j) * LANES), all(0.0f));
         entropy += load(c.entropy + d * LANES);
       }
     } else if (of->kind == BITS) {
@@ -256,7 +259,10 @@ static double objective(const policy *of, const lessons *to, int p, int rows, co
       }
     } else {
       log_p = density(of, log_std, &c, done);
-      for (int j = 0; j < n; j++) entropy += choose(load(c.may + j * LANES) > all(0.0f), all(log_std[j] + (0.5f + HALF_LOG_2PI)), all(0.0f));
+      for (int j = 0; j < n; j++) {
+        const whole may = load(c.may + j * LANES) > all(0.0f);
+        entropy += choose(may, all(log_std[j] + (0.5f + HALF_LOG_2PI)), all(0.0f));
+      }
     }
     const vec log_ratio = log_p - load(then[0]);
     const vec ratio = choose(log_ratio > all(88.0f), all(INFINITY), exponential(log_ratio));
@@ -268,14 +274,16 @@ static double objective(const policy *of, const lessons *to, int p, int rows, co
     const vec off = v - target;
     vec error = off * off, by_value = 2.0f * off;
     if (to->clip_value) {
-      const vec moved = v - old, within = choose(moved < all(-clip), all(-clip), choose(moved > all(clip), all(clip), moved));
+      const vec moved = v - old, below = choose(moved > all(clip), all(clip), moved);
+      const vec within = choose(moved < all(-clip), all(-clip), below);
       const vec other = old + within - target, second = other * other;
       const vec by_second = choose(moved == within, 2.0f * other, all(0.0f));
       by_value = choose(second > error, by_second, choose(second == error, 0.5f * (by_value + by_second), by_value));
       error = choose(second > error, second, error);
     }
     const vec each = -choose(free < held, free, held) + 0.5f * vf * error - ent * entropy;
-    const vec far = ratio - 1.0f - log_ratio, by_log_p = choose(flows, -free, all(0.0f)) * w, value_grad = 0.5f * vf * by_value * w;
+    const vec far = ratio - 1.0f - log_ratio, by_log_p = choose(flows, -free, all(0.0f)) * w,
+        value_grad = 0.5f * vf * by_value * w;
     for (int l = 0; l < left; l++) {
       total += (double)(w[l] * each[l]), apart += w[l] > 0.0f ? (double)far[l] : 0.0;
       by_critic[first + l] = value_grad[l];
@@ -295,7 +303,8 @@ static double objective(const policy *of, const lessons *to, int p, int rows, co
         g = by_log_p * (load(done + j * LANES) - s) + ent * w * (z * s * sigmoid(-z));
         g = choose(load(c.may + j * LANES) > all(0.0f), g, all(0.0f));
       } else {
-        vec noise = load(c.p + j * LANES), by = exponential(all(-log_std[j])), deviation = by_log_p * (noise * noise - 1.0f) - ent * w;
+        vec noise = load(c.p + j * LANES), by = exponential(all(-log_std[j])),
+            deviation = by_log_p * (noise * noise - 1.0f) - ent * w;
         whole may = load(c.may + j * LANES) > all(0.0f);
         g = choose(may, by_log_p * noise * by, all(0.0f)), deviation = choose(may, deviation, all(0.0f));
         for (int l = 0; l < left; l++) std[j] += (double)deviation[l];
@@ -344,13 +353,16 @@ static int fetch(const policy *of, const lessons *to, int p, int g, const int64_
       const int64_t *ticks = to->ticks + stretch * steps;
       const int k = of->crew[first + seat], place = seat * batch + b;
       if (of->memory)
-        memcpy(with->memory + place * of->memory, memory + (ticks[0] * team + env + k) * of->memory, sizeof(float) * (size_t)of->memory);
+        memcpy(with->memory + place * of->memory, memory + (ticks[0] * team + env + k) * of->memory,
+               sizeof(float) * (size_t)of->memory);
       for (int t = 0; t < steps; t++) {
         const ptrdiff_t at = (ptrdiff_t)t * batch * seats + place;
-        const float *mates = rows + (ticks[t] * team + env) * to->row, *row = mates + k * to->row, *known = row + to->known;
+        const float *mates = rows + (ticks[t] * team + env) * to->row, *row = mates + k * to->row,
+            *known = row + to->known;
         const int counts = to->within[stretch * steps + t] && known[5] > 0.0f;
         with->from[at] = row, with->who[at] = k;
-        perceive(of, mates, to->row, k, seat, with->x + at * (of->observations + of->ids), with->y + at * of->brains[CRITIC].reads);
+        perceive(of, mates, to->row, k, seat, with->x + at * (of->observations + of->ids),
+                 with->y + at * of->brains[CRITIC].reads);
         with->keep[at] = known[2] > 0.5f ? 0.0f : 1.0f;
         with->weight[at] = counts ? 1.0f : 0.0f;
         with->advantage[at] = known[3];
@@ -382,7 +394,8 @@ static void go_back(const policy *of, int g, int steps, int batch, const mind *m
   for (int k = 0; k < 2; k++) {
     const mind *net = &minds[ACTOR + k];
     memcpy(with->d, with->heads[k], sizeof(float) * (size_t)rows * (size_t)net->out);
-    float *found = back_brain(net, grads[ACTOR + k], steps, batch, with->keep, with->d, with->room, shared, with->packed);
+    float *found = back_brain(net, grads[ACTOR + k], steps, batch, with->keep, with->d, with->room, shared,
+                              with->packed);
     if (shared) memcpy(with->heads[k], found, sizeof(float) * (size_t)rows * (size_t)minds[ENCODER].out);
   }
   if (!shared) return;
@@ -392,20 +405,24 @@ static void go_back(const policy *of, int g, int steps, int batch, const mind *m
 }
 
 // Learn from one minibatch, see `algos._ppo.descend`.
-static void learn_one(const policy *of, const lessons *to, int p, const int64_t *chosen, int batch, int begins, bench *with) {
+static void learn_one(const policy *of, const lessons *to, int p, const int64_t *chosen, int batch, int begins,
+                      bench *with) {
   const int steps = (int)to->length, numbers = of->kind == NUMBERS ? (int)(of->groups * of->outputs) : 0;
   const int rests = !to->healthy[p] || (!begins && to->resting[p] != 0.0f);
   float std[numbers + 1], *log_std = of->log_std + (ptrdiff_t)p * numbers;
   double total = 0.0, apart = 0.0;
   int given = 0;
   for (int k = 0; k < BRAINS; k++)
-    if (of->brains[k].values && !rests) memset(with->grads[k], 0, sizeof(float) * (size_t)(of->groups * of->brains[k].size));
+    if (of->brains[k].values && !rests)
+      memset(with->grads[k], 0, sizeof(float) * (size_t)(of->groups * of->brains[k].size));
   for (int g = 0; g < of->groups; g++) {
     mind minds[BRAINS];
     const int rows = batch * (of->starts[g + 1] - of->starts[g]);
     given += fetch(of, to, p, g, chosen, batch, with);
-    run_policy(of, p, g, steps, rows, with->x, with->y, with->memory, with->keep, with->saved, with->packed, (int[]){1, 1, 1}, minds);
-    total += objective(of, to, p, steps * rows, numbers ? log_std + g * of->outputs : NULL, minds[ACTOR].y, minds[CRITIC].y, with,
+    run_policy(of, p, g, steps, rows, with->x, with->y, with->memory, with->keep, with->saved, with->packed,
+               (int[]){1, 1, 1}, minds);
+    total += objective(of, to, p, steps * rows, numbers ? log_std + g * of->outputs : NULL, minds[ACTOR].y,
+                       minds[CRITIC].y, with,
                        with->heads[0], with->heads[1], std + (numbers ? g * of->outputs : 0), &apart);
     if (!rests) go_back(of, g, steps, rows, minds, with);
   }
@@ -454,7 +471,8 @@ void policy_learn(const policy *of, const lessons *to, int32_t *done) {
         const ptrdiff_t first = (ptrdiff_t)i * size;
         const int batch = (int)(to->count - first < size ? to->count - first : size);
         if (batch > 0)
-          learn_one(of, to, p, to->order + (p * to->most_epochs + epoch) * to->count + first, batch, !epoch && !i, &with);
+          learn_one(of, to, p, to->order + (p * to->most_epochs + epoch) * to->count + first, batch, !epoch && !i,
+                    &with);
       }
   }
 }
@@ -472,7 +490,8 @@ static float normal(uint64_t stream, ptrdiff_t place) {
 }
 
 // The best legal value of a choice, of which `noise` is taken away where there is a stream.
-static int likeliest(const columns *c, const float *worth, int l, int first, int count, const uint64_t *stream, ptrdiff_t place) {
+static int likeliest(const columns *c, const float *worth, int l, int first, int count, const uint64_t *stream,
+                     ptrdiff_t place) {
   int found = 0;
   float most = -INFINITY;
   for (int j = 0; j < count; j++) {
@@ -525,7 +544,8 @@ static float decide(const policy *of, const columns *c, const float *log_std, in
 
 // What members say and do: actions by the draws of their keys, or the likeliest where there are no keys, and so on.
 void policy_act(const policy *of, const moment *now, int32_t *done) {
-  const int n = (int)of->outputs, choices = (int)of->choices, team = (int)of->agents, reads = (int)(of->observations + of->ids);
+  const int n = (int)of->outputs, choices = (int)of->choices, team = (int)of->agents,
+      reads = (int)(of->observations + of->ids);
   const int wanted[BRAINS] = {1, now->actions != NULL, now->values != NULL};
   const ptrdiff_t envs = now->envs;
   int most = 0;
@@ -536,7 +556,8 @@ void policy_act(const policy *of, const moment *now, int32_t *done) {
   const columns c = columns_of(of, &with);
   float *taken = with.column + 5 * n * LANES;
   for (int p = 0; p < of->members; p++) {
-    const uint64_t begins = now->keys ? mixed_bits(mixed_bits(now->keys[p] + (uint64_t)now->salt) + *now->when * GOLDEN) : 0;
+    const uint64_t begins = now->keys
+        ? mixed_bits(mixed_bits(now->keys[p] + (uint64_t)now->salt) + *now->when * GOLDEN) : 0;
     const uint64_t *stream = now->keys ? &begins : NULL;
     for (int g = 0; g < of->groups; g++) {
       const float *log_std = of->kind == NUMBERS ? of->log_std + (p * of->groups + g) * n : NULL;
@@ -556,7 +577,7 @@ void policy_act(const policy *of, const moment *now, int32_t *done) {
         }
         run_policy(of, p, g, 1, rows, with.x, with.y, with.memory, with.keep, with.saved, with.packed, wanted, minds);
         for (int k = 0; now->remembered && k < BRAINS; k++)
-          for (int i = 0; wanted[k] && i < of->brains[k].recurrent; i++) {
+          for (int i = 0; of->brains[k].values && wanted[k] && i < minds[k].recurrent; i++) {
             const gated *l = &minds[k].gates[i];
             for (int r = 0; r < rows; r++) {
               float *to = now->remembered + at[r] * of->memory + l->at[REMEMBERED];
@@ -598,7 +619,8 @@ void policy_act(const policy *of, const moment *now, int32_t *done) {
 // --- rollouts --------------------------------------------------------------------------------------------------------
 
 // Enter what is known before a step, into rows that lie as `memory.rollout` says.
-void rollout_enter(ptrdiff_t members, ptrdiff_t envs, ptrdiff_t observations, ptrdiff_t choices, ptrdiff_t outputs, float *rows,
+void rollout_enter(ptrdiff_t members, ptrdiff_t envs, ptrdiff_t observations, ptrdiff_t choices, ptrdiff_t outputs,
+                   float *rows,
                    ptrdiff_t stride, const float *obs, const void *actions, int whole_numbers, const float *log_probs,
                    const float *values, const uint8_t *begins, const uint8_t *legal) {
   for (ptrdiff_t p = 0, at = 0; p < members; p++) {
@@ -607,7 +629,8 @@ void rollout_enter(ptrdiff_t members, ptrdiff_t envs, ptrdiff_t observations, pt
       memcpy(row, obs + at * observations, sizeof(float) * (size_t)observations);
       row += observations;
       for (ptrdiff_t j = 0; j < choices; j++)
-        *row++ = whole_numbers ? (float)((const int64_t *)actions)[at * choices + j] : ((const float *)actions)[at * choices + j];
+        *row++ = whole_numbers
+            ? (float)((const int64_t *)actions)[at * choices + j] : ((const float *)actions)[at * choices + j];
       *row++ = log_probs[at], *row++ = values[at], *row++ = begins[at] ? 1.0f : 0.0f;
       for (int j = 0; j < 3; j++) *row++ = 0.0f;
       for (ptrdiff_t j = 0; legal && j < outputs; j++) *row++ = legal[at * outputs + j] ? 1.0f : 0.0f;
@@ -616,7 +639,8 @@ void rollout_enter(ptrdiff_t members, ptrdiff_t envs, ptrdiff_t observations, pt
 }
 
 // Enter what a step gave; `expected` are the rows' values, `row` floats apart.
-void rollout_finish(ptrdiff_t members, ptrdiff_t envs, ptrdiff_t observations, float *after, ptrdiff_t stride, const float *expected,
+void rollout_finish(ptrdiff_t members, ptrdiff_t envs, ptrdiff_t observations, float *after, ptrdiff_t stride,
+                    const float *expected,
                     ptrdiff_t expected_stride, ptrdiff_t row, const float *obs, const float *reward,
                     const uint8_t *terminated, const uint8_t *truncated, const uint8_t *broken) {
   for (ptrdiff_t p = 0, at = 0; p < members; p++) {
@@ -636,7 +660,8 @@ void rollout_finish(ptrdiff_t members, ptrdiff_t envs, ptrdiff_t observations, f
 }
 
 // Rows that are over, and the seeds of their next episodes, see `rng.seeds`; these are counted in `begun`.
-void next_episodes(ptrdiff_t rows, const uint8_t *over, const int64_t *keys, const int64_t *envs, int64_t *begun, ptrdiff_t salt,
+void next_episodes(ptrdiff_t rows, const uint8_t *over, const int64_t *keys, const int64_t *envs, int64_t *begun,
+                   ptrdiff_t salt,
                    int64_t *found, int64_t *seeds, int32_t *count) {
   *count = 0;
   for (ptrdiff_t r = 0; r < rows; r++) {

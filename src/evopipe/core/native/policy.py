@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -36,7 +36,7 @@ class Lessons(NamedTuple):
 
     rows: Tensor  # [P, T, E, …], see `memory.rollout`
     memory: Tensor  # [P, T + 1, E, M]
-    order: Tensor  # [P, epochs, stretches · E] int64, the order in which each epoch takes stretches and environments
+    order: Callable[[], Tensor]  # → [P, epochs, stretches · E] int64, how each epoch takes stretches and environments
     ticks: Tensor  # [stretches, L] int64
     within: Tensor  # [stretches, L] bool, false on pads
     batches: Sequence[int]  # each member's minibatches in an epoch
@@ -134,17 +134,16 @@ def _brain(net: Net, adam: Adam, inputs: int, policy: _Policy) -> Any:
     if net.values.dtype != torch.float32 or net.values.stride(1) != 1:
         return None
     count, hidden = structure.recurrent, structure.layout.hidden
-    fields = torch.zeros(len(structure.archs), count, 6, dtype=torch.int32)
+    fields = torch.zeros(len(structure.archs), count, 7, dtype=torch.int32)
     kept = 0
     for i in range(count):
         part, remembered = hidden[i], policy.memory + sum(structure.memory_widths[: 2 * i])
         for row, arch in enumerate(structure.archs):
             block = arch.layers.get(structure.names[i])
-            if block is None or block.blend:
-                return None
-            spots = part.weight.units, part.weight.start, part.bias.start, part.recurrent.start, remembered
-            fields[row, i] = torch.tensor([block.width, *spots])
-        kept += (GATES + 4) * (part.weight.units + 16)
+            if block is not None:
+                spots = part.weight.units, part.weight.start, part.bias.start, part.recurrent.start, remembered
+                fields[row, i] = torch.tensor([block.width, *spots, part.alpha.start if block.blend else -1])
+        kept += (GATES + 4) * (part.weight.units + 16) + part.out + 16
     plan = Plan.of(structure, count, hidden[count - 1].out if count else inputs)
     if plan.layers > MOST or count > MOST or len(structure.archs) != policy.members * policy.groups:
         return None
@@ -168,7 +167,7 @@ def learn(
         return None
     rates = [hp[name].float().contiguous() for name in _RATES]
     counts = [torch.tensor(list(x)) for x in (lessons.batches, lessons.sizes, lessons.epochs)]
-    order, ticks, within = (x.contiguous() for x in (lessons.order, lessons.ticks, lessons.within))
+    order, ticks, within = (x.contiguous() for x in (lessons.order(), lessons.ticks, lessons.within))
     losses, healthy = torch.full_like(rates[0], torch.nan), healthy.clone()
     rows, known, done = lessons.rows, cfg.spaces.observations + cfg.spaces.action_size, ctypes.c_int32()
     asked = _Lessons(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -93,7 +94,7 @@ def spec_of(
         mutation=params.mutation,
         algo=get(params.train.algo),
         algo_config=params.algo_config,
-        base=base,
+        base=replace(base, exact=params.runtime.cohorts == "exact"),
         device=device,
         cohorts=params.runtime.cohorts,
     )
@@ -113,10 +114,16 @@ def truth_of(cfg: LanguageConfig) -> Judge | None:
 
 
 def _guarded(cfg: LanguageConfig, own: str | None) -> Judge:
-    score = tasks.score_of(task_of(cfg), own)
+    score, told = tasks.score_of(task_of(cfg), own), False
 
     def judge(rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> tuple[np.ndarray, int]:
+        nonlocal told
         found = rewards(score, rows, completions, cfg.reward_seconds)
+        if found.why is not None and not told:
+            told = True
+            print(
+                f"note: a completion's score {found.why}: it counts as 0, and so will others like it", file=sys.stderr
+            )
         return found.values, found.failed
 
     return judge
