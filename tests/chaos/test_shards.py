@@ -196,7 +196,7 @@ def test_a_training_whose_driver_is_killed_goes_on_to_the_same_end(
         time.sleep(draw.uniform(0.0, 1.5))
         everyone = run.processes()
         ranks = [each for each in everyone if command_of(each).endswith("-m evopipe train")]
-        victim = run.process if engine == "ray" else draw.choice(ranks)
+        victim = run.process if engine == "ray" else draw.choice(ranks or [run.process])  # none: it has ended
         victim.send_signal(signal.SIGKILL)
         done += run.wait() != 0
         actors = partial(run.processes, "ray::_Actor")
