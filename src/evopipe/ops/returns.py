@@ -21,5 +21,5 @@ def gae(
     decay = gamma * lam[:, None, None] * ~cut
     out, later = torch.empty_like(delta), torch.zeros_like(delta[:, 0])
     for t in range(delta.shape[1] - 1, -1, -1):
-        later = torch.addcmul(delta[:, t], decay[:, t], later, out=out[:, t])
+        later = torch.add(delta[:, t], decay[:, t] * later, out=out[:, t])  # fused, bits would depend on the processor
     return out
