@@ -437,7 +437,9 @@ def minibatches(p: Spec, cohort: Any, ticks: int, tick: int = 3) -> Seen:
         return Learned(torch.zeros_like(healthy, dtype=torch.float32), healthy)
 
     names = ("networks", "value", "schedule")
-    watched = replace(p, algo=types.SimpleNamespace(**{n: getattr(p.algo, n) for n in names}, update=update))  # type: ignore[arg-type]
+    watched = replace(
+        p, algo=types.SimpleNamespace(**{n: getattr(p.algo, n) for n in names}, update=update, learn=None)
+    )  # type: ignore[arg-type]
     rollout = rollout_for(p, cohort, ticks=ticks, broken=0.0)
     rollout.rows[..., 0] = torch.arange(1, ticks * 4 + 1).view(ticks, 4)
     learn_from_rollout(watched, cohort, rollout, ticks, tick)
