@@ -99,7 +99,7 @@ def params_of(s: Settings, size: int | None = None) -> Params:
             "evolution": {"tournament": {"size": s["tournament"]}, "mutation": mutation},
             "runtime": {
                 "device": s["device"], "threads": s["threads"], "env_workers": s.get("env_workers", "auto"),
-                "kernels": s.get("kernels", "torch"),
+                "kernels": s.get("kernels", "auto"),
             },
             "tracking": {"backends": []},  # the peers track nothing either; the local log is always written
             "algos": {algo: block},

@@ -396,13 +396,11 @@ def measurements() -> dict[str, Measurement]:
         ours.append(Contestant("evopipe, envpool", changes={"backend": "envpool"}))
     peers_threads = tuple({"threads": n} for n in (1, 2))
     sharing = {"threads": 1, "share_encoders": True}
-    native = Contestant("evopipe, own kernels", changes={"kernels": "native"})
-    tensors = {"backend": "torch"}
-    both = Contestant("evopipe, tensors, own kernels", changes={**tensors, "kernels": "native"})
-    teams = EVOPIPE, native, Contestant("evopipe, tensors", changes=tensors), both
+    by_torch = Contestant("evopipe, torch's kernels", changes={"kernels": "torch"})
+    teams = EVOPIPE, Contestant("evopipe, tensors", changes={"backend": "torch"})
     listed = (
         Measurement(
-            "end_to_end", "end-to-end", (*ours, native, AGILERL, SB3), lander,
+            "end_to_end", "end-to-end", (*ours, by_torch, AGILERL, SB3), lander,
             chosen={"AgileRL": (*peers_threads, {"threads": 1, "vector": "async"}), "SB3": peers_threads},
         ),
         Measurement(
