@@ -18,6 +18,7 @@ import populations
 from evopipe import policy, rng
 from evopipe.algos import get, on_policy
 from evopipe.core import optim
+from evopipe.core.native import build
 from evopipe.core.cohort import COSTS, dissolve
 from evopipe.core.graphs import Paths
 from evopipe.core.member import Member
@@ -526,16 +527,18 @@ def test_rates_and_clips_follow_their_schedule(monkeypatch: pytest.MonkeyPatch) 
     still = populations.problem(algo="ppo")
     assert still.algo.schedule(still.algo_config, 10**9) == {"lr": 1.0, "clip": 1.0}
     rates: list[list[float]] = []
-    real = optim.step
+    real, kernels = optim.step, build.chosen()
     monkeypatch.setattr(optim, "step", lambda net, adam, lr, on: (rates.append(lr.tolist()), real(net, adam, lr, on)))
     for tick, factor in ((0, 1.0), (125, 0.5), (500, 0.0)):  # of 4 environments
-        (cohort,) = p.form(given(p, lr=(1e-3, 4e-3)))
-        before = cohort.state.actor.values.clone()
-        rates.clear()
-        learn_from_rollout(p, cohort, rollout_for(p, cohort), TICKS, tick)
-        assert rates
-        assert all(rate == pytest.approx([factor * 1e-3, factor * 4e-3]) for rate in rates)
-        assert torch.equal(before, cohort.state.actor.values) == (factor == 0.0)
+        for use in {None, kernels}:
+            build.use(use)
+            (cohort,) = p.form(given(p, lr=(1e-3, 4e-3)))
+            before = cohort.state.actor.values.clone()
+            rates.clear()
+            learn_from_rollout(p, cohort, rollout_for(p, cohort), TICKS, tick)
+            assert use or rates, "our own kernels take their steps themselves"
+            assert all(rate == pytest.approx([factor * 1e-3, factor * 4e-3]) for rate in rates)
+            assert torch.equal(before, cohort.state.actor.values) == (factor == 0.0)
 
 
 # ---------------------------------------------------------------------------------------------------- bad input
