@@ -18,10 +18,10 @@ import populations
 from evopipe import policy, rng
 from evopipe.algos import get, on_policy
 from evopipe.core import optim
-from evopipe.core.native import build
 from evopipe.core.cohort import COSTS, dissolve
 from evopipe.core.graphs import Paths
 from evopipe.core.member import Member
+from evopipe.core.native import build
 from evopipe.data.transitions import Transitions
 from evopipe.errors import ParamsError, UsageError
 from evopipe.rng import Purpose
