@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from evopipe.core.cohort import cost
+from evopipe.core.native import build
 from evopipe.errors import ParamsError, ResourceError
 from evopipe.language.tokens import games
 from evopipe.run import learn as steps
@@ -205,6 +206,15 @@ def test_several_threads_and_several_processes_exclude_each_other() -> None:
     assert learner_count(1, threads=2) == 1
     with pytest.raises(ParamsError, match=r"runtime\.learners: 3 processes need runtime\.threads: 1"):
         learner_count(3, threads=2)
+
+
+def test_our_own_kernels_leave_half_of_the_cpus_to_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cpus, by_torch, by_ours in ((1, 1, 1), (2, 2, 1), (4, 4, 2)):
+        monkeypatch.setattr(learners, "available_cpus", lambda cpus=cpus: cpus)
+        build.use(None)
+        assert learner_count("auto", threads=1) == by_torch
+        build.use(build.load())
+        assert learner_count("auto", threads=1) == by_ours
 
 
 def test_little_work_is_not_divided(monkeypatch: pytest.MonkeyPatch, runs: list[Run]) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from evopipe.core.cohort import Cohort, cost
+from evopipe.core.native import build
 from evopipe.errors import ParamsError, ResourceError
 from evopipe.parallel import Died, Helper, available_cpus, can_help, shared_memory
 
@@ -29,10 +30,13 @@ _MOST = 16  # processes that `auto` uses at most
 
 
 def learner_count(asked: int | Literal["auto"], threads: int) -> int:
-    """Return how many processes may learn; raise ParamsError if torch has several threads, which no fork survives."""
+    """Return how many processes may learn, by the kernels that `machine.configure` chose; raise ParamsError if torch has
+    several threads, which no fork survives."""
     able = can_help() and not torch.cuda.is_available()
     if asked == "auto":
-        return min(available_cpus(), _MOST) if able and threads == 1 else 1
+        # Our own kernels leave so little to do that more processes take their cores from the environments.
+        most = available_cpus() // (1 if build.chosen() is None else 2)
+        return max(1, min(most, _MOST)) if able and threads == 1 else 1
     if asked > 1 and threads > 1:
         raise ParamsError(f"runtime.learners: {asked} processes need runtime.threads: 1, not {threads}")
     return asked if able else 1
