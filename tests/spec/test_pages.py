@@ -80,7 +80,7 @@ def test_the_training_function_reaches_the_target(script: Any) -> None:
     ("loop", "max_steps"), [(off_policy.loop, 200_000), (on_policy.loop, 600_000), (on_policy.recurrent, 200_000)]
 )
 def test_loops_of_ones_own_reach_the_target(loop: Any, max_steps: int) -> None:
-    """LunarLander as on the page. A loop ends before its last step where a test reaches the target, or, as on the page of
-    PPO with a memory, training's scores do; plain PPO may take longer than the page's 200,000 steps."""
+    """LunarLander as on the page. A loop ends before its last step where a test reaches the target, or, as on the page
+    of PPO with a memory, training's scores do; plain PPO may take longer than the page's 200,000 steps."""
     pop, history = loop(max_steps=max_steps, target=TARGET)
     assert max(agent.steps[-1] for agent in pop) < max_steps, history[-1]
