@@ -26,6 +26,8 @@ from evopipe.types import Batch, Image, Spaces
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_COHORTS = 16  # of which batches are kept
+
 
 @dataclass(frozen=True)
 class RowLayout:
@@ -199,6 +201,8 @@ class Replay:
         self.rows = torch.zeros(memories, capacity, width, device=device)
         self.position = np.zeros(memories, np.int64)
         self.size = np.zeros(memories, np.int64)
+        self._drawn: dict[int, native.Batches] = {}  # by what cohorts' weights are
+        self._placed: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     def tensors(self) -> list[Tensor]:
         """Return all that sampling reads beside the priorities."""
@@ -272,17 +276,26 @@ class Replay:
     ) -> tuple[Batch, Tensor]:  # fmt: skip
         """Draw a batch, by the members' priorities where there are any; return it, and which rows it holds `[P, B]`.
 
-        Slots, first, size, weight and beta are as for `draw` and `draw_by_priority`; gamma is `[P]`.
+        Slots, first, size, weight and beta are as for `draw` and `draw_by_priority`; gamma is `[P]`. The tensors may be
+        those of the batch before that was drawn for the same weights.
         """
-        served = native.serve(self.rows)
-        u = native.uniform(draw, weight.shape[1]) if served else draw.uniform(weight.shape[1])
+        if native.serve(self.rows) and self.frames is None:
+            return self._batches(draw, slots, first, weight, gamma).draw(draw.step, size, beta)
+        u = draw.uniform(weight.shape[1])
         if self.priorities is None:
             index = (u * size[:, None]).long()
         else:
             index, weight = self._by_priority(slots, size, u, weight, beta)
-        if served and self.frames is None:
-            return native.batch(self.layout, self._flat, index, first, weight, gamma), index
         return self.layout.unpack(self._rows(index, first), weight, gamma), index
+
+    def _batches(self, draw: Stream, slots: Tensor, first: Tensor, weight: Tensor, gamma: Tensor) -> native.Batches:
+        known, given = self._drawn.get(id(weight)), (draw.keys, slots, first, weight, gamma)
+        if known is None or not known.serve(self.rows, *given):
+            if len(self._drawn) >= _COHORTS:
+                self._drawn.clear()
+            levels = [] if self.priorities is None else self.priorities.levels
+            self._drawn[id(weight)] = known = native.Batches(self.layout, self._flat, levels, draw, *given)
+        return known
 
     def _rows(self, index: Tensor, first: Tensor) -> Tensor:
         return self._whole((index + first[:, None]).view(-1)).view(*index.shape, self.layout.size)
@@ -300,6 +313,16 @@ class Replay:
     def first(self, slots: Sequence[int]) -> Tensor:
         """Return where the memory of each of these members begins, `[P]` int64, on the device."""
         return upload(torch.from_numpy(self._memory(slots) * self.capacity), self.device)
+
+    def places(self, slots: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Return these slots, and where the memory of each begins, `[P]` int64 each, on the device: the same tensors
+        as long as few others ask."""
+        found = self._placed.get(slots)
+        if found is None:
+            if len(self._placed) >= _COHORTS:
+                self._placed.clear()
+            self._placed[slots] = found = upload(torch.tensor(slots), self.device), self.first(slots)
+        return found
 
     def _memory(self, slots: Sequence[int]) -> np.ndarray:
         return np.zeros(len(slots), np.int64) if self.memories == 1 else np.asarray(slots) // self.each

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evopipe.types import Tensor
@@ -30,12 +30,12 @@ SIGNATURES = {
     "uniform": "iipnpp",
     "normals": "iipnpp",
     "gumbels": "iipnpp",
-    "gather": "pniippiiiiiiiiippppppppp",
-    "tree_add_up": "ippipp",
-    "tree_add_up_all": "ippi",
-    "tree_draw": "ippiipppppi",
+    "draw_batch": "p",
+    "tree_add_up": "pipp",
+    "tree_add_up_all": "pi",
+    "tree_draw": "piipppppi",
     "importances": "iippfpp",
-    "tree_update": "ippiipppfffpp",
+    "tree_update": "piipppfffpp",
     "value_update": "ip",
     "climb": "pi",
     "soften": "pi",
@@ -80,14 +80,14 @@ def at(tensor: Tensor | None) -> int | None:
 @cache
 def structure(name: str) -> type[ctypes.Structure]:
     """Return a struct of the source, for functions that take many numbers, to be made with its fields by name."""
-    source = "".join(source.read_text() for source in SOURCES)
+    source = re.sub("//.*", "", "".join(source.read_text() for source in SOURCES))
     found = re.search(rf"typedef struct {{([^}}]*)}} {name};", source)
-    assert found is not None
-    fields = [
-        (each.strip(" *"), _TYPES["p" if "*" in each else _WORDS[kind]])
-        for kind, names in re.findall(r"(?:const )?(\w+) ([^;]+);", found[1])
-        for each in names.split(",")
-    ]
+    assert found is not None, name
+    fields: list[tuple[str, Any]] = []
+    for word, names in re.findall(r"(?:const )?(\w+) ([^;]+);", found[1]):
+        for stars, field, count in re.findall(r"(\**)(\w+)(?:\[(\d+)\])?", names):
+            kind = _TYPES["p"] if stars else _TYPES[_WORDS[word]] if word in _WORDS else structure(word)
+            fields.append((field, kind * int(count) if count else kind))
     return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
