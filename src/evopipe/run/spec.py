@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evopipe import rng
-from evopipe.algos import Algorithm, misfit
+from evopipe.algos import Algorithm, misfit, on_policy
 from evopipe.core import normalise
 from evopipe.core.arch import Arch
 from evopipe.core.cohort import Cohort, Pace, create, form
@@ -115,6 +115,11 @@ class Spec:
             f"environment {self.name!r} returned non-finite observations or rewards in every evaluation episode: mend "
             f"it; `evopipe env check {self.name}` may show where"
         )
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether environments step while members learn."""
+        return self.train.mode == "online" and not on_policy(self.algo)
 
     @property
     def racing(self) -> bool:
