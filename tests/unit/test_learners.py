@@ -220,6 +220,14 @@ def test_our_own_kernels_leave_half_of_the_cpus_to_environments_that_step_meanwh
         assert learner_count("auto", threads=1, overlapped=False) == by_torch
 
 
+def test_environments_step_while_members_learn_from_older_steps_and_not_for_long() -> None:
+    long = {"learn_step": 1, "batch_size": 128, "network": {"encoder": [128], "latent": 128, "head": [128]}}
+    assert problem(algo="dqn").overlapped
+    assert not problem(algo="dqn", config=long).overlapped
+    assert not problem(algo="ppo").overlapped
+    assert not problem(algo="dqn", train={"mode": "offline"}).overlapped
+
+
 def test_little_work_is_not_divided(monkeypatch: pytest.MonkeyPatch, runs: list[Run]) -> None:
     monkeypatch.setattr(learners, "LEAST_WORK", 1e12)
     runs.append(online(4))

@@ -32,6 +32,8 @@ from evopipe.types import Spaces
 if TYPE_CHECKING:
     from evopipe.schema.blocks import TrainConfig
 
+_LONG = 2e6  # parameters of a member, times rows of a batch, over steps from one update to the next
+
 
 class Job(Protocol):
     """What a `Run` asks of its configuration, whether its members live in environments or write text."""
@@ -118,8 +120,13 @@ class Spec:
 
     @property
     def overlapped(self) -> bool:
-        """Whether environments step while members learn."""
-        return self.train.mode == "online" and not on_policy(self.algo)
+        """Whether environments step while members learn: not where these learn from their last steps, nor where an
+        update takes so long that every process should learn."""
+        if self.train.mode == "offline" or on_policy(self.algo):
+            return False
+        arch, cfg = self.architecture(), self.algo_config
+        size = sum(arch.size(widths) for widths in self.widths.values())
+        return bool(size * cfg.batch_size < _LONG * cfg.learn_step)
 
     @property
     def racing(self) -> bool:
