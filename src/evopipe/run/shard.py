@@ -71,7 +71,7 @@ class Shard:
     def __init__(self, make: Make) -> None:
         self._make = make
         self._cohorts: list[Cohort] = []
-        self._told: tuple[int, dict[str, Tensor]] = 0, {}  # how often the state was told, and what it was then
+        self._told: tuple[int, Mapping[str, Tensor]] = 0, {}  # how often the state was told, and what it was then
         self._worked = 0.0  # seconds of this message that the members lived: the others are what being apart costs
 
     def answer(self, message: bytes, stopped: Callable[[], bool] = lambda: False) -> bytes:
@@ -172,8 +172,8 @@ class Shard:
         began = time.perf_counter()
         played = self.regime.evaluate(cohorts, tensors["seeds"].numpy(), stopped)
         self._worked = time.perf_counter() - began
-        each = {name: getattr(played, name) for name in ("returns", "lengths", "agents")}
-        return {"steps": played.steps}, {name: torch.from_numpy(x) for name, x in each.items() if x is not None}
+        each = {"returns": played.returns, "lengths": played.lengths, **played.more}
+        return {"steps": played.steps}, {name: torch.from_numpy(x) for name, x in each.items()}
 
 
 def _members(members: list[Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:

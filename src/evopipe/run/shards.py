@@ -222,7 +222,7 @@ class Shards:
             told = sorted(self._ask(asked, stopped=stopped).items())
         every = {name: [tensors[name].numpy() for _, (_, tensors) in told] for name in told[0][1][1]}
         found = {name: np.concatenate(each, axis=1 if alone else 0) for name, each in every.items()}
-        return Episodes(found["returns"], found["lengths"], sum(a["steps"] for _, (a, _) in told), found.get("agents"))
+        return Episodes(found.pop("returns"), found.pop("lengths"), sum(a["steps"] for _, (a, _) in told), found)
 
     def state(self) -> dict[str, Tensor]:
         with self._counted():
