@@ -17,6 +17,11 @@ from evopipe.report import draw, figures, words
 from evopipe.report.movie import Movie
 from evopipe.report.read import Run, read
 
+_TEXT, _GAMES = (
+    "What the elite writes stands below, beside what the base does.",
+    "Games that the elite played stand below.",
+)
+
 
 def page(folder: str | Path, params: Mapping[str, Any]) -> str:
     """Return the report of a finished run as one HTML file's text: the same for the same files and parameters.
@@ -38,6 +43,8 @@ def page(folder: str | Path, params: Mapping[str, Any]) -> str:
                 f"{elite}: written for {name} {found[name]!r}, params.yaml says {value!r}; run `evopipe export` or "
                 "`dvc repro export` again"
             )
+    if run.told is not None:
+        return compose(run, params, _GAMES if run.told.games else _TEXT)
     return compose(run, params, Movie.filmed(elite, run, params.get("evaluate", {}).get("steps")))
 
 

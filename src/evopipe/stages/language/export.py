@@ -6,23 +6,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import evopipe
 from evopipe import layout
 from evopipe.core.member import Member
-from evopipe.errors import DataError
 from evopipe.evolve.lineage import descent, read_lineage
-from evopipe.keys import content_key
-from evopipe.language import peft
+from evopipe.language import peft, player
 from evopipe.language.adapters import Adapted, LoRA
 from evopipe.language.policy import CHANGE, HEAD, MERGED, POLICY
-from evopipe.machine import configure, fingerprint, git_revision
+from evopipe.machine import configure
 from evopipe.run.language import LanguageSpec
 from evopipe.schema.text import LanguageParams
-from evopipe.stages.language import games
+from evopipe.stages.export import provenance, scored
 from evopipe.stages.language.describe import describe
-from evopipe.stages.language.setup import make_spec, read_members
+from evopipe.stages.language.setup import make_spec
+from evopipe.stages.setup import read_members
 from evopipe.stages.tell import tell
-from evopipe.storage.files import dump_json, read_bytes, read_json
+from evopipe.storage.files import dump_json, read_bytes
 from evopipe.storage.folders import write_folder
 from evopipe.storage.tensors import dump_tensors
 from evopipe.track.formats import score
@@ -38,7 +36,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     configure(params.runtime)
     spec = make_spec(params)
     (*_, elite), trained = read_members(folder, layout.TRAINED, spec)
-    scores = _scores(layout.need(folder, layout.EVALUATION))
+    scores = scored(folder, {"mean", "interval"})
     about = {
         **describe(params, spec),
         "format": 1,
@@ -50,13 +48,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         "evaluation": scores["elite"],
         "before": scores.get("base"),
         "lineage": descent(read_lineage(read_bytes(folder / layout.LINEAGE), str(layout.LINEAGE)), elite.id),
-        "provenance": {
-            "evopipe": evopipe.__version__,
-            "git_revision": git_revision(folder.absolute()),
-            "code_hash": content_key({}, [Path(evopipe.__file__).parent]),
-            "params_hash": content_key(params.tracked()),
-            "fingerprint": fingerprint(),
-        },
+        "provenance": provenance(params, folder),
     }
     write(folder / layout.ELITE, spec, elite, about)
     tell(f"{layout.ELITE}: {elite.arch.describe()}, held-out mean {score(scores['elite']['mean'])}", quiet)
@@ -75,7 +67,7 @@ def write(
     card = _card(about, spec.base.name, called)
     files = {POLICY: dump_json(dict(about), POLICY, indent=2), "README.md": card.encode()}
     if spec.base.length:
-        files |= games.files(spec, member)
+        files |= player.files(spec.algo, spec.algo_config, spec.base.words, member)
     elif isinstance(arch, LoRA):
         files |= peft.adapter_files(spec.base, arch, row)
     else:
@@ -86,14 +78,6 @@ def write(
         merged = peft.merged_files(spec.base, arch, row)
         files |= {f"{MERGED}/{name}": data for name, data in merged.items()}
     write_folder(folder, files)
-
-
-def _scores(path: Path) -> dict[str, Any]:
-    report = read_json(path)
-    scores = report.get("elite") if isinstance(report, dict) else None
-    if not isinstance(scores, dict) or not scores.keys() >= {"mean", "interval"}:
-        raise DataError(f"{path}: has no scores of the elite; run `evopipe evaluate` or `dvc repro evaluate` again")
-    return dict(report)
 
 
 def _card(about: Mapping[str, Any], base: str, called: str) -> str:

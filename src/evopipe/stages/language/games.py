@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from evopipe import layout, rng
+from evopipe import layout
 from evopipe.algos import get
 from evopipe.core.member import Member
 from evopipe.errors import DataError
 from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.language import player
-from evopipe.ops.statistics import summary
 from evopipe.rng import Purpose
 from evopipe.run.games import play
 from evopipe.run.language import LanguageSpec
 from evopipe.run.spec import first_members
 from evopipe.schema.text import LanguageParams
+from evopipe.stages.evaluate import score_of, write
 from evopipe.stages.language.setup import task_of
-from evopipe.storage.files import parse_json, write_csv, write_json
+from evopipe.storage.files import parse_json, write_json
 from evopipe.storage.folders import read_folder
 from evopipe.types import Tensor
 
@@ -39,8 +39,7 @@ def evaluate(
     told = play(spec, task, spec.form([replace(member, slot=i) for i, member in enumerate(stored)]), seeds, stopped)
 
     def scores(place: int, returns: np.ndarray, tries: np.ndarray, won: np.ndarray) -> dict[str, Any]:
-        chance = rng.host(rng.run_key(params.seed), Purpose.BOOTSTRAP, place)
-        found = summary(returns, tries, params.evaluate.bootstrap, chance)
+        found = score_of(params, place, returns, tries)
         return {**found, "won": float(won.mean()), "tries": float(tries.mean())}
 
     played = [told.episodes.returns, told.episodes.lengths, told.won]
@@ -52,24 +51,14 @@ def evaluate(
     }
     elite = found.pop("elite")
     about = {"episodes": len(seeds), "steps": told.episodes.steps, "env": spec.name}
-    write_json(folder / layout.EVALUATION, {"elite": elite, "behaviours": behaviours, **about})
-    write_json(folder / layout.MEMBERS, found)
-    episodes = [
-        [name, int(seed), float(returns), int(tries)]
-        for m, name in enumerate(names)
-        for seed, returns, tries in zip(seeds, played[0][m], played[1][m], strict=True)
-    ]
-    write_csv(folder / layout.EPISODES, ["member", "seed", "return", "length"], episodes)
+    episodes = ((name, seeds, played[0][m], played[1][m].astype(int)) for m, name in enumerate(names))
+    write(folder, {"elite": elite, "behaviours": behaviours, **about}, found, episodes)
     shown = [
         {"game": row, "return": float(returns), "won": bool(won)}
         for row, returns, won in zip(told.rows[-1][:_SHOWN], played[0][-1], played[2][-1], strict=False)
     ]
     write_json(folder / layout.COMPLETIONS, shown)
     return elite
-
-
-def is_export(folder: Path) -> bool:
-    return (folder / player.WEIGHTS).exists()
 
 
 def go_on(spec: LanguageSpec, folder: Path, size: int) -> tuple[list[Member], list[Mutation]]:
@@ -109,8 +98,3 @@ def _begin(spec: LanguageSpec, member: Member, row: Tensor) -> dict[str, Tensor]
                 if part != "output" or network == spec.algo.POLICY:
                     place.copy_(known[part])
     return found
-
-
-def files(spec: LanguageSpec, elite: Member) -> dict[str, bytes]:
-    """Return the elite's files beside `policy.json`."""
-    return player.files(spec.algo, spec.algo_config, spec.base.words, elite)
