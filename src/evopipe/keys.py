@@ -50,11 +50,8 @@ def content_key(values: Mapping[str, Any], files: Sequence[Path] = ()) -> str:
     byte of the files.
 
     Folders count with all that is in them (bytecode caches excepted), by relative name. Modification times, the order
-    of keys and where the files lie do not count; the order of `files` does.
-
-    Raises:
-        UsageError: a value has no JSON form.
-        MissingInputError: one of the files does not exist, or cannot be read.
+    of keys and where the files lie do not count; the order of `files` does. `UsageError` if a value has no JSON form;
+    `MissingInputError` if one of the files does not exist, or cannot be read.
     """
     try:
         text = json.dumps(dict(values), sort_keys=True, separators=(",", ":"), default=_plain)

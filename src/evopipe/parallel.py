@@ -81,10 +81,7 @@ class Helper:
 
     It ends with this process, whatever ends that; with its last reference; and when it is dismissed, after it has done
     what is `last`, unless it is in the middle of its work. It is deaf to the signals that ask to stop, for this process
-    decides, and saves first.
-
-    Raises:
-        OSError: it cannot be forked.
+    decides, and saves first. `OSError` if it cannot be forked.
     """
 
     def __init__(self, work: Callable[[], None], last: Callable[[], None] = lambda: None) -> None:
@@ -113,11 +110,8 @@ class Helper:
         self._told.ring()
 
     def wait(self) -> BaseException | None:
-        """Wait until its work is done; return what it raised.
-
-        Raises:
-            Died: the process is gone, or stands still by a signal such as SIGSTOP for `STOPPED` seconds.
-        """
+        """Wait until its work is done; return what it raised. `Died` if the process is gone, or stands still by a
+        signal such as SIGSTOP for `STOPPED` seconds."""
         stopped = 0
         while (rang := self._done.wait(self._life, _LOOK)) is None:
             stopped = stopped + 1 if self._is_stopped() else 0

@@ -133,10 +133,8 @@ def environment_of(
     """Return the environment that a policy was trained in, or another one, or with other arguments.
 
     Without `trust` no `module:EnvId` is taken that only the policy's folder names: making it runs the module.
-
-    Raises:
-        DataError: the policy does not name its environment.
-        UsageError: `env_id` or `kwargs` cannot be used, or the policy's own environment is not trusted.
+    `DataError` if the policy does not name its environment; `UsageError` if `env_id` or `kwargs` cannot be used, or the
+    policy's own environment is not trusted.
     """
     about = policy.about.get("env")
     try:

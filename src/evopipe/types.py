@@ -47,10 +47,7 @@ class Team:
 
     def groups(self, named: Mapping[str, Sequence[str]]) -> dict[str, tuple[int, ...]]:
         """Return the places of each group's agents: as `named`, or by what stands in their names before the last `_`.
-
-        Raises:
-            ValueError: a group names no agent, or an agent stands in no group or in two; a sentence.
-        """
+        `ValueError` if a group names no agent, or an agent stands in no group or in two; a sentence."""
         if not named:
             prefixes = [name.rpartition("_")[0] or name for name in self.agents]
             return {p: tuple(i for i, q in enumerate(prefixes) if q == p) for p in dict.fromkeys(prefixes)}

@@ -80,12 +80,8 @@ def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, 
 
 
 def read_transitions(path: Path, limit: int | None = None) -> Transitions:
-    """Read the first `limit` transitions (all where None).
-
-    Raises:
-        MissingInputError: the file is not there.
-        DataError: it is truncated, damaged, ragged, of a wrong type, or holds a value that is not finite.
-    """
+    """Read the first `limit` transitions (all where None). `MissingInputError` if the file is not there; `DataError` if
+    it is truncated, damaged, ragged, of a wrong type, or holds a value that is not finite."""
     with open_sealed(Path(path)) as file:
         if file.attrs.get("format") != _FORMAT:
             raise Unusable(f"not a transitions file of format {_FORMAT}; run the stage `buffer` again")

@@ -73,12 +73,6 @@ class StoredMember(_Stored):
     fitness: list[Number | None]
 
 
-class StoredMembers(_Stored):
-    """The content of `members.json`."""
-
-    members: list[Any] = Field(min_length=1)
-
-
 class _StoredLeaf(_Stored):
     """One array of an observation, see `envs.spaces.Leaf`."""
 

@@ -19,13 +19,9 @@ _NO_SPACES = {"num_envs", "backend", "step_seconds"}  # keys of `env` that chang
 
 
 def check(params: Params) -> None:
-    """Refuse what a later stage would refuse, before the first one does anything.
-
-    Raises:
-        ParamsError: the environment is unknown, the algorithm does not serve its spaces, or it masks actions where a
-            dataset is to be learned from, which has no masks.
-        EnvironmentFailed: it could not be made or reset.
-    """
+    """Refuse what a later stage would refuse, before the first one does anything. `ParamsError` if the environment is
+    unknown, the algorithm does not serve its spaces, or it masks actions where a dataset is to be learned from, which
+    has no masks; `EnvironmentFailed` if it could not be made or reset."""
     name, cfg = params.train.algo, params.env
     plain = not any(cfg.model_dump(exclude={"id", *_NO_SPACES}).values())
     if plain and not algos.get(name).TEAM and KNOWN.get(cfg.id) in algos.get(name).ACTIONS:

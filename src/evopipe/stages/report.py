@@ -15,11 +15,8 @@ from evopipe.storage.files import write_text
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `reports/report.html` from the files in `reports/` and from `models/elite`.
-
-    Raises:
-        MissingInputError, DataError: one of them is not there, or is damaged.
-    """
+    """Write `reports/report.html` from the files in `reports/` and from `models/elite`. `MissingInputError` or
+    `DataError` if one of them is not there, or is damaged."""
     configure(params.runtime)
     with translate_failures():
         text = page(folder, _shown(params))

@@ -31,10 +31,7 @@ class _Loaded:
 
 
 class CheckpointStore:
-    """The checkpoints of one run in one folder, in which nothing else should lie.
-
-    One process at a time: hold a `RunLock` while you use it.
-    """
+    """The checkpoints of one run, alone in one folder. One process at a time: hold a `RunLock` while you use it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,12 +41,9 @@ class CheckpointStore:
         """Save durably, then remove all but the last two, those of a later step (they belong to a future that this run
         left behind) and those that `load` found damaged.
 
-        The step grows from save to save; an equal one replaces. Tensors may be on any device; contiguous ones on the
-        CPU are written without a copy. Meta is plain JSON (no NaN or infinity: keep such numbers in a tensor).
-
-        Raises:
-            DataError: a tensor or a value cannot be saved.
-            DiskError: the disk is full or read-only; the checkpoints from before are unchanged.
+        The step grows from save to save; an equal one replaces. Contiguous tensors on the CPU are written without a
+        copy. Meta is plain JSON; what cannot be saved is a `DataError`. After a `DiskError` the checkpoints are as
+        before.
         """
         path = self.folder / f"step-{step:012d}"
         about = dump_json({"meta": dict(meta), "step": step}, str(path / _META))

@@ -157,11 +157,8 @@ def sync(
     """Deliver all trainings: those recorded on this machine, then those that only DVC knows.
 
     A tracker is given up at its first failure: the next run would wait as long. `tell` gets a sentence on what was
-    brought, `warn` one on what could not be. Returns what was new, by tracker.
-
-    Raises:
-        MissingInputError: the project has DVC, which is not installed.
-        TrackerError: a tracker could not take everything; what the others took is there.
+    brought, `warn` one on what could not be. Returns what was new, by tracker. `MissingInputError` if the project has
+    DVC, which is not installed; `TrackerError` if a tracker could not take everything; what the others took is there.
     """
     home, totals = root / ".evopipe" / "train", {name: New() for name in config.backends}
     known = Locked.all(root) if (root / ".dvc").is_dir() else []

@@ -28,11 +28,8 @@ from evopipe.track.formats import score
 
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
     """Write `models/elite`: the adapter as PEFT's files, the merged model, policy.json and a model card.
-
-    Raises:
-        MissingInputError: `models/trained` or `reports/evaluation.json` is not there.
-        DataError: one of them is damaged.
-    """
+    `MissingInputError` if `models/trained` or `reports/evaluation.json` is not there; `DataError` if one of them is
+    damaged."""
     configure(params.runtime)
     spec = make_spec(params)
     (*_, elite), trained = read_members(folder, layout.TRAINED, spec)
@@ -57,11 +54,8 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
 def write(
     folder: Path, spec: LanguageSpec, member: Member, about: Mapping[str, Any], called: str = str(layout.ELITE)
 ) -> None:
-    """Write a member as a policy's folder, with a model card that calls it so; what it is says `about`.
-
-    Raises:
-        DiskError: it cannot be written.
-    """
+    """Write a member as a policy's folder, with a model card that calls it so; what it is says `about`. `DiskError` if
+    it cannot be written."""
     arch: Any = member.arch
     row = member.tensors[spec.algo.POLICY]
     card = _card(about, spec.base.name, called)

@@ -63,10 +63,7 @@ def evaluate(
 
 def go_on(spec: LanguageSpec, folder: Path, size: int) -> tuple[list[Member], list[Mutation]]:
     """Return members whose policy is an exported one; other networks begin as it, too, but for their outputs.
-
-    Raises:
-        DataError: it is damaged, or over other tokens, or of another width.
-    """
+    `DataError` if it is damaged, or over other tokens, or of another width."""
     about = parse_json(read_folder(folder, only=(player.POLICY,))[player.POLICY], str(folder / player.POLICY))
     wanted = "population.start names a player over the same tokens, as `evopipe export` writes it"
     if not isinstance(about, dict) or about.get("kind") != "games":

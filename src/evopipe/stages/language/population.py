@@ -24,10 +24,8 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     """Write `models/population`: members, their keys, hyper-parameters and first adapters.
 
     With `population.start` they are those of an earlier run, or one that PEFT wrote; or a player's policy is theirs.
-
-    Raises:
-        MissingInputError: the base, or `population.start`, is not there.
-        DataError: one of them is damaged, or they do not belong together.
+    `MissingInputError` if the base, or `population.start`, is not there; `DataError` if one of them is damaged, or they
+    do not belong together.
     """
     configure(params.runtime)  # the number of threads decides the last bits of wide networks' first weights
     spec = make_spec(params)

@@ -54,10 +54,7 @@ def settled(params: LanguageParams) -> LanguageConfig:
 
 def base_of(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
     """Return the base, or the tokens of a task's games where members are whole models; for errors see `load_base`.
-
-    Raises:
-        ParamsError: the task has no games.
-    """
+    `ParamsError` if the task has no games."""
     if cfg.model != "gpt":
         return load_base(cfg, seed, device)
     task = task_of(cfg)
