@@ -12,7 +12,7 @@ import numpy as np
 
 from evopipe.data.episodes import Dataset, Episode
 from evopipe.data.foreign import read_foreign
-from evopipe.data.hdf5 import Array, Unusable, actions, flags, rewards, same_length
+from evopipe.data.hdf5 import Array, Part, Unusable, same_length
 from evopipe.data.observations import read_rows
 
 
@@ -50,15 +50,15 @@ def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: b
 def _arrays(file: h5py.File, shows: gymnasium.Space[Any] | None, discrete: bool) -> dict[str, Array]:
     """Read the columns that are there."""
     arrays = {
-        "actions": actions(file, "actions", discrete),
-        "observations": read_rows(file, "observations", None, shows),
-        "rewards": rewards(file, "rewards"),
-        "terminals": flags(file, "terminals"),
+        "actions": Part(file, "actions").actions(discrete),
+        "observations": read_rows(Part(file, "observations"), None, shows),
+        "rewards": Part(file, "rewards").rewards(),
+        "terminals": Part(file, "terminals").flags(),
     }
     if "timeouts" in file:
-        arrays["timeouts"] = flags(file, "timeouts")
+        arrays["timeouts"] = Part(file, "timeouts").flags()
     if "next_observations" in file:
-        arrays["next_observations"] = read_rows(file, "next_observations", None, shows)
+        arrays["next_observations"] = read_rows(Part(file, "next_observations"), None, shows)
     same_length({name: len(array) for name, array in arrays.items()})
     if arrays.get("next_observations", arrays["observations"]).shape != arrays["observations"].shape:
         raise Unusable("datasets 'observations' and 'next_observations' differ in shape")

@@ -91,101 +91,95 @@ def _leads_away(name: bytes, info: Any) -> bytes | None:
     return None if info.type == h5py.h5l.TYPE_HARD else name
 
 
-def label(group: h5py.Group, name: str) -> str:
-    """Return what to call a member of a group: its path in the file."""
-    return f"{group.name}/{name}".strip("/")
+class Part:
+    """What lies in a group of a file under a name; `Unusable` if it is not what a method is to read."""
 
+    def __init__(self, group: h5py.Group, name: str) -> None:
+        self._group, self._name = group, name
+        self.label = f"{group.name}/{name}".strip("/")  # its path in the file
 
-def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
-    """Return what lies in a group under a name."""
-    if name not in group:
-        raise Unusable(f"has no dataset '{label(group, name)}'")
-    return group[name]
+    def found(self) -> h5py.Group | h5py.Dataset:
+        """Return it, whatever it is."""
+        if self._name not in self._group:
+            raise Unusable(f"has no dataset '{self.label}'")
+        return self._group[self._name]
 
+    def group(self, otherwise: str) -> h5py.Group:
+        """Return a group; of anything else say so, and go on with `otherwise`."""
+        if not isinstance(found := self.found(), h5py.Group):
+            raise Unusable(f"'{self.label}' is no group{otherwise}")
+        return found
 
-def dataset(group: h5py.Group, name: str) -> h5py.Dataset:
-    """Return a dataset that keeps its values in its own file, as many as it declares."""
-    found = member(group, name)
-    if not isinstance(found, h5py.Dataset):
-        raise Unusable(f"'{label(group, name)}' is a group, expected a dataset")
-    if found.is_virtual or found.external:
-        raise Unusable(f"dataset '{label(group, name)}' keeps its values in other files; that is not read")
-    held = found.id.get_storage_size()
-    if found.nbytes > _MAX_RATIO * held + 2**20:
-        raise Unusable(f"dataset '{label(group, name)}' declares {found.nbytes} bytes and holds {held}")
-    return found
+    def dataset(self) -> h5py.Dataset:
+        """Return a dataset that keeps its values in its own file, as many as it declares."""
+        found = self.found()
+        if not isinstance(found, h5py.Dataset):
+            raise Unusable(f"'{self.label}' is a group, expected a dataset")
+        if found.is_virtual or found.external:
+            raise self.wrong("keeps its values in other files; that is not read")
+        held = found.id.get_storage_size()
+        if found.nbytes > _MAX_RATIO * held + 2**20:
+            raise self.wrong(f"declares {found.nbytes} bytes and holds {held}")
+        return found
 
+    def numbers(self, kinds: str = "biuf", *, rank: int | None = None, limit: int | None = None) -> Array:
+        """Read the first `limit` rows, of `rank` dimensions, if their type is one of `kinds` (NumPy's letters)."""
+        found = self.dataset()
+        if found.dtype.kind not in kinds:
+            names = {"b": "bool", "i": "integer", "f": "float"}
+            expected = " or ".join(names[kind] for kind in kinds if kind in names)
+            raise self.wrong(f"has dtype {found.dtype}, expected {expected}")
+        if not found.shape or rank not in (None, len(found.shape)):
+            raise self.wrong(f"has shape {found.shape}, expected {rank or 1} dimension(s)")
+        return np.asarray(found[:limit])
 
-def numbers(
-    group: h5py.Group, name: str, kinds: str = "biuf", *, rank: int | None = None, limit: int | None = None
-) -> Array:
-    """Read a dataset's first `limit` rows, of `rank` dimensions, if its type is one of `kinds` (NumPy's letters)."""
-    found = dataset(group, name)
-    if found.dtype.kind not in kinds:
-        names = {"b": "bool", "i": "integer", "f": "float"}
-        expected = " or ".join(names[kind] for kind in kinds if kind in names)
-        raise Unusable(f"dataset '{label(group, name)}' has dtype {found.dtype}, expected {expected}")
-    if not found.shape or rank not in (None, len(found.shape)):
-        raise Unusable(f"dataset '{label(group, name)}' has shape {found.shape}, expected {rank or 1} dimension(s)")
-    return np.asarray(found[:limit])
+    def _column(self, kinds: str = "biuf") -> Array:
+        """Read one number a step, `[N]`; some files keep them as `[N, 1]`."""
+        array = self.numbers(kinds)
+        if array.ndim == 2 and array.shape[1] == 1:
+            array = array[:, 0]
+        if array.ndim != 1:
+            raise self.wrong(f"has shape {array.shape}, expected 1 dimension(s)")
+        return array
 
+    def rewards(self) -> Array:
+        """Read rewards, `[N]` float32."""
+        return self.finite(self._column("fiu"))
 
-def _column(group: h5py.Group, name: str, kinds: str = "biuf") -> Array:
-    """Read one number a step, `[N]`; some files keep them as `[N, 1]`."""
-    array = numbers(group, name, kinds)
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    if array.ndim != 1:
-        raise Unusable(f"dataset '{label(group, name)}' has shape {array.shape}, expected 1 dimension(s)")
-    return array
+    def flags(self) -> Array:
+        """Read flags, `[N]` bool, stored as any numbers that are 0 or 1."""
+        array = self._column()
+        wrong = np.flatnonzero((array != 0) & (array != 1))
+        if wrong.size:
+            raise self.wrong(f"holds {array[wrong[0]]} at index {wrong[0]}, expected 0 or 1")
+        return array.astype(np.bool_)
 
+    def actions(self, discrete: bool = False) -> Array:
+        """Read actions: integers are indices, `[N]` int64; floats are vectors, `[N, A]` float32.
 
-def rewards(group: h5py.Group, name: str) -> Array:
-    """Read rewards, `[N]` float32."""
-    return finite(float32(_column(group, name, "fiu")), label(group, name))
+        Floats `[N]` or `[N, 1]` that are all whole numbers are indices too if actions are known to be `discrete`.
+        """
+        array = self.numbers("fiu")
+        single = array.size == len(array)
+        if array.dtype.kind == "f":
+            if not (discrete and single and np.isfinite(array).all() and (array == np.rint(array)).all()):
+                return self.finite(array.reshape(len(array), int(np.prod(array.shape[1:]))))
+        elif array.ndim > 1 and array.shape != (len(array), 1):
+            raise self.wrong(f"has shape {array.shape}; whole numbers are one index a step, vectors are floats")
+        return array.reshape(-1).astype(np.int64)
 
+    def finite(self, array: Array) -> Array:
+        """Return what was read as float32, if all of it is finite then."""
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows becomes infinite
+            array = np.ascontiguousarray(array, np.float32)
+        wrong = np.argwhere(~np.isfinite(array))
+        if wrong.size:
+            raise self.wrong(f"holds {array[tuple(wrong[0])]} at index {wrong[0].tolist()}, not a finite float32")
+        return array
 
-def flags(group: h5py.Group, name: str) -> Array:
-    """Read flags, `[N]` bool, stored as any numbers that are 0 or 1."""
-    array = _column(group, name)
-    wrong = np.flatnonzero((array != 0) & (array != 1))
-    if wrong.size:
-        raise Unusable(f"dataset '{label(group, name)}' holds {array[wrong[0]]} at index {wrong[0]}, expected 0 or 1")
-    return array.astype(np.bool_)
-
-
-def actions(group: h5py.Group, name: str, discrete: bool = False) -> Array:
-    """Read actions: integers are indices, `[N]` int64; floats are vectors, `[N, A]` float32.
-
-    Floats `[N]` or `[N, 1]` that are all whole numbers are indices too where actions are known to be `discrete`.
-    """
-    array = numbers(group, name, "fiu")
-    single = array.size == len(array)
-    if array.dtype.kind == "f":
-        if not (discrete and single and np.isfinite(array).all() and (array == np.rint(array)).all()):
-            return finite(float32(array.reshape(len(array), int(np.prod(array.shape[1:])))), label(group, name))
-    elif array.ndim > 1 and array.shape != (len(array), 1):
-        raise Unusable(
-            f"dataset '{label(group, name)}' has shape {array.shape}; whole numbers are one index a step, vectors are "
-            "floats"
-        )
-    return array.reshape(-1).astype(np.int64)
-
-
-def float32(array: Array) -> Array:
-    """Return numbers as float32; what overflows becomes infinite."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.ascontiguousarray(array, np.float32)
-
-
-def finite(array: Array, name: str) -> Array:
-    """Return an array as it is if all of it is finite."""
-    wrong = np.argwhere(~np.isfinite(array))
-    if wrong.size:
-        raise Unusable(
-            f"dataset '{name}' holds {array[tuple(wrong[0])]} at index {wrong[0].tolist()}, not a finite float32"
-        )
-    return array
+    def wrong(self, what: str) -> Unusable:
+        """Return the error of a dataset: what it holds, or is."""
+        return Unusable(f"dataset '{self.label}' {what}")
 
 
 def same_length(lengths: Mapping[str, int]) -> int:

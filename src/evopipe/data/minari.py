@@ -23,7 +23,7 @@ import numpy as np
 
 from evopipe.data.episodes import Dataset, Episode
 from evopipe.data.foreign import read_foreign
-from evopipe.data.hdf5 import Unusable, actions, flags, label, member, opened, rewards, same_length
+from evopipe.data.hdf5 import Part, Unusable, opened, same_length
 from evopipe.data.observations import compare, read_rows
 from evopipe.errors import DataError, MissingInputError
 from evopipe.storage.files import TEMPORARY, dump_json, make_folder, parse_json, read_bytes, translating
@@ -181,16 +181,15 @@ def _episodes(file: h5py.File, metadata: Mapping[str, Any], shows: Space | None)
 
 
 def _episode(file: h5py.File, name: str, recorded: Space | None, shows: Space | None) -> Episode:
-    group = member(file, name)
-    if not isinstance(group, h5py.Group):
-        raise Unusable(f"'{name}' is no group: not a Minari dataset")
-    taken, reward = actions(group, "actions"), rewards(group, "rewards")
-    terminated, truncated = flags(group, "terminations"), flags(group, "truncations")
-    parts = {"actions": taken, "rewards": reward, "terminations": terminated, "truncations": truncated}
-    steps = same_length({label(group, part): len(array) for part, array in parts.items()})
-    obs = read_rows(group, "observations", recorded, shows)
+    group = Part(file, name).group(": not a Minari dataset")
+    parts = [Part(group, part) for part in ("actions", "rewards", "terminations", "truncations")]
+    taken, reward, terminated, truncated = arrays = (
+        parts[0].actions(), parts[1].rewards(), parts[2].flags(), parts[3].flags(),
+    )  # fmt: skip
+    steps = same_length({part.label: len(array) for part, array in zip(parts, arrays, strict=True)})
+    obs = read_rows(shown := Part(group, "observations"), recorded, shows)
     if len(obs) != steps + 1:
-        raise Unusable(f"'{label(group, 'observations')}' has {len(obs)} rows for {steps} steps, expected {steps + 1}")
+        raise Unusable(f"'{shown.label}' has {len(obs)} rows for {steps} steps, expected {steps + 1}")
     early = np.flatnonzero((terminated | truncated)[:-1])
     if early.size:
         raise Unusable(f"'{name}' ends at step {early[0]} and goes on: its flags cannot be right")

@@ -13,7 +13,7 @@ import numpy as np
 
 from evopipe.core import pixels
 from evopipe.data.episodes import Episode
-from evopipe.data.hdf5 import SEAL, Array, Unusable, finite, member, numbers, open_sealed, same_length, sealed
+from evopipe.data.hdf5 import SEAL, Array, Part, Unusable, open_sealed, same_length, sealed
 from evopipe.storage.files import dump_json, write_bytes
 
 _FORMAT = 1
@@ -98,15 +98,15 @@ def read_transitions(path: Path, limit: int | None = None) -> Transitions:
 
 
 def _read(file: h5py.File, name: str, limit: int | None) -> Array:
-    stored = member(file, name)
-    vectors = name.endswith("obs") or (name == "action" and getattr(stored, "ndim", 1) == 2)
-    array = numbers(file, name, rank=2 if vectors else 1, limit=limit)
+    part = Part(file, name)
+    vectors = name.endswith("obs") or (name == "action" and getattr(part.found(), "ndim", 1) == 2)
+    array = part.numbers(rank=2 if vectors else 1, limit=limit)
     if name.endswith("obs") and array.dtype == np.uint8:
         array = pixels.numbers(array)
     expected = np.dtype(np.float32 if vectors else _DTYPES[name])
     if array.dtype != expected:
-        raise Unusable(f"dataset '{name}' has dtype {array.dtype}, expected {expected}")
-    return finite(array, name)
+        raise part.wrong(f"has dtype {array.dtype}, expected {expected}")
+    return part.finite(array) if expected == np.float32 else array
 
 
 def statistics(transitions: Transitions, num_actions: int) -> dict[str, Any]:
