@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 
 from pydantic import BeforeValidator, TypeAdapter
 from pydantic_core import to_json
@@ -130,19 +130,18 @@ class Generation:
 
     def metrics(self) -> dict[str, float]:
         """Return the population's finite numbers by the names that trackers show."""
-        return _finite(
-            {
-                "fitness/best": self.best,
-                "fitness/mean": self.mean,
-                "fitness/elite": self.elite,
-                "population/generation": self.generation,
-                "population/healthy": sum(row.healthy for row in self.members),
-                "population/elite_id": self.elite_id,
-                "steps/each_member": self.step,
-                "steps/evaluation": self.eval_steps,
-                "time/generation_seconds": self.seconds or None,
-            }
-        )
+        named = {
+            "fitness/best": self.best,
+            "fitness/mean": self.mean,
+            "fitness/elite": self.elite,
+            "population/generation": self.generation,
+            "population/healthy": sum(row.healthy for row in self.members),
+            "population/elite_id": self.elite_id,
+            "steps/each_member": self.step,
+            "steps/evaluation": self.eval_steps,
+            "time/generation_seconds": self.seconds or None,
+        }
+        return _finite(named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,7 @@ class Tracker:
             except Exception as error:
                 _warn(sink, "could not be closed", error)
 
-    def __enter__(self) -> Tracker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

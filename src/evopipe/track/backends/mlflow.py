@@ -33,7 +33,7 @@ from evopipe.storage.files import make_folder
 from evopipe.track.record import Kept, New, Run
 
 if TYPE_CHECKING:
-    from mlflow.entities import DatasetInput, Metric
+    from mlflow.entities import Metric
     from mlflow.entities import Run as Found
 
 PACKAGE = "evopipe[mlflow]"
@@ -166,7 +166,7 @@ class _Mlflow:
         }
         known = {tag: value for tag, value in tags.items() if value}
         experiment = self._experiment(self._config.experiment or run.env)
-        made: Found = self._client.create_run(experiment, _milliseconds(run.started), known, run.name)
+        made: Found = self._client.create_run(experiment, round(1000 * run.started), known, run.name)
         return made
 
     def _experiment(self, name: str) -> str:
@@ -201,7 +201,7 @@ class _Mlflow:
         for row in fresh[-1][1].members:
             if row.slot not in slots:
                 tags = {"mlflow.parentRunId": found.info.run_id, _SLOT: str(row.slot), _KIND: "member"}
-                at, name = _milliseconds(run.started), f"{run.name} · member {row.slot}"
+                at, name = round(1000 * run.started), f"{run.name} · member {row.slot}"
                 slots[row.slot] = self._client.create_run(found.info.experiment_id, at, tags, name)
             words = {"network": row.architecture, "activation": row.activation, "mutation": row.mutation}
             now = [RunTag(name, text[:_LONGEST_TAG]) for name, text in {**words, "change": row.change or "-"}.items()]
@@ -221,7 +221,11 @@ class _Mlflow:
             if name == "evaluation":
                 self._client.log_batch(found.info.run_id, metrics=_metrics(run.scores(), kept.time, run.last[1]))
             elif name == "train" and (dataset := run.dataset()) is not None:
-                self._client.log_inputs(found.info.run_id, [_dataset(*dataset)])
+                from mlflow.entities import Dataset, DatasetInput, InputTag
+
+                told = Dataset(*dataset, "local", json.dumps({"uri": str(layout.TRANSITIONS)}))
+                training = InputTag("mlflow.data.context", "training")
+                self._client.log_inputs(found.info.run_id, [DatasetInput(told, [training])])
             held[name] = kept.md5
         if fresh:
             self._client.set_tag(found.info.run_id, _HELD, json.dumps(held, sort_keys=True))
@@ -238,7 +242,7 @@ class _Mlflow:
         for tag, value in known.items():
             if value and tags.get(tag) != value:
                 self._client.set_tag(found.info.run_id, tag, value)
-        end = _milliseconds(run.ended[0] if run.ended else run.last[0])
+        end = round(1000 * (run.ended[0] if run.ended else run.last[0]))
         for one in runs:
             if one.info.status == run.status.upper():
                 continue
@@ -304,18 +308,7 @@ def _made_already() -> Iterator[None]:
 def _metrics(values: Mapping[str, float], clock: float, step: int) -> list[Metric]:
     from mlflow.entities import Metric
 
-    return [Metric(name, value, _milliseconds(clock), step) for name, value in values.items()]
-
-
-def _dataset(name: str, digest: str) -> DatasetInput:
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    source = json.dumps({"uri": str(layout.TRANSITIONS)})
-    return DatasetInput(Dataset(name, digest, "local", source), [InputTag("mlflow.data.context", "training")])
-
-
-def _milliseconds(seconds: float) -> int:
-    return round(seconds * 1000)
+    return [Metric(name, value, round(1000 * clock), step) for name, value in values.items()]
 
 
 # --- the pages --------------------------------------------------------------------------------------------------------
