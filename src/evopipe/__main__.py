@@ -112,9 +112,7 @@ def _run_code_of_this_tree() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(
-        sys.executable,
-        [sys.executable, *sys.orig_argv[1:]],
-        {**os.environ, "PYTHONPATH": path, _REEXECUTED: source},
+        sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONPATH": path, _REEXECUTED: source}
     )
 
 

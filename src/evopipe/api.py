@@ -46,9 +46,7 @@ class Result:
 
 
 def run(
-    params: str | Path | AnyParams | Mapping[str, Any],
-    folder: str | Path | None = None,
-    quiet: bool = True,
+    params: str | Path | AnyParams | Mapping[str, Any], folder: str | Path | None = None, quiet: bool = True
 ) -> Result:
     """Run all stages in order: what `dvc repro` does, without its cache.
 

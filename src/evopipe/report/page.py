@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from evopipe.errors import DataError
@@ -50,23 +49,13 @@ def page(folder: str | Path, params: Mapping[str, Any]) -> str:
 
 def compose(run: Run, params: Mapping[str, Any], movie: Movie | str) -> str:
     """Return the page of a run that was read, with the film of its elite or the sentence in its place."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        extensions=["jinja2.ext.do"],
-        finalize=lambda value: words.clean(value) if type(value) is str else value,
-        keep_trailing_newline=True,
-        lstrip_blocks=True,
-        trim_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.globals |= {"figures": figures, "words": words, "flat": _flat, "breakable": _breakable}
-    environment.globals["inline"] = lambda webp: f"data:image/webp;base64,{base64.b64encode(webp).decode()}"
+    html = words.template("page.html.j2", figures=figures, words=words, flat=_flat, breakable=_breakable,
+                          inline=lambda webp: f"data:image/webp;base64,{base64.b64encode(webp).decode()}")  # fmt: skip
     provenance, algo = dict(run.policy["provenance"]), run.policy["algo"]
     machine = provenance.pop("fingerprint", {})
     provenance.setdefault("git_revision", None)
     with draw.style():
-        return environment.get_template("page.html.j2").render(
+        return html.render(
             run=run,
             movie=movie,
             origins={"provenance": provenance, "machine and versions": machine},

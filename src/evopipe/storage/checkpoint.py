@@ -64,7 +64,12 @@ class CheckpointStore:
         faults: list[str] = []
         for step, path in reversed(self._saved()):
             try:
-                tensors, meta = _read(step, path)
+                files = read_folder(path, only=(_META, _TENSORS))
+                about = parse_json(files[_META], str(path / _META))
+                meta = about.get("meta") if isinstance(about, dict) and about.get("step") == step else None
+                if not isinstance(meta, dict):
+                    raise DataError(f"{path / _META}: does not describe step {step}")
+                tensors = load_tensors(files[_TENSORS], str(path / _TENSORS))
             except (DataError, MissingInputError) as error:
                 self._damaged.add(path)
                 faults.append(str(error).removesuffix(f": {RESTORE}"))
@@ -90,11 +95,3 @@ class CheckpointStore:
         entries = self.folder.iterdir() if self.folder.is_dir() else ()
         matches = ((_NAME.fullmatch(path.name), path) for path in entries)
         return sorted((int(match[1]), path) for match, path in matches if match)
-
-
-def _read(step: int, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    files = read_folder(path, only=(_META, _TENSORS))
-    document = parse_json(files[_META], str(path / _META))
-    if not isinstance(document, dict) or document.get("step") != step or not isinstance(document.get("meta"), dict):
-        raise DataError(f"{path / _META}: does not describe step {step}")
-    return load_tensors(files[_TENSORS], str(path / _TENSORS)), document["meta"]

@@ -100,15 +100,12 @@ def _completions(room: Room, cohorts: list[Cohort], index: np.ndarray) -> list[d
             told[slot] = [
                 {"text": text, **({} if reward is None else {"reward": reward[r][i]})} for i, text in enumerate(texts)
             ]
-    return [
-        {"prompt": _shown(room.corpus.rows[int(row)]["prompt"]), "elite": told[0][i], "base": told[1][i]}
-        for i, row in enumerate(few)
-        if "prompt" in room.corpus.rows[int(row)]
-    ]
-
-
-def _shown(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
+    found = []
+    for row, elite, base in zip(few, told[0], told[1], strict=True):
+        if (prompt := room.corpus.rows[int(row)].get("prompt")) is not None:
+            shown = prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
+            found.append({"prompt": shown, "elite": elite, "base": base})
+    return found
 
 
 def _pass_at(

@@ -48,11 +48,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     members, about = read_members(folder, layout.POPULATION, spec)
     births = read_births(about.get("mutations"), len(members))
     state = state_folder("train", _key(params, folder), folder)
-    with (
-        alone(state, folder),
-        translate_failures(LESS),
-        shards.divided(params, len(members), folder) as divided,
-    ):
+    with alone(state, folder), translate_failures(LESS), shards.divided(params, len(members), folder) as divided:
         store = CheckpointStore(state / divided.checkpoints)
         made: Run[LanguageSpec] | None = divided.begin(spec, members, births)
         if made is None:
