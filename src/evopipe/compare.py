@@ -59,14 +59,9 @@ class _Row:
 def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[_Row], list[str]]:
     """Return configurations, the best first, and for each place without a run that counts a sentence that says why.
 
-    Args:
-        what: folders, names of experiments, git revisions. None: the working folder, HEAD and HEAD's experiments.
-        everywhere: take the experiments of other commits too.
-
-    Raises:
-        UsageError: one of `what` is none of these.
-        MissingInputError: there is no run at all.
-        EvopipeError: a place of `what` holds none that counts.
+    `what` are folders, names of experiments, git revisions; none: the working folder, HEAD and HEAD's experiments, or
+    `everywhere` those of other commits too. `UsageError` if one is none of these, another EvopipeError if it holds no
+    run that counts; `MissingInputError` if there is no run at all.
     """
     runs: dict[str, _Run] = {}
     notes = []

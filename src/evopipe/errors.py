@@ -83,11 +83,7 @@ class TrackerError(EvopipeError, exit_code=75):
 
 class Interrupted(BaseException):
     """A signal asked the run to stop; its state was saved first. As KeyboardInterrupt it is no ordinary `Exception`.
-
-    Args:
-        signum: the signal's number; the exit code is 128 + signum (130 for SIGINT, 143 for SIGTERM).
-        message: what was saved, and how to continue.
-    """
+    The exit code is 128 + signum (130 for SIGINT, 143 for SIGTERM)."""
 
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(message)

@@ -26,12 +26,8 @@ def read_d4rl(path: Path, shows: gymnasium.Space[Any] | None = None, discrete: b
     Episodes end at terminals and timeouts, and are never bridged (AgileRL's files have no timeouts, so that where an
     episode was cut there is not known: `notes` says so). Where the file has no next observations, the last
     step of an episode that was cut has no true one and is left out (`dropped` counts them); the last step of an episode
-    that terminated is kept, with its own observation repeated, from which nothing bootstraps.
-
-    Raises:
-        MissingInputError: the file is not there.
-        DataError: its content cannot be used; the message names dataset and index.
-        ResourceError: reading it takes more memory than its size explains.
+    that terminated is kept, with its own observation repeated, from which nothing bootstraps. For errors see
+    `read_foreign`; what cannot be used is named by dataset and index.
     """
     arrays = read_foreign(Path(path), lambda file: _arrays(file, shows, discrete))
     timed, following = "timeouts" in arrays, "next_observations" in arrays

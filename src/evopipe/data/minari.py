@@ -117,18 +117,12 @@ def read_own(folder: Path) -> Dataset:
 
 
 def read_minari(dataset: str | Path, shows: Space | None = None) -> Dataset:
-    """Read a Minari dataset of Discrete or Box actions.
+    """Read a Minari dataset of Discrete or Box actions, from a folder (its own, or its `data`), or by the id of a
+    remote one (`namespace/name-v0`), which is downloaded into Minari's own cache unless it is there.
 
-    Args:
-        dataset: a folder (the dataset's own, or its `data`), or the id of a remote one (`namespace/name-v0`), which is
-            downloaded into Minari's own cache unless it is there.
-        shows: the environment's observation space, which makes rows of its observations; None where they must be rows
-            already, as in what `write_minari` writes.
-
-    Raises:
-        MissingInputError: there is no such folder, or the remote cannot be reached or does not have it.
-        DataError: the content cannot be used; the message names file, dataset and index.
-        ResourceError: reading it takes more memory than its size explains.
+    The environment's observation space `shows` makes rows of its observations; without it they must be rows already, as
+    `write_minari` writes them. `MissingInputError` also if the remote cannot be reached or does not have it; for other
+    errors see `read_foreign`.
     """
     root = Path(dataset) if Path(dataset).exists() else _local_folder(str(dataset))
     data = next((folder for folder in (root / "data", root) if (folder / _METADATA).is_file()), None)

@@ -54,6 +54,8 @@ def episodes_page(title: str, parts: Mapping[str, Sequence[Mapping[str, Any]]]) 
         title=title,
         parts={name: [(t, [*group]) for t, group in groupby(part[:_MOST], key=task)] for name, part in parts.items()},
         left={name: len(part) - _MOST for name, part in parts.items()},
+        low=low,
+        high=high,
         count=len(every),
         mean=sum(rewards) / max(1, len(rewards)),
         right=sum(bool(episode.get("is_correct")) for episode in every),

@@ -23,15 +23,10 @@ _TEXT, _GAMES = (
 
 
 def page(folder: str | Path, params: Mapping[str, Any]) -> str:
-    """Return the report of a finished run as one HTML file's text: the same for the same files and parameters.
+    """Return the report of the run in a folder as one HTML file's text: the same for the same files and parameters.
 
-    Args:
-        folder: the folder that the pipeline ran in: it has `reports/` and `models/elite/`.
-        params: the parameters to show, in the layout of `params.yaml`.
-
-    Raises:
-        MissingInputError, DataError: a file of the run is not there, or is damaged.
-        DataError: the run is another one than the parameters describe.
+    The parameters to show are in the layout of `params.yaml`. `MissingInputError` or `DataError` if a file is not
+    there, is damaged, or of another run than the parameters describe.
     """
     run, elite = read(Path(folder)), Path(folder) / ELITE
     wanted = {"algo": params.get("train", {}).get("algo"), "env": params.get("env", {}).get("id")}

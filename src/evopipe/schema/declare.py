@@ -83,14 +83,8 @@ class Evolve(Schema):
 def hyper(
     default: Any = ..., *, doc: str, unit: str = "", raising: str = "", evolvable: bool = False, **bounds: Any
 ) -> Any:
-    """Declare one hyper-parameter of an algorithm.
-
-    Args:
-        default: value if a caller gives none (`params.yaml` gives all); without it for a type, `Annotated`.
-        doc: what it does, `unit` its unit, `raising` what raising it does.
-        evolvable: whether the RL hyper-parameter mutation may change it. Such a value becomes a tensor `[P]`.
-        **bounds: pydantic's `gt`, `ge`, `lt`, `le`.
-    """
+    """Declare one hyper-parameter of an algorithm: what it does, its unit, what raising it does, pydantic's bounds, and
+    whether mutation may change it, by which it becomes a tensor `[P]`; without a default for a type, `Annotated`."""
     extra: dict[str, Any] = {"unit": unit, "raising": raising, "evolvable": evolvable}
     return Field(default, description=doc, json_schema_extra=extra, **bounds)
 

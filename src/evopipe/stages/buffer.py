@@ -16,9 +16,7 @@ from evopipe.storage.files import write_json
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `data/transitions.h5` and `reports/buffer.json` below `folder`. `MissingInputError` or `DataError` if
-    `data/dataset` is not there, is empty, damaged, or does not fit the environment; `DiskError` if a file cannot be
-    written."""
+    """Write `data/transitions.h5` and `reports/buffer.json`."""
     source = folder / DATASET
     if not source.exists():
         raise MissingInputError(f"{source}: not there; run `evopipe fetch` or `dvc repro fetch` first")

@@ -31,13 +31,7 @@ _ROWS = 128  # environments that evaluation steps at a time, if there are that m
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write the elite's scores, every member's, and every episode (`reports/`) from `models/trained`.
-
-    Raises:
-        MissingInputError, DataError: `models/trained` is not there, or is damaged.
-        EnvironmentFailed: the environment raised, or returned something that is not finite too often.
-        Interrupted: a signal came.
-    """
+    """Write the elite's scores, every member's, and every episode (`reports/`) from `models/trained`."""
     if shards.served(params.runtime.shards):
         return
     spec, n = make_spec(params, configure(params.runtime)), params.evaluate.episodes

@@ -23,8 +23,7 @@ from evopipe.track.formats import score
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `models/elite`: policy.safetensors, policy.json, policy.pt2 and a model card. `MissingInputError` or
-    `DataError` if `models/trained` or `reports/evaluation.json` is not there, or is damaged."""
+    """Write `models/elite`: policy.safetensors, policy.json, policy.pt2 and a model card."""
     configure(params.runtime)
     spec = make_spec(params)
     (*_, elite), trained = read_members(folder, layout.TRAINED, spec)

@@ -20,15 +20,7 @@ from evopipe.storage.files import write_json
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `data/dataset` and `reports/fetch.json` below `folder`. Paths in `params` are the working folder's.
-
-    Raises:
-        ParamsError: a setting under `fetch` or `env` cannot be used.
-        MissingInputError, DataError: the source cannot be reached, cannot be used, or does not fit the environment.
-        EnvironmentFailed: the environment raised or broke its contract.
-        ResourceError: the source takes more memory than its size explains.
-        DiskError: a file cannot be written.
-    """
+    """Write `data/dataset` and `reports/fetch.json`. Paths in `params` are the working folder's."""
     env, source = params.env.id, params.fetch.source
     pool = EnvPool(params.env.on_gymnasium, 1, what="behaviour")
     try:

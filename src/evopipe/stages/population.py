@@ -21,12 +21,8 @@ if TYPE_CHECKING:
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `models/population`: members, their keys, architectures, hyper-parameters and first weights.
-
-    With `population.start` they are those of an earlier run, as it left them: so an offline run goes on online.
-    `ParamsError` if the environment is unknown, or the algorithm does not serve its spaces; `MissingInputError` or
-    `DataError` if `population.start` is not there, is damaged, or belongs to another algorithm or environment.
-    """
+    """Write `models/population`: members, their keys, architectures, hyper-parameters and first weights; with
+    `population.start` those of an earlier run, as it left them: so an offline run goes on online."""
     configure(params.runtime)  # the number of threads decides the last bits of wide networks' first weights
     spec, start = make_spec(params), params.population.start
     members, mutations = first_members(spec, params.population.size)

@@ -15,8 +15,7 @@ from evopipe.storage.files import write_text
 
 
 def run(params: AnyParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `reports/report.html` from the files in `reports/` and from `models/elite`. `MissingInputError` or
-    `DataError` if one of them is not there, or is damaged."""
+    """Write `reports/report.html` from the files in `reports/` and from `models/elite`."""
     configure(params.runtime)
     with translate_failures():
         text = page(folder, _shown(params))

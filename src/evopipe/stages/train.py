@@ -38,11 +38,6 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
 
     A run that was stopped or killed goes on from its last checkpoint, bit for bit. Checkpoints are keyed by the content
     of everything the run depends on, so that another run's state is never taken for it.
-
-    Raises:
-        MissingInputError, DataError: an upstream output is not there, or is damaged, or every checkpoint is.
-        BusyError: another process trains the same run.
-        DivergedError, EnvironmentFailed, Interrupted: see `run.drive.train`.
     """
     runtime = params.runtime
     if shards.served(runtime.shards):

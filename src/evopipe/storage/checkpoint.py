@@ -39,12 +39,8 @@ class CheckpointStore:
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
         """Save durably, then remove all but the last two, those of a later step (they belong to a future that this run
-        left behind) and those that `load` found damaged.
-
-        The step grows from save to save; an equal one replaces. Contiguous tensors on the CPU are written without a
-        copy. Meta is plain JSON; what cannot be saved is a `DataError`. After a `DiskError` the checkpoints are as
-        before.
-        """
+        left behind) and those that `load` found damaged. The step grows from save to save; an equal one replaces. Meta
+        is plain JSON; what cannot be saved is a `DataError`. After a `DiskError` the checkpoints are as before."""
         path = self.folder / f"step-{step:012d}"
         about = dump_json({"meta": dict(meta), "step": step}, str(path / _META))
         write_folder(path, {_META: about, _TENSORS: tensor_pieces(tensors)})

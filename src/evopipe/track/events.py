@@ -110,13 +110,9 @@ class Generation:
         steps: tuple[int, int],
         losses: Sequence[float] = (),
     ) -> Generation:
-        """Describe a generation of the lineage; `births` and `losses`, if these are known, go by slot.
-
-        Args:
-            evolve: the hyper-parameters to tell.
-            seconds: wall-clock time that it took.
-            steps: training and evaluation steps of the whole population so far.
-        """
+        """Describe a generation of the lineage, which took so many seconds; `births` and `losses`, if these are known,
+        go by slot; `evolve` names the hyper-parameters to tell; `steps` are the population's so far, of training and of
+        evaluation."""
         rows = []
         for m in record.members:
             born, loss = births[m.slot], losses[m.slot] if losses else math.nan

@@ -34,9 +34,7 @@ _SHOWN = 12  # prompts of which the completions are written down
 
 
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write the elite's scores and the base's, every member's, every row's, and some completions (`reports/`).
-    `MissingInputError` or `DataError` if `models/trained` or `data/tokens` is not there, or is damaged; `Interrupted`
-    if a signal came."""
+    """Write the elite's scores and the base's, every member's, every row's, and some completions (`reports/`)."""
     spec, form = make_spec(params, configure(params.runtime)), form_of(params)
     stored, trained = read_members(folder, layout.TRAINED, spec)
     if form == "games":

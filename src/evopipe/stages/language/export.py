@@ -27,9 +27,7 @@ from evopipe.track.formats import score
 
 
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `models/elite`: the adapter as PEFT's files, the merged model, policy.json and a model card.
-    `MissingInputError` if `models/trained` or `reports/evaluation.json` is not there; `DataError` if one of them is
-    damaged."""
+    """Write `models/elite`: the adapter as PEFT's files, the merged model, policy.json and a model card."""
     configure(params.runtime)
     spec = make_spec(params)
     (*_, elite), trained = read_members(folder, layout.TRAINED, spec)

@@ -21,12 +21,8 @@ from evopipe.stages.population import read_start, write
 
 
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Write `models/population`: members, their keys, hyper-parameters and first adapters.
-
-    With `population.start` they are those of an earlier run, or one that PEFT wrote; or a player's policy is theirs.
-    `MissingInputError` if the base, or `population.start`, is not there; `DataError` if one of them is damaged, or they
-    do not belong together.
-    """
+    """Write `models/population`: members, their keys, hyper-parameters and first adapters; with `population.start`
+    those of an earlier run, or one that PEFT wrote; or a player's policy is theirs."""
     configure(params.runtime)  # the number of threads decides the last bits of wide networks' first weights
     spec = make_spec(params)
     write(folder, spec, *members_of(params, spec), f"over {spec.base.name}", quiet)

@@ -30,16 +30,7 @@ from evopipe.track.events import JsonlSink, Tracker
 
 
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
-    """Train from `models/population` and `data/tokens` to `models/trained`.
-
-    A run that was stopped or killed goes on from its last checkpoint, bit for bit.
-
-    Raises:
-        MissingInputError: an upstream output is not there.
-        DataError: an upstream output is damaged, or every checkpoint is.
-        BusyError: another process trains the same run.
-        DivergedError, Interrupted: see `run.drive.train`.
-    """
+    """Train from `models/population` and `data/tokens` to `models/trained`; see `stages.train.run`."""
     runtime = params.runtime
     if shards.served(runtime.shards):
         return

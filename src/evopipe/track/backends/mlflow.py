@@ -316,12 +316,8 @@ def _metrics(values: Mapping[str, float], clock: float, step: int) -> list[Metri
 
 def serve(root: Path, port: int, browser: bool, tell: Callable[[str], None]) -> None:
     """Serve MLflow's pages of this project on a port of this machine, until SIGINT or SIGTERM; `tell` gets the address.
-
-    Raises:
-        MissingInputError: nothing was tracked yet, or MLflow is not installed.
-        UsageError: the port is taken.
-        TrackerError: the server ended by itself.
-    """
+    `MissingInputError` if nothing was tracked yet, or MLflow is not installed; `UsageError` if the port is taken;
+    `TrackerError` if the server ended by itself."""
     uri, place = _tracking_uri(root), root / _HOME
     if uri.startswith(("http://", "https://")):
         tell(f"MLFLOW_TRACKING_URI names a server that has its own pages: {uri}{_PAGE}")
