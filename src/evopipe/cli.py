@@ -92,10 +92,8 @@ class _Later(ModuleType):
 
 def _without_torch() -> None:
     """Let what is imported from here on load torch and numpy where it first uses them, which these commands never do.
-
     Algorithm files say `import torch` at their top, which costs 1.6 s, and only their `Config` is read: see
-    docs/decisions/0015. Nor is it worth the time to look for plugins of pydantic.
-    """
+    docs/decisions/0015. Nor is it worth the time to look for plugins of pydantic."""
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     for name in ("torch", "numpy"):
         sys.modules.setdefault(name, _Later(name))

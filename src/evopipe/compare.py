@@ -43,10 +43,8 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Row:
-    """One configuration: its runs' mean returns, and their mean, 95 % interval and interquartile mean.
-
-    With one run the last two are over its episodes, else over the runs' means.
-    """
+    """One configuration: its runs' mean returns, and their mean, 95 % interval and interquartile mean. With one run the
+    last two are over its episodes, else over the runs' means."""
 
     label: str
     over: str
@@ -58,11 +56,9 @@ class _Row:
 
 def compare(what: Sequence[str] = (), everywhere: bool = False) -> tuple[list[_Row], list[str]]:
     """Return configurations, the best first, and for each place without a run that counts a sentence that says why.
-
     `what` are folders, names of experiments, git revisions; none: the working folder, HEAD and HEAD's experiments, or
     `everywhere` those of other commits too. `UsageError` if one is none of these, another EvopipeError if it holds no
-    run that counts; `MissingInputError` if there is no run at all.
-    """
+    run that counts; `MissingInputError` if there is no run at all."""
     runs: dict[str, _Run] = {}
     notes = []
     for name, read in _places(what, everywhere):

@@ -90,11 +90,9 @@ def watch(
     tell: Callable[[Score], None] | None = None,
 ) -> list[Score]:
     """Play greedy episodes in a window or onto films; return one score an episode, fewer where the window was closed.
-
     Films receive the frames, see `evopipe.film`; without any there is a window, at the environment's own speed. The
     episodes' seeds are `seed`, `seed + 1`, …; `tell` gets each score as soon as it is known. `UsageError` if there is
-    no display, or a film needs what is not installed; `DiskError` if one cannot be written; else as `play`.
-    """
+    no display, or a film needs what is not installed; `DiskError` if one cannot be written; else as `play`."""
     scores: list[Score] = []
     with contextlib.ExitStack() as stack:
         if films:
@@ -120,12 +118,10 @@ def watch(
 def environment_of(
     policy: AnyPolicy, env_id: str | None = None, kwargs: Mapping[str, Any] | None = None, trust: bool = False
 ) -> EnvConfig:
-    """Return the environment that a policy was trained in, or another one, or with other arguments.
-
-    Without `trust` no `module:EnvId` is taken that only the policy's folder names: making it runs the module.
-    `DataError` if the policy does not name its environment; `UsageError` if `env_id` or `kwargs` cannot be used, or the
-    policy's own environment is not trusted.
-    """
+    """Return the environment that a policy was trained in, or another one, or with other arguments. Without `trust` no
+    `module:EnvId` is taken that only the policy's folder names: making it runs the module. `DataError` if the policy
+    does not name its environment; `UsageError` if `env_id` or `kwargs` cannot be used, or the policy's own environment
+    is not trusted."""
     about = policy.about.get("env")
     try:
         known = {"id": about["id"], "kwargs": about["kwargs"]}  # type: ignore[index]

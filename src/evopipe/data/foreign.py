@@ -74,10 +74,8 @@ def read_foreign(path: Path, read: Callable[[h5py.File], T]) -> T:
 
 
 def _limit(more: int) -> None:
-    """Let this process have so many bytes of addresses more than now, and leave no core file where it crashes.
-
-    Where the machine has less than that, the kernel is to end this process, not one that did nothing.
-    """
+    """Let this process have so many bytes of addresses more than now, and leave no core file where it crashes. Where
+    the machine has less than that, the kernel is to end this process, not one that did nothing."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = pages * resource.getpagesize() + more

@@ -69,10 +69,8 @@ def check_regular(path: Path) -> None:
 
 @contextlib.contextmanager
 def opened(source: Path | bytes, where: str) -> Iterator[h5py.File]:
-    """Open a file or the content of one: evopipe's own after its checksum, anybody's in a process of its own.
-
-    What is not HDF5, or the block found `Unusable`, is a `DataError`, which begins with `where`.
-    """
+    """Open a file or the content of one: evopipe's own after its checksum, anybody's in a process of its own. What is
+    not HDF5, or the block found `Unusable`, is a `DataError`, which begins with `where`."""
     try:
         with h5py.File(io.BytesIO(source) if isinstance(source, bytes) else source, "r") as file:
             link = file.id.links.visit(_leads_away, info=True)  # h5py's own `visititems_links` would follow each
@@ -155,10 +153,8 @@ class Part:
         return array.astype(np.bool_)
 
     def actions(self, discrete: bool = False) -> Array:
-        """Read actions: integers are indices, `[N]` int64; floats are vectors, `[N, A]` float32.
-
-        Floats `[N]` or `[N, 1]` that are all whole numbers are indices too if actions are known to be `discrete`.
-        """
+        """Read actions: integers are indices, `[N]` int64; floats are vectors, `[N, A]` float32. Floats `[N]` or
+        `[N, 1]` that are all whole numbers are indices too if actions are known to be `discrete`."""
         array = self.numbers("fiu")
         single = array.size == len(array)
         if array.dtype.kind == "f":

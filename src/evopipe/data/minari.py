@@ -60,10 +60,8 @@ def write_minari(
     description: str,
 ) -> None:
     """Write the Minari dataset `evopipe/<name>-v0` (`MinariDataset(folder / "data")` opens it) and a manifest of
-    checksums beside it; `DiskError` if that fails.
-
-    Equal content gives equal bytes. A folder in its place is replaced as a whole.
-    """
+    checksums beside it; `DiskError` if that fails. Equal content gives equal bytes. A folder in its place is replaced
+    as a whole."""
     from minari import __version__ as minari_version
     from minari.data_collector.episode_buffer import EpisodeBuffer
     from minari.dataset.minari_storage import MinariStorage

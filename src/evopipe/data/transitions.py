@@ -46,10 +46,8 @@ class Transitions:
 
 
 def pack(episodes: Sequence[Episode], relative: Callable[[Array], Array]) -> Transitions:
-    """Flatten episodes, at least one, into transitions.
-
-    `relative` turns the environment's own actions `[N, …]` into indices from 0, or into vectors in [-1, 1].
-    """
+    """Flatten episodes, at least one, into transitions. `relative` turns the environment's own actions `[N, …]` into
+    indices from 0, or into vectors in [-1, 1]."""
     whole = {
         name: np.concatenate([getattr(episode, name) for episode in episodes])
         for name in ("reward", "terminated", "truncated")

@@ -56,10 +56,8 @@ def style() -> Iterator[None]:
 
 
 class Plot:
-    """One figure with its axes, in pixels; `margins` of the axes are left, right, top and bottom.
-
-    Its name keeps the ids of different figures apart; `head` says what the vertical axis shows, above it.
-    """
+    """One figure with its axes, in pixels; `margins` of the axes are left, right, top and bottom. Its name keeps the
+    ids of different figures apart; `head` says what the vertical axis shows, above it."""
 
     def __init__(
         self, name: str, width: float, height: float, margins: tuple[float, float, float, float], head: str = ""

@@ -23,11 +23,9 @@ _TEXT, _GAMES = (
 
 
 def page(folder: str | Path, params: Mapping[str, Any]) -> str:
-    """Return the report of the run in a folder as one HTML file's text: the same for the same files and parameters.
-
-    The parameters to show are in the layout of `params.yaml`. `MissingInputError` or `DataError` if a file is not
-    there, is damaged, or of another run than the parameters describe.
-    """
+    """Return the report of the run in a folder as one HTML file's text: the same for the same files and parameters. The
+    parameters to show are in the layout of `params.yaml`. `MissingInputError` or `DataError` if a file is not there, is
+    damaged, or of another run than the parameters describe."""
     run, elite = read(Path(folder)), Path(folder) / ELITE
     wanted = {"algo": params.get("train", {}).get("algo"), "env": params.get("env", {}).get("id")}
     found = {"algo": run.policy["algo"], "env": run.policy["env"]["id"]}

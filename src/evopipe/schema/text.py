@@ -134,11 +134,9 @@ def parse_blocks(
     blocks: Mapping[str, Any], info: ValidationInfo, of_text: bool,
     problems_of: Callable[[str, Any, bool], Iterable[Problem]],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the blocks of `algos` as their `Config`s, that of the chosen algorithm among them.
-
-    What is wrong with one beyond its own schema `problems_of` says, of name, block, and whether it is the chosen one.
-    `ValidationError` if a block cannot be used, or the chosen one is not there where the file must be complete.
-    """
+    """Return the blocks of `algos` as their `Config`s, that of the chosen algorithm among them. What is wrong with one
+    beyond its own schema `problems_of` says, of name, block, and whether it is the chosen one. `ValidationError` if a
+    block cannot be used, or the chosen one is not there where the file must be complete."""
     chosen = info.data["train"].algo if "train" in info.data else None
     parsed: dict[str, Any] = {}
     problems: list[Problem] = []

@@ -34,11 +34,9 @@ LOG = "events.jsonl"
 
 
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
-    """Train from `models/population` (and `data/transitions.h5`, offline or warm-started) to `models/trained`.
-
-    A run that was stopped or killed goes on from its last checkpoint, bit for bit. Checkpoints are keyed by the content
-    of everything the run depends on, so that another run's state is never taken for it.
-    """
+    """Train from `models/population` (and `data/transitions.h5`, offline or warm-started) to `models/trained`. A run
+    that was stopped or killed goes on from its last checkpoint, bit for bit. Checkpoints are keyed by the content of
+    everything the run depends on, so that another run's state is never taken for it."""
     runtime = params.runtime
     if shards.served(runtime.shards):
         return

@@ -22,11 +22,9 @@ _FORMAT = 1
 
 
 def write_folder(path: Path, files: Mapping[str, Content]) -> None:
-    """Publish files, by relative name with `/` between the parts, as a folder; equal files give equal bytes.
-
-    A folder in its place is replaced as a whole, whatever it holds. Between the two renames only its retired copy
-    exists, which `read_folder` reads and `clean_temporaries` puts back. After a `DiskError` what was there still is.
-    """
+    """Publish files, by relative name with `/` between the parts, as a folder; equal files give equal bytes. A folder
+    in its place is replaced as a whole, whatever it holds. Between the two renames only its retired copy exists, which
+    `read_folder` reads and `clean_temporaries` puts back. After a `DiskError` what was there still is."""
     with whole.publishing(path, _swap_in) as temporary:
         temporary.mkdir()
         entries = {}
@@ -81,10 +79,8 @@ def read_folder(path: Path, only: Collection[str] | None = None) -> dict[str, by
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with what is in it, if it is there; `DiskError` if that fails.
-
-    It is renamed first, so that a kill leaves a temporary for `clean_temporaries` instead of half a folder.
-    """
+    """Remove a folder with what is in it, if it is there; `DiskError` if that fails. It is renamed first, so that a
+    kill leaves a temporary for `clean_temporaries` instead of half a folder."""
     with whole.translating(path):
         if os.path.lexists(path):
             temporary = whole.temporary_beside(path)

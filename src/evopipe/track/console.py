@@ -41,11 +41,9 @@ _WORDS = {"trend", "network", "act", "mutation", "what changed"}  # the other co
 
 
 def console_sink(quiet: bool = False, stream: TextIO | None = None) -> _PlainSink | _LiveSink:
-    """Return the sink that suits where the output goes, by default stderr; a `quiet` one writes warnings only.
-
-    A terminal gets the live view (`NO_COLOR` is respected); a pipe, a file, a CI job (`CI` is set) and a terminal that
-    is dumb or knows ASCII only get one line at the start, one a generation, the messages, and one at the end.
-    """
+    """Return the sink that suits where the output goes, by default stderr; a `quiet` one writes warnings only. A
+    terminal gets the live view (`NO_COLOR` is respected); a pipe, a file, a CI job (`CI` is set) and a terminal that is
+    dumb or knows ASCII only get one line at the start, one a generation, the messages, and one at the end."""
     out = stream or sys.stderr  # None in a process without a stderr
     in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
     dumb = os.environ.get("TERM", "") in ("", "dumb")
@@ -114,10 +112,8 @@ def _ending(event: End) -> str:
 
 
 class _LiveSink:
-    """Keeps a `RunView` on a terminal, in the caller's thread, and only as often as it can afford.
-
-    The terminal is left with the last view and a visible cursor, also if nobody calls `close`.
-    """
+    """Keeps a `RunView` on a terminal, in the caller's thread, and only as often as it can afford. The terminal is left
+    with the last view and a visible cursor, also if nobody calls `close`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._view = RunView()
@@ -184,10 +180,8 @@ class RunView:
                 self._end = event
 
     def frame(self, width: int, height: int | None = None) -> RenderableType:
-        """Lay the view out in so many columns and lines (None: as many as it takes).
-
-        Members that do not fit are summed up in one line; below 40 columns only their slot and fitness are left.
-        """
+        """Lay the view out in so many columns and lines (None: as many as it takes). Members that do not fit are summed
+        up in one line; below 40 columns only their slot and fitness are left."""
         head, foot = self._head(), self._foot(width - 2)
         room = None if height is None else height - len(head) - len(foot)
         return Padding(Group(*head, *self._table(width - 2, room), *foot), (0, 1))

@@ -213,10 +213,8 @@ def _warn(sink: _Sink, what: str, error: Exception) -> None:
 
 class JsonlSink:
     """Appends events to a file, one JSON object a line: `event`, `time` (seconds since 1970), and the event's fields.
-
     Numbers that are not finite become null, and a `Progress` that follows another one within `progress_seconds` is left
-    out. A disk that is full costs the lines that do not fit, not the run; writing goes on when there is space again.
-    """
+    out. A disk that is full costs the lines that do not fit, not the run; writing goes on when there is space again."""
 
     def __init__(self, path: Path, progress_seconds: float = 1.0) -> None:
         self._path, self._every = path, progress_seconds
@@ -258,10 +256,8 @@ def read_events(path: Path) -> Iterator[tuple[float, Event]]:
 
 
 def read_event(line: bytes) -> tuple[float, Event] | None:
-    """Read one line of a log as (seconds since 1970, event); a number that was not finite is NaN again.
-
-    Returns None if a full disk or a kill cut the line off, or another version wrote it.
-    """
+    """Read one line of a log as (seconds since 1970, event); a number that was not finite is NaN again. Returns None if
+    a full disk or a kill cut the line off, or another version wrote it."""
     try:
         fields: Any = json.loads(line)
         return float(fields.pop("time")), _KINDS[fields.pop("event")].validate_python(fields)

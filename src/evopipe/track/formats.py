@@ -6,10 +6,8 @@ import math
 
 
 def score(value: float) -> str:
-    """Return a fitness in at most 7 characters, where it is below a million; a dash where it is not finite.
-
-    Below 1 it has digits that count: where the only reward is at the end, 0.96 is not 1.0, and 0.03 not 0.0.
-    """
+    """Return a fitness in at most 7 characters, where it is below a million; a dash where it is not finite. Below 1 it
+    has digits that count: where the only reward is at the end, 0.96 is not 1.0, and 0.03 not 0.0."""
     if not math.isfinite(value):
         return "-"
     if 0 < abs(value) < 1:

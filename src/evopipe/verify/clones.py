@@ -111,11 +111,9 @@ class _Clone:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of its commands: this Python, the clone's own code, nothing of this run's DVC.
-
-        An entry of PYTHONPATH inside the origin becomes the same folder in the clone; where the clone holds no evopipe,
-        the one that runs now is found last.
-        """
+        """The environment of its commands: this Python, the clone's own code, nothing of this run's DVC. An entry of
+        PYTHONPATH inside the origin becomes the same folder in the clone; where the clone holds no evopipe, the one
+        that runs now is found last."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "EVOPIPE_", "GIT_"))}
         path = [Path(entry).resolve() for entry in kept.get("PYTHONPATH", "").split(os.pathsep) if entry]
         path.append(Path(evopipe.__file__).resolve().parents[1])

@@ -53,12 +53,10 @@ class Row:
 
 
 def compare(one: Path, two: Path, tolerance: float | None = None) -> list[Row]:
-    """Compare what two folders hold after one pipeline: a row an out, in the order of the stages.
-
-    With a tolerance `one` has the committed outs, as far as they can be had; what was learned may differ then, and the
-    elite's score by this share of the committed one. `MissingInputError` if one of the scores is not there, `DataError`
-    if a score or a dvc.lock cannot be understood.
-    """
+    """Compare what two folders hold after one pipeline: a row an out, in the order of the stages. With a tolerance
+    `one` has the committed outs, as far as they can be had; what was learned may differ then, and the elite's score by
+    this share of the committed one. `MissingInputError` if one of the scores is not there, `DataError` if a score or a
+    dvc.lock cannot be understood."""
     before, after = _read_lock(one), _read_lock(two)
     learned = set() if tolerance is None else _learned(before | after)
     rows = []
@@ -163,10 +161,8 @@ def _where(left: bytes, right: bytes) -> str:
 
 
 def _close(one: Path, two: Path) -> bool:
-    """Whether the numbers of two outs are within a thousandth of each other, and all else is the same.
-
-    Of a folder, files of tensors and of tables count: checksums, programs and model cards follow from them.
-    """
+    """Whether the numbers of two outs are within a thousandth of each other, and all else is the same. Of a folder,
+    files of tensors and of tables count: checksums, programs and model cards follow from them."""
     numbers = [(a, b) for n, a, b in _files(one, two) if not n or (n.endswith(_NUMBERS) and n != _MANIFEST)]
     try:
         return bool(numbers) and all(_alike(_content(a), _content(b)) for a, b in numbers)

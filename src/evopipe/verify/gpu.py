@@ -62,11 +62,8 @@ def check(
     names: Sequence[str], device: torch.device, members: int, repeats: int, tell: Callable[[str], None], envs: int
 ) -> None:
     """Check algorithms, all where none is named, with so many members and environments of each; time so often. Those of
-    language models are among all where the extra `language` is installed.
-
-    `tell` gets a line for each thing that was looked at. `UsageError` if there is no algorithm of a name; `DataError`,
-    which names them, if findings are bad.
-    """
+    language models are among all where the extra `language` is installed. `tell` gets a line for each thing that was
+    looked at. `UsageError` if there is no algorithm of a name; `DataError`, which names them, if findings are bad."""
     of_text = algos.names(of_text=True)
     for name in set(names) - set(known := [*algos.names(), *of_text]):
         raise UsageError(f"gpu check: --algo: no algorithm {name!r}{suggestion(name, known)}")

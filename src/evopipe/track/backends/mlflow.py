@@ -71,10 +71,8 @@ def connect(config: TrackingConfig, root: Path) -> _Mlflow:
 
 
 def _tracking_uri(root: Path) -> str:
-    """Return `MLFLOW_TRACKING_URI` if it is set, else the database below the DVC root.
-
-    A database's relative path is taken from the DVC root: processes in several folders must mean the same one.
-    """
+    """Return `MLFLOW_TRACKING_URI` if it is set, else the database below the DVC root. A database's relative path is
+    taken from the DVC root: processes in several folders must mean the same one."""
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}{root / _HOME / 'mlflow.db'}"
     return uri if _database(uri) is None else f"{_SQLITE}{root / uri.removeprefix(_SQLITE)}"
 
@@ -86,11 +84,9 @@ def _database(uri: str) -> Path | None:
 
 
 def _make_database(path: Path) -> None:
-    """Make the local database if it is missing.
-
-    MLflow makes its tables in dozens of steps. Two processes at once break it, and so does a full disk or a kill in
-    between: so one process at a time makes it, and under another name until it is whole.
-    """
+    """Make the local database if it is missing. MLflow makes its tables in dozens of steps. Two processes at once break
+    it, and so does a full disk or a kill in between: so one process at a time makes it, and under another name until it
+    is whole."""
     from mlflow import MlflowClient
 
     if path.exists():
