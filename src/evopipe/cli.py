@@ -126,16 +126,12 @@ def _stage(name: str) -> Callable[[typer.Context], None]:
 
         watch_ancestors()
         params = context.obj.load()
-        from evopipe.schema.text import LanguageParams
+        if name in ("fetch", "population"):  # the first of either shape of pipeline
+            from evopipe.stages.check import check
 
-        if isinstance(params, LanguageParams):
-            import_module(f"evopipe.stages.language.{name}").run(params, quiet=context.obj.quiet)
-        else:
-            if name in ("fetch", "population"):  # the first of either shape of pipeline
-                from evopipe.stages.check import check
-
-                check(params)
-            import_module(f"evopipe.stages.{name}").run(params, quiet=context.obj.quiet)
+            check(params)
+        stage = import_module(f"evopipe.stages.{'language.' if params.of_text else ''}{name}")
+        stage.run(params, quiet=context.obj.quiet)
         from evopipe.stages import tracking
 
         tracking.attach(params, [name])
@@ -326,11 +322,8 @@ def _params_check(context: typer.Context) -> None:
     from evopipe.stages.check import check
 
     params = context.obj.load()
-    from evopipe.schema.text import LanguageParams
-
     try:
-        if not isinstance(params, LanguageParams):
-            check(params)
+        check(params)
     except ParamsError as error:
         line, column = read_yaml(context.obj.params).mark(tuple(str(error).partition(":")[0].split(".")))
         raise ParamsError(f"{context.obj.params}:{line}:{column}: {error}") from error

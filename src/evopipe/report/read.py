@@ -111,11 +111,6 @@ class _Score:
 
 
 @dataclass(frozen=True)
-class _Evaluation:
-    elite: _Score
-
-
-@dataclass(frozen=True)
 class _Judged:
     mean: float
     task: float | None = None
@@ -128,18 +123,6 @@ class Player:
     mean: float
     won: float
     tries: float
-
-
-@dataclass(frozen=True)
-class _Players:
-    elite: Player
-    behaviours: Mapping[str, Player]
-
-
-@dataclass(frozen=True)
-class _WithBase:
-    base: _Judged
-    elite: _Judged
 
 
 @dataclass(frozen=True)
@@ -300,7 +283,7 @@ def read(folder: Path) -> Run:
     is not there, `DataError` if one does not hold what its stage writes."""
     for out in (*layout.OUTS["train"][1:], *layout.OUTS["evaluate"], layout.ELITE):  # all but the trained members
         layout.need(folder, out)
-    best = _json(folder, layout.EVALUATION, _Evaluation).elite
+    best = _json(folder, layout.EVALUATION, _Score, "elite")
     scores = {"elite": best, **_json(folder, layout.MEMBERS, dict[str, _Score])}
     episodes = _rows(folder, layout.EPISODES, _Episode)
     held = {name: tuple(episode for episode in episodes if episode.member == name) for name in scores}
@@ -344,12 +327,13 @@ def _told(folder: Path) -> Told:
     shown = _json(folder, layout.COMPLETIONS, tuple[Completion | Game, ...])
     games = tuple(each for each in shown if isinstance(each, Game))
     if games:
-        found = _json(folder, layout.EVALUATION, _Players)
-        return Told(measures, games=games, players={"elite": found.elite, **found.behaviours})
+        behaviours = _json(folder, layout.EVALUATION, dict[str, Player], "behaviours")
+        return Told(
+            measures, games=games, players={"elite": _json(folder, layout.EVALUATION, Player, "elite"), **behaviours}
+        )
     said = tuple(each for each in shown if isinstance(each, Completion))
-    scored = _json(folder, layout.EVALUATION, _WithBase)
-    before, after = scored.base.task, scored.elite.task
-    return Told(measures, said, scored.base.mean, None if before is None or after is None else (before, after))
+    base, elite = (_json(folder, layout.EVALUATION, _Judged, name) for name in ("base", "elite"))
+    return Told(measures, said, base.mean, None if base.task is None or elite.task is None else (base.task, elite.task))
 
 
 def _nodes(lineage: Sequence[Record]) -> dict[Key, Node]:
@@ -401,8 +385,12 @@ def _traits(arch: Mapping[str, Any]) -> Iterator[tuple[str, float | str]]:
             yield f"{name} units" if name == "latent" else name, float(value)
 
 
-def _json(folder: Path, path: Path, kind: type[_T]) -> _T:
-    return _checked(folder, path, kind, read_json(folder / path))
+def _json(folder: Path, path: Path, kind: type[_T], part: str = "") -> _T:
+    """Read a file, or what it holds under one key."""
+    content = read_json(folder / path)
+    if part and not (isinstance(content, dict) and part in content):
+        raise _unlike(folder, path, f"{part}: missing")
+    return _checked(folder, path, kind, content[part] if part else content)
 
 
 def _rows(folder: Path, path: Path, kind: type[_T]) -> tuple[_T, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -49,7 +50,8 @@ def _gymnasium_wrappers() -> list[str]:
     assert spec is not None
     assert spec.origin is not None
     text = Path(spec.origin).with_name("wrappers").joinpath("__init__.py").read_text(encoding="utf-8")
-    return re.findall(r'"([A-Z]\w*)"', text.partition("__all__")[2])
+    listed = text.partition("__all__ = ")[2].partition("]")[0] + "]"
+    return [name for name in ast.literal_eval(listed) if name[0].isupper()]
 
 
 def _keys(value: Any) -> Iterator[str]:
