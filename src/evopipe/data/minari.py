@@ -66,10 +66,13 @@ def write_minari(
     from minari.data_collector.episode_buffer import EpisodeBuffer
     from minari.dataset.minari_storage import MinariStorage
 
+    plain = None  # without a spec that JSON cannot hold (an entry point that is a class) the dataset is whole, too
+    with contextlib.suppress(Exception):
+        plain = env_spec if env_spec is not None and env_spec.to_json() else None
     make_folder(folder.parent)
     with translating(folder), tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder.parent.resolve()) as scratch:
         storage = MinariStorage.new(
-            scratch, observation_space, action_space, _plain_spec(env_spec), data_format="hdf5", jpeg_encoding=False
+            scratch, observation_space, action_space, plain, data_format="hdf5", jpeg_encoding=False
         )
         storage.update_metadata(
             {
@@ -94,15 +97,6 @@ def write_minari(
         files = {f"data/{path.name}": path.read_bytes() for path in sorted(Path(scratch).iterdir())}
     metadata = json.loads(files[f"data/{_METADATA}"])
     write_folder(folder, {**files, f"data/{_METADATA}": dump_json(metadata, str(folder), indent=2)})
-
-
-def _plain_spec(env_spec: EnvSpec | None) -> EnvSpec | None:
-    """Leave out a spec that JSON cannot hold (an entry point that is a class): the dataset is whole without it."""
-    with contextlib.suppress(Exception):
-        if env_spec is not None:
-            env_spec.to_json()
-            return env_spec
-    return None
 
 
 def read_own(folder: Path) -> Dataset:

@@ -117,7 +117,7 @@ class _Judged:
 
 
 @dataclass(frozen=True)
-class Player:
+class _Player:
     """How someone plays games: mean return, share of them that is won, mean number of guesses."""
 
     mean: float
@@ -170,7 +170,7 @@ class Payoff:
 
 
 @dataclass(frozen=True)
-class Said:
+class _Said:
     """What a completion was, and its reward, None where none could be given."""
 
     text: str
@@ -178,12 +178,12 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Completion:
+class _Completion:
     """A held-out prompt, and what the elite and the base make of it."""
 
     prompt: str
-    elite: Said
-    base: Said
+    elite: _Said
+    base: _Said
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class _Turns:
 
 
 @dataclass(frozen=True)
-class Game:
+class _Game:
     """A game of words."""
 
     game: _Turns
@@ -208,15 +208,15 @@ class Game:
 
 
 @dataclass(frozen=True)
-class Told:
+class _Told:
     """What language models did: means of each generation by name, and completions, or games."""
 
     measures: Mapping[str, Mapping[Key, float | str]]
-    completions: tuple[Completion, ...] = ()
+    completions: tuple[_Completion, ...] = ()
     base: float = math.nan  # the base's mean score
     task: tuple[float, float] | None = None  # the base's and the elite's by the task itself, if a reward model scores
-    games: tuple[Game, ...] = ()
-    players: Mapping[str, Player] = field(default_factory=dict)  # of the games: the elite, and who made the data
+    games: tuple[_Game, ...] = ()
+    players: Mapping[str, _Player] = field(default_factory=dict)  # of the games: the elite, and who made the data
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class Run:
     elite: _Held
     members: tuple[_Held, ...]
     timing: tuple[_Timing, ...]
-    told: Told | None = None  # of language models
+    told: _Told | None = None  # of language models
 
     @cached_property
     def slots(self) -> int:
@@ -313,7 +313,7 @@ def read(folder: Path) -> Run:
     )
 
 
-def _told(folder: Path) -> Told:
+def _told(folder: Path) -> _Told:
     """Read what language models did; MissingInputError or DataError as `read`."""
     for out in (layout.MEASURES, layout.COMPLETIONS):
         layout.need(folder, out)
@@ -324,16 +324,17 @@ def _told(folder: Path) -> Told:
             if isinstance(value, float):
                 measures.setdefault(name, {})[key] = value
     measures = {name: column for name, column in measures.items() if len(set(column.values())) > 1}
-    shown = _json(folder, layout.COMPLETIONS, tuple[Completion | Game, ...])
-    games = tuple(each for each in shown if isinstance(each, Game))
+    shown = _json(folder, layout.COMPLETIONS, tuple[_Completion | _Game, ...])
+    games = tuple(each for each in shown if isinstance(each, _Game))
     if games:
-        behaviours = _json(folder, layout.EVALUATION, dict[str, Player], "behaviours")
-        return Told(
-            measures, games=games, players={"elite": _json(folder, layout.EVALUATION, Player, "elite"), **behaviours}
-        )
-    said = tuple(each for each in shown if isinstance(each, Completion))
+        players = {"elite": _json(folder, layout.EVALUATION, _Player, "elite")}
+        players |= _json(folder, layout.EVALUATION, dict[str, _Player], "behaviours")
+        return _Told(measures, games=games, players=players)
+    said = tuple(each for each in shown if isinstance(each, _Completion))
     base, elite = (_json(folder, layout.EVALUATION, _Judged, name) for name in ("base", "elite"))
-    return Told(measures, said, base.mean, None if base.task is None or elite.task is None else (base.task, elite.task))
+    return _Told(
+        measures, said, base.mean, None if base.task is None or elite.task is None else (base.task, elite.task)
+    )
 
 
 def _nodes(lineage: Sequence[Record]) -> dict[Key, Node]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,7 @@ from evopipe.storage.files import write_json
 def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     """Write `data/dataset` and `reports/fetch.json`. Paths in `params` are the working folder's."""
     env, source = params.env.id, params.fetch.source
-    pool = EnvPool(params.env.on_gymnasium, 1, what="behaviour")
-    try:
+    with closing(EnvPool(params.env.on_gymnasium, 1, what="behaviour")) as pool:
         if pool.team is not None:
             raise ParamsError(
                 f"env.id: {env} is a team, whose steps no dataset holds; train in it without the stages `fetch` and "
@@ -45,8 +45,6 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
             algorithm=source,
             description=f"{len(episodes)} episodes of {env}, fetch.source {source}",
         )
-    finally:
-        pool.close()
     report = {"env": env, "source": source, **report, **totals(episodes)}
     write_json(folder / FETCHED, report)
     counts = f"{report['episodes']} episodes, {report['transitions']} transitions of {env} from {source}"
