@@ -1,7 +1,7 @@
 """HDF5 files: how they are opened, and how numbers are read from them.
 
 The format does not notice damage: one changed bit can make a column zeros. So a file of evopipe's own is opened after
-its SHA-256 was compared: in a folder with a manifest (`storage/folders.py`), or alone and sealed.
+its SHA-256 was compared: in a folder with a manifest (`storage/folders.py`), or alone and sealed (`transitions.py`).
 
 A dataset may come from anywhere, so nothing in it is trusted: links and storage outside of the file, objects, declared
 sizes that the file does not hold, ragged lengths and values that are not finite are refused with dataset and index.
@@ -11,7 +11,6 @@ What anybody may have written is opened by `read_foreign` in `data/foreign.py`.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,41 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from evopipe.errors import DataError, MissingInputError
-from evopipe.storage.files import RESTORE
 
 Array = npt.NDArray[Any]
 
-SEAL = 512  # bytes at a file's beginning that HDF5 leaves to others (its user block), the fewest there can be
 _MAX_RATIO = 1100  # deflate's limit is 1032: a dataset that declares more than this holds nothing but its declaration
 
 
 class Unusable(Exception):
     """A file's content cannot be used; whoever opened the file puts its name before the text."""
-
-
-def sealed(content: memoryview) -> memoryview:
-    """Write the SHA-256 of a file made with `userblock_size=SEAL` into its first bytes; return its content."""
-    content[:SEAL] = _seal(hashlib.sha256(content[SEAL:]).hexdigest())
-    return content
-
-
-def _seal(digest: str) -> bytes:
-    return f"evopipe sha256 {digest}\n".encode().ljust(SEAL, b"\0")
-
-
-@contextlib.contextmanager
-def open_sealed(path: Path) -> Iterator[h5py.File]:
-    """Open a file whose content was `sealed`, see `opened`; any changed bit of it is a DataError."""
-    check_regular(path)
-    try:
-        with open(path, "rb") as file:
-            intact = file.read(SEAL) == _seal(hashlib.file_digest(file, "sha256").hexdigest())
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error}): {RESTORE}") from error
-    if not intact:
-        raise DataError(f"{path}: is damaged or not written by evopipe, its checksum does not match: {RESTORE}")
-    with opened(path, str(path)) as content:
-        yield content
 
 
 def check_regular(path: Path) -> None:

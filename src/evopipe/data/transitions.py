@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,11 @@ import numpy as np
 
 from evopipe.core import pixels
 from evopipe.data.episodes import Episode
-from evopipe.data.hdf5 import SEAL, Array, Part, Unusable, open_sealed, same_length, sealed
-from evopipe.storage.files import dump_json, write_bytes
+from evopipe.data.hdf5 import Array, Part, Unusable, check_regular, opened, same_length
+from evopipe.errors import DataError
+from evopipe.storage.files import RESTORE, dump_json, write_bytes
 
+SEAL = 512  # bytes at a file's beginning that HDF5 leaves to others (its user block), the fewest there can be
 _FORMAT = 1
 _LISTED = 128  # most elements that are described one by one: images have thousands
 _DTYPES = {
@@ -80,7 +84,7 @@ def write_transitions(path: Path, transitions: Transitions, stats: Mapping[str, 
 def read_transitions(path: Path, limit: int | None = None) -> Transitions:
     """Read the first `limit` transitions (all where None). `MissingInputError` if the file is not there; `DataError` if
     it is truncated, damaged, ragged, of a wrong type, or holds a value that is not finite."""
-    with open_sealed(Path(path)) as file:
+    with _opened(Path(path)) as file:
         if file.attrs.get("format") != _FORMAT:
             raise Unusable(f"not a transitions file of format {_FORMAT}; run the stage `buffer` again")
         found = Transitions(**{name: _read(file, name, limit) for name in _DTYPES})
@@ -93,6 +97,31 @@ def read_transitions(path: Path, limit: int | None = None) -> Transitions:
             value = found.action[tuple(wrong[0])]
             raise Unusable(f"dataset 'action' holds {value} at index {wrong[0].tolist()}, not from {low} to {high}")
     return found
+
+
+def sealed(content: memoryview) -> memoryview:
+    """Write the SHA-256 of a file made with `userblock_size=SEAL` into its first bytes; return its content."""
+    content[:SEAL] = _seal(hashlib.sha256(content[SEAL:]).hexdigest())
+    return content
+
+
+def _seal(digest: str) -> bytes:
+    return f"evopipe sha256 {digest}\n".encode().ljust(SEAL, b"\0")
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[h5py.File]:
+    """Open a sealed file; any changed bit of it is a DataError."""
+    check_regular(path)
+    try:
+        with open(path, "rb") as file:
+            intact = file.read(SEAL) == _seal(hashlib.file_digest(file, "sha256").hexdigest())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}): {RESTORE}") from error
+    if not intact:
+        raise DataError(f"{path}: is damaged or not written by evopipe, its checksum does not match: {RESTORE}")
+    with opened(path, str(path)) as content:
+        yield content
 
 
 def _read(file: h5py.File, name: str, limit: int | None) -> Array:

@@ -116,20 +116,6 @@ class AlgoConfig(Schema):
         return config
 
 
-def out_of_bounds(config: Any, name: str) -> Iterator[Problem]:
-    """Tell ends of a hyper-parameter's range that it could not be set to by hand."""
-    whole = type(config).model_fields[name].annotation is int
-    for end in ("min", "max"):
-        value = getattr(config.evolve[name], end)
-        if whole and not value.is_integer():
-            yield ("evolve", name, end), f"{name} is a whole number, got {value}"
-            continue
-        try:
-            type(config).model_validate({**dict(config), name: int(value) if whole else value})
-        except ValidationError as error:
-            yield ("evolve", name, end), f"{name} cannot be {value:g}: {error.errors()[0]['msg']}"
-
-
 # --- what is wrong with a block ---------------------------------------------------------------------------------------
 
 

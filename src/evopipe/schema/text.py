@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 from evopipe import algos as registry
 from evopipe.errors import suggestion
 from evopipe.schema.blocks import ArchitectureBounds, MutationConfig, PopulationConfig, TournamentConfig, TrackingConfig
-from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain, located, out_of_bounds
+from evopipe.schema.declare import COMPLETE, Problem, Schema, evolvable, explain, located
 from evopipe.schema.language import (
     LanguageConfig,
     TextEvaluate,
@@ -167,9 +167,23 @@ def evolve_problems(config: Any) -> Iterator[Problem]:
     able = evolvable(type(config))
     for hyper in config.evolve:
         if hyper in able:
-            yield from out_of_bounds(config, hyper)
+            yield from _out_of_bounds(config, hyper)
         else:
             yield ("evolve", hyper), f"no hyper-parameter of that name can evolve{suggestion(hyper, able)}"
+
+
+def _out_of_bounds(config: Any, name: str) -> Iterator[Problem]:
+    """Tell ends of a hyper-parameter's range that it could not be set to by hand."""
+    whole = type(config).model_fields[name].annotation is int
+    for end in ("min", "max"):
+        value = getattr(config.evolve[name], end)
+        if whole and not value.is_integer():
+            yield ("evolve", name, end), f"{name} is a whole number, got {value}"
+            continue
+        try:
+            type(config).model_validate({**dict(config), name: int(value) if whole else value})
+        except ValidationError as error:
+            yield ("evolve", name, end), f"{name} cannot be {value:g}: {error.errors()[0]['msg']}"
 
 
 def _algo_problems(config: Any) -> Iterator[Problem]:
