@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evopipe import layout
+from evopipe.card import render
 from evopipe.core.member import Member
 from evopipe.evolve.lineage import descent, read_lineage
 from evopipe.language import peft, player
@@ -56,8 +57,8 @@ def write(
     it cannot be written."""
     arch: Any = member.arch
     row = member.tensors[spec.algo.POLICY]
-    card = _card(about, spec.base.name, called)
-    files = {POLICY: dump_json(dict(about), POLICY, indent=2), "README.md": card.encode()}
+    text = render("card_language.md.j2", about=about, base=spec.base.name, called=called)
+    files = {POLICY: dump_json(dict(about), POLICY, indent=2), "README.md": text.encode()}
     if spec.base.length:
         files |= player.files(spec.algo, spec.algo_config, spec.base.words, member)
     elif isinstance(arch, LoRA):
@@ -70,31 +71,3 @@ def write(
         merged = peft.merged_files(spec.base, arch, row)
         files |= {f"{MERGED}/{name}": data for name, data in merged.items()}
     write_folder(folder, files)
-
-
-def _card(about: Mapping[str, Any], base: str, called: str) -> str:
-    """Return the model card, Markdown."""
-    found, before = about["evaluation"], about["before"]
-    asked = 'reward(["…"], ["…"])' if about.get("head") else 'generate(["…"])'
-    was = f" The base's mean is {score(before['mean'])}." if before else ""
-    merged = (
-        "\nThe folder `merged` is a whole model, for `transformers` or as `language.model` of another pipeline:\n\n"
-        "```python\nfrom transformers import AutoModelForCausalLM\n"
-        f'model = AutoModelForCausalLM.from_pretrained("{called}/merged")\n```\n'
-        if about["merged"]
-        else ""
-    )
-    adapter = (
-        "\n`adapter_model.safetensors` and `adapter_config.json` are an adapter that PEFT loads onto the base.\n"
-        if about["arch"]["kind"] == "lora"
-        else ""
-    )
-    what, says = f"over the base `{base}`", f"print(policy.{asked})"
-    if about.get("kind") == "games":
-        what, says = "from games, a whole model of its own,", "print(policy.play(games=1).rows)"
-    return (
-        f"# {about['env']['id']}\n\nThe elite of a population trained by {about['algo']} {what} "
-        f"with evopipe.\n\nMean score {score(found['mean'])} on held-out rows, 95 % interval "
-        f"[{score(found['interval'][0])}, {score(found['interval'][1])}].{was}\n{adapter}{merged}\n"
-        f'```python\nimport evopipe\n\npolicy = evopipe.load("{called}")\n{says}\n```\n'
-    )
