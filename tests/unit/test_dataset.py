@@ -24,8 +24,7 @@ from minari import MinariDataset
 from evopipe.data import transitions
 from evopipe.data.d4rl import read_d4rl
 from evopipe.data.episodes import Dataset, Episode, check_fits
-from evopipe.data.foreign import read_foreign
-from evopipe.data.hdf5 import Part
+from evopipe.data.hdf5 import Part, read_foreign
 from evopipe.data.minari import read_minari, read_own, write_minari
 from evopipe.data.transitions import SEAL, Transitions, read_transitions, sealed, write_transitions
 from evopipe.errors import DataError, EvopipeError, MissingInputError, ResourceError

@@ -11,8 +11,7 @@ import h5py
 import numpy as np
 
 from evopipe.data.episodes import Dataset, Episode
-from evopipe.data.foreign import read_foreign
-from evopipe.data.hdf5 import Array, Part, Unusable, same_length
+from evopipe.data.hdf5 import Array, Part, Unusable, read_foreign, same_length
 from evopipe.data.observations import read_rows
 
 

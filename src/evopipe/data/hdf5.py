@@ -5,26 +5,33 @@ its SHA-256 was compared: in a folder with a manifest (`storage/folders.py`), or
 
 A dataset may come from anywhere, so nothing in it is trusted: links and storage outside of the file, objects, declared
 sizes that the file does not hold, ragged lengths and values that are not finite are refused with dataset and index.
-What anybody may have written is opened by `read_foreign` in `data/foreign.py`.
+What anybody may have written is read in a process of its own, whose memory is limited: ten thousand bytes can unpack to
+as many as one likes, and a damaged file can crash the library that reads it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Mapping
+import os
+import pickle
+import resource
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
-from evopipe.errors import DataError, MissingInputError
+from evopipe.errors import DataError, MissingInputError, ResourceError
+from evopipe.parallel import Died, Helper, can_help
 
 Array = npt.NDArray[Any]
+_T = TypeVar("_T")
 
 _MAX_RATIO = 1100  # deflate's limit is 1032: a dataset that declares more than this holds nothing but its declaration
+_TIMES, _SPARE = 64, 2**30  # what anybody wrote may take 64 times its size and 1 GiB
 
 
 class Unusable(Exception):
@@ -59,6 +66,67 @@ def opened(source: Path | bytes, where: str) -> Iterator[h5py.File]:
 def _leads_away(name: bytes, info: Any) -> bytes | None:
     """Name a link that could lead to another file's bytes; soft ones too, for they lead on to external ones."""
     return None if info.type == h5py.h5l.TYPE_HARD else name
+
+
+def read_foreign(path: Path, read: Callable[[h5py.File], _T]) -> _T:
+    """Return what `read` makes of a file: data that can be pickled.
+
+    A system without helper processes (not Linux) reads it in this process, without a limit of memory.
+
+    Raises:
+        MissingInputError: it is not there.
+        DataError: it is damaged, `read` found it `Unusable`, or reading it crashed.
+        ResourceError: reading it takes more memory than its size explains.
+    """
+    check_regular(path)
+    if not can_help():
+        with opened(path, str(path)) as file:
+            return read(file)
+    allowed = _TIMES * path.stat().st_size + _SPARE
+    too_much = (
+        f"{path}: takes more than {allowed / 2**30:.1f} GiB of memory, the limit for its size ({_TIMES} times that and "
+        "1 GiB); if you trust it, unpack it first with `h5repack -f NONE`, else fetch another dataset"
+    )
+    with open(os.memfd_create("evopipe"), "w+b") as result:
+
+        def work() -> None:
+            _limit(allowed)
+            try:
+                with opened(path, str(path)) as file:
+                    content = read(file)
+                pickle.dump(content, result, pickle.HIGHEST_PROTOCOL)
+                result.flush()
+            except MemoryError:
+                raise ResourceError(too_much) from None
+
+        helper = Helper(work)
+        try:
+            helper.tell()
+            error = helper.wait()
+        except Died as died:
+            if died.killed:
+                remedy = "use a machine with more, or fetch another dataset"
+                raise ResourceError(f"{path}: reading it took all memory there is ({died}); {remedy}") from died
+            raise DataError(f"{path}: is damaged so that reading it crashed ({died}); fetch another dataset") from died
+        finally:
+            helper.dismiss()
+        if error is not None:
+            raise error
+        result.seek(0)
+        found: _T = pickle.load(result)
+        return found
+
+
+def _limit(more: int) -> None:
+    """Let this process have so many bytes of addresses more than now, and leave no core file where it crashes. Where
+    the machine has less than that, the kernel is to end this process, not one that did nothing."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if soft == resource.RLIM_INFINITY else min(soft, wanted), hard))
+    with contextlib.suppress(OSError):  # /proc may be read-only
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 class Part:

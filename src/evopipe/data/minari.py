@@ -22,8 +22,7 @@ import h5py
 import numpy as np
 
 from evopipe.data.episodes import Dataset, Episode
-from evopipe.data.foreign import read_foreign
-from evopipe.data.hdf5 import Part, Unusable, opened, same_length
+from evopipe.data.hdf5 import Part, Unusable, opened, read_foreign, same_length
 from evopipe.data.observations import compare, read_rows
 from evopipe.errors import DataError, MissingInputError
 from evopipe.storage.files import TEMPORARY, dump_json, make_folder, parse_json, read_bytes, translating
