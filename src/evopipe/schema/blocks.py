@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from evopipe.errors import suggestion
-from evopipe.schema.declare import Problem, Schema, located
+from evopipe.schema.declare import Problem, Schema, located, ordered
 from evopipe.schema.shards import ShardsConfig
 
 Activation = Literal["ReLU", "ELU", "GELU", "Tanh", "LeakyReLU", "SiLU", "Softsign", "Sigmoid", "Softplus", "Identity"]
@@ -328,13 +328,7 @@ class ArchitectureBounds(Schema):
     min_kernel: int = Field(2, ge=1, le=31, description="smallest kernel; kernels change by 2")
     max_kernel: int = Field(7, ge=1, le=31, description="largest kernel")
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        for what in ("layers", "nodes", "latent", "channels", "kernel"):
-            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
-            if low > high:
-                raise ValueError(f"min_{what} ({low}) is above max_{what} ({high})")
-        return self
+    _ordered = ordered("layers", "nodes", "latent", "channels", "kernel")
 
 
 class MutationConfig(Schema):

@@ -80,6 +80,19 @@ class Evolve(Schema):
         return self
 
 
+def ordered(*names: str) -> Any:
+    """Return the validator of a block whose `min_x` are at most its `max_x`."""
+
+    def check(block: Any) -> Any:
+        for name in names:
+            low, high = getattr(block, f"min_{name}"), getattr(block, f"max_{name}")
+            if low > high:
+                raise ValueError(f"min_{name} ({low}) is above max_{name} ({high})")
+        return block
+
+    return model_validator(mode="after")(check)
+
+
 def hyper(
     default: Any = ..., *, doc: str, unit: str = "", raising: str = "", evolvable: bool = False, **bounds: Any
 ) -> Any:

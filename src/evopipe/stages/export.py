@@ -15,8 +15,7 @@ from evopipe.evolve.lineage import descent, read_lineage
 from evopipe.keys import content_key
 from evopipe.machine import configure, fingerprint, git_revision
 from evopipe.schema.params import AnyParams, Params
-from evopipe.stages.describe import describe
-from evopipe.stages.setup import make_spec, read_members
+from evopipe.stages.setup import describe, make_spec, read_members
 from evopipe.stages.tell import tell
 from evopipe.storage.files import read_bytes, read_json
 from evopipe.track.formats import score

@@ -53,6 +53,20 @@ def spaces_of(env_config: EnvConfig, algo: str) -> Spaces:
     return spaces
 
 
+def describe(params: Params) -> dict[str, Any]:
+    """Return as JSON data the algorithm, its configuration, the environment and its spaces, see `policy.load`."""
+    with opened(params.env) as env:
+        shown = {"observation_space": str(env.observation_space), "action_space": str(env.action_space)}
+        _, spaces = read_spaces(env)
+    return {
+        "algo": params.train.algo,
+        "config": params.algo_config.model_dump(mode="json"),
+        "env": params.env.model_dump(mode="json", include={"id", "kwargs", "wrappers"}),
+        **shown,
+        **spaces,
+    }
+
+
 def about_spec(spec: Spec | LanguageSpec) -> dict[str, Any]:
     """Return what members were made for: they are of no use to another algorithm, environment or base."""
     made_for = spec.spaces.to_json() if isinstance(spec, Spec) else {"base": spec.base.digest}

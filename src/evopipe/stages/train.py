@@ -23,8 +23,7 @@ from evopipe.run.warm import read_warm
 from evopipe.schema.params import AnyParams, Params
 from evopipe.signals import StopSignal
 from evopipe.stages import shards, tracking
-from evopipe.stages.describe import describe
-from evopipe.stages.setup import about_spec, make_spec, read_members
+from evopipe.stages.setup import about_spec, describe, make_spec, read_members
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.lock import RunLock
 from evopipe.track.console import console_sink

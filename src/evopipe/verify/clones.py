@@ -288,9 +288,8 @@ def _machines(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
 
         here = fingerprint()
     if not there:
-        return ["the lock's machine is not known: `dvc pull` brings the elite that names it; this one:"] + [
-            f"  {name}: {value}" for name, value in here.items()
-        ]
+        unknown = "the lock's machine is not known: `dvc pull` brings the elite that names it; this one:"
+        return [unknown, *(f"  {name}: {value}" for name, value in here.items())]
     pairs = {name: (str(there.get(name)), str(here.get(name))) for name in dict.fromkeys((*there, *here))}
     marked = [(name, a, b, "" if a == b else "*") for name, (a, b) in pairs.items()]
     return _columns([("machine", "lock", "here", ""), *marked])
