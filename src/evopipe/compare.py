@@ -22,7 +22,7 @@ from evopipe.errors import DataError, EvopipeError, MissingInputError, UsageErro
 from evopipe.layout import EVALUATION, TRAINED
 from evopipe.ops.statistics import bootstrap_interval, interquartile_mean
 from evopipe.schema.read import parse_yaml
-from evopipe.track.formats import clean, number, score
+from evopipe.track.formats import clean, columns, number, score
 
 _LOCK = Path("dvc.lock")
 _STAGES = ("fetch", "buffer", "population", "train", "evaluate")  # what a score comes from
@@ -90,8 +90,7 @@ def table(rows: Sequence[_Row]) -> str:
     for row in rows:
         low, high = map(score, row.interval)
         lines.append((row.label, row.over, score(row.mean), f"[{low}, {high}]", score(row.iqm)))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(text.ljust(n) for text, n in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(columns(lines))
 
 
 def draw(rows: Sequence[_Row], path: Path) -> None:

@@ -97,8 +97,7 @@ class WrapperConfig(Schema):
         return name
 
 
-def _named(wrapper: Any) -> Any:
-    return {"name": wrapper} if isinstance(wrapper, str) else wrapper
+_Wrapper = Annotated[WrapperConfig, BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)]
 
 
 class EnvConfig(Schema):
@@ -108,8 +107,9 @@ class EnvConfig(Schema):
     kwargs: Annotated[
         dict[str, Any], _tracked("register the environment under an id of its own with it, and use 'module:EnvId'")
     ] = Field(default_factory=dict, description="keyword arguments of `gymnasium.make`")
-    wrappers: Annotated[tuple[Annotated[WrapperConfig, BeforeValidator(_named)], ...], Field(strict=False)] = Field(
+    wrappers: tuple[_Wrapper, ...] = Field(
         (),
+        strict=False,
         max_length=32,
         description="what is put around each environment after `gymnasium.make`, the first one innermost: a name, or "
         "`{name: ..., kwargs: {...}}`",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def score(value: float) -> str:
@@ -42,3 +43,9 @@ def duration(seconds: float) -> str:
 def clean(text: str) -> str:
     """Return a text on one line and without control characters, which could move a terminal's cursor."""
     return "".join(char if char.isprintable() else " " for char in text)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of texts as lines, one column below the other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(text.ljust(n) for text, n in zip(row, widths, strict=True)).rstrip() for row in rows]
