@@ -22,6 +22,7 @@ import evopipe
 from evopipe import layout
 from evopipe.errors import DataError, EvopipeError, Interrupted, MissingInputError, UsageError, need_package
 from evopipe.signals import StopSignal
+from evopipe.track.formats import columns
 from evopipe.verify.compare import Row, compare
 
 _Tell = Callable[[str], None]
@@ -111,11 +112,9 @@ class _Clone:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of its commands: this Python, the clone's own code, nothing of this run's DVC.
-
-        An entry of PYTHONPATH inside the origin becomes the same folder in the clone; where the clone holds no evopipe,
-        the one that runs now is found last.
-        """
+        """The environment of its commands: this Python, the clone's own code, nothing of this run's DVC. An entry of
+        PYTHONPATH inside the origin becomes the same folder in the clone; where the clone holds no evopipe, the one
+        that runs now is found last."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "EVOPIPE_", "GIT_"))}
         path = [Path(entry).resolve() for entry in kept.get("PYTHONPATH", "").split(os.pathsep) if entry]
         path.append(Path(evopipe.__file__).resolve().parents[1])
@@ -273,7 +272,7 @@ def _end(running: Mapping[_Clone, subprocess.Popen[bytes]]) -> None:
 def _table(rows: Sequence[Row], names: tuple[str, str]) -> list[str]:
     """Return a line an out, below it its notes, and at the end how many had which verdict."""
     cells = [(row.path, row.stage, row.a[:12] or "-", row.b[:12] or "-", row.verdict) for row in rows]
-    head, *lines = _columns([("out", "stage", *names, ""), *cells])
+    head, *lines = columns([("out", "stage", *names, ""), *cells])
     shown = [head]
     for line, row in zip(lines, rows, strict=True):
         shown += [line, *(f"    {note}" for note in row.notes)]
@@ -290,15 +289,8 @@ def _machines(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
 
         here = fingerprint()
     if not there:
-        return ["the lock's machine is not known: `dvc pull` brings the elite that names it; this one:"] + [
-            f"  {name}: {value}" for name, value in here.items()
-        ]
+        unknown = "the lock's machine is not known: `dvc pull` brings the elite that names it; this one:"
+        return [unknown, *(f"  {name}: {value}" for name, value in here.items())]
     pairs = {name: (str(there.get(name)), str(here.get(name))) for name in dict.fromkeys((*there, *here))}
     marked = [(name, a, b, "" if a == b else "*") for name, (a, b) in pairs.items()]
-    return _columns([("machine", "lock", "here", ""), *marked])
-
-
-def _columns(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of cells as lines, one column below the other."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return columns([("machine", "lock", "here", ""), *marked])
