@@ -107,11 +107,8 @@ class TeamPolicy:
         return sum(rewards) / (len(self.agents) if self._cfg.score == "mean" else 1)
 
     def value(self, obs: Mapping[Any, Any], memory: Any = None) -> dict[Any, Any]:
-        """Return every agent's V(s), float32 `[]` or `[B]`, as its algorithm has it.
-
-        Raises:
-            UsageError: the algorithm has none, the critic was not exported, or an argument does not fit.
-        """
+        """Return every agent's V(s), float32 `[]` or `[B]`, as its algorithm has it. Raises UsageError if the algorithm
+        has none, the critic was not exported, or an argument does not fit."""
         answers = self._algo.answers(self._cfg) if self._algo.answers is not None else None
         if answers is None or answers.value is None:
             raise UsageError(f"a team of {self.about.get('algo')} has no value(obs): it has act(obs)")
@@ -129,11 +126,8 @@ class TeamPolicy:
 
     def probabilities(self, obs: Mapping[Any, Any], mask: Mapping[Any, Any] | None = None,
                       memory: Any = None) -> dict[Any, Any]:  # fmt: skip
-        """Return every agent's π(a|s), float32 `[A]` or `[B, A]`, of its own actions.
-
-        Raises:
-            UsageError: the team is deterministic or its actions are continuous, or an argument does not fit.
-        """
+        """Return every agent's π(a|s), float32 `[A]` or `[B, A]`, of its own actions. Raises UsageError if the team is
+        deterministic or its actions are continuous, or an argument does not fit."""
         answers = self._algo.answers(self._cfg) if self._algo.answers is not None else None
         if answers is None or answers.chances is None or self.spaces.continuous:
             raise UsageError(f"a team of {self.about.get('algo')} with {self.spaces.kind} actions has no probabilities")

@@ -108,11 +108,8 @@ class Engine:
         self.waves = 0
 
     def run(self, jobs: Sequence[Job], stopped: Callable[[], bool] = lambda: False) -> list[Done]:
-        """Run all jobs; return their episodes in the jobs' order. What fails is an episode with its reason.
-
-        Raises:
-            Cancelled: `stopped` said so; it is asked before each wave, and again and again while there is none.
-        """
+        """Run all jobs; return their episodes in the jobs' order. What fails is an episode with its reason. Raises
+        Cancelled if `stopped` said so; it is asked before each wave, and again and again while there is none."""
         return tasks.run(_Round(self, jobs, stopped).run())
 
 
@@ -147,11 +144,8 @@ class _Round:
         return [self.done[i] for i in range(len(self.jobs))]
 
     async def _change(self, until: float | None) -> bool:
-        """Wait until something has changed; return whether it has before that time.
-
-        Raises:
-            Cancelled: the caller asked to stop.
-        """
+        """Wait until something has changed; return whether it has before that time. Raises Cancelled if the caller
+        asked to stop."""
         loop = asyncio.get_running_loop()
         while not self.changed.is_set():
             left = _ASK if until is None else min(_ASK, until - loop.time())
@@ -284,11 +278,8 @@ def _check(episode: Any, workflow: Workflow) -> None:
 
 
 def _know_outputs(episode: Episode, log: Sequence[ModelOutput]) -> None:
-    """Let steps that a workflow made from texts alone know the completions that these were.
-
-    Raises:
-        ValueError: a step has tokens that the episode's model did not write: nothing could be learned from them.
-    """
+    """Let steps that a workflow made from texts alone know the completions that these were. Raises ValueError if a step
+    has tokens that the episode's model did not write: nothing could be learned from them."""
     steps = [step for trajectory in episode.trajectories for step in trajectory.steps]
     free = list(log)
     for step in steps:

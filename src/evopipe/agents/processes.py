@@ -78,11 +78,7 @@ class Processes:
 
 
 def packed(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Return a call as bytes.
-
-    Raises:
-        TypeError: something of it cannot be pickled.
-    """
+    """Return a call as bytes. Raises TypeError if something of it cannot be pickled."""
     try:
         return pickle.dumps((function, args))
     except Exception as error:

@@ -198,12 +198,8 @@ def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
 
 @cache
 def get(name: str) -> Algorithm:
-    """Return an algorithm.
-
-    Raises:
-        ParamsError: there is none of that name.
-        ImportError: its file lacks a name that an algorithm must define.
-    """
+    """Return an algorithm. Raises ParamsError if there is none of that name; ImportError if its file lacks a name that
+    an algorithm must define."""
     if name not in (known := names() + names(of_text=True)):
         raise ParamsError(
             f"train.algo: no algorithm {name!r}{did_you_mean(name, known)} (there are: {', '.join(known)})"

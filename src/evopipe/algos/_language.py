@@ -100,11 +100,8 @@ def asks(cfg: Any) -> frozenset[str]:
 
 
 def check_groups(cfg: Any, least: int) -> None:
-    """Refuse groups that do not fit into a round, or are too small to compare anything.
-
-    Raises:
-        ValueError: they are; the text is a sentence for the file's reader.
-    """
+    """Refuse groups that do not fit into a round, or are too small to compare anything. Raises ValueError if they are;
+    the text is a sentence for the file's reader."""
     sizes = {"group_size": (cfg.group_size, cfg.group_size)}
     if "group_size" in cfg.evolve:
         sizes["evolve.group_size"] = cfg.evolve["group_size"].min, cfg.evolve["group_size"].max

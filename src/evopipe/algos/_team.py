@@ -223,11 +223,8 @@ def _side_by_side(x: Tensor, columns: Tensor | None) -> Tensor:
 
 
 def crew(cfg: Any, spaces: Spaces | None = None) -> Crew:
-    """Return the agents of a configuration's environment, and who shares; one agent alone is a team, too.
-
-    Raises:
-        ValueError: a group names no agent, or an agent stands in none, see `Team.groups`.
-    """
+    """Return the agents of a configuration's environment, and who shares; one agent alone is a team, too. Raises
+    ValueError if a group names no agent, or an agent stands in none, see `Team.groups`."""
     spaces = spaces or cfg.spaces
     return _crew(spaces, cfg.share, tuple((name, tuple(agents)) for name, agents in cfg.groups.items()))
 

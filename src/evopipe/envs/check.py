@@ -37,12 +37,8 @@ _IRRELEVANT = (
 
 
 def check(env_id: str, kwargs: dict[str, Any], wrappers: Sequence[Any] = ()) -> list[str]:
-    """Try an environment. Each finding begins with `error:` (evopipe cannot train in it) or `warning:` (it can).
-
-    Raises:
-        ParamsError: the id or the arguments are unknown.
-        EnvironmentFailed: the constructor raised.
-    """
+    """Try an environment. Each finding begins with `error:` (evopipe cannot train in it) or `warning:` (it can). Raises
+    ParamsError if the id or the arguments are unknown; EnvironmentFailed if the constructor raised."""
     values = {"id": env_id, "kwargs": kwargs, "wrappers": wrappers}
     try:
         cfg = EnvConfig.model_validate(values)

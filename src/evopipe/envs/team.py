@@ -249,10 +249,7 @@ class TeamSpace:
     def situation(self, obs: Mapping[Any, Any], mask: Mapping[Any, Any] | None = None) -> Situation:
         """Read observations by agent, one of each or a batch, and masks by agent, `[A]` or `[n, A]`; masks may stand in
         the observations, too. An agent that is not in `obs` is gone, one that is not in `mask` may take all actions.
-
-        Raises:
-            UsageError: there is no such agent, or a shape does not fit.
-        """
+        Raises UsageError if there is no such agent, or a shape does not fit."""
         if not isinstance(obs, Mapping) or not obs:
             raise UsageError("obs is no dictionary of observations by agent: pass what the environment gives")
         given, masks = ({self.agent(key): value for key, value in x.items()} for x in (obs, mask or {}))
@@ -331,11 +328,8 @@ class TeamSpace:
 
 
 def read_spaces(env: gymnasium.Env[Any, Any]) -> tuple[Spaces, dict[str, Any]]:
-    """Return what an algorithm knows of an environment's spaces, and how a policy's description has them.
-
-    Raises:
-        ParamsError: they are not served.
-    """
+    """Return what an algorithm knows of an environment's spaces, and how a policy's description has them. Raises
+    ParamsError if they are not served."""
     if isinstance(env, TeamEnv):
         team = TeamSpace.of(env)
         return team.spaces, team.to_json()

@@ -123,11 +123,8 @@ def _of_spaces(observations: Any, actions: Any, team: bool) -> Breed:
 
 
 def params_of(data: Mapping[str, Any]) -> Params:
-    """Return the parameters of a run in environments, see `parse_params`.
-
-    Raises:
-        ParamsError: they cannot be used, or are a language model's.
-    """
+    """Return the parameters of a run in environments, see `parse_params`. Raises ParamsError if they cannot be used, or
+    are a language model's."""
     params = parse_params(data)
     if not isinstance(params, Params):
         raise ParamsError("language: these are parameters of a language model, which has functions of its own")
@@ -136,10 +133,7 @@ def params_of(data: Mapping[str, Any]) -> Params:
 
 def build(params: Params, observations: Any, actions: Any) -> Breed:
     """Return the breed of a run's parameters in spaces of Gymnasium's, by agent where they are dictionaries of such.
-
-    Raises:
-        ParamsError: the algorithm does not serve them.
-    """
+    Raises ParamsError if the algorithm does not serve them."""
     found = _of_spaces(observations, actions, by_agent(observations))
     algo, spaces = params.train.algo, spaces_of(found)
     if sentence := unserved(algo, spaces, "what is asked for", actions):
@@ -189,11 +183,8 @@ def actions_from(dim: Any, discrete: bool, low: Any, high: Any) -> gymnasium.Spa
 
 
 def device_of(device: Any) -> str:
-    """Return `runtime.device` for what a script passes: a torch device, its name, or None for what is there.
-
-    Raises:
-        UsageError: evopipe does not compute there.
-    """
+    """Return `runtime.device` for what a script passes: a torch device, its name, or None for what is there. Raises
+    UsageError if evopipe does not compute there."""
     if device is None:
         return "auto"
     kind = torch.device(device).type if not isinstance(device, str) or device != "auto" else "auto"

@@ -111,11 +111,8 @@ def train_off_policy(
 def replay_of(
     memory: ReplayBuffer, n_step: bool, per: bool, n_step_memory: MultiStepReplayBuffer | None
 ) -> dict[str, Any]:
-    """Return the block `train.replay` of a script's memories.
-
-    Raises:
-        UsageError: the flags say otherwise than the memories.
-    """
+    """Return the block `train.replay` of a script's memories. Raises UsageError if the flags say otherwise than the
+    memories."""
     steps = memory.steps
     if n_step_memory is not None:
         if not n_step:

@@ -64,11 +64,8 @@ def config_of(env: Any) -> EnvConfig:
 
 
 def made_by(function: Callable[[], Any], num_envs: int) -> EnvConfig:
-    """Return how so many environments for each member are made by a function, of Gymnasium or of PettingZoo.
-
-    Raises:
-        UsageError: it gives something else.
-    """
+    """Return how so many environments for each member are made by a function, of Gymnasium or of PettingZoo. Raises
+    UsageError if it gives something else."""
     example = function()
     if isinstance(example, gymnasium.Env):
         close(example)

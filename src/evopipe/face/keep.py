@@ -22,12 +22,8 @@ def write(folder: Path, member: Any, breed: Breed, counters: dict[str, Any]) -> 
 
 
 def read(folder: Path, device: Any = None) -> tuple[Any, Breed, dict[str, Any]]:
-    """Read what `write` wrote; `device` as in `create_population`, None for where it was.
-
-    Raises:
-        MissingInputError: the folder is not there.
-        DataError: it is damaged, or something else.
-    """
+    """Read what `write` wrote; `device` as in `create_population`, None for where it was. Raises MissingInputError if
+    the folder is not there; DataError if it is damaged, or something else."""
     (member, *_), about = members.read(folder, {"format": _FORMAT}, _REMEDY)
     try:
         params = params_of(about["params"])

@@ -75,11 +75,7 @@ class LanguageBreed:
         return configure(TextRuntime.model_validate({"device": self.device}))
 
     def params(self, changes: Mapping[str, Any], env: Gym | None = None) -> LanguageParams:
-        """Return the parameters of a run, with these blocks.
-
-        Raises:
-            ParamsError: a value is out of its bounds.
-        """
+        """Return the parameters of a run, with these blocks. Raises ParamsError if a value is out of its bounds."""
         language, prompts = dict(self.language), None
         if env is not None:
             prompts = env.data_batch_size
@@ -100,11 +96,8 @@ class LanguageBreed:
         return self.spec_at(self.params({}), None)
 
     def spec_at(self, params: LanguageParams, env: Gym | None) -> LanguageSpec:
-        """Return what a run with these parameters is about.
-
-        Raises:
-            DataError: model and tokenizer do not belong together.
-        """
+        """Return what a run with these parameters is about. Raises DataError if model and tokenizer do not belong
+        together."""
         self._configured()
         tokenizer = self.tokenizer if env is None else env.tokenizer
         base = self.base if tokenizer is None else self.base.told(tokenizer)
@@ -224,12 +217,8 @@ class LanguageAgent:
 def regime_of(
     breed: LanguageBreed, params: LanguageParams, env: Gym, members: int, most: float | None = None
 ) -> tuple[LanguageSpec, Dialogue | TextRows]:
-    """Return what agents live on in an environment; `most` is the reward of what is all right.
-
-    Raises:
-        UsageError: the environment is for other algorithms.
-        DataError: nothing of a dataset is short enough.
-    """
+    """Return what agents live on in an environment; `most` is the reward of what is all right. Raises UsageError if the
+    environment is for other algorithms; DataError if nothing of a dataset is short enough."""
     if (wanted := form_of(params)) != env.form:
         gym = "ReasoningGym" if wanted == "reasoning" else "PreferenceGym"
         raise UsageError(f"env: {breed.algo} learns in a {gym}, got a {type(env).__name__}")
@@ -249,12 +238,8 @@ def language_agents(
     full: bool = False, seed: int = 1, device: Any = None, accelerator: Any = None,
     settings: Mapping[str, Any] | None = None,
 ) -> list[LanguageAgent]:  # fmt: skip
-    """Return agents over one model, see `GRPO` for the arguments.
-
-    Raises:
-        UsageError: an argument cannot be used, or would be without effect.
-        ParamsError: a value is out of its bounds.
-    """
+    """Return agents over one model, see `GRPO` for the arguments. Raises UsageError if an argument cannot be used, or
+    would be without effect; ParamsError if a value is out of its bounds."""
     one_process(accelerator)
     if isinstance(actor_network, (str, Path)):
         found = load_base(LanguageConfig(model=str(actor_network)), 1)

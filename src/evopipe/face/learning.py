@@ -24,10 +24,7 @@ from evopipe.types import Batch, Chosen, Tensor
 
 def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
     """Return a batch `[1, B, …]` of what a memory gave, or of (state, action, reward, next_state, done), `[B, …]` each.
-
-    Raises:
-        UsageError: it is something else.
-    """
+    Raises UsageError if it is something else."""
     if breed.team is not None:
         return _batch_of_team(breed, breed.team, experiences, gamma)
     device = breed.spec.device
@@ -92,11 +89,7 @@ def _batch_of_team(breed: Breed, team: TeamSpace, experiences: Any, gamma: Tenso
 
 
 def steps_of(breed: Breed, experiences: Any) -> list[Taken]:
-    """Return the steps of a loop of one's own, see `Agent.learn`.
-
-    Raises:
-        UsageError: they are something else.
-    """
+    """Return the steps of a loop of one's own, see `Agent.learn`. Raises UsageError if they are something else."""
     if not isinstance(experiences, tuple | list) or len(experiences) not in (7, 8):
         raise UsageError(
             "learn: a rollout is (observations, actions, log_probs, rewards, dones, values, next_obs[, next_done])"
@@ -172,11 +165,7 @@ def _by_step(part: Any) -> list[Any]:
 
 
 def rollout_of(spec: Spec, cohort: Cohort, taken: Sequence[Taken]) -> Rollout:
-    """Return the rollout of a cohort of one.
-
-    Raises:
-        UsageError: there is no step.
-    """
+    """Return the rollout of a cohort of one. Raises UsageError if there is no step."""
     if not taken:
         raise UsageError("learn: there is no step to learn from: collect_rollouts(agent, env) first")
     n, device = len(taken[0].obs), spec.device

@@ -54,11 +54,7 @@ def checkpoints(
 
 
 def save_policy(folder: Path, breed: Breed, champion: Champion) -> None:
-    """Write the elite as `evopipe.load` reads it, critic included.
-
-    Raises:
-        DiskError: it cannot be written.
-    """
+    """Write the elite as `evopipe.load` reads it, critic included. Raises DiskError if it cannot be written."""
     told = {"score": champion.score, "standard_error": champion.error, "confirmed": champion.confirmed,
             "generation": champion.generation}  # fmt: skip
     about = json.loads(json.dumps({**breed.about, "hyper": dict(champion.member.hyper), "training": told}))

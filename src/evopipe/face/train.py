@@ -64,11 +64,8 @@ class Call:
 
     @classmethod
     def of(cls, function: str, given: Mapping[str, Any]) -> Call:
-        """Return the call of a training function with these arguments, of which those of it alone are left out.
-
-        Raises:
-            UsageError: one would be without effect, or the algorithm is for another function.
-        """
+        """Return the call of a training function with these arguments, of which those of it alone are left out. Raises
+        UsageError if one would be without effect, or the algorithm is for another function."""
         call = cls(**{name: given[name] for name in cls.__dataclass_fields__ if name in given})
         call.check()
         algo = get(call.name)
@@ -234,11 +231,8 @@ class Call:
 
 
 def epsilon_of(algo: str, config: Any, envs: int, start: float, end: float, decay: float) -> dict[str, Any]:
-    """Return ε as an algorithm's block has it: multiplied by `decay` at every step of the vector, down to `end`.
-
-    Raises:
-        UsageError: it is out of bounds, or the algorithm explores otherwise, and it is not the default.
-    """
+    """Return ε as an algorithm's block has it: multiplied by `decay` at every step of the vector, down to `end`. Raises
+    UsageError if it is out of bounds, or the algorithm explores otherwise, and it is not the default."""
     if not 0.0 <= end <= start <= 1.0 or not 0.0 < decay <= 1.0:
         raise UsageError(
             f"eps_start, eps_end, eps_decay: 0 ≤ end ≤ start ≤ 1 and 0 < decay ≤ 1, got {start}, {end}, {decay}"
@@ -254,11 +248,8 @@ def epsilon_of(algo: str, config: Any, envs: int, start: float, end: float, deca
 
 
 def own_function(collect_rollouts_fn: Any) -> Any:
-    """Return a caller's way to collect rollouts; None where it is the one that there is.
-
-    Raises:
-        UsageError: it takes an agent and an environment, and all members are stepped together.
-    """
+    """Return a caller's way to collect rollouts; None where it is the one that there is. Raises UsageError if it takes
+    an agent and an environment, and all members are stepped together."""
     from evopipe.face.rollouts import collect_rollouts, collect_rollouts_recurrent
 
     if collect_rollouts_fn in (None, collect_rollouts, collect_rollouts_recurrent):

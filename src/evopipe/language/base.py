@@ -84,11 +84,8 @@ class Base:
         return all_weights(self.model, self.name)
 
     def told(self, tokenizer: Any) -> Base:
-        """Return the base with a tokenizer; both run the same model, and share what members add to it.
-
-        Raises:
-            DataError: they do not belong together, or no token ends a text.
-        """
+        """Return the base with a tokenizer; both run the same model, and share what members add to it. Raises DataError
+        if they do not belong together, or no token ends a text."""
         if len(tokenizer) > self.words.vocabulary:
             raise DataError(
                 f"language.model: {self.name} has a tokenizer of {len(tokenizer)} tokens and a model of "
@@ -118,10 +115,8 @@ class Base:
     ) -> list[int]:
         """Return the tokens of a prompt, at least one: a text as it is, or messages through the chat template.
 
-        With `go_on` the last message is one that the model goes on with; else it begins its own.
-
-        Raises:
-            DataError: there is no chat template, or it refuses the messages.
+        With `go_on` the last message is one that the model goes on with; else it begins its own. Raises DataError if
+        there is no chat template, or it refuses the messages.
         """
         if isinstance(prompt, str) and not chat:
             found = self.encode((system or "") + prompt, special=True)
@@ -140,12 +135,8 @@ class Base:
 
 
 def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
-    """Load or make a base.
-
-    Raises:
-        MissingInputError: the extra `language` is not installed, a folder or hub id is not there, or lacks a file.
-        DataError: a file is damaged, or would need pickle or code of its own.
-    """
+    """Load or make a base. Raises MissingInputError if the extra `language` is not installed, a folder or hub id is not
+    there, or lacks a file; DataError if a file is damaged, or would need pickle or code of its own."""
     for package in ("transformers", "tokenizers"):
         need_package(package, "language", "language.model")
     device = device or torch.device("cpu")
@@ -162,10 +153,8 @@ def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None
 def base_of(name: str, model: Any, tokenizer: Any, digest: str, device: torch.device) -> Base:
     """Return a base of a model and a tokenizer of `transformers`; from here on none of the model's weights learns.
 
-    Without a tokenizer it reads no text, until it is `told` one.
-
-    Raises:
-        DataError: they do not belong together, or no token ends a text.
+    Without a tokenizer it reads no text, until it is `told` one. Raises DataError if they do not belong together, or no
+    token ends a text.
     """
     model.to(device).eval().requires_grad_(False)
     vocabulary = int(model.get_output_embeddings().weight.shape[0])

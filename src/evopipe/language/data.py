@@ -44,11 +44,8 @@ Row = dict[str, Any]
 
 
 def check_row(row: Any, form: str, where: str) -> None:
-    """Check a row by its form.
-
-    Raises:
-        DataError: it is no object, or lacks a field, or a field has a wrong type; the message begins with `where`.
-    """
+    """Check a row by its form. Raises DataError if it is no object, or lacks a field, or a field has a wrong type; the
+    message begins with `where`."""
     if not isinstance(row, dict):
         fields = f" with the fields {', '.join(FIELDS[form])}" if form in FIELDS else ""
         raise DataError(f"{where}: is {_kind(row)}, a row is an object{fields}")
@@ -119,12 +116,8 @@ def _kind(value: Any) -> str:
 
 
 def generate(task: Task, name: str, seed: int, n: int, form: str) -> list[Row]:
-    """Return `n` rows that a task makes by the run's seed.
-
-    Raises:
-        EnvironmentFailed: the task raised.
-        DataError: its rows are not of the form.
-    """
+    """Return `n` rows that a task makes by the run's seed. Raises EnvironmentFailed if the task raised; DataError if
+    its rows are not of the form."""
     try:
         rows = list(task.rows(rng.host(rng.run_key(seed), Purpose.BEHAVIOUR), n))
     except EvopipeError:
@@ -138,11 +131,8 @@ def generate(task: Task, name: str, seed: int, n: int, form: str) -> list[Row]:
 def read_jsonl(path: Path, form: str, check: Callable[[Row, str], None] | None = None) -> list[Row]:
     """Return the rows of a file with one JSON object a line; lines that are empty are passed over.
 
-    `check` is called with each row and where it stands.
-
-    Raises:
-        MissingInputError: it is not there.
-        DataError: it cannot be used; the line is named.
+    `check` is called with each row and where it stands. Raises MissingInputError if it is not there; DataError if it
+    cannot be used; the line is named.
     """
     if not path.is_file():
         if path.exists():
@@ -288,22 +278,13 @@ def _is_plain(value: Any) -> bool:
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows as JSONL, atomically; equal rows give equal bytes.
-
-    Raises:
-        DataError: a row has no JSON form.
-        DiskError: the file cannot be written.
-    """
+    """Write rows as JSONL, atomically; equal rows give equal bytes. Raises DataError if a row has no JSON form;
+    DiskError if the file cannot be written."""
     write_bytes(path, [dump_json(row, f"{path}:{number}") for number, row in enumerate(rows, start=1)])
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read what `write_rows` wrote.
-
-    Raises:
-        MissingInputError: it is not there.
-        DataError: it is damaged.
-    """
+    """Read what `write_rows` wrote. Raises MissingInputError if it is not there; DataError if it is damaged."""
     lines = read_bytes(path).splitlines(keepends=False)
     rows = [parse_json(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
     for number, row in enumerate(rows, start=1):

@@ -45,12 +45,8 @@ def adapter_files(base: Base, arch: LoRA, row: Tensor) -> dict[str, bytes]:
 
 
 def read_adapter(folder: Path, base: Base) -> tuple[LoRA, Tensor]:
-    """Read an adapter that PEFT wrote for this base: its rank and scale, and its row.
-
-    Raises:
-        MissingInputError: one of its files is not there.
-        DataError: it is damaged, of another kind, or of another base.
-    """
+    """Read an adapter that PEFT wrote for this base: its rank and scale, and its row. Raises MissingInputError if one
+    of its files is not there; DataError if it is damaged, of another kind, or of another base."""
     where = str(folder / CONFIG)
     config = parse_json(read_bytes(folder / CONFIG), where)
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":

@@ -47,12 +47,9 @@ class LanguagePolicy:
 
     @torch.no_grad()
     def reward(self, prompts: Sequence[Any], completions: Sequence[str]) -> list[float]:
-        """Return what a reward model gives each completion of the prompt in its place, texts or chats.
-
-        Raises:
-            UsageError: it is no reward model, or there are not as many completions as prompts.
-            DataError: the chat template refuses a chat.
-        """
+        """Return what a reward model gives each completion of the prompt in its place, texts or chats. Raises
+        UsageError if it is no reward model, or there are not as many completions as prompts; DataError if the chat
+        template refuses a chat."""
         if self.head is None:
             raise UsageError("reward: this is no reward model; train one: train.algo: reward_model")
         if len(prompts) != len(completions):
@@ -173,12 +170,8 @@ def _head(folder: Path, about: Mapping[str, Any], base: Base) -> tuple[Tensor, T
 
 
 def load_reward(folder: Path, device: torch.device | None = None) -> LanguagePolicy:
-    """Load an exported reward model.
-
-    Raises:
-        MissingInputError: it, or a file of it, is not there.
-        DataError: it is damaged, or no reward model.
-    """
+    """Load an exported reward model. Raises MissingInputError if it, or a file of it, is not there; DataError if it is
+    damaged, or no reward model."""
     if not (folder / POLICY).exists():
         raise MissingInputError(f"language.reward: {folder} is no exported reward model; run what writes it")
     about = described(folder)

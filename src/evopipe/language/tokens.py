@@ -114,9 +114,7 @@ def tokenise(
     """Turn rows into tokens and split them; what is too long is left out.
 
     Rows from `held_out` on are those of validation and of test, where it is given; else they are drawn by their shares.
-
-    Raises:
-        DataError: nothing is left of a split, or the chat template is missing or refuses a prompt.
+    Raises DataError if nothing is left of a split, or the chat template is missing or refuses a prompt.
     """
     kept: list[Mapping[str, Any]] = []
     prompts: list[list[int]] = []
@@ -145,11 +143,7 @@ def tokenise(
 
 
 def games(rows: Sequence[Mapping[str, Any]], told: Any, base: Base, fetch: TextFetch, seed: int) -> Corpus:
-    """Split games that a task encoded, `told`.
-
-    Raises:
-        DataError: there are too few.
-    """
+    """Split games that a task encoded, `told`. Raises DataError if there are too few."""
     splits = _split(rows, "games", fetch, seed)
     if any(not len(index) for index in splits.values()):
         raise DataError(f"{len(rows)} games are too few to split: bring more")

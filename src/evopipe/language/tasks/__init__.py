@@ -56,13 +56,9 @@ TASKS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 
 def get(name: str, kwargs: Mapping[str, Any]) -> Task:
-    """Return a task.
-
-    Raises:
-        ParamsError: there is none of that name, or it does not take these arguments.
-        MissingInputError: it needs a package that is not installed.
-        EnvironmentFailed: a module of one's own, or its class, raised or did not return.
-    """
+    """Return a task. Raises ParamsError if there is none of that name, or it does not take these arguments;
+    MissingInputError if it needs a package that is not installed; EnvironmentFailed if a module of one's own, or its
+    class, raised or did not return."""
     if name not in TASKS and ":" not in name:
         raise ParamsError(f"language.task: no task {name!r} (`module:Class` is one's own){suggestion(name, TASKS)}")
     make, given = TASKS.get(name, (None, {}))
@@ -86,12 +82,8 @@ def get(name: str, kwargs: Mapping[str, Any]) -> Task:
 
 def score_of(task: Task, own: str | None) -> Score:
     """Return what rewards completions: the task's own score, or a function of one's own, `module:function`, which is
-    called with completion and row.
-
-    Raises:
-        ParamsError: there is no such function.
-        EnvironmentFailed: importing its module raised, or did not return.
-    """
+    called with completion and row. Raises ParamsError if there is no such function; EnvironmentFailed if importing its
+    module raised, or did not return."""
     if own is None:
         return task.score
     with _foreign(f"language.reward: importing {own!r}"):

@@ -166,11 +166,8 @@ POLICIES: dict[str, Policy] = {
 
 def read_words(source: str | Sequence[str]) -> tuple[str, ...]:
     """Return the words of `tiny` (all pairs of four letters), of `five` (common words), of a file, or those given.
-
-    Raises:
-        MissingInputError: there is no such file.
-        DataError, ParamsError: it holds doubles, unlike lengths or what is no word; a file's line is named.
-    """
+    Raises MissingInputError if there is no such file; DataError or ParamsError if it holds doubles, unlike lengths or
+    what is no word; a file's line is named."""
     if source == "tiny":
         return tuple(map("".join, product("abcd", repeat=2)))
     if not isinstance(source, str):
