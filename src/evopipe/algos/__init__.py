@@ -188,11 +188,6 @@ def misfit(name: str, cfg: Any, spaces: Spaces) -> tuple[str, str] | None:
             "with share_encoder the critics read the action behind the encoder, and need a hidden layer there; give at "
             "least one width"
         )
-    if algo.TEAM and spaces.team is not None:
-        try:
-            spaces.team.groups(cfg.groups)
-        except ValueError as error:
-            return "groups", str(error)
     return None
 
 

@@ -182,8 +182,10 @@ def learn(cfg: Any, state: State, hp: Hyper, lessons: policy.Lessons, healthy: T
     return policy.learn(cfg, state, hp, lessons, healthy, crew(cfg).places)
 
 
-def update(seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, turn: int) -> Learned:
-    """Learn from one minibatch, see `_ppo.descend`."""
+def update(
+    seen: Seen, cfg: Any, state: State, hp: Hyper, batch: Sequences, healthy: Tensor, draw: Stream, turn: int
+) -> Learned:
+    """Learn from one minibatch, the rollout's first where `turn` is 0, see `_ppo.descend`."""
     log_std = _ppo.deviations(state)
     pairs = (state.actor, state.actor_adam), (state.critic, state.critic_adam)
     found = loss(seen, cfg, state, hp, batch, log_std)

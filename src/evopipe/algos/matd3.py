@@ -105,15 +105,12 @@ def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, 
     climbs = turn == cfg.policy_delay - 1
     if (learned := _central.whole_update(cfg, state, "critics", hp, batch, healthy, draw, climbs)) is not None:
         return learned
-    steps, healthy = _central.Steps.of(cfg, batch), healthy & state.actor.finite  # its own loss may come later
+    steps = _central.Steps.of(cfg, batch)
     if not cfg.spaces.continuous:
         healthy = healthy & state.actor_target.finite  # an action does not tell what it was drawn from
-    losses, errors = _loss(cfg, state, steps, draw)
-    healthy = optim.descend(losses, healthy, hp["grad_clip"], (state.critics, state.critics_adam, hp["lr_critic"]))
-    if climbs:
-        climbed = _central.actor_loss(cfg, state.actor, state.critics.firsts, steps, draw.part(1))
-        healthy = optim.descend(climbed, healthy, hp["grad_clip"], (state.actor, state.actor_adam, hp["lr_actor"]))
-        optim.polyak(state.critics_target, state.critics, hp["tau"] * healthy)
-        optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)
-    state.updates.add_(healthy)
-    return Learned(losses.detach(), healthy, errors)
+
+    def climb() -> Tensor:
+        return _central.actor_loss(cfg, state.actor, state.critics.firsts, steps, draw.part(1))
+
+    found = _loss(cfg, state, steps, draw)
+    return _actor_critic.learn(state, "critics", hp, healthy, found, climb if climbs else None)
