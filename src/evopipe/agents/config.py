@@ -37,27 +37,16 @@ from evopipe.schema.text import LanguageParams
 
 @dataclass
 class Resolved:
-    """A configuration in effect.
+    """A configuration in effect."""
 
-    Attributes:
-        params: as a `params.yaml` of language models has it.
-        agents: the block for episodes.
-        folder: where a run is kept; None: nowhere.
-        arguments: `agent_args`, `env_args` and `workflow_args` that the configuration brings.
-        files: paths of datasets by `train` and `val`.
-        origin: of each key that is no default, where its value came from.
-        notes: keys without a meaning here, a sentence each.
-        val_only: whether to validate and not to train.
-    """
-
-    params: LanguageParams
-    agents: Agents
-    folder: Path | None
-    arguments: dict[str, dict[str, Any]]
-    files: dict[str, str]
-    origin: dict[str, str]
-    notes: list[str] = field(default_factory=list)
-    val_only: bool = False
+    params: LanguageParams  # as a `params.yaml` of language models has it
+    agents: Agents  # the block for episodes
+    folder: Path | None  # where a run is kept; None: nowhere
+    arguments: dict[str, dict[str, Any]]  # `agent_args`, `env_args` and `workflow_args` that the configuration brings
+    files: dict[str, str]  # paths of datasets by `train` and `val`
+    origin: dict[str, str]  # of each key that is no default, where its value came from
+    notes: list[str] = field(default_factory=list)  # keys without a meaning here, a sentence each
+    val_only: bool = False  # whether to validate and not to train
 
 
 def read(config: Any) -> tuple[Values, bool]:

@@ -35,25 +35,15 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long things may take, in seconds, and how often they are tried again.
+    """How long things may take, in seconds, and how often they are tried again."""
 
-    Attributes:
-        model: one completion, waiting included.
-        env: one call of an environment.
-        episode: all of an episode.
-        wave: that episodes wait for one that does something else than ask the model.
-        retries: of an episode that ended in an error.
-        model_retries: of a completion that took too long.
-        close: what is given up has to end by itself.
-    """
-
-    model: float | None = None
-    env: float | None = 60.0
-    episode: float | None = 600.0
-    wave: float = 120.0
-    retries: int = 0
-    model_retries: int = 2
-    close: float = 5.0
+    model: float | None = None  # one completion, waiting included
+    env: float | None = 60.0  # one call of an environment
+    episode: float | None = 600.0  # all of an episode
+    wave: float = 120.0  # that episodes wait for one that does something else than ask the model
+    retries: int = 0  # of an episode that ended in an error
+    model_retries: int = 2  # of a completion that took too long
+    close: float = 5.0  # what is given up has to end by itself
 
 
 @dataclass(frozen=True)

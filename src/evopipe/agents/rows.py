@@ -114,17 +114,13 @@ def batch_of(played: Sequence[Sequence[Played]], pad: int, device: torch.device)
 
 @dataclass(frozen=True)
 class How:
-    """How trajectories become advantages.
+    """How trajectories become advantages."""
 
-    Attributes:
-        level: what is compared: whole trajectories, the same for each of their steps (`step`: shared out among them),
-            or each turn with the same turn of the group's others.
-        gamma: of the returns of turns.
-        estimate: of each role: (text, group) → the text with advantages; `""` is any other role's.
-    """
-
+    # what is compared: whole trajectories, the same for each of their steps (`step`: shared out among them), or each
+    # turn with the same turn of the group's others
     level: Level
-    gamma: float
+    gamma: float  # of the returns of turns
+    # of each role: (text, group) → the text with advantages; `""` is any other role's
     estimate: Mapping[str, Callable[[Text, int], Text]]
 
     def of(self, role: str) -> Callable[[Text, int], Text]:

@@ -53,23 +53,15 @@ _INSTEAD = {"agent_class": "agent_cls", "agent_args": "agent_args", "env_class":
 
 @dataclass(frozen=True)
 class Trained:
-    """What `AgentTrainer.train` gave.
+    """What `AgentTrainer.train` gave."""
 
-    Attributes:
-        policy: the elite, to generate with; None where nothing was trained.
-        score: its mean return over the validation tasks.
-        evaluation: the elite's and the base's validation: mean, interval, pass@1, pass@k.
-        curve: one row a generation: generation, step, training and validation episodes, best, mean, elite.
-        measures: one mapping a generation and member, of training rounds.
-        validated: one mapping a generation and member, of validations.
-    """
-
-    policy: LanguagePolicy | None
-    score: float
-    evaluation: dict[str, Any]
+    policy: LanguagePolicy | None  # the elite, to generate with; None where nothing was trained
+    score: float  # its mean return over the validation tasks
+    evaluation: dict[str, Any]  # the elite's and the base's validation: mean, interval, pass@1, pass@k
+    # one row a generation: generation, step, training and validation episodes, best, mean, elite
     curve: list[list[Any]]
-    measures: list[dict[str, Any]]
-    validated: list[dict[str, Any]]
+    measures: list[dict[str, Any]]  # one mapping a generation and member, of training rounds
+    validated: list[dict[str, Any]]  # one mapping a generation and member, of validations
 
 
 class AgentTrainer:

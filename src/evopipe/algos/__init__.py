@@ -88,16 +88,12 @@ ONE_AGENT = "train.warm_start: datasets are of one agent, the environment has a 
 
 
 class Answers(NamedTuple):
-    """What a policy can be asked beside its action; None where it knows nothing of the kind.
+    """What a policy can be asked beside its action; None where it knows nothing of the kind."""
 
-    Attributes:
-        value: (cfg, state, obs, legal, memory) → V(s) `[P, B]`.
-        q_values: (cfg, state, obs, action) → Q(s, a) `[P, B]`; of all actions `[P, B, A]` where action is None.
-        chances: (cfg, state, obs, legal, memory) → the `ops.distributions.Distribution` of actions.
-    """
-
-    value: Callable[..., Any] | None = None
+    value: Callable[..., Any] | None = None  # (cfg, state, obs, legal, memory) → V(s) `[P, B]`
+    # (cfg, state, obs, action) → Q(s, a) `[P, B]`; of all actions `[P, B, A]` where action is None
     q_values: Callable[..., Any] | None = None
+    # (cfg, state, obs, legal, memory) → the `ops.distributions.Distribution` of actions
     chances: Callable[..., Any] | None = None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from evopipe import rng
 from evopipe.algos import on_policy
 from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
+from evopipe.envs.spaces import ActionSpace
+from evopipe.envs.team import TeamSpace
 from evopipe.errors import DataError, UsageError
 from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.face.breed import Breed
@@ -178,11 +180,10 @@ class Agent:
             UsageError: a shape does not fit.
         """
         if self.breed.team is not None:
-            return self._act_as_team(obs, epsilon, action_mask, hidden_state)
+            return self._act_as_team(self.breed.team, obs, epsilon, action_mask, hidden_state)
         rows, single = self.breed.rows(obs)
         n, spec, cohort = len(rows), self.breed.spec, self.live()
         legal = np.ones((n, spec.actions), bool)
-        assert self.breed.actions is not None
         if action_mask is not None:
             legal[:] = np.asarray(self.breed.actions.flat_mask(action_mask)).astype(bool)
         tick = self.tick()
@@ -204,17 +205,14 @@ class Agent:
         inputs = (torch.from_numpy(rows), torch.from_numpy(legal), begins, memory)
         seen, may, begins, memory = (x[None].to(spec.device) for x in inputs)
         took = step(spec, cohort, seen, may, begins, memory, tick if self.training else None)
-        answers = spec.algo.answers(spec.algo_config) if spec.algo.answers is not None else None
-        assert answers is not None
-        assert answers.chances is not None
-        entropy = answers.chances(spec.algo_config, cohort.state, seen, may, memory).entropy()
+        chances = cast("Any", spec.algo).answers(spec.algo_config).chances
+        entropy = chances(spec.algo_config, cohort.state, seen, may, memory).entropy()
         numbers = (x[0].cpu().numpy() for x in (took.log_prob, entropy, took.value))
         return took.action[0].cpu(), took.memory[0].cpu(), *numbers
 
-    def _act_as_team(self, obs: Mapping[Any, Any], epsilon: float, masks: Any, hidden: Any) -> Any:
+    def _act_as_team(self, team: TeamSpace, obs: Mapping[Any, Any], epsilon: float, masks: Any, hidden: Any) -> Any:
         """Choose every agent's action, by agent: one observation of each, or a batch."""
-        team, spec, tick = self.breed.team, self.breed.spec, self.tick()
-        assert team is not None
+        spec, tick = self.breed.spec, self.tick()
         given = team.situation(obs, masks)
         shape = given.alive.shape
         rows, legal = (x.reshape(-1, x.shape[-1]) for x in (given.obs, given.legal))
@@ -366,7 +364,5 @@ class Actor:
 
     def scale_action(self, action: Any) -> np.ndarray:
         """Return squashed actions `[n, A]` between the environment's bounds."""
-        space = self._agent.breed.actions
-        assert space is not None
-        flat = np.asarray(action, np.float32)
-        return space.own(flat.reshape(-1, space.size))
+        space: ActionSpace = self._agent.breed.actions
+        return space.own(np.asarray(action, np.float32).reshape(-1, space.size))

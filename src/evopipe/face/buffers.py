@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from evopipe.errors import UsageError
-from evopipe.face.forms import Form, form_of
+from evopipe.face.forms import form_of
 from evopipe.face.vect import marks_of
 from evopipe.memory.nstep import NStep
 from evopipe.memory.priorities import Priorities
@@ -90,8 +90,8 @@ class ReplayBuffer:
         self._order = in_order(field_names, type(self).__name__)
         self.memory_size, self.num_envs = int(memory_size or max_size or 0), num_envs
         self.counter = 0  # transitions saved so far
-        self.form: Form | None = None
-        self._replay: Replay | None = None
+        self.form: Any = None  # a `Form`, from the first transition on
+        self._replay: Any = None
         self._nstep: NStep | None = None
         self._random = np.random.default_rng(seed)
 
@@ -104,7 +104,8 @@ class ReplayBuffer:
         """The memory itself."""
         if self._replay is None:
             raise UsageError(f"{type(self).__name__}: nothing was saved yet")
-        return self._replay
+        replay: Replay = self._replay
+        return replay
 
     def save_to_memory(self, *parts: Any, is_vectorised: bool = False) -> None:
         """Save one transition, or with `is_vectorised` one of each environment."""
@@ -132,8 +133,6 @@ class ReplayBuffer:
         state, action, reward, following, done = (parts[i] for i in self._order)
         if self.form is None:
             self._begin(state, action, several)
-        assert self.form is not None
-        assert self._replay is not None
         obs = self.form.rows(state, several)
         n = len(obs)
         done = np.broadcast_to(np.asarray(done, bool).reshape(-1), (n,))
@@ -170,7 +169,6 @@ class ReplayBuffer:
         if not len(self):
             raise UsageError(f"{type(self).__name__}: nothing can be sampled, it is empty")
         replay, form = self.replay, self.form
-        assert form is not None
         u = torch.from_numpy(self._random.random((1, batch_size)))
         first, size = replay.first([0]), torch.from_numpy(replay.filled([0]))
         index = weight = None

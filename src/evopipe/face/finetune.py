@@ -6,9 +6,9 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import evopipe
@@ -90,7 +90,7 @@ def finetune_llm_reasoning(
         >>> agent.steps, len(agent.fitness)
         ([8], 2)
     """
-    return Finetuning(ReasoningGym, **locals()).run()
+    return _Finetuning(gym=ReasoningGym, **locals()).run()
 
 
 def finetune_llm_preference(
@@ -126,40 +126,16 @@ def finetune_llm_preference(
         >>> agent.steps, len(agent.fitness)
         ([12], 1)
     """
-    return Finetuning(PreferenceGym, **locals()).run()
+    return _Finetuning(gym=PreferenceGym, max_reward=None, **locals()).run()
 
 
-@dataclass(frozen=True)
-class Finetuning:
-    """What both training functions are given, by its names there, and the class of their environments."""
-
-    gym: type[Gym]
-    pop: Sequence[LanguageAgent]
-    env: Gym | None
-    env_fn: Callable[[], Gym] | None
-    init_hp: Mapping[str, Any] | None
-    save_elite: bool | None
-    elite_path: str | None
-    wb: bool
-    evo_steps: int | None
-    checkpoint_steps: int | None
-    tournament: TournamentSelection | None
-    mutation: Mutations | None
-    wandb_api_key: str | None
-    wandb_project: str
-    wandb_entity: str | None
-    wandb_run_name: str | None
-    evaluation_interval: int
-    verbose: bool
-    accelerator: Any
-    max_steps: int | None
-    num_epochs: int | None
-    log_csv: bool
-    max_reward: float | None = None
+class _Finetuning(SimpleNamespace):
+    """What both training functions are given, by its names there, and the class of their environments, `gym`."""
 
     @property
     def breed(self) -> LanguageBreed:
-        return self.pop[0].breed
+        breed: LanguageBreed = self.pop[0].breed
+        return breed
 
     def check(self) -> None:
         """Refuse what would be without effect."""
@@ -278,7 +254,7 @@ class Finetuning:
 class _Between:
     """What is due between two steps: evaluations, checkpoints, rows of the CSV file."""
 
-    def __init__(self, call: Finetuning, run: Run[LanguageSpec], agents: Callable[[], list[LanguageAgent]]) -> None:
+    def __init__(self, call: _Finetuning, run: Run[LanguageSpec], agents: Callable[[], list[LanguageAgent]]) -> None:
         self.call, self.made, self.agents = call, run, agents
         self.saved = self.told = self.generation = 0
 

@@ -138,8 +138,6 @@ def _all_of(replay: Replay) -> Batch:
 def _fill(memory: ReplayBuffer, replay: Replay, agent: Agent) -> None:
     """Put what a run's memory holds into a caller's, where it can be said in the environment's own terms."""
     seen, actions = agent.breed.observations, agent.breed.actions
-    assert seen is not None
-    assert actions is not None
     if not int(replay.size[0]) or not seen.plain or replay.layout.steps > 1 or replay.layout.masked:
         return
     batch = _all_of(replay)
@@ -151,8 +149,6 @@ def _fill(memory: ReplayBuffer, replay: Replay, agent: Agent) -> None:
 def _held(memory: ReplayBuffer, agent: Agent) -> Transitions:
     """Return what a caller's memory holds as transitions to begin with."""
     breed, form, batch = agent.breed, memory.form, _all_of(memory.replay)
-    assert form is not None
-    assert breed.actions is not None
     seen, after = (breed.rows(form.back(part[0].numpy()))[0] for part in (batch.obs, batch.next_obs))
     own, done = breed.actions.relative(form.own(batch.action[0].numpy())), batch.discount[0].numpy() == 0.0
     n = len(seen)

@@ -44,25 +44,15 @@ _HELD_OUT = 64  # rows that score an agent, at most
 
 @dataclass(frozen=True, eq=False)
 class LanguageBreed:
-    """What all agents of a population of language models have in common.
+    """What all agents of a population of language models have in common."""
 
-    Attributes:
-        algo: the algorithm's name.
-        model: of `transformers`; its weights stay as they are.
-        tokenizer: its own; None until an environment brings it.
-        pad: the token of pads; None for the tokenizer's.
-        settings: hyper-parameters as they were given.
-        ranges: which of them may mutate; None for the algorithm's own ranges.
-        language: the block `language` of `params.yaml`, but for what an environment says.
-    """
-
-    algo: str
-    model: Any
-    tokenizer: Any
-    pad: int | None
-    settings: Mapping[str, Any]
-    ranges: Mapping[str, RLParameter] | None
-    language: Mapping[str, Any]
+    algo: str  # the algorithm's name
+    model: Any  # of `transformers`; its weights stay as they are
+    tokenizer: Any  # its own; None until an environment brings it
+    pad: int | None  # the token of pads; None for the tokenizer's
+    settings: Mapping[str, Any]  # hyper-parameters as they were given
+    ranges: Mapping[str, RLParameter] | None  # which of them may mutate; None for the algorithm's own ranges
+    language: Mapping[str, Any]  # the block `language` of `params.yaml`, but for what an environment says
     seed: int
     device: str
 

@@ -34,9 +34,6 @@ def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
         if experiences.weight is not None:
             weight = weight * experiences.weight.to(device)
         batch = memory.replay.layout.unpack(rows, weight, gamma)
-        assert memory.form is not None
-        assert breed.observations is not None
-        assert breed.actions is not None
         if not breed.observations.plain:
             seen = [breed.rows(memory.form.back(part[0].cpu().numpy()))[0] for part in (batch.obs, batch.next_obs)]
             obs, after = (torch.from_numpy(part)[None].to(device) for part in seen)
@@ -50,7 +47,6 @@ def batch_of(breed: Breed, experiences: Any, gamma: Tensor) -> Batch:
     except (TypeError, ValueError):
         raise UsageError("learn: a batch is (state, action, reward, next_state, done)") from None
     obs, after = (torch.from_numpy(breed.rows(part)[0])[None].to(device) for part in (state, following))
-    assert breed.actions is not None
     own = np.asarray(action).reshape(obs.shape[1], *breed.actions.shape)
     acts = torch.from_numpy(breed.actions.relative(own))[None].to(device)
     given, over = (

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,53 +86,37 @@ def conduct(
     run: Run[Any], params: AnyParams, about: Mapping[str, Any], folder: Path, between: Callable[[Tracker], None],
     quiet: bool, key: str | None, name: str | None = None,
 ) -> Champion:  # fmt: skip
-    """Train to the end and return the champion; `between` is called between two steps, and at the end.
+    """Train to the end, bring it to the trackers that are asked for, and return the champion.
 
     Args:
         about: what members were made for.
         folder: where checkpoints go, and the log if no tracker is asked for.
-        key: of Weights & Biases.
-        name: what people read there.
+        between: called between two steps, and at the end.
+        key, name: of Weights & Biases, and what people read there.
 
-    Raises:
-        MissingInputError: Weights & Biases is asked for and not installed.
-        DivergedError, EnvironmentFailed, Interrupted: see `evopipe.run.drive.train`.
+    Raises MissingInputError if Weights & Biases is asked for and not installed, and what `run.drive.train` raises.
     """
-    with StopSignal() as stop, deliver(params, key, run, about, folder, name) as (log, problems, finished):
-        with Tracker([console_sink(quiet), JsonlSink(log)]) as tracker:
+    state, tracked = folder, bool(params.tracking.backends)
+    if tracked:
+        need_package("wandb", "wandb", "wb=True")
+        if key is not None:
+            os.environ["WANDB_API_KEY"] = key
+        begun = hashlib.sha256()
+        for member in run.members:
+            for part in sorted(member.tensors):
+                begun.update(member.tensors[part].numpy().tobytes())
+        state = state_folder("train", content_key({**params.tracked(), "members": begun.hexdigest()}), Path())
+    with StopSignal() as stop, tracking.outbox(params, state, Path(), name) as outbox:
+        with Tracker([console_sink(quiet), JsonlSink(state / "events.jsonl")]) as tracker:
 
             def step() -> list[str]:
                 between(tracker)
-                return problems()
+                return outbox.problems()
 
             champion = train(run, CheckpointStore(folder / "checkpoints"), math.inf, stop, tracker, step)
             between(tracker)
-        finished(champion)
-    return champion
-
-
-@contextlib.contextmanager
-def deliver(
-    params: AnyParams, key: str | None, run: Run[Any], about: Mapping[str, Any], folder: Path, name: str | None
-) -> Iterator[tuple[Path, Callable[[], list[str]], Callable[[Champion], None]]]:
-    """Bring a training to the trackers that are asked for, see `conduct`: where its log goes, what is wrong with the
-    delivery, and how its outcome is brought."""
-    if not params.tracking.backends:
-        yield folder / "events.jsonl", list, lambda champion: None
-        return
-    need_package("wandb", "wandb", "wb=True")
-    if key is not None:
-        os.environ["WANDB_API_KEY"] = key
-    begun = hashlib.sha256()
-    for member in run.members:
-        for name in sorted(member.tensors):
-            begun.update(member.tensors[name].numpy().tobytes())
-    state = state_folder("train", content_key({**params.tracked(), "members": begun.hexdigest()}), Path())
-    with tracking.outbox(params, state, Path(), name) as outbox:
-
-        def finished(champion: Champion) -> None:
+        if tracked:
             write_results(run, champion, about, folder)
             write_timing(state / "events.jsonl", run.curve, folder)
             tracking.finish(params, state, folder)
-
-        yield state / "events.jsonl", outbox.problems, finished
+    return champion

@@ -17,31 +17,21 @@ from evopipe.face.vect import Marks, marks_of
 class Taken:
     """One step of `E` environments, as networks and memory have it.
 
-    Attributes:
-        obs, next_obs: `[E, O]` float32, the true next observation.
-        action: `[E, …]`, see `Batch.action`.
-        log_prob, value, reward: `[E]`.
-        begins: `[E]`, an episode begins here.
-        terminated, truncated: `[E]`.
-        idle: `[E]`, no step: a reset that follows no action.
-        memory: `[E, M]` before the step, where the agent keeps one.
-        legal: `[E, A]`, None where all is.
-
     Where a team plays, `E` is `E · K`, see `Rollout`.
     """
 
-    obs: np.ndarray
-    action: torch.Tensor
-    log_prob: np.ndarray
+    obs: np.ndarray  # `[E, O]` float32, the true next observation
+    action: torch.Tensor  # `[E, …]`, see `Batch.action`
+    log_prob: np.ndarray  # `[E]`
     value: np.ndarray
     reward: np.ndarray
     next_obs: np.ndarray
-    begins: np.ndarray
-    terminated: np.ndarray
+    begins: np.ndarray  # `[E]`, an episode begins here
+    terminated: np.ndarray  # `[E]`
     truncated: np.ndarray
-    idle: np.ndarray
-    memory: torch.Tensor | None = None
-    legal: np.ndarray | None = None
+    idle: np.ndarray  # `[E]`, no step: a reset that follows no action
+    memory: torch.Tensor | None = None  # `[E, M]` before the step, where the agent keeps one
+    legal: np.ndarray | None = None  # `[E, A]`, None where all is
 
 
 class RolloutBuffer:

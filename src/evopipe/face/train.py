@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from evopipe.algos import get, on_policy
@@ -18,7 +18,6 @@ from evopipe.envs.workers import Workers
 from evopipe.errors import UsageError, suggestion, translate_failures
 from evopipe.face.agent import Agent
 from evopipe.face.breed import params_of
-from evopipe.face.evolution import Mutations, TournamentSelection
 from evopipe.face.given import config_of
 from evopipe.face.outcome import checkpoints, conduct, entering, save_policy, views
 from evopipe.face.population import one_process
@@ -32,41 +31,14 @@ from evopipe.stages.setup import about_spec, make_spec
 Trained = tuple[list[Agent], list[list[float]]]
 
 
-@dataclass
-class Call:
-    """What every training function is given."""
-
-    env: Any
-    env_name: str | None
-    algo: str | None
-    pop: Sequence[Agent]
-    INIT_HP: Mapping[str, Any] | None
-    MUT_P: Mapping[str, Any] | None
-    max_steps: int
-    evo_steps: int
-    eval_steps: int | None
-    eval_loop: int
-    target: float | None
-    tournament: TournamentSelection | None
-    mutation: Mutations | None
-    checkpoint: int | None
-    checkpoint_path: str | None
-    overwrite_checkpoints: bool
-    save_elite: bool
-    elite_path: str | None
-    wb: bool
-    verbose: bool
-    accelerator: Any
-    wandb_api_key: str | None = None
-    wandb_kwargs: Mapping[str, Any] | None = None
-    train: dict[str, Any] = field(default_factory=dict)  # more of the block `train`
-    block: dict[str, Any] = field(default_factory=dict)  # more of the algorithm's block
+class Call(SimpleNamespace):
+    """What a training function is given, by its names there; `train` and `block` say more of those blocks."""
 
     @classmethod
     def of(cls, function: str, given: Mapping[str, Any]) -> Call:
-        """Return the call of a training function with these arguments, of which those of it alone are left out. Raises
-        UsageError if one would be without effect, or the algorithm is for another function."""
-        call = cls(**{name: given[name] for name in cls.__dataclass_fields__ if name in given})
+        """Return the call of a training function with these arguments. Raises UsageError if one would be without
+        effect, or the algorithm is for another function."""
+        call = cls(**{"wandb_kwargs": None, **given}, train={}, block={})
         call.check()
         algo = get(call.name)
         fits = f"train_{'multi_agent_' * algo.TEAM}{'on' if on_policy(algo) else 'off'}_policy"
@@ -76,7 +48,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        return self.pop[0].algo
+        return str(self.pop[0].algo)
 
     def check(self) -> None:
         """Refuse what would be without effect."""

@@ -41,35 +41,21 @@ _NARROW = 0.02  # standard deviation of a tiny model's first weights
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """A frozen causal language model and its tokenizer.
+    """A frozen causal language model and its tokenizer."""
 
-    Attributes:
-        name: as the parameters name it.
-        model: of `transformers`; none of its parameters learns.
-        tokenizer: of `transformers`.
-        digest: of its files: an adapter is of no use to another base.
-        words: its vocabulary and width.
-        ends: tokens that end a completion.
-        pad: the token that stands in pads; no mask lets it count.
-        rows_at_once: rows of each member that pass through it at a time; None: all.
-        exact: whether no bit of a member may depend on its neighbours: pads are computed then, too.
-        length: most tokens of a row, where members are whole models over these tokens and there is no base, see
-            `tokens_alone`.
-        together: the processes that its rows are divided among.
-    """
-
-    name: str
-    model: Any
-    tokenizer: Any
-    digest: str
-    words: Words
-    ends: tuple[int, ...]
-    pad: int
+    name: str  # as the parameters name it
+    model: Any  # of `transformers`; none of its parameters learns
+    tokenizer: Any  # of `transformers`
+    digest: str  # of its files: an adapter is of no use to another base
+    words: Words  # its vocabulary and width
+    ends: tuple[int, ...]  # tokens that end a completion
+    pad: int  # the token that stands in pads; no mask lets it count
     device: torch.device
-    rows_at_once: int | None = None
-    exact: bool = False
+    rows_at_once: int | None = None  # rows of each member that pass through it at a time; None: all
+    exact: bool = False  # whether no bit of a member may depend on its neighbours: pads are computed then, too
+    # most tokens of a row, where members are whole models over these tokens and there is no base, see `tokens_alone`
     length: int = 0
-    together: Together = field(default_factory=Together)
+    together: Together = field(default_factory=Together)  # the processes that its rows are divided among
     hooked: list[Any] = field(default_factory=list, repr=False)  # its hooks, see `hooks`
     active: list[Any] = field(default_factory=list, repr=False)  # what they add now
 

@@ -38,18 +38,12 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class GPT:
-    """One member's architecture; the methods without a text are said in `Architecture`.
-
-    Attributes:
-        hidden: `H`, width of the stream; a multiple of 16, as are `head` and all nodes.
-        head: width of a head.
-        length: most tokens of a row.
-    """
+    """One member's architecture; the methods without a text are said in `Architecture`."""
 
     layers: tuple[Block, ...]
-    hidden: int
-    head: int
-    length: int
+    hidden: int  # `H`, width of the stream; a multiple of 16, as are `head` and all nodes
+    head: int  # width of a head
+    length: int  # most tokens of a row
     activation: str = ""
 
     @classmethod

@@ -52,27 +52,16 @@ class Ragged:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Rows as data and as tokens.
+    """Rows as data and as tokens."""
 
-    Attributes:
-        form: of the rows.
-        rows: as they were read.
-        prompts: of every row.
-        answers: what is to be learned: none, the completion, or the chosen and the rejected one.
-        learned: of every token of the first answer, 1 where it is to be learned, 0 where it is another's.
-        splits: which rows train, score members while they train, and are held out.
-        left_out: rows that were too long.
-        digest: of the base's tokens.
-    """
-
-    form: Form
-    rows: Sequence[Mapping[str, Any]]
-    prompts: Ragged
-    answers: tuple[Ragged, ...]
-    learned: Ragged
-    splits: Mapping[str, np.ndarray]
-    left_out: int
-    digest: str
+    form: Form  # of the rows
+    rows: Sequence[Mapping[str, Any]]  # as they were read
+    prompts: Ragged  # of every row
+    answers: tuple[Ragged, ...]  # what is to be learned: none, the completion, or the chosen and the rejected one
+    learned: Ragged  # of every token of the first answer, 1 where it is to be learned, 0 where it is another's
+    splits: Mapping[str, np.ndarray]  # which rows train, score members while they train, and are held out
+    left_out: int  # rows that were too long
+    digest: str  # of the base's tokens
 
     def prompt_batch(self, index: Rows, pad: int) -> tuple[Tensor, Tensor]:
         """Return the prompts of rows `[n, L]`, padded on the left, and where they are real."""
