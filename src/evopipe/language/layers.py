@@ -1,12 +1,20 @@
-"""The weights of a base that members can change, and which modules read them."""
+"""The weights of a base that members can change, and which modules read them; matrices by name as flat rows."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
+import torch
 from torch import nn
 
+from evopipe.core.structure import ViewOf
 from evopipe.errors import DataError
+from evopipe.types import Tensor
+
+Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
+"""Of matrices and vectors by name, in their order in a row."""
 
 
 class Layer(NamedTuple):
@@ -65,3 +73,51 @@ def _kind_of(module: nn.Module, name: str, part: str, called: str) -> str:
             "by themselves: set it to false"
         )
     return "bias" if part == "bias" else kind
+
+
+def numbers(shapes: Shapes) -> int:
+    """Return how many numbers a row of such matrices has."""
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def split(row: Tensor, shapes: Shapes) -> dict[str, Tensor]:
+    """Return views of a flat row by name; it may be longer."""
+    parts = row[: numbers(shapes)].split([math.prod(shape) for shape in shapes.values()])
+    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def place(source: Tensor, target: Tensor) -> None:
+    """Copy the corner that both have."""
+    corner = tuple(slice(min(a, b)) for a, b in zip(source.shape, target.shape, strict=True))
+    target[corner] = source[corner]
+
+
+def packed(rows: Sequence[Tensor], own: Sequence[Shapes], shared: Shapes, size: int) -> Tensor:
+    """Return members' rows, of shapes of their own, as rows `[P, size]` of shared shapes, zeros elsewhere."""
+    found = torch.zeros(len(rows), size)
+    for row, shapes, whole in zip(rows, own, found, strict=True):
+        into = split(whole, shared)
+        for name, part in split(row, shapes).items():
+            place(part, into[name])
+    return found
+
+
+def unpacked(rows: Tensor, own: Sequence[Shapes], shared: Shapes) -> list[Tensor]:
+    """Undo it."""
+    found = []
+    for shapes, whole in zip(own, rows, strict=True):
+        held, row = split(whole, shared), torch.empty(numbers(shapes), device=rows.device)
+        for name, part in split(row, shapes).items():
+            place(held[name], part)
+        found.append(row)
+    return found
+
+
+def views_of(of: ViewOf, shapes: Shapes) -> list[Tensor]:
+    """Return the matrices of every row, `[P, rows, columns]`; a vector is one row."""
+    found, start = [], 0
+    for shape in shapes.values():
+        rows, columns = shape if len(shape) == 2 else (1, *shape)
+        found.append(of(start, rows, columns))
+        start += rows * columns
+    return found
