@@ -196,30 +196,34 @@ def read_datasets(name: str, split: str, columns: Mapping[str, str], form: str, 
     need_package("datasets", "language", "fetch.source: datasets")
     where = f"fetch.datasets: {name}"
     with tempfile.TemporaryDirectory() as cache:
-        table = _local(Path(name), split, subset, cache) if Path(name).exists() else _of_hub(name, split, subset)
-        rows = _rows(table, columns, where)
+        rows = _rows(_table(name, split, subset, cache), columns, where)
     check_rows(rows, form, where)
     return rows
 
 
-def _local(folder: Path, split: str, subset: str | None, cache: str) -> Any:
-    """Read a folder of JSON, CSV or Parquet files, or one that `save_to_disk` wrote."""
+def _table(name: str, split: str, subset: str | None, cache: str) -> Any:
+    """Read a folder of JSON, CSV or Parquet files, one that `save_to_disk` wrote, or a dataset of the hub."""
     import datasets
 
+    folder = Path(name)
+    if not folder.exists():
+        _find_on_hub(name)
     with _quiet():
         try:
-            if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+            if not folder.exists():
+                return datasets.load_dataset(name, subset, split=split)
+            if any((folder / file).is_file() for file in ("dataset_dict.json", "state.json")):
                 found = datasets.load_from_disk(str(folder))
                 return found[split] if isinstance(found, dict) else found
             return datasets.load_dataset(str(folder), subset, split=split, cache_dir=cache)
         except Exception as error:
             raise DataError(
-                f"fetch.datasets: {folder}: its split {split!r} cannot be read ({first_line(error)}): correct split or "
-                "subset, or write it anew"
+                f"fetch.datasets: {name}: its split {split!r} cannot be read ({first_line(error)}): correct split or "
+                f"subset, or {'write it anew' if folder.exists() else 'take another dataset'}"
             ) from None
 
 
-def _of_hub(name: str, split: str, subset: str | None) -> Any:
+def _find_on_hub(name: str) -> None:
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise MissingInputError(f"fetch.datasets.name: {name} is no folder here, and no id of the hub; correct it")
     import datasets
@@ -232,14 +236,6 @@ def _of_hub(name: str, split: str, subset: str | None) -> Any:
             f"fetch.datasets.name: {name} is no folder here, and the hub does not give it ({failed}): correct the "
             "name, or name a folder"
         )
-    with _quiet():
-        try:
-            return datasets.load_dataset(name, subset, split=split)
-        except Exception as error:
-            raise DataError(
-                f"fetch.datasets: {name}: its split {split!r} cannot be read ({first_line(error)}): correct split or "
-                "subset, or take another dataset"
-            ) from None
 
 
 @contextlib.contextmanager

@@ -105,20 +105,12 @@ def tokenise(
     Rows from `held_out` on are those of validation and of test, where it is given; else they are drawn by their shares.
     Raises DataError if nothing is left of a split, or the chat template is missing or refuses a prompt.
     """
-    kept: list[Mapping[str, Any]] = []
-    prompts: list[list[int]] = []
-    answers: list[list[list[int]]] = []
-    marks: list[list[int]] = []
-    places: list[int] = []
-    for place, row in enumerate(rows):
-        prompt, own, learned = _row(row, form, base, cfg)
-        if len(prompt) > cfg.max_prompt or any(len(answer) > cfg.max_completion for answer in own):
-            continue
-        kept.append(row)
-        places.append(place)
-        prompts.append(prompt)
-        answers.append(own)
-        marks.append(learned)
+    made = [(place, row, *_row(row, form, base, cfg)) for place, row in enumerate(rows)]
+    fits = [
+        each for each in made
+        if len(each[2]) <= cfg.max_prompt and all(len(answer) <= cfg.max_completion for answer in each[3])
+    ]  # fmt: skip
+    places, kept, prompts, answers, marks = zip(*fits, strict=True) if fits else ((),) * 5
     splits = _split(kept, form, fetch, seed) if held_out is None else _halves(np.array(places), held_out)
     if any(not len(index) for index in splits.values()):
         raise DataError(

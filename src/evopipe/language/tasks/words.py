@@ -125,39 +125,28 @@ Policy = Callable[[Games, np.ndarray, np.ndarray, float], np.ndarray]
 """(games, guesses before `[R, turns]`, chance `[R, 2]`, share that is smart) → guesses `[R]`."""
 
 
-def _optimal(games: Games, before: np.ndarray, chance: np.ndarray, smart: float) -> np.ndarray:
-    return np.array([0 if over else games.vocabulary.best(row) for row, over in zip(games.possible, games.over)])  # noqa: B905
-
-
-def _consistent(games: Games, before: np.ndarray, chance: np.ndarray, smart: float) -> np.ndarray:
-    return draw(games.possible, chance[:, 0])
-
-
 def _repeating(games: Games, before: np.ndarray, chance: np.ndarray, smart: float) -> np.ndarray:
     if before.shape[1] < 2:
-        return _consistent(games, before, chance, smart)
+        return draw(games.possible, chance[:, 0])
     return np.where(chance[:, 0] < 0.5, before[:, 0], before[:, 1])
 
 
-def _random(games: Games, before: np.ndarray, chance: np.ndarray, smart: float) -> np.ndarray:
-    return draw(np.ones_like(games.possible), chance[:, 0])
-
-
-def _mixture(games: Games, before: np.ndarray, chance: np.ndarray, smart: float) -> np.ndarray:
-    return draw(games.possible | (chance[:, 1] >= smart)[:, None], chance[:, 0])
-
-
-def _wrong(games: Games, before: np.ndarray, chance: np.ndarray, smart: float) -> np.ndarray:
-    return draw(~games.possible, chance[:, 0])
-
-
 POLICIES: dict[str, Policy] = {
-    "optimal": _optimal,  # the guess with the most information
-    "consistent": _consistent,  # a word that agrees with all colours
+    # the guess with the most information
+    "optimal": lambda games, before, chance, smart: np.array(
+        [0 if over else games.vocabulary.best(row) for row, over in zip(games.possible, games.over, strict=True)]
+    ),
+    # a word that agrees with all colours
+    "consistent": lambda games, before, chance, smart: draw(games.possible, chance[:, 0]),
     "repeating": _repeating,  # its first two guesses, then one of them again and again
-    "random": _random,  # any word
-    "mixture": _mixture,  # `smart` of the guesses as `consistent`, the others as `random`
-    "wrong": _wrong,  # a word that cannot be it, where there is one
+    # any word
+    "random": lambda games, before, chance, smart: draw(np.ones_like(games.possible), chance[:, 0]),
+    # `smart` of the guesses as `consistent`, the others as `random`
+    "mixture": lambda games, before, chance, smart: draw(
+        games.possible | (chance[:, 1] >= smart)[:, None], chance[:, 0]
+    ),
+    # a word that cannot be it, where there is one
+    "wrong": lambda games, before, chance, smart: draw(~games.possible, chance[:, 0]),
 }
 
 
