@@ -21,19 +21,9 @@ from evopipe.rng import Purpose, Stream
 
 
 class TeamPolicy:
-    """One trained member of a population of teams, ready to act.
-
-    Args:
-        algo: its algorithm.
-        cfg: the algorithm's configuration.
-        member: its architecture and tensors, see `evopipe.acting.Policy`.
-        about: what `policy.json` says: spaces, scores, provenance.
-
-    Attributes:
-        team: the agents, what they see and what they do.
-        agents: their ids, as the environment has them.
-        memory: how many numbers each agent keeps from step to step; 0 unless it is recurrent.
-    """
+    """One trained member of a population of teams, ready to act; see `evopipe.acting.Policy`. `team` says what the
+    agents see and do, `agents` are their ids, as the environment has them, and `memory` is how many numbers each keeps
+    from step to step, 0 unless it is recurrent."""
 
     def __init__(self, algo: Algorithm, cfg: Any, member: Member, about: Mapping[str, Any]) -> None:
         self.about, self._algo, self.arch = dict(about), algo, member.arch
@@ -72,18 +62,9 @@ class TeamPolicy:
 
     def step(self, obs: Mapping[Any, Any], memory: Any = None, mask: Mapping[Any, Any] | None = None,
              epsilon: float = 0.0, seed: int = 0) -> tuple[dict[Any, Any], Any]:  # fmt: skip
-        """Choose as `act` does, for a team that may keep a memory.
-
-        Args:
-            obs, mask, epsilon, seed: as in `act`. An agent that is gone forgets.
-            memory: what the last step of these episodes returned, float32 `[B, K, memory]`; None where they begin.
-
-        Returns:
-            Actions as in `act`, and the memory after them.
-
-        Raises:
-            UsageError: as in `act`, or the memory is of another shape.
-        """
+        """Choose as `act` does, for a team that may keep a memory, and return that too: `memory` is what the last step
+        of these episodes returned, float32 `[B, K, memory]`, None where they begin. An agent that is gone forgets.
+        Raises UsageError as `act` does, or if the memory is of another shape."""
         rows, single, legal, before = self._situation(obs, mask, memory)
         state, draw = self._cohort.state, None
         if epsilon > 0.0:

@@ -51,15 +51,10 @@ class Resolved:
 
 def read(config: Any) -> tuple[Values, bool]:
     """Return overrides by dotted keys, and whether they are a whole configuration, in which unknown keys are usual.
-
-    Args:
-        config: None; a mapping, dotted or nested; a list of `key=value` and paths of YAML files, of which later ones
-            win; the path of a YAML file; or any object of nested attributes, such as OmegaConf's.
-
-    Raises:
-        ParamsError: it is something else, or a text is not of the form `key=value`.
-        MissingInputError, DataError: the file is not there, or is no mapping.
-    """
+    They are given as None; a mapping, dotted or nested; a list of `key=value` and paths of YAML files, of which later
+    ones win; the path of a YAML file; or any object of nested attributes, such as OmegaConf's. Raises ParamsError if it
+    is something else, or a text is not of the form `key=value`; MissingInputError or DataError if the file is not
+    there, or is no mapping."""
     if config is None:
         return {}, False
     if isinstance(config, Mapping):
@@ -131,17 +126,9 @@ def _deep(value: Any) -> Any:
 
 
 def resolve(config: Any, population: Any, tasks: int, name: str) -> Resolved:
-    """Bring overrides to what a run is configured by.
-
-    Args:
-        config: see `read`.
-        population: None for one member; how many; or a mapping, the blocks `population`, `evolution` and `evolve`.
-        tasks: rows of the training data.
-        name: what the run is called.
-
-    Raises:
-        ParamsError: a key is unknown or a value cannot be used.
-    """
+    """Bring overrides, see `read`, to what a run of that name is configured by; `tasks` are rows of the training data.
+    A population is None for one member; how many; or a mapping, the blocks `population`, `evolution` and `evolve`.
+    Raises ParamsError if a key is unknown or a value cannot be used."""
     given, whole = read(config)
     given = {key: value for key, value in given.items() if value is not None}
     told: Values = {}
@@ -256,13 +243,9 @@ def _members(population: Any, algo: str) -> Iterator[tuple[str, Any]]:
 
 
 def _made(
-    told: Values,
-    origin: dict[str, str],
-    notes: list[str],
-    given: Values,
-    arguments: dict[str, dict[str, Any]],
+    told: Values, origin: dict[str, str], notes: list[str], given: Values, arguments: dict[str, dict[str, Any]],
     algo: str,
-) -> Resolved:
+) -> Resolved:  # fmt: skip
     nested: dict[str, Any] = {}
     for key, value in told.items():
         *path, last = key.split(".")

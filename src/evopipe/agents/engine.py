@@ -68,30 +68,15 @@ class Done:
 
 
 class Engine:
-    """Runs episodes.
-
-    Args:
-        make: makes the workflow of one episode from its model and runner.
-        tokens: of the base.
-        limits: of prompts and responses.
-        decode: answers requests, in order.
-        patience: time-outs and retries.
-        at_once: episodes at a time; the others have not begun.
-        workers: threads of blocking code.
-        processes: for blocking code that asks for these; who made them closes them. None: one a CPU.
-    """
+    """Runs episodes: `make` makes the workflow of one from its model and runner, `decode` answers requests, in order.
+    At most `at_once` of them have begun, blocking code has so many `workers`, threads, and processes where it asks for
+    these; who made them closes them (None: one a CPU)."""
 
     def __init__(
-        self,
-        make: Callable[[Model, Runner], Workflow],
-        tokens: Tokens,
-        limits: Limits,
-        decode: Callable[[Sequence[Request]], Sequence[Reply]],
-        patience: Patience,
-        at_once: int = 256,
-        workers: int = 64,
-        processes: Processes | None = None,
-    ) -> None:
+        self, make: Callable[[Model, Runner], Workflow], tokens: Tokens, limits: Limits,
+        decode: Callable[[Sequence[Request]], Sequence[Reply]], patience: Patience, at_once: int = 256,
+        workers: int = 64, processes: Processes | None = None,
+    ) -> None:  # fmt: skip
         self.make, self.tokens, self.limits, self.decode = make, tokens, limits, decode
         self.patience, self.at_once, self.workers = patience, at_once, workers
         self.processes = processes or Processes(available_cpus())

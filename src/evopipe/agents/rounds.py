@@ -47,31 +47,16 @@ Make = Callable[[Model, Runner], Workflow]
 
 
 class Rounds:
-    """The regime (see `run.regime.Regime`) of agents.
-
-    Args:
-        spec: of the run.
-        clock: the run's.
-        agents: the block of that name.
-        make: makes the workflow of one episode.
-        tasks: to learn from.
-        held: to validate on.
-        folder: where episodes are written; None: nowhere.
-    """
+    """The regime (see `run.regime.Regime`) of agents, which learn from `tasks` and are validated on those `held` back;
+    episodes are written to a folder, where one is given."""
 
     warm = 0
     threshold: float | None = None
 
     def __init__(
-        self,
-        spec: LanguageSpec,
-        clock: Clock,
-        agents: Agents,
-        make: Make,
-        tasks: Sequence[Mapping[str, Any]],
-        held: Sequence[Mapping[str, Any]],
-        folder: Path | None = None,
-    ) -> None:
+        self, spec: LanguageSpec, clock: Clock, agents: Agents, make: Make, tasks: Sequence[Mapping[str, Any]],
+        held: Sequence[Mapping[str, Any]], folder: Path | None = None,
+    ) -> None:  # fmt: skip
         self.spec, self.clock, self.agents, self.whole = spec, clock, agents, True
         self.make, self.tasks, self.held, self.folder = make, tasks, held, folder
         self.tokens = Tokens(spec.base)
@@ -100,13 +85,9 @@ class Rounds:
     # --- episodes -----------------------------------------------------------------------------------------------------
 
     def play(
-        self,
-        cohorts: Sequence[Cohort],
-        jobs: Sequence[Job],
-        purpose: Purpose,
-        when: int,
+        self, cohorts: Sequence[Cohort], jobs: Sequence[Job], purpose: Purpose, when: int,
         stopped: Callable[[], bool] = lambda: False,
-    ) -> list[Done]:
+    ) -> list[Done]:  # fmt: skip
         """Run episodes; return them in order, failed ones too. Stopped if `stopped` said so."""
         a = self.agents
         patience = Patience(a.model_seconds, a.env_seconds, a.episode_seconds, a.wave_seconds, a.retries)
@@ -272,10 +253,8 @@ class Rounds:
         ]  # fmt: skip
 
     def evaluate(self, cohorts: Sequence[Cohort], seeds: np.ndarray, stopped: Callable[[], bool]) -> Episodes:
-        """See `Regime.evaluate`; seeds stand for validation tasks.
-
-        A failed episode counts as the lowest return of all that were played: a member gains nothing by it.
-        """
+        """See `Regime.evaluate`; seeds stand for validation tasks. A failed episode counts as the lowest return of all
+        that were played: a member gains nothing by it."""
         note = np.array_equal(seeds, self.spec.seeds(Purpose.EVALUATE, len(seeds)))  # no second look at one member
         index = held_out(seeds, len(self.held))
         slots, k = sorted(slot for cohort in cohorts for slot in cohort.slots), self.agents.samples

@@ -27,10 +27,8 @@ async def alone(
     work: Callable[[], Coroutine[Any, Any, _T]], seconds: float | None, grace: float
 ) -> tuple[_T | None, BaseException | None]:
     """Run a coroutine function for at most so many seconds; return its result, or what it raised: TimeoutError if late.
-
     Tasks that it has begun and not waited for are cancelled when it is over. What does not end within `grace` seconds
-    of being cancelled is left behind.
-    """
+    of being cancelled is left behind."""
     brood: set[asyncio.Task[Any]] = set()
     token = _brood.set(brood)
     try:

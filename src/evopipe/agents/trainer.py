@@ -103,22 +103,13 @@ class AgentTrainer:
     """
 
     def __init__(
-        self,
-        workflow_class: type[Any] | None = None,
-        workflow_args: dict[str, Any] | None = None,
-        agent_class: type[Any] | None = None,
-        env_class: type[Any] | None = None,
-        agent_args: dict[str, Any] | None = None,
-        env_args: dict[str, Any] | None = None,
-        config: Any = None,
-        train_dataset: Any = None,
-        val_dataset: Any = None,
-        *,
-        engine: Literal["auto", "local", "ray"] = "auto",
-        population: int | Mapping[str, Any] | None = None,
-        reward_fn: Callable[..., Any] | None = None,
+        self, workflow_class: type[Any] | None = None, workflow_args: dict[str, Any] | None = None,
+        agent_class: type[Any] | None = None, env_class: type[Any] | None = None,
+        agent_args: dict[str, Any] | None = None, env_args: dict[str, Any] | None = None, config: Any = None,
+        train_dataset: Any = None, val_dataset: Any = None, *, engine: Literal["auto", "local", "ray"] = "auto",
+        population: int | Mapping[str, Any] | None = None, reward_fn: Callable[..., Any] | None = None,
         flow: Callable[..., Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if workflow_class is not None:
             own = {"agent_class": agent_class, "agent_args": agent_args, "env_class": env_class, "env_args": env_args}
             for name, value in own.items():

@@ -115,11 +115,9 @@ def next_actions(cfg: Any, actor: Net, steps: Steps, draw: Stream) -> Tensor:
 
 def critics_loss(cfg: Any, critic: Net, target: Net, steps: Steps, next_action: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sum of the weighted squared errors of each member's critics `[P]`, and each transition's mean error
-    `[P, B]`, without gradient, over the agents that act.
-
-    They regress on r + γ Q⁻ of the next actions `[P, K, B, A]`, of twins the lesser. In critics the action of an agent
-    that is gone counts as 0; one that comes later counts from the step after on.
-    """
+    `[P, B]`, without gradient, over the agents that act. They regress on r + γ Q⁻ of the next actions `[P, K, B, A]`,
+    of twins the lesser. In critics the action of an agent that is gone counts as 0; one that comes later counts from
+    the step after on."""
     of, batch = crew(cfg), steps.batch
     with torch.no_grad():
         stays = steps.alive * (batch.discount > 0)

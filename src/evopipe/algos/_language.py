@@ -163,10 +163,8 @@ def drift(now: Scored, batch: Text) -> Tensor:
 
 
 def descend(losses: Tensor, healthy: Tensor, hp: Hyper, batch: Text, state: State | StateWithHead) -> Tensor:
-    """Take one step down each member's loss `[P]`, see `optim.descend`, and count it; return who is healthy, `[P]`.
-
-    A member without a token that counts takes none: its moments would carry it on.
-    """
+    """Take one step down each member's loss `[P]`, see `optim.descend`, and count it; return who is healthy, `[P]`. A
+    member without a token that counts takes none: its moments would carry it on."""
     learning = counted(batch).flatten(1).any(dim=1)
     learners = [(state.policy, state.adam, hp["lr"])]
     if isinstance(state, StateWithHead):

@@ -178,11 +178,9 @@ class Crew:
         return torch.cat((x, ids.expand(*x.shape[:-1], -1)), dim=-1)
 
     def together(self, obs: Tensor, actions: Tensor | None = None) -> Tensor:
-        """Return what every agent's centralised critic reads, `[P, K, B, joint]`.
-
-        Observations are `[P, B, K, O]`, actions `[P, B, K, A]`, or as each agent's critic is to see all agents',
-        `[P, K, B, K, A]`. Images are each agent's own alone: one network has convolutions for those of one observation.
-        """
+        """Return what every agent's centralised critic reads, `[P, K, B, joint]`. Observations are `[P, B, K, O]`,
+        actions `[P, B, K, A]`, or as each agent's critic is to see all agents', `[P, K, B, K, A]`. Images are each
+        agent's own alone: one network has convolutions for those of one observation."""
         places = self.on(obs.device)
         numbers = _side_by_side(obs if places.plain is None else obs.index_select(-1, places.plain), places.seen)
         if actions is not None and actions.ndim == 4:

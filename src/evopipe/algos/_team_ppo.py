@@ -60,10 +60,8 @@ def _parts(
     cfg: Any, outputs: Tensor, log_std: Tensor, legal: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return what a distribution of actions is made of, each of a shape that expands to `[P, K, B, A]`: outputs, the
-    logarithm of deviations, legal actions. Given are outputs and legal `[P, K, B, A]`, log_std `[P, G · A]`.
-
-    What an agent does not have of continuous actions has entropy 0, and the same density whatever is done.
-    """
+    logarithm of deviations, legal actions. Given are outputs and legal `[P, K, B, A]`, log_std `[P, G · A]`. What an
+    agent does not have of continuous actions has entropy 0, and the same density whatever is done."""
     of = crew(cfg)
     if not cfg.spaces.continuous:
         return outputs, None, of.legal(legal, outputs)

@@ -38,7 +38,7 @@ _Outcome: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """The next columns `[S, R]` float64, rewards `[R, K]` float32, and terminations `[R, K]`."""
 
 
-class Scenario(Protocol):
+class _Scenario(Protocol):
     """One environment. Actions are int64 `[R, K]`, or float32 `[R, K, A]` in [0, 1]."""
 
     @property
@@ -297,7 +297,7 @@ class _Adversary(_Partial):
         return _rows(torch.cat((_padded(both[:, :1], good.shape[2]), good), 1))
 
 
-OFFERED: dict[str, Callable[..., Scenario]] = {
+OFFERED: dict[str, Callable[..., _Scenario]] = {
     spelling: scenario
     for name, scenario in (
         ("simple_adversary_v3", _Adversary),
@@ -347,13 +347,8 @@ def _push(action: Tensor) -> Tensor:
 
 
 def _pushed(force: Tensor, bodies: Tensor, touch: Tensor | float) -> Tensor:
-    """Add to the forces `[2, M, R]` on agents those by which other bodies `[2, C, R]` push them away.
-
-    Args:
-        force: of the agents, which are the first `M` bodies.
-        bodies: where they are.
-        touch: the distance at which two touch each other, `[M, C, 1]` or of all.
-    """
+    """Add to the forces `[2, M, R]` on agents, the first `M` bodies, those by which other bodies `[2, C, R]` push them
+    away, from the distance on at which two touch, `[M, C, 1]` or of all."""
     away = bodies[:, : force.shape[1], None] - bodies[:, None]  # [2, M, C, R], 0 of a body and itself
     distance = _length(away)
     overlap = (distance - touch) / -_SOFTNESS
@@ -390,13 +385,8 @@ def _others(x: Tensor) -> Tensor:
 
 
 def _nearest(relative: Tensor, count: int | None, values: Tensor | None = None) -> Tensor:
-    """Of bodies `[2, K, n, R]`, as agents see them, the nearest first: `[2, K, count, R]`, 0 where there are no more.
-
-    Args:
-        relative: where they are.
-        count: how many; None: all of them in their own order.
-        values: what to return of them, by default where they are.
-    """
+    """Of bodies `[2, K, n, R]`, as agents see them, the `count` nearest first, 0 where there are no more: `[2, K,
+    count, R]`; None: all of them in their own order. Values are what to return of them, by default where they are."""
     values = relative if values is None else values
     if count is None:
         return values

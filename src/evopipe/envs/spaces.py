@@ -255,9 +255,7 @@ class ActionSpace:
 
     def own(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the environment's own actions: from `[n]` or `[n, D]`, or from `[n, A]` in [-1, 1], which are clipped.
-
-        A number that is none counts as 0, the middle: it comes from a member that diverged.
-        """
+        A number that is none counts as 0, the middle: it comes from a member that diverged."""
         if self.bounds is None:
             indices: npt.NDArray[np.int64] = actions.reshape(len(actions), len(self.choices)) + np.array(self.starts)
             return indices.reshape(-1, *self.shape)
@@ -289,9 +287,7 @@ class ActionSpace:
 
     def flat_mask(self, mask: Any) -> Any:
         """Return a mask as an array `[…, A]`; of several choices Gymnasium gives it as a tuple, an array for each.
-
-        ValueError where such a tuple does not fit the choices; its text goes on from "returned".
-        """
+        ValueError where such a tuple does not fit the choices; its text goes on from "returned"."""
         if self.kind != "multidiscrete" or not isinstance(mask, tuple):
             return mask
         parts = [np.asarray(part) for part in _flat(mask)]

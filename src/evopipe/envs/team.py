@@ -28,19 +28,10 @@ _MASK = "action_mask"
 
 
 class TeamEnv(gymnasium.Env[Any, Any]):
-    """A PettingZoo environment where Gymnasium's is expected: observations, actions, rewards, both ends and infos are
-    dictionaries by agent.
-
-    Args:
-        parallel: a ParallelEnv.
-        turns: an AECEnv of which one agent acts at a time, where `parallel` is made of such a one.
-
-    Attributes:
-        ids: the environment's own names of its agents, `possible_agents`, at first.
-
-    Raises:
-        ParamsError: it does not say who its agents are and what they see and do.
-    """
+    """A PettingZoo ParallelEnv where Gymnasium's is expected: observations, actions, rewards, both ends and infos are
+    dictionaries by agent. `turns` is the AECEnv of which one agent acts at a time, where it is made of such a one;
+    `ids` are the environment's own names of its agents, `possible_agents`, at first. Raises ParamsError if it does not
+    say who its agents are and what they see and do."""
 
     def __init__(self, parallel: Any, turns: Any = None) -> None:
         self.parallel, self._turns = parallel, turns
@@ -223,10 +214,8 @@ class TeamSpace:
         return np.where(alive[:, :, None], self.free if given is None else given, self.first)
 
     def obs(self, observed: Mapping[Any, Any], alive: Sequence[bool] | npt.NDArray[np.bool_]) -> Any:
-        """Return the row of these observations: float32 `[K, O]`, zeros where an agent is not alive `[K]`.
-
-        ValueError where one is missing or does not fit, whose text goes on from "returned".
-        """
+        """Return the row of these observations: float32 `[K, O]`, zeros where an agent is not alive `[K]`. ValueError
+        where one is missing or does not fit, whose text goes on from "returned"."""
         row = np.zeros((len(self.ids), self.observation.size), np.float32)
         for place, (agent, space) in enumerate(zip(self.ids, self.observations, strict=True)):
             if alive[place]:

@@ -131,9 +131,9 @@ class Agent:
         return self.live().memory > 0
 
     @property
-    def actor(self) -> Actor:
+    def actor(self) -> _Actor:
         """How its actions become the environment's."""
-        return Actor(self)
+        return _Actor(self)
 
     def set_training_mode(self, training: bool) -> None:
         """Explore, or not."""
@@ -351,7 +351,7 @@ class Agent:
         return found
 
 
-class Actor:
+class _Actor:
     """How an agent's actions become the environment's, in a loop that steps it by itself."""
 
     def __init__(self, agent: Agent) -> None:

@@ -20,14 +20,7 @@ class _Leaf:
 
 @dataclass(frozen=True)
 class Form:
-    """The arrays of an observation, and of an action.
-
-    Attributes:
-        kind: an observation's containers, with a leaf for every array.
-        size: numbers of an observation.
-        vectors: whether an action is several numbers, or none that is whole.
-        width: numbers of an action.
-    """
+    """The arrays of an observation, and of an action."""
 
     kind: Any  # a leaf, or a dictionary or tuple of such
     action: _Leaf

@@ -92,7 +92,7 @@ def train_off_policy(
     if not isinstance(memory, ReplayBuffer):
         raise UsageError("memory: give a ReplayBuffer, MultiStepReplayBuffer or PrioritizedReplayBuffer")
     config = call.pop[0].breed.params.algo_config
-    call.train |= {"learning_delay": learning_delay, "replay": replay_of(memory, n_step, per, n_step_memory)}
+    call.train |= {"learning_delay": learning_delay, "replay": _replay_of(memory, n_step, per, n_step_memory)}
     call.block |= epsilon_of(call.name, config, config_of(env).num_envs, eps_start, eps_end, eps_decay)
     warm = None
     if len(memory):
@@ -108,7 +108,7 @@ def train_off_policy(
     return call.run(warm, adopt=adopt)
 
 
-def replay_of(
+def _replay_of(
     memory: ReplayBuffer, n_step: bool, per: bool, n_step_memory: MultiStepReplayBuffer | None
 ) -> dict[str, Any]:
     """Return the block `train.replay` of a script's memories. Raises UsageError if the flags say otherwise than the
@@ -229,7 +229,7 @@ def train_offline(
         raise UsageError("memory: give a ReplayBuffer")
     if len(memory):
         raise UsageError("memory: it holds transitions, and the dataset is what is learned from: give an empty one")
-    call.train |= {"mode": "offline", "replay": replay_of(memory, False, False, None)}
+    call.train |= {"mode": "offline", "replay": _replay_of(memory, False, False, None)}
     limit = memory.memory_size
     return call.run(transitions_from(config_of(env), dataset, minari_dataset_id, remote, limit))
 

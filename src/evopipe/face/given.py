@@ -47,14 +47,8 @@ class _Anew(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def config_of(env: Any) -> EnvConfig:
-    """Return how more environments like this one are made; a vector's number of environments is a member's.
-
-    Args:
-        env: what `make_vect_envs` gave, a vector of Gymnasium, one environment of Gymnasium, or one of PettingZoo.
-
-    Raises:
-        UsageError: more of it cannot be made.
-    """
+    """Return how more environments are made like this one, which `make_vect_envs` or the caller made; a vector's number
+    of environments is a member's. Raises UsageError if more of it cannot be made."""
     try:
         if env not in _known:
             _known[env] = _find(env)

@@ -69,17 +69,9 @@ def language_algorithm(algo: str) -> str | None:
 def language_block(
     algo: str, given: Mapping[str, Any], ranges: Mapping[str, RLParameter] | None, prompts: int | None
 ) -> dict[str, Any]:
-    """Return an algorithm's block.
-
-    Args:
-        algo: its name here.
-        given: `LanguageSettings`, or the same in capitals.
-        ranges: which of them may mutate; None for the algorithm's own ranges, group sizes excepted.
-        prompts: prompts that an agent is asked in a step; None where nobody knows yet.
-
-    Raises:
-        UsageError: a key is another algorithm's, or nobody's.
-    """
+    """Return the block of an algorithm, by its name here, of `LanguageSettings`, or the same in capitals. `ranges` say
+    which of them may mutate, None for the algorithm's own ranges, group sizes excepted; `prompts` how many an agent is
+    asked in a step, None where nobody knows yet. Raises UsageError if a key is another algorithm's, or nobody's."""
     config = algos.get(algo).Config
     fields, block = config.model_fields, {}
     settings = {key.lower(): value for key, value in given.items()}

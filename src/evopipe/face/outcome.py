@@ -30,13 +30,8 @@ from evopipe.track.events import JsonlSink, Tracker
 def checkpoints(
     run: Run[Any], agents: Callable[[], Sequence[Any]], every: int | None, path: str, overwrite: bool
 ) -> Callable[[], None]:
-    """Return what writes every agent to a folder, after the generation in which each `every` environment steps of a
-    member were taken; None for never.
-
-    Args:
-        agents: returns the agents as they are.
-        path: how the folders' names begin: `path_INDEX_STEPS`, or `path_INDEX` with `overwrite`.
-    """
+    """Return what writes every agent, as `agents` returns them, after the generation in which each `every` environment
+    steps of a member were taken, None for never: to the folder `path_INDEX_STEPS`, or `path_INDEX` with `overwrite`."""
     saved = generation = 0
 
     def save() -> None:
@@ -86,16 +81,10 @@ def conduct(
     run: Run[Any], params: AnyParams, about: Mapping[str, Any], folder: Path, between: Callable[[Tracker], None],
     quiet: bool, key: str | None, name: str | None = None,
 ) -> Champion:  # fmt: skip
-    """Train to the end, bring it to the trackers that are asked for, and return the champion.
-
-    Args:
-        about: what members were made for.
-        folder: where checkpoints go, and the log if no tracker is asked for.
-        between: called between two steps, and at the end.
-        key, name: of Weights & Biases, and what people read there.
-
-    Raises MissingInputError if Weights & Biases is asked for and not installed, and what `run.drive.train` raises.
-    """
+    """Train to the end, bring it to the trackers that are asked for, and return the champion; `between` is called
+    between two steps, and at the end. Checkpoints go to the folder, and the log if no tracker is asked for; `about`
+    says what members were made for, `key` is of Weights & Biases, `name` what people read there. Raises
+    MissingInputError if that is asked for and not installed, and what `run.drive.train` raises."""
     state, tracked = folder, bool(params.tracking.backends)
     if tracked:
         need_package("wandb", "wandb", "wb=True")

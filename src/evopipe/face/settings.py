@@ -84,12 +84,9 @@ def algorithm_of(algo: str) -> str:
 def block_of(
     algo: str, hp: Mapping[str, Any], net: Mapping[str, Any], ranges: Mapping[str, RLParameter] | None
 ) -> dict[str, Any]:
-    """Return an algorithm's block of `params.yaml`.
-
-    Keys of INIT_HP that are another algorithm's, or that the script keeps for itself, are without effect: such a
-    dictionary often serves several. Raises UsageError if a key is known to no algorithm and no object, so that it would
-    do nothing.
-    """
+    """Return an algorithm's block of `params.yaml`. Keys of INIT_HP that are another algorithm's, or that the script
+    keeps for itself, are without effect: such a dictionary often serves several. Raises UsageError if a key is known to
+    no algorithm and no object, so that it would do nothing."""
     fields = algos.get(algo).Config.model_fields
     block: dict[str, Any] = {}
     for key, value in sorted(hp.items(), key=lambda item: item[0] != "LR"):  # a rate of its own comes after

@@ -15,10 +15,8 @@ from evopipe.face.vect import Marks, marks_of
 
 @dataclass(frozen=True)
 class Taken:
-    """One step of `E` environments, as networks and memory have it.
-
-    Where a team plays, `E` is `E · K`, see `Rollout`.
-    """
+    """One step of `E` environments, as networks and memory have it. Where a team plays, `E` is `E · K`, see
+    `Rollout`."""
 
     obs: np.ndarray  # `[E, O]` float32, the true next observation
     action: torch.Tensor  # `[E, …]`, see `Batch.action`
@@ -94,16 +92,9 @@ def flags(value: Any, count: int, name: str) -> np.ndarray:
 def ends_of(
     observations: Sequence[Any], dones: Sequence[Any], next_done: Any, counts: Sequence[int]
 ) -> list[tuple[np.ndarray, Marks]]:
-    """Return of each step where an episode begins, and what led to the observation after it.
-
-    Args:
-        observations: `T + 1`, the last one after the last step.
-        dones: `[T]` of flags: after each step; with `next_done`, which is after the last one, before each.
-        next_done: see there; None.
-        counts: of environments.
-
-    Observations of `make_vect_envs` know all this themselves: of them `dones` is not read.
-    """
+    """Return of each of `T` steps where an episode begins, and what led to the observation after it, by `T + 1`
+    observations and `T` flags for each of `counts` environments: after each step; with `next_done`, which is after the
+    last one, before each. Observations of `make_vect_envs` know all this themselves: of them `dones` is not read."""
     steps, count = len(observations) - 1, counts[0]
     known = [marks_of(obs, count) for obs in observations]
     nothing = np.zeros(count, bool)

@@ -14,11 +14,8 @@ _Parts = dict[Any, np.ndarray]
 
 
 class TeamExperiences(tuple[Any, ...]):
-    """A batch: (state, action, reward, next_state, done), each by agent, NumPy arrays `[B, …]`.
-
-    Attributes:
-        alive: by agent, `[B]`, who acted.
-    """
+    """A batch: (state, action, reward, next_state, done), each by agent, NumPy arrays `[B, …]`; `alive` says who acted,
+    `[B]` by agent."""
 
     alive: _Parts
 

@@ -99,11 +99,9 @@ class Base:
     def prompt(
         self, prompt: str | Sequence[Mapping[str, str]], chat: bool, system: str | None, go_on: bool = False
     ) -> list[int]:
-        """Return the tokens of a prompt, at least one: a text as it is, or messages through the chat template.
-
-        With `go_on` the last message is one that the model goes on with; else it begins its own. Raises DataError if
-        there is no chat template, or it refuses the messages.
-        """
+        """Return the tokens of a prompt, at least one: a text as it is, or messages through the chat template. With
+        `go_on` the last message is one that the model goes on with; else it begins its own. Raises DataError if there
+        is no chat template, or it refuses the messages."""
         if isinstance(prompt, str) and not chat:
             found = self.encode((system or "") + prompt, special=True)
             return found or [self.ends[0]]
@@ -138,10 +136,8 @@ def load_base(cfg: LanguageConfig, seed: int, device: torch.device | None = None
 
 def base_of(name: str, model: Any, tokenizer: Any, digest: str, device: torch.device) -> Base:
     """Return a base of a model and a tokenizer of `transformers`; from here on none of the model's weights learns.
-
     Without a tokenizer it reads no text, until it is `told` one. Raises DataError if they do not belong together, or no
-    token ends a text.
-    """
+    token ends a text."""
     model.to(device).eval().requires_grad_(False)
     vocabulary = int(model.get_output_embeddings().weight.shape[0])
     words = Words(vocabulary, int(model.get_output_embeddings().weight.shape[1]))

@@ -101,14 +101,8 @@ def _check_text(text: str, where: str) -> None:
 
 
 def _kind(value: Any) -> str:
-    names = {
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        list: "a list",
-        dict: "an object",
-        str: "a text",
-    }
+    number = dict.fromkeys((int, float), "a number")
+    names = {bool: "true or false", **number, list: "a list", dict: "an object", str: "a text"}
     return "null" if value is None else names.get(type(value), f"a value of type {type(value).__name__}")
 
 
@@ -129,11 +123,9 @@ def generate(task: Task, name: str, seed: int, n: int, form: str) -> list[Row]:
 
 
 def read_jsonl(path: Path, form: str, check: Callable[[Row, str], None] | None = None) -> list[Row]:
-    """Return the rows of a file with one JSON object a line; lines that are empty are passed over.
-
-    `check` is called with each row and where it stands. Raises MissingInputError if it is not there; DataError if it
-    cannot be used; the line is named.
-    """
+    """Return the rows of a file with one JSON object a line; lines that are empty are passed over. `check` is called
+    with each row and where it stands. Raises MissingInputError if it is not there; DataError if it cannot be used; the
+    line is named."""
     if not path.is_file():
         if path.exists():
             raise DataError(f"{path}: is not a regular file")
@@ -180,19 +172,10 @@ def _finite(text: str) -> float:
 
 
 def read_datasets(name: str, split: str, columns: Mapping[str, str], form: str, subset: str | None = None) -> list[Row]:
-    """Return the rows of a Hugging Face dataset: a local folder, or an id on the hub. No code of it is ever run.
-
-    Args:
-        name: the folder or the id.
-        split: which of its splits.
-        columns: its columns by the names that fields have here, where they are others.
-        form: of the rows.
-        subset: which of its configurations, where it has several.
-
-    Raises:
-        MissingInputError: `datasets` is not installed, or there is no such dataset, or the hub cannot be reached.
-        DataError: it cannot be read, lacks a column, or its rows are not of the form.
-    """
+    """Return the rows of a split, or of one configuration's, of a Hugging Face dataset: a local folder, or an id on the
+    hub. No code of it is ever run. `columns` are its columns by the names that fields have here, where they are others.
+    Raises MissingInputError if `datasets` is not installed, or there is no such dataset, or the hub cannot be reached;
+    DataError if it cannot be read, lacks a column, or its rows are not of the form."""
     need_package("datasets", "language", "fetch.source: datasets")
     where = f"fetch.datasets: {name}"
     with tempfile.TemporaryDirectory() as cache:

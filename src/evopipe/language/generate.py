@@ -64,18 +64,9 @@ class Written:
 
 @torch.no_grad()
 def generate(
-    base: Base,
-    active: Callable[[], Any],
-    ids: Tensor,
-    real: Tensor,
-    group: int,
-    limit: int,
-    sampling: Sampling,
-    keys: Tensor,
-    when: int,
-    leave: bool = True,
-    stop: Stops = (),
-) -> Written:
+    base: Base, active: Callable[[], Any], ids: Tensor, real: Tensor, group: int, limit: int, sampling: Sampling,
+    keys: Tensor, when: int, leave: bool = True, stop: Stops = (),
+) -> Written:  # fmt: skip
     """Complete prompts, as many at a time as the base has `rows_at_once` for their completions, by the processes that
     the base is divided among.
 
@@ -206,10 +197,8 @@ def before(text: str, stop: Sequence[str]) -> str:
 
 
 def choose(log_probs: Tensor, how: Sampling, u: Tensor) -> Tensor:
-    """Choose a token by log-probabilities `[P, n, V]`, `how` `[P, n]` and a draw from [0, 1), u `[P, n]` float64.
-
-    What is not finite gives some token.
-    """
+    """Choose a token by log-probabilities `[P, n, V]`, `how` `[P, n]` and a draw from [0, 1), u `[P, n]` float64. What
+    is not finite gives some token."""
     best = log_probs.argmax(dim=-1)
     if not bool((how.temperature > 0).any()):
         return best

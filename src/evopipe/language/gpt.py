@@ -246,9 +246,7 @@ class _GPTs:
 
     def forward(self, views: _Views, x: Tensor, cache: Cache | None = None) -> Tensor:
         """Return the outputs `[P, B, L, outputs]` of every token of rows `[P, B, L]` int64: of it and those before.
-
-        With a `cache` the tokens follow those that it has read, and are read.
-        """
+        With a `cache` the tokens follow those that it has read, and are read."""
         members, rows, length = x.shape
         first = 0 if cache is None else cache.read
         places = views.places[:, None, first : first + length]

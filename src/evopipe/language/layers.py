@@ -18,11 +18,9 @@ Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 
 
 class Layer(NamedTuple):
-    """A weight of the base, or for an adapter the module that it stands beside.
-
-    Kinds: `linear` [out, in], `conv` [in, out] (a linear layer the other way round), `embedding` [V, H], `scale` [H] of
-    a normalisation, `bias` [H]. An adapter's shape is always (in, out).
-    """
+    """A weight of the base, or for an adapter the module that it stands beside. Kinds: `linear` [out, in], `conv` [in,
+    out] (a linear layer the other way round), `embedding` [V, H], `scale` [H] of a normalisation, `bias` [H]. An
+    adapter's shape is always (in, out)."""
 
     name: str
     kind: str

@@ -31,13 +31,8 @@ _AT_ONCE = 64  # prompts that are completed at a time
 
 
 class LanguagePolicy:
-    """A trained language model.
-
-    Attributes:
-        about: what `policy.json` says: scores, lineage, provenance.
-        base: the model and its tokenizer.
-        head: of a reward model, weights `[H]` and a bias.
-    """
+    """A trained language model over a `base`, the model and its tokenizer; `about` is what `policy.json` says: scores,
+    lineage, provenance; of a reward model `head` is weights `[H]` and a bias."""
 
     def __init__(
         self, base: Base, config: LanguageConfig, about: Mapping[str, Any], net: Net | None,
@@ -70,16 +65,9 @@ class LanguagePolicy:
         return found
 
     def generate(
-        self,
-        prompts: str | Sequence[Any],
-        max_tokens: int | None = None,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        samples: int = 1,
-        seed: int = 0,
-        stop: str | Sequence[str] | None = None,
-    ) -> Any:
+        self, prompts: str | Sequence[Any], max_tokens: int | None = None, temperature: float = 0.0, top_k: int = 0,
+        top_p: float = 1.0, samples: int = 1, seed: int = 0, stop: str | Sequence[str] | None = None,
+    ) -> Any:  # fmt: skip
         """Complete prompts: the likeliest tokens unless `temperature` is above 0.
 
         Args:

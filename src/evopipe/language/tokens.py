@@ -30,14 +30,14 @@ _ROWS, _TENSORS, _ABOUT = "rows.jsonl", "tokens.safetensors", "about.json"
 
 
 @dataclass(frozen=True)
-class Ragged:
+class _Ragged:
     """Lists of numbers, one behind the other."""
 
     values: Tensor  # int64
     ends: Tensor  # [n] int64
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]]) -> Ragged:
+    def of(cls, rows: Sequence[Sequence[int]]) -> _Ragged:
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
         return cls(torch.tensor([x for row in rows for x in row], dtype=torch.int64), lengths.cumsum(0))
 
@@ -56,9 +56,9 @@ class Corpus:
 
     form: Form  # of the rows
     rows: Sequence[Mapping[str, Any]]  # as they were read
-    prompts: Ragged  # of every row
-    answers: tuple[Ragged, ...]  # what is to be learned: none, the completion, or the chosen and the rejected one
-    learned: Ragged  # of every token of the first answer, 1 where it is to be learned, 0 where it is another's
+    prompts: _Ragged  # of every row
+    answers: tuple[_Ragged, ...]  # what is to be learned: none, the completion, or the chosen and the rejected one
+    learned: _Ragged  # of every token of the first answer, 1 where it is to be learned, 0 where it is another's
     splits: Mapping[str, np.ndarray]  # which rows train, score members while they train, and are held out
     left_out: int  # rows that were too long
     digest: str  # of the base's tokens
@@ -92,19 +92,12 @@ def with_end(text: Text) -> Text:
 
 
 def tokenise(
-    rows: Sequence[Mapping[str, Any]],
-    form: Form,
-    base: Base,
-    cfg: LanguageConfig,
-    fetch: TextFetch,
-    seed: int,
+    rows: Sequence[Mapping[str, Any]], form: Form, base: Base, cfg: LanguageConfig, fetch: TextFetch, seed: int,
     held_out: int | None = None,
-) -> Corpus:
-    """Turn rows into tokens and split them; what is too long is left out.
-
-    Rows from `held_out` on are those of validation and of test, where it is given; else they are drawn by their shares.
-    Raises DataError if nothing is left of a split, or the chat template is missing or refuses a prompt.
-    """
+) -> Corpus:  # fmt: skip
+    """Turn rows into tokens and split them; what is too long is left out. Rows from `held_out` on are those of
+    validation and of test, where it is given; else they are drawn by their shares. Raises DataError if nothing is left
+    of a split, or the chat template is missing or refuses a prompt."""
     made = [(place, row, *_row(row, form, base, cfg)) for place, row in enumerate(rows)]
     fits = [
         each for each in made
@@ -118,9 +111,9 @@ def tokenise(
             f"language.max_completion ({cfg.max_completion}) allow, and {len(kept)} are too few to split: raise them, "
             "or bring more rows"
         )
-    columns = tuple(Ragged.of(list(column)) for column in zip(*answers, strict=True))
+    columns = tuple(_Ragged.of(list(column)) for column in zip(*answers, strict=True))
     left_out = len(rows) - len(kept)
-    return Corpus(form, kept, Ragged.of(prompts), columns, Ragged.of(marks), splits, left_out, base.digest)
+    return Corpus(form, kept, _Ragged.of(prompts), columns, _Ragged.of(marks), splits, left_out, base.digest)
 
 
 def games(rows: Sequence[Mapping[str, Any]], told: Any, base: Base, fetch: TextFetch, seed: int) -> Corpus:
@@ -129,9 +122,10 @@ def games(rows: Sequence[Mapping[str, Any]], told: Any, base: Base, fetch: TextF
     if any(not len(index) for index in splits.values()):
         raise DataError(f"{len(rows)} games are too few to split: bring more")
     ids, acts = (
-        Ragged.of([x[real].tolist() for x, real in zip(each, told.real, strict=True)]) for each in (told.ids, told.acts)
+        _Ragged.of([x[real].tolist() for x, real in zip(each, told.real, strict=True)])
+        for each in (told.ids, told.acts)
     )
-    return Corpus("games", rows, Ragged.of([[]] * len(rows)), (ids,), acts, splits, 0, base.digest)
+    return Corpus("games", rows, _Ragged.of([[]] * len(rows)), (ids,), acts, splits, 0, base.digest)
 
 
 def _row(
@@ -224,8 +218,8 @@ def read_corpus(path: Path) -> Corpus:
             raise ValueError(f"form {about['form']!r:.40}")
         rows = [json.loads(line) for line in files[_ROWS].splitlines()]
 
-        def column(name: str) -> Ragged:
-            found = Ragged(tensors[f"{name}.values"], tensors[f"{name}.ends"])
+        def column(name: str) -> _Ragged:
+            found = _Ragged(tensors[f"{name}.values"], tensors[f"{name}.ends"])
             if len(found.values) != (int(found.ends[-1]) if len(found) else 0):
                 raise ValueError(f"{name} is cut short")
             return found

@@ -90,9 +90,7 @@ class Engine:
 
 
 def weights(own: Tensor, drawn: Tensor, mask: Tensor) -> Tensor:
-    """Return how much tokens count that one model drew and another learns from, all `[P, B, T]`.
-
-    It is the learner's chance over the other's, at most `MOST`: Yao et al., "Your efficient RL framework secretly
-    brings you off-policy RL training", 2025.
-    """
+    """Return how much tokens count that one model drew and another learns from, all `[P, B, T]`. It is the learner's
+    chance over the other's, at most `MOST`: Yao et al., "Your efficient RL framework secretly brings you off-policy RL
+    training", 2025."""
     return (own - drawn).exp().clamp(max=MOST).masked_fill(~mask, 0.0)

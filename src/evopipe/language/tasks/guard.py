@@ -16,7 +16,7 @@ from evopipe.watchdog import Hung, Watchdog
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-class Rewarded(NamedTuple):
+class _Rewarded(NamedTuple):
     """The rewards of completions, 0 where there was none."""
 
     values: npt.NDArray[np.float64]  # [n]
@@ -24,12 +24,10 @@ class Rewarded(NamedTuple):
     why: str | None  # what went wrong with the first of these
 
 
-def rewards(score: Score, rows: Sequence[Mapping[str, Any]], completions: Sequence[str], seconds: float) -> Rewarded:
-    """Score completions, each of the row in its place.
-
-    A score that raises, does not return within so many seconds (in the main thread, see `Watchdog`) or returns what is
-    no finite number of float32 gives the reward 0 and is counted. It sees a row's copy, and may change that.
-    """
+def rewards(score: Score, rows: Sequence[Mapping[str, Any]], completions: Sequence[str], seconds: float) -> _Rewarded:
+    """Score completions, each of the row in its place. A score that raises, does not return within so many seconds (in
+    the main thread, see `Watchdog`) or returns what is no finite number of float32 gives the reward 0 and is counted.
+    It sees a row's copy, and may change that."""
     values = np.zeros(len(completions))
     failed, first = 0, None
     for i, (row, completion) in enumerate(zip(rows, completions, strict=True)):
@@ -44,7 +42,7 @@ def rewards(score: Score, rows: Sequence[Mapping[str, Any]], completions: Sequen
         if why is not None:
             failed += 1
             first = first or why
-    return Rewarded(values, failed, first)
+    return _Rewarded(values, failed, first)
 
 
 def _number(returned: Any) -> tuple[float, str | None]:

@@ -24,11 +24,7 @@ COLOURS = "byg"
 
 
 class Vocabulary:
-    """Words of one length, and what each of them says of each guess.
-
-    Args:
-        words: of one length, without doubles, see `read_words`.
-    """
+    """Words of one length, without doubles (see `read_words`), and what each of them says of each guess."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = tuple(words)
@@ -74,10 +70,8 @@ class Vocabulary:
 
 
 def code(guess: np.ndarray, word: np.ndarray) -> np.ndarray:
-    """Return the colours of guesses `[…, n]`, letters as numbers, as a code each, uint16.
-
-    A letter in its place is green. Of the others one is yellow for each that the word has left, the first ones first.
-    """
+    """Return the colours of guesses `[…, n]`, letters as numbers, as a code each, uint16. A letter in its place is
+    green. Of the others one is yellow for each that the word has left, the first ones first."""
     green = guess == word
     other = (guess[..., :, None] == word[..., None, :]) & ~green[..., None, :]
     same = (guess[..., :, None] == guess[..., None, :]) & ~green[..., None, :]
@@ -98,10 +92,8 @@ class Games:
         self.over = np.zeros(rows, bool)
 
     def guess(self, guesses: np.ndarray, chance: np.ndarray) -> np.ndarray:
-        """Take a guess a row, `[R]` places of words, −1 for none; return the codes `[R]`, −1 for no feedback.
-
-        `chance` `[R]`, in [0, 1), draws the words. Rows that are over stay as they are.
-        """
+        """Take a guess a row, `[R]` places of words, −1 for none; return the codes `[R]`, −1 for no feedback. `chance`
+        `[R]`, in [0, 1), draws the words. Rows that are over stay as they are."""
         codes = np.full(len(guesses), -1)
         rows = np.flatnonzero(~self.over & (guesses >= 0))
         told = self.vocabulary.codes[guesses[rows]]
