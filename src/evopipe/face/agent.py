@@ -17,11 +17,10 @@ from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.member import Member
 from evopipe.envs.spaces import ActionSpace
 from evopipe.envs.team import TeamSpace
-from evopipe.errors import DataError, UsageError
+from evopipe.errors import DataError, EvopipeError, UsageError
 from evopipe.evolve.mutate import NONE, Mutation
-from evopipe.face.breed import Breed
+from evopipe.face.breed import Breed, build, by_agent, device_of, params_of
 from evopipe.face.given import config_of, evaluation_pool
-from evopipe.face.keep import read, write
 from evopipe.face.learning import batch_of, rollout_of, steps_of
 from evopipe.face.steps import RolloutBuffer
 from evopipe.ops.statistics import mean_of_finite
@@ -30,6 +29,7 @@ from evopipe.run.act import choose, step
 from evopipe.run.evaluate import evaluate
 from evopipe.run.learn import discount_rate
 from evopipe.run.rollouts import learn_from_rollout
+from evopipe.storage import members
 
 _POOL = 16  # environments in which an agent is tested at once, at most
 
@@ -322,7 +322,7 @@ class Agent:
             DiskError: it cannot be written.
         """
         counters = {"acted": self._acted, "learned": self._learned, "steps": [*map(int, self.steps)]}
-        write(Path(path), self.member, self.breed, {**counters, "scores": [*map(float, self.scores)]})
+        _write(Path(path), self.member, self.breed, {**counters, "scores": [*map(float, self.scores)]})
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Become what `save_checkpoint` wrote.
@@ -344,7 +344,7 @@ class Agent:
         Raises:
             MissingInputError, DataError: it is not there, or is damaged.
         """
-        member, breed, counters = read(Path(path), device)
+        member, breed, counters = _read(Path(path), device)
         found = cls(breed, member)
         found._acted, found._learned = int(counters["acted"]), int(counters["learned"])
         found.steps, found.scores = [*counters["steps"]], [*counters["scores"]]
@@ -366,3 +366,48 @@ class _Actor:
         """Return squashed actions `[n, A]` between the environment's bounds."""
         space: ActionSpace = self._agent.breed.actions
         return space.own(np.asarray(action, np.float32).reshape(-1, space.size))
+
+
+_FORMAT, _REMEDY = "agent 1", "save the agent again"
+
+
+def _write(folder: Path, member: Any, breed: Breed, counters: dict[str, Any]) -> None:
+    """Write a member, what it was made for, and how far it is."""
+    spaces = [_text(each) for each in (breed.observation_space, breed.action_space)]
+    params = breed.params.model_dump(mode="json")
+    about = {"format": _FORMAT, "index": member.slot, "params": params, "spaces": spaces, "counters": counters}
+    members.write(folder, [replace(member, slot=0)], about)
+
+
+def _read(folder: Path, device: Any = None) -> tuple[Any, Breed, dict[str, Any]]:
+    """Read what `_write` wrote; `device` as in `create_population`, None for where it was. Raises MissingInputError if
+    the folder is not there; DataError if it is damaged, or something else."""
+    (member, *_), about = members.read(folder, {"format": _FORMAT}, _REMEDY)
+    try:
+        params = params_of(about["params"])
+        if device is not None:
+            runtime = params.runtime.model_copy(update={"device": device_of(device)})
+            params = params.model_copy(update={"runtime": runtime})
+        breed = build(params, *(_space(each) for each in about["spaces"]))
+        counters, index = dict(about["counters"]), int(about["index"])
+    except (EvopipeError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{folder}: is no agent of this version ({error}); {_REMEDY}") from error
+    if (wrong := breed.spec.check([member])) is not None:
+        raise DataError(f"{folder}: {wrong}; {_REMEDY}")
+    return replace(member, slot=index), breed, counters
+
+
+def _text(space: Any) -> Any:
+    from minari.serialization import serialize_space
+
+    if by_agent(space):
+        return [[agent, serialize_space(each)] for agent, each in space.items()]
+    return serialize_space(space)
+
+
+def _space(text: Any) -> Any:
+    from minari.serialization import deserialize_space
+
+    if isinstance(text, list):
+        return {agent: deserialize_space(each) for agent, each in text}
+    return deserialize_space(text)

@@ -10,7 +10,7 @@ import numpy as np
 from evopipe.errors import DataError, EnvironmentFailed, UsageError
 from evopipe.face.population import one_process
 from evopipe.language.data import check_rows
-from evopipe.language.tasks.guard import rewards
+from evopipe.language.tasks import rewards
 from evopipe.schema.language import Form
 
 _SECONDS = 60.0  # longest that a completion's reward may take
