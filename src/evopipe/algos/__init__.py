@@ -14,11 +14,12 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from types import ModuleType
+from typing import Any, NamedTuple, cast
 
 from evopipe.errors import ParamsError, did_you_mean
 from evopipe.types import Chosen, Learned, Spaces
@@ -97,40 +98,15 @@ class Answers(NamedTuple):
     chances: Callable[..., Any] | None = None
 
 
-class Algorithm(Protocol):
-    """What a module of this package defines, see `REQUIRED`, `REGIMES` and `OPTIONAL`."""
+class Algorithm(ModuleType):
+    """A module of this package: it defines what `REQUIRED`, `REGIMES` and `OPTIONAL` name."""
 
-    PAPER: str
     REGIME: str
-    POLICY: str
     ACTIONS: tuple[str, ...]
-    Config: type[Any]
-    State: type[Any]
-    networks: Callable[[Any, Spaces], Mapping[str, Any]]
-    init: Callable[[Any, Mapping[str, Any]], Any]
-    greedy: Callable[..., Any]
-    loss: Callable[..., Any]
     update: Callable[..., Learned]
-    explore: Callable[[Any, int], float]
-    act: Callable[..., Any]
     step: Callable[..., Chosen]
-    value: Callable[..., Any]
-    schedule: Callable[[Any, int], Mapping[str, float]]
-    asks: Callable[[Any], frozenset[str]]
-    estimate: Callable[..., Any]
-    fitness: Callable[..., Any]
-    logits: Callable[..., Any]
-    figures: Callable[..., Any] | None
-    values: Callable[..., Any] | None
     answers: Callable[[Any], Answers] | None
     period: Callable[[Any], int]
-    learn: Callable[..., Learned | None] | None
-    OFFLINE_ONLY: bool
-    PAIRS: bool
-    RECURRENT: bool
-    TEAM: bool
-    ACTS_WITH: tuple[str, ...]
-    MASKED_LOSS: bool
 
 
 @cache
