@@ -88,7 +88,6 @@ answers = _actor_critic.of_own_action(greedy, _q_values)
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return each member's critic loss `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     with torch.no_grad():
         x_t = forward(state.encoder_target, batch.next_obs)
         y = batch.reward + batch.discount * action_value(

@@ -70,7 +70,6 @@ def figures(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> dict[str, Tenso
 
 
 def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
-    """Return each member's loss `[P]`; hp values are `[P]`."""
     return ops.total(_language.pair_weights(batch), preference(now, batch, hp["beta"], hp["nll_alpha"]).loss)
 
 

@@ -75,7 +75,6 @@ def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
 
 
 def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
-    """Return each member's loss `[P]`; hp values are `[P]`."""
     mask = _language.counted(batch)
     each = _language.surrogate(cfg, hp, now, batch, mask, cfg.cispo)
     return ops.total(ops.token_weights(mask, cfg.mean), each)

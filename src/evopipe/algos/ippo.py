@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from evopipe.algos import Answers, _hyper, _ppo, _team, _team_ppo
+from evopipe.algos import Answers, _ppo, _team, _team_ppo
 from evopipe.algos._team import Crew
 from evopipe.core.structure import Widths
-from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Spaces, Tensor
 
 PAPER = "https://arxiv.org/abs/2011.09533"
@@ -32,34 +31,8 @@ RECURRENT = True
 TEAM = True
 
 
-class Config(AlgoConfig):
+class Config(_team_ppo.Config):
     """Hyper-parameters of IPPO."""
-
-    lr: _hyper.Rate = 1e-3
-    batch_size: _ppo.BatchSize = 256
-    learn_step: _ppo.LearnStep = 2048
-    epochs: _ppo.Epochs = 8
-    gamma: _hyper.Discount = 0.95
-    gae_lambda: _ppo.Lambda = 0.95
-    clip: _ppo.Clip = 0.2
-    clip_value: _ppo.ClipValue = False
-    vf_coef: _ppo.ValueWeight = 0.5
-    ent_coef: _ppo.EntropyWeight = 0.01
-    grad_clip: _ppo.GradientClip = 0.5
-    target_kl: _ppo.TargetDistance = 0.0
-    normalise_advantage: bool = hyper(True, doc="whether advantages are normalised over each group's minibatch")
-    decay_steps: _ppo.DecaySteps = 0
-    lr_end: _ppo.RateEnd = 0.0
-    clip_end: _ppo.ClipEnd = 1.0
-    std: _ppo.Deviation = 0.6
-    squash: _ppo.Squash = False
-    max_seq_len: _ppo.Longest = 16
-    sequences: _ppo.Cut = "chunked"
-    share: _team.Share = "group"
-    groups: _team.Groups = _team.BY_NAME
-    score: _team.Score = "sum"
-    network: _hyper.Network = _hyper.NETWORK
-    evolve: _hyper.Evolving = _ppo.RANGES
 
 
 State = _team_ppo.State

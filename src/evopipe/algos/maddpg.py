@@ -85,7 +85,6 @@ answers = _central.answers("critic")
 
 
 def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
-    """Return the loss of each member's critics `[P]` and each transition's error `[P, B]`; hp values are `[P]`."""
     return _loss(cfg, state, _central.Steps.of(cfg, batch), draw)
 
 

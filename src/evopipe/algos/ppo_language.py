@@ -82,7 +82,6 @@ def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
 
 
 def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
-    """Return each member's loss `[P]`; hp values are `[P]`."""
     mask = _language.counted(batch)
     error = ops.value_loss(given(now.value), given(batch.value), given(batch.target), hp["clip_value"])
     each = _language.surrogate(cfg, hp, now, batch, mask) + hp["vf_coef"][:, None, None] * error

@@ -79,7 +79,6 @@ def estimate(cfg: Config, hp: Hyper, done: Text, group: int) -> Text:
 
 
 def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
-    """Return each member's loss `[P]`; hp values are `[P]`."""
     mask, batch = _language.counted(batch), replace(batch, reference=None)  # the divergence is in the return
     return ops.total(ops.token_weights(mask, cfg.mean), _language.surrogate(cfg, hp, now, batch, mask))
 

@@ -62,7 +62,6 @@ def figures(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> dict[str, Tenso
 
 
 def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
-    """Return each member's loss `[P]`."""
     return ops.total(_language.pair_weights(batch), -ops.preferred(margins(now, batch)))
 
 

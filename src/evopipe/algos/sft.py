@@ -46,7 +46,6 @@ def figures(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> dict[str, Tenso
 
 
 def loss(cfg: Config, hp: Hyper, now: Scored, batch: Text) -> Tensor:
-    """Return each member's loss `[P]`."""
     return ops.total(ops.token_weights(_language.counted(batch), cfg.mean), -now.log_prob)
 
 
