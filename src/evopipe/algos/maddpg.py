@@ -16,17 +16,14 @@ critics its action counts as 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from functools import partial
 
 from evopipe.algos import _actor_critic, _central, _hyper, _team
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets
-from evopipe.core.structure import Widths
-from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig
-from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor
+from evopipe.types import Tensor
 
 PAPER = "https://arxiv.org/abs/1706.02275"
 REGIME = "off_policy"
@@ -71,39 +68,11 @@ class State:
     updates: Tensor = row()  # [P] float32
 
 
-def networks(cfg: Config, spaces: Spaces) -> dict[str, Widths]:
-    return _central.networks(cfg, spaces)
-
-
 def init(cfg: Config, nets: Nets) -> State:
     actor, critic = nets["actor"], nets["critic"]
     return State(actor, actor.copy(), critic, critic.copy(), *optim.start(actor, critic))
 
 
-explore, greedy, act = _actor_critic.explore, _central.greedy, _central.act
+networks, explore, greedy, act = _central.networks, _actor_critic.explore, _central.greedy, _central.act
 answers = _central.answers("critic")
-
-
-def loss(cfg: Config, state: State, hp: Hyper, batch: Batch, draw: Stream) -> tuple[Tensor, Tensor]:
-    return _loss(cfg, state, _central.Steps.of(cfg, batch), draw)
-
-
-def _loss(cfg: Config, state: State, steps: _central.Steps, draw: Stream) -> tuple[Tensor, Tensor]:
-    with torch.no_grad():
-        action_t = _central.next_actions(cfg, state.actor_target, steps, draw)
-    return _central.critics_loss(cfg, state.critic, state.critic_target, steps, action_t)
-
-
-def update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream, turn: int) -> Learned:
-    climbs = turn == cfg.policy_delay - 1
-    if (learned := _central.whole_update(cfg, state, "critic", hp, batch, healthy, draw, climbs)) is not None:
-        return learned
-    steps = _central.Steps.of(cfg, batch)
-    if not cfg.spaces.continuous:
-        healthy = healthy & state.actor_target.finite  # an action does not tell what it was drawn from
-
-    def climb() -> Tensor:
-        return _central.actor_loss(cfg, state.actor, state.critic.frozen, steps, draw.part(1))
-
-    found = _loss(cfg, state, steps, draw)
-    return _actor_critic.learn(state, "critic", hp, healthy, found, climb if climbs else None)
+loss, update = partial(_central.loss, "critic"), partial(_central.update, "critic")
