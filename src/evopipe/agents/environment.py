@@ -14,7 +14,6 @@ from evopipe.agents.types import RewardFunction, RewardOutput
 
 @lru_cache(256)
 def _arguments(cls: type[Any]) -> frozenset[str]:
-    """Return the names of a constructor's arguments."""
     return frozenset(inspect.signature(cls).parameters)
 
 

@@ -72,7 +72,6 @@ class Processes:
         self._idle.append(process)
 
     def close(self) -> None:
-        """End all that are idle."""
         while self._idle:
             self._idle.pop().kill()
 

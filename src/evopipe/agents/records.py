@@ -66,5 +66,4 @@ def _pieces(row: Row, base: Base) -> list[dict[str, Any]]:
 
 
 def write(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    """Write episodes, one JSON object a line."""
     write_text(path, "\n".join([*(json.dumps(each, sort_keys=True) for each in records), ""]))

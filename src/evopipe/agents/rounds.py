@@ -233,7 +233,6 @@ class Rounds:
         ]  # fmt: skip
 
     def _round(self, cohort: Cohort, done: Sequence[Sequence[Done]]) -> bool:
-        """Learn from the episodes of a cohort's members."""
         spec = self.spec
         tasks, group = self._shape(cohort)
         played = [
@@ -355,7 +354,6 @@ class Rounds:
         return Episodes(rewards.reshape(shape).mean(axis=2), lengths, len(done))
 
     def write(self, name: str, done: Sequence[Done]) -> None:
-        """Write episodes, see `records`."""
         if self.folder is not None:
             told = [records.record(one, self.spec.base, self.masked) for one in done]
             records.write(self.folder / f"{name}.jsonl", told)
@@ -369,7 +367,6 @@ class Rounds:
         return 0
 
     def close(self) -> None:
-        """End the processes of environments."""
         self.processes.close()
 
 

@@ -92,7 +92,6 @@ class Threads:
             return future.result()
 
     async def _apart(self, data: bytes, seconds: float | None) -> Any:
-        """Have a process do a call."""
         process, answered = self._processes.take(), False
         try:
             if not process.begun:
@@ -109,7 +108,6 @@ class Threads:
         return found
 
     def close(self) -> None:
-        """End all threads that are idle."""
         while self._idle:
             worker = self._idle.pop()
             worker.calls.put(None)

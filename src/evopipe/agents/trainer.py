@@ -15,8 +15,15 @@ from typing import Any, Literal
 import evopipe
 from evopipe import layout, rng
 from evopipe.agents import records
-from evopipe.agents.checks import GIVEN_BY_US, check_arguments, check_classes, dataset_of, has_argument
-from evopipe.agents.config import Resolved, resolve
+from evopipe.agents.config import (
+    GIVEN_BY_US,
+    Resolved,
+    check_arguments,
+    check_classes,
+    dataset_of,
+    has_argument,
+    resolve,
+)
 from evopipe.agents.data import Dataset
 from evopipe.agents.elsewhere import on_ray
 from evopipe.agents.rounds import Rounds, worker
@@ -345,7 +352,6 @@ def _source(thing: Any) -> str:
 
 
 def _shown(args: Mapping[str, Any]) -> dict[str, str]:
-    """Return arguments as texts without addresses."""
     return {
         key: _source(value) if callable(value) else json.dumps(value, default=lambda x: type(x).__qualname__)
         for key, value in args.items()

@@ -18,8 +18,7 @@ from evopipe.core.net import Net, Nets, forward
 from evopipe.core.optim import Adam
 from evopipe.core.structure import Widths
 from evopipe.ops.distributions import Distribution, distribution
-from evopipe.ops.noise import gaussian, ornstein_uhlenbeck
-from evopipe.ops.policy import likeliest, or_random
+from evopipe.ops.policy import gaussian, likeliest, or_random, ornstein_uhlenbeck
 from evopipe.ops.value import pick, twin_loss
 from evopipe.rng import Stream
 from evopipe.types import Batch, Hyper, Learned, Tensor

@@ -22,8 +22,7 @@ from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
-from evopipe.ops.noise import gaussian
-from evopipe.ops.policy import or_random
+from evopipe.ops.policy import gaussian, or_random
 from evopipe.rng import Stream
 from evopipe.schema.declare import AlgoConfig, hyper
 from evopipe.types import Batch, Hyper, Learned, Spaces, Tensor

@@ -234,7 +234,6 @@ class ActionSpace:
 
     @property
     def continuous(self) -> bool:
-        """Whether actions are vectors."""
         return self.bounds is not None
 
     @property
@@ -243,7 +242,6 @@ class ActionSpace:
         return self.starts[0] if self.kind == "discrete" else 0
 
     def spaces(self, observations: ObservationSpace) -> Spaces:
-        """Return what an algorithm needs to know."""
         images, one_hot = observations.images, observations.one_hot
         return Spaces(observations.size, self.size, self.continuous, images, self.kind, self.choices, one_hot)
 
@@ -356,7 +354,6 @@ def _leaves(space: object, path: _Path, whole: object) -> Iterator[Leaf]:
 
 
 def _box(space: Any, path: _Path) -> Leaf:
-    """A Box: an image where it looks like one."""
     shape = tuple(int(n) for n in space.shape)
     if len(shape) != 3 or 0 in shape:
         return Leaf(path, shape)

@@ -58,7 +58,6 @@ class TeamEnv(gymnasium.Env[Any, Any]):
 
     @property
     def agents(self) -> Sequence[Any]:
-        """Who acts next."""
         agents: Sequence[Any] = self.parallel.agents
         return agents
 
@@ -77,19 +76,15 @@ class TeamEnv(gymnasium.Env[Any, Any]):
         return TeamEnv(made, self._turns)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Return observations and infos."""
         return self.parallel.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
-        """Return observations, rewards, terminations, truncations and infos of the agents in `action`."""
         return self.parallel.step(action)
 
     def render(self) -> Any:
-        """Draw it."""
         return self.parallel.render()
 
     def close(self) -> None:
-        """Close it."""
         self.parallel.close()
 
 
@@ -155,7 +150,6 @@ class TeamSpace:
 
     @cached_property
     def agents(self) -> tuple[str, ...]:
-        """The agents' names."""
         return tuple(map(str, self.ids))
 
     @cached_property
@@ -176,7 +170,6 @@ class TeamSpace:
 
     @cached_property
     def spaces(self) -> Spaces:
-        """Return what an algorithm needs to know."""
         one, action = self.observation, self.action
         sizes = [tuple(space.size for space in spaces) for spaces in (self.observations, self.actions)]
         team = Team(self.agents, *sizes)

@@ -120,7 +120,6 @@ class TeamRows:
         """Begin a step: here the work is done when its result is asked for."""
 
     def receive(self, rows: Ints, actions: Actions) -> Step:
-        """End it, see `step`."""
         return self.step(rows, actions)
 
     def legal(self, alive: Bools) -> Bools:
@@ -128,12 +127,10 @@ class TeamRows:
         return self._space.legal(alive)
 
     def close(self) -> None:
-        """Close every environment."""
         for env in self.envs.values():
             close(env)
 
     def _begin(self, row: int, i: int, result: Any, seen: _Seen) -> None:
-        """Read what a reset returned."""
         env = self.envs[row]
         if not isinstance(result, tuple) or len(result) != 2:
             raise Fault(row, f"reset() returned {_count(result)}, expected observations and infos")
@@ -160,7 +157,6 @@ class TeamRows:
             self._hint(row, i, place, observed[agent], infos.get(agent), seen, "reset")
 
     def _take(self, row: int, i: int, result: Any, seen: _Seen) -> None:
-        """Read what a step returned."""
         if not isinstance(result, tuple) or len(result) != 5:
             raise Fault(row, f"step() returned {_count(result)}, expected {', '.join(_STEP)}")
         for what, part in zip(_STEP, result, strict=True):
@@ -232,7 +228,6 @@ class TeamRows:
         return value
 
     def _see(self, row: int, i: int, place: int, obs: Any, seen: _Seen) -> None:
-        """Keep one agent's observation."""
         space, plain = self._space.observations[place], self._plain[place]
         if plain is None or obs.__class__ is not np.ndarray or (obs.shape, obs.dtype) != plain:
             try:

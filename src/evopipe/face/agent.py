@@ -21,8 +21,7 @@ from evopipe.errors import DataError, EvopipeError, UsageError
 from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.face.breed import Breed, build, by_agent, device_of, params_of
 from evopipe.face.given import config_of, evaluation_pool
-from evopipe.face.learning import batch_of, rollout_of, steps_of
-from evopipe.face.steps import RolloutBuffer
+from evopipe.face.learning import RolloutBuffer, batch_of, rollout_of, steps_of
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.rng import Purpose, Stream
 from evopipe.run.act import choose, step

@@ -129,12 +129,10 @@ def build(params: Params, observations: Any, actions: Any) -> Breed:
 
 
 def by_agent(spaces: Any) -> bool:
-    """Whether spaces are a team's."""
     return isinstance(spaces, Mapping) and not isinstance(spaces, gymnasium.Space)
 
 
 def spaces_of(breed: Breed) -> Spaces:
-    """Return what the algorithm knows of its spaces."""
     found: Spaces = breed.actions.spaces(breed.observations) if breed.team is None else breed.team.spaces
     return found
 

@@ -202,7 +202,6 @@ class Mutations:
 
 
 def _checked(block: str, values: dict[str, Any]) -> Any:
-    """Return a block of `evolution`, checked."""
     try:
         return getattr(parse_params({"evolution": {block: values}}).evolution, block)
     except ParamsError as error:

@@ -17,8 +17,8 @@ from evopipe.face.evolution import Mutations, TournamentSelection
 from evopipe.face.gyms import PreferenceGym, ReasoningGym
 from evopipe.face.language import Gym, LanguageAgent, LanguageBreed, regime_of
 from evopipe.face.language_settings import language_block
-from evopipe.face.outcome import conduct, entering, views
 from evopipe.face.population import one_process
+from evopipe.face.train import conduct, entering, views
 from evopipe.ops.statistics import mean_of_finite
 from evopipe.rng import Purpose
 from evopipe.run.language import LanguageSpec
@@ -138,7 +138,6 @@ class _Finetuning(SimpleNamespace):
         return breed
 
     def check(self) -> None:
-        """Refuse what would be without effect."""
         if not self.pop or not all(isinstance(agent, LanguageAgent) for agent in self.pop):
             raise UsageError("pop: give agents of a language model, as create_population or GRPO.population make them")
         if len({id(agent.breed) for agent in self.pop}) > 1:
@@ -180,7 +179,6 @@ class _Finetuning(SimpleNamespace):
                 )
 
     def params(self, env: Gym) -> LanguageParams:
-        """Return the run as `params.yaml` would have it."""
         batch, held_out = env.data_batch_size, min(64, len(env.test))
         wanted = self.num_epochs * len(env) if self.num_epochs is not None else self.max_steps or len(env)
         evolution: dict[str, Any] = {"tournament": {"size": 0, "elitism": False}}
@@ -216,7 +214,6 @@ class _Finetuning(SimpleNamespace):
         return found.model_copy(update={"algos": {self.breed.algo: block}})
 
     def run(self) -> list[LanguageAgent]:
-        """Train, from the agents on."""
         self.check()
         env = self.env if self.env is not None else self.env_fn() if self.env_fn is not None else None
         if not isinstance(env, self.gym):
@@ -237,7 +234,6 @@ class _Finetuning(SimpleNamespace):
         return agents()
 
     def _save(self, spec: LanguageSpec, params: LanguageParams, champion: Champion) -> None:
-        """Write the elite as `evopipe.load` reads it."""
         path = self.elite_path or f"{self.breed.algo}-elite"
         near = 1.96 * champion.error
         told = {"mean": champion.score, "interval": [champion.score - near, champion.score + near]}

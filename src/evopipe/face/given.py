@@ -70,7 +70,6 @@ def made_by(function: Callable[[], Any], num_envs: int) -> EnvConfig:
 
 
 def remember(env: Any, config: EnvConfig) -> None:
-    """Note how an environment was made."""
     _known[env] = config
 
 

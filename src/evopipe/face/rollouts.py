@@ -14,7 +14,7 @@ from rich.progress import MofNCompleteColumn, Progress
 from evopipe.algos import on_policy
 from evopipe.errors import UsageError
 from evopipe.face.agent import Agent
-from evopipe.face.steps import Taken
+from evopipe.face.learning import Taken
 from evopipe.face.vect import marks_of
 from evopipe.run.act import step
 
@@ -135,15 +135,12 @@ class _ProgressBar:
         self._bar.start()
 
     def update(self, steps: int = 1) -> None:
-        """So many steps more are done."""
         self._bar.advance(self._task, steps)
 
     def write(self, text: str) -> None:
-        """Print a text."""
         self._bar.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        """End it."""
         self._bar.stop()
 
 

@@ -223,7 +223,6 @@ def _find_on_hub(name: str) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the bars of `datasets` from the terminal."""
     import datasets
 
     shown = datasets.utils.logging.is_progress_bar_enabled()

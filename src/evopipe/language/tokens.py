@@ -194,7 +194,6 @@ def _halves(places: np.ndarray, held_out: int) -> dict[str, np.ndarray]:
 
 
 def write_corpus(path: Path, corpus: Corpus) -> None:
-    """Write a corpus as a folder."""
     columns = {"prompt": corpus.prompts, "learned": corpus.learned}
     columns |= {f"answer.{i}": answer for i, answer in enumerate(corpus.answers)}
     tensors = {f"{name}.{part}": getattr(each, part) for name, each in columns.items() for part in ("values", "ends")}

@@ -93,7 +93,6 @@ class Wordle(Schema):
     # --- games that are made ---
 
     def rows(self, rng: np.random.Generator, n: int) -> list[dict[str, Any]]:
-        """Make games, each played by one of the policies."""
         names = list(self.policies)
         shares = np.array([self.policies[name] for name in names])
         who = rng.choice(len(names), n, p=shares / shares.sum())
@@ -106,7 +105,6 @@ class Wordle(Schema):
         return rows
 
     def behave(self, policy: str, seeds: np.ndarray) -> Played:
-        """Let a policy play a game a seed."""
         games = Games(self.vocabulary, len(seeds))
         guesses = np.zeros((len(seeds), 0), np.int64)
         codes = np.zeros((len(seeds), 0), np.int64)
@@ -121,7 +119,6 @@ class Wordle(Schema):
         return self._played([[words[i] for i in row] for row in guesses.tolist()], codes)
 
     def behaviours(self, seeds: np.ndarray) -> dict[str, Played]:
-        """Let every behaviour policy play a game a seed."""
         return {name: self.behave(name, seeds) for name in POLICIES}
 
     # --- games that are played ---
