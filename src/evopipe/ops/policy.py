@@ -1,5 +1,5 @@
-"""Choosing actions from values, and exploration noise for continuous ones: a function of the draws alone, without a state
-that a checkpoint could miss."""
+"""Choosing actions from values, and exploration noise for continuous ones: a function of the draws alone, so that no
+state of it could be missing in a checkpoint."""
 
 from __future__ import annotations
 
