@@ -216,13 +216,9 @@ class AgentTrainer:
     # --- running ------------------------------------------------------------------------------------------------------
 
     def train(self, quiet: bool = True) -> Trained:
-        """Train; a run in a folder (`trainer.default_local_dir`) that was stopped goes on, bit for bit.
-
-        Raises:
-            EnvironmentFailed: more episodes of a round failed than `agents.max_error_fraction`.
-            BusyError: another process trains the same run.
-            DivergedError, Interrupted: see `run.drive.train`.
-        """
+        """Train; a run in a folder (`trainer.default_local_dir`) that was stopped goes on, bit for bit. Raises
+        EnvironmentFailed if more episodes of a round failed than `agents.max_error_fraction`; BusyError if another
+        process trains the same run; DivergedError or Interrupted (see `run.drive.train`)."""
         if self.resolved.folder is not None:
             return self._train(self.resolved.folder, quiet)
         with tempfile.TemporaryDirectory(prefix="evopipe-agents-") as folder:

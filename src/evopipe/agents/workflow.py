@@ -104,11 +104,8 @@ class Workflow(ABC):
         self, name: str | None = None, agent: BaseAgent | None = None, trajectory: Trajectory | None = None,
         reset: bool = False,
     ) -> None:  # fmt: skip
-        """Keep a trajectory, an agent's or one's own, as it is now; without steps it is none.
-
-        Raises:
-            ValueError: not exactly one of `agent` and `trajectory` is given.
-        """
+        """Keep a trajectory, an agent's or one's own, as it is now; without steps it is none. Raises ValueError if not
+        exactly one of `agent` and `trajectory` is given."""
         if (agent is None) == (trajectory is None):
             raise ValueError("commit: give either agent or trajectory")
         held = agent.trajectory if agent is not None else trajectory

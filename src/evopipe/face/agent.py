@@ -315,20 +315,14 @@ class Agent:
         return child
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write it to a folder, safetensors and JSON with checksums; one in its place is replaced as a whole.
-
-        Raises:
-            DiskError: it cannot be written.
-        """
+        """Write it to a folder, safetensors and JSON with checksums; one in its place is replaced as a whole. Raises
+        DiskError if it cannot be written."""
         counters = {"acted": self._acted, "learned": self._learned, "steps": [*map(int, self.steps)]}
         _write(Path(path), self.member, self.breed, {**counters, "scores": [*map(float, self.scores)]})
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Become what `save_checkpoint` wrote.
-
-        Raises:
-            MissingInputError, DataError: it is not there, is damaged, or is of another algorithm or of other spaces.
-        """
+        """Become what `save_checkpoint` wrote. Raises MissingInputError or DataError if it is not there, is damaged, or
+        is of another algorithm or of other spaces."""
         found = Agent.load(path)
         if found.algo != self.algo or found.breed.spec.spaces != self.breed.spec.spaces:
             raise DataError(f"{path}: is an agent of {found.algo} for other spaces, or another algorithm's")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -135,27 +135,6 @@ def by_agent(spaces: Any) -> bool:
 def spaces_of(breed: Breed) -> Spaces:
     found: Spaces = breed.actions.spaces(breed.observations) if breed.team is None else breed.team.spaces
     return found
-
-
-def space_from(dims: Any, one_hot: bool) -> gymnasium.Space[Any]:
-    """Return the space that a script describes by `state_dim` and `one_hot`: how many values, or a shape. One of three
-    dimensions, channels first, is an image of bytes."""
-    if isinstance(dims, tuple) and one_hot and len(dims) == 1:
-        (dims,) = dims
-    if one_hot:
-        return gymnasium.spaces.Discrete(int(dims))
-    shape = tuple(int(n) for n in (dims if isinstance(dims, Sequence) else (dims,)))
-    if len(shape) == 3 and shape[0] in (1, 3, 4):
-        return gymnasium.spaces.Box(0, 255, shape, np.uint8)
-    return gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
-
-
-def actions_from(dim: Any, discrete: bool, low: Any, high: Any) -> gymnasium.Space[Any]:
-    """Return the space that a script describes by `action_dim`: so many choices, or a vector between bounds."""
-    if discrete:
-        return gymnasium.spaces.Discrete(int(dim))
-    least, most = (np.broadcast_to(np.asarray(x, np.float32), (int(dim),)) for x in (low, high))
-    return gymnasium.spaces.Box(least, most, dtype=np.float32)
 
 
 def device_of(device: Any) -> str:

@@ -78,11 +78,8 @@ class ReasoningGym:
         return {**row, "prompt": prompt}
 
     def judge(self, rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> tuple[np.ndarray, int]:
-        """Return the rewards of completions `[n]`, and how many of them could not be had and are 0.
-
-        Raises:
-            EnvironmentFailed: of the first ones none could.
-        """
+        """Return the rewards of completions `[n]`, and how many of them could not be had and are 0. Raises
+        EnvironmentFailed if of the first ones none could."""
 
         def score(row: Mapping[str, Any], completion: str) -> float:
             return self.reward_fn(completion, row["answer"], row["question"])

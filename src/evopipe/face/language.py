@@ -179,21 +179,15 @@ class LanguageAgent:
         return child
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write adapter, optimiser and counters to a folder, safetensors and JSON with checksums; not the model.
-
-        Raises:
-            DiskError: it cannot be written.
-        """
+        """Write adapter, optimiser and counters to a folder, safetensors and JSON with checksums; not the model. Raises
+        DiskError if it cannot be written."""
         told = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
         more = {"index": self.index, "steps": [*map(int, self.steps)], "scores": [*map(float, self.scores)]}
         stored.write(Path(path), [replace(self.member, slot=0)], {**told, **more})
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Become what `save_checkpoint` wrote of an agent over the same model.
-
-        Raises:
-            MissingInputError, DataError: it is not there, is damaged, or is of another algorithm or model.
-        """
+        """Become what `save_checkpoint` wrote of an agent over the same model. Raises MissingInputError or DataError if
+        it is not there, is damaged, or is of another algorithm or model."""
         told = {"format": _FORMAT, "algo": self.algo, "model": self.breed.base.digest}
         (member, *_), about = stored.read(Path(path), told, _REMEDY, self.breed.spec.check)
         try:

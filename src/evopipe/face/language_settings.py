@@ -56,14 +56,6 @@ _KEPT = frozenset(
     "num_epochs pad_token pad_token_id reduce_memory_peak calc_position_embeddings micro_batch_size_per_gpu "
     "gradient_checkpointing use_memory_efficient_params wandb".split()
 )
-_SPELLED = {"llmppo": "ppo_language", "llmreinforce": "reinforce"}
-
-
-def language_algorithm(algo: str) -> str | None:
-    """Return the name of an algorithm for language models here, `LLMPPO` is `ppo_language`; None of others."""
-    plain = algo.lower().replace("_", "").replace(" ", "")
-    name = _SPELLED.get(plain, plain)
-    return name if name in algos.names(of_text=True) else None
 
 
 def language_block(

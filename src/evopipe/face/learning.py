@@ -70,11 +70,7 @@ class RolloutBuffer:
         return len(self.taken)
 
     def add(self, step: Taken) -> None:
-        """Add a step.
-
-        Raises:
-            UsageError: it is full.
-        """
+        """Add a step. Raises UsageError if it is full."""
         if len(self.taken) == self.capacity:
             raise UsageError(f"RolloutBuffer: it is full ({self.capacity} steps): call agent.learn() or reset() first")
         self.taken.append(step)

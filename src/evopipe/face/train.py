@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import math
 import os
@@ -295,39 +294,3 @@ class Call(SimpleNamespace):
     def file(self) -> str:
         """How files of this training begin where nothing else is said."""
         return f"{self.env_name or 'env'}-{self.name}".replace("/", "_").replace(":", "_")
-
-
-def epsilon_of(algo: str, config: Any, envs: int, start: float, end: float, decay: float) -> dict[str, Any]:
-    """Return ε as an algorithm's block has it: multiplied by `decay` at every step of the vector, down to `end`. Raises
-    UsageError if it is out of bounds, or the algorithm explores otherwise, and it is not the default."""
-    if not 0.0 <= end <= start <= 1.0 or not 0.0 < decay <= 1.0:
-        raise UsageError(
-            f"eps_start, eps_end, eps_decay: 0 ≤ end ≤ start ≤ 1 and 0 < decay ≤ 1, got {start}, {end}, {decay}"
-        )
-    if not hasattr(config, "eps_schedule"):
-        if (start, end, decay) != (1.0, 0.1, 0.995):
-            raise UsageError(f"eps_start, eps_end, eps_decay: {algo} explores by noise of its own, and has no ε")
-        return {}
-    if decay == 1.0 or start <= end:
-        return {"eps_start": start, "eps_end": start, "eps_schedule": "exponential", "eps_steps": 1}
-    steps = max(1, round(envs * math.log(max(end, 1e-8) / max(start, 1e-8)) / math.log(decay)))
-    return {"eps_start": float(start), "eps_end": float(end), "eps_schedule": "exponential", "eps_steps": steps}
-
-
-def own_function(collect_rollouts_fn: Any) -> Any:
-    """Return a caller's way to collect rollouts; None where it is the one that there is. Raises UsageError if it takes
-    an agent and an environment, and all members are stepped together."""
-    from evopipe.face.rollouts import collect_rollouts, collect_rollouts_recurrent
-
-    if collect_rollouts_fn in (None, collect_rollouts, collect_rollouts_recurrent):
-        return None
-    needed = [
-        each for each in inspect.signature(collect_rollouts_fn).parameters.values()
-        if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-    ]  # fmt: skip
-    if len(needed) != 2:
-        raise UsageError(
-            "collect_rollouts_fn: all members are stepped together here: give a function of (regime, ticks) that calls "
-            "regime.choose(), regime.pool.step(...) and regime.record(step) so many times, see docs/python.md"
-        )
-    return collect_rollouts_fn
