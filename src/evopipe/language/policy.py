@@ -120,11 +120,8 @@ class LanguagePolicy:
 
 
 def load(folder: Path, about: Mapping[str, Any], device: torch.device | None = None) -> LanguagePolicy:
-    """Load an exported language model, of which `policy.json` says `about`.
-
-    Raises:
-        MissingInputError: the folder, or its base, lacks a file.
-        DataError: it is damaged, or belongs to another base.
+    """Load an exported language model, see `evopipe.loading.load`, of which `policy.json` says `about`. Raises
+    MissingInputError if the folder, or its base, lacks a file; DataError if it is damaged, or belongs to another base.
     """
     try:
         config = LanguageConfig.model_validate(about["language"])
