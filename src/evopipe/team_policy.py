@@ -42,13 +42,13 @@ class TeamPolicy:
         """Choose every agent's action: deterministic unless `epsilon` is above 0.
 
         Args:
-            obs: by agent, an observation as the environment gives it, or a batch, of all agents as long. An agent that is
-                not in it is gone, and gets no action.
+            obs: by agent, an observation as the environment gives it, or a batch, of all agents as long. An agent that
+                is not in it is gone, and gets no action.
             mask: by agent, legal actions `[A]` or `[B, A]`, where they do not stand in the observations; else all are.
             epsilon, seed: above 0 it explores as in training, and with this chance by a random legal action.
 
-        Returns the actions by agent, in the environment's own terms and bounds, ready for `env.step`; of a batch an array
-        `[B, …]`. Raises UsageError if there is no such agent, a shape does not fit, or the policy keeps a memory.
+        Returns the actions by agent, in the environment's own terms and bounds, ready for `env.step`; of a batch an
+        array `[B, …]`. Raises UsageError if there is no such agent, a shape does not fit, or the policy keeps a memory.
         """
         if self.memory:
             raise UsageError("this team keeps a memory: call step(obs, memory), and hand on the memory it returns")

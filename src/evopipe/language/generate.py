@@ -70,12 +70,12 @@ def generate(
     """Complete prompts `[P, B, L]`, padded on the left (`real` is False there), by `group` completions each, of at most
     `limit` tokens, as many at a time as the base has `rows_at_once`, by the processes that it is divided among.
 
-        Args:
-            active: returns the context in which the base's model is the members', see `hooks.adapting`.
-            keys: of the members, `[P]`, or of each completion, `[P, R]`, whose draws then are the same in any batch; with
-                `when` they fix the draws.
-            leave: whether finished completions leave the batch. If not, no bit of a member's depends on its neighbours'.
-            stop: texts that end the completions of each of the P · B prompts, or nothing.
+    Args:
+        active: returns the context in which the base's model is the members', see `hooks.adapting`.
+        keys: of the members, `[P]`, or of each completion, `[P, R]`, whose draws then are the same in any batch; with
+            `when` they fix the draws.
+        leave: whether finished completions leave the batch. If not, no bit of a member's depends on its neighbours'.
+        stop: texts that end the completions of each of the P · B prompts, or nothing.
     """
     members, prompts, _ = ids.shape
     rows, device = prompts * group, ids.device
