@@ -105,10 +105,7 @@ class Agent:
         return int(self._setting("learn_step"))
 
     def _setting(self, name: str) -> float:
-        found: float = self._member.hyper[name] if name in self._member.hyper else getattr(
-            self.breed.params.algo_config, name
-        )  # fmt: skip
-        return found
+        return float(self._member.hyper.get(name, getattr(self.breed.params.algo_config, name)))
 
     @property
     def mut(self) -> str:

@@ -90,22 +90,10 @@ class _TeamEnvs:
         self.num_envs, example = config.num_envs, make.make_env(config)
         assert isinstance(example, TeamEnv)
         self.possible_agents = self.agents = [*example.ids]
-        self._observations, self._actions = dict(example.observation_space), dict(example.action_space)  # type: ignore[call-overload]
+        self.num_agents, spaces = len(self.agents), (example.observation_space, example.action_space)
+        self.observation_space, self.action_space = (dict(each).__getitem__ for each in spaces)  # type: ignore[call-overload]
         make.close(example)
         remember(self, config)
-
-    @property
-    def num_agents(self) -> int:
-        """How many act."""
-        return len(self.agents)
-
-    def observation_space(self, agent: Any) -> Any:
-        """What an agent sees."""
-        return self._observations[agent]
-
-    def action_space(self, agent: Any) -> Any:
-        """What an agent does."""
-        return self._actions[agent]
 
     def close(self) -> None:
         """Nothing is held."""

@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import torch
 
 from evopipe.core.structure import LINE, Option, ViewOf, Widths
-from evopipe.language import hooks
+from evopipe.language import hooks, layers
 from evopipe.language.base import Base
-from evopipe.language.layers import Shapes, numbers, packed, place, split, unpacked, views_of
+from evopipe.language.layers import Shapes, numbers, place, split, views_of
 from evopipe.schema.blocks import ArchitectureBounds
 from evopipe.types import Scored, Tensor, Text
 
@@ -206,17 +206,7 @@ class _Members:
     def size(self) -> int:
         return -(-numbers(self.shapes) // LINE) * LINE
 
-    def pack(self, rows: Sequence[Tensor]) -> Tensor:
-        return packed(rows, [arch.shapes(self.widths) for arch in self.archs], self.shapes, self.size).to(self.device)
-
-    def unpack(self, packed: Tensor) -> list[Tensor]:
-        return unpacked(packed, [arch.shapes(self.widths) for arch in self.archs], self.shapes)
-
-    def part(self, first: int, end: int | None, every: int = 1) -> _Members:
-        return replace(self, archs=self.archs[first:end:every])
-
-    def repeat(self, times: int) -> _Members:
-        return replace(self, archs=tuple(arch for arch in self.archs for _ in range(times)))
+    pack, unpack, part, repeat = layers.pack, layers.unpack, layers.part, layers.repeat
 
     def views(self, of: ViewOf) -> list[Tensor]:
         return views_of(of, self.shapes)

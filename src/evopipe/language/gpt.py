@@ -1,4 +1,4 @@
-"""Members that are whole small _GPTs: decoder-only transformers whose layers, heads and feed-forward nodes evolve.
+"""Members that are whole small GPTs: decoder-only transformers whose layers, heads and feed-forward nodes evolve.
 
 Radford et al., "Language models are unsupervised multitask learners", 2019. Token and place are embedded and summed;
 each layer adds to that stream, `H` wide, what its heads attend to, then what its feed-forward nodes compute; the last
@@ -20,7 +20,8 @@ import torch
 from torch.nn.functional import embedding, gelu, layer_norm, scaled_dot_product_attention
 
 from evopipe.core.structure import LINE, Option, ViewOf, Widths
-from evopipe.language.layers import Shapes, numbers, packed, place, split, unpacked, views_of
+from evopipe.language import layers
+from evopipe.language.layers import Shapes, numbers, place, split, views_of
 from evopipe.schema.blocks import ArchitectureBounds
 from evopipe.schema.language import LanguageConfig
 from evopipe.types import Tensor
@@ -228,17 +229,7 @@ class _GPTs:
     def shapes(self) -> Shapes:
         return self.shared.shapes(self.padded)
 
-    def pack(self, rows: Sequence[Tensor]) -> Tensor:
-        return packed(rows, [arch.shapes(self.widths) for arch in self.archs], self.shapes, self.size).to(self.device)
-
-    def unpack(self, packed: Tensor) -> list[Tensor]:
-        return unpacked(packed, [arch.shapes(self.widths) for arch in self.archs], self.shapes)
-
-    def part(self, first: int, end: int | None, every: int = 1) -> _GPTs:
-        return replace(self, archs=self.archs[first:end:every])
-
-    def repeat(self, times: int) -> _GPTs:
-        return replace(self, archs=tuple(arch for arch in self.archs for _ in range(times)))
+    pack, unpack, part, repeat = layers.pack, layers.unpack, layers.part, layers.repeat
 
     def views(self, of: ViewOf) -> _Views:
         tokens, places, *inner, output = views_of(of, self.shapes)

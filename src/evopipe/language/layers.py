@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -90,25 +91,32 @@ def place(source: Tensor, target: Tensor) -> None:
     target[corner] = source[corner]
 
 
-def packed(rows: Sequence[Tensor], own: Sequence[Shapes], shared: Shapes, size: int) -> Tensor:
-    """Return members' rows, of shapes of their own, as rows `[P, size]` of shared shapes, zeros elsewhere."""
-    found = torch.zeros(len(rows), size)
-    for row, shapes, whole in zip(rows, own, found, strict=True):
-        into = split(whole, shared)
-        for name, part in split(row, shapes).items():
+def pack(self: Any, rows: Sequence[Tensor]) -> Tensor:
+    """See `Structure.pack`; members' rows, of `archs`, are padded with zeros to common `shapes`, as in the others."""
+    found = torch.zeros(len(rows), self.size)
+    for arch, row, whole in zip(self.archs, rows, found, strict=True):
+        into = split(whole, self.shapes)
+        for name, part in arch.named(self.widths, row).items():
             place(part, into[name])
-    return found
+    return found.to(self.device)
 
 
-def unpacked(rows: Tensor, own: Sequence[Shapes], shared: Shapes) -> list[Tensor]:
-    """Undo it."""
+def unpack(self: Any, packed: Tensor) -> list[Tensor]:
     found = []
-    for shapes, whole in zip(own, rows, strict=True):
-        held, row = split(whole, shared), torch.empty(numbers(shapes), device=rows.device)
-        for name, part in split(row, shapes).items():
+    for arch, whole in zip(self.archs, packed, strict=True):
+        held, row = split(whole, self.shapes), torch.empty(arch.size(self.widths), device=packed.device)
+        for name, part in arch.named(self.widths, row).items():
             place(held[name], part)
         found.append(row)
     return found
+
+
+def part(self: Any, first: int, end: int | None, every: int = 1) -> Any:
+    return replace(self, archs=self.archs[first:end:every])
+
+
+def repeat(self: Any, times: int) -> Any:
+    return replace(self, archs=tuple(arch for arch in self.archs for _ in range(times)))
 
 
 def views_of(of: ViewOf, shapes: Shapes) -> list[Tensor]:
