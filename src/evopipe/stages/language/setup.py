@@ -17,7 +17,7 @@ from evopipe.errors import DataError, ParamsError
 from evopipe.language import tasks
 from evopipe.language.base import Base, load_base, tokens_alone
 from evopipe.language.policy import LanguagePolicy, load_reward
-from evopipe.language.tasks.guard import rewards
+from evopipe.language.tasks import rewards
 from evopipe.language.tokens import Corpus, read_corpus
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
