@@ -7,6 +7,7 @@ is one JSON object, its result.
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -150,6 +151,12 @@ def play_episodes(
 def held_out_seeds(seed: int, purpose: int, count: int) -> list[int]:
     """Return the seeds of evaluation episodes, the same for every contestant of a seed."""
     return np.random.default_rng((seed, purpose)).integers(0, 2**31 - 1, count).tolist()
+
+
+def processor() -> float:
+    """Return the processor seconds of this process, and of those that it began and that ended."""
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in spent)
 
 
 def main(tasks: Mapping[str, Task]) -> None:

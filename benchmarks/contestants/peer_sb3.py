@@ -14,28 +14,43 @@ import gymnasium  # noqa: E402
 import numpy as np  # noqa: E402
 import optuna  # noqa: E402
 import torch  # noqa: E402
-from common import EnvClock, OutOfBudget, Parts, held_out_seeds, main, play_episodes  # noqa: E402
-from stable_baselines3 import DQN  # noqa: E402
+from common import EnvClock, OutOfBudget, Parts, held_out_seeds, main, play_episodes, processor  # noqa: E402
+from stable_baselines3 import DQN, PPO, SAC  # noqa: E402
 from stable_baselines3.common.callbacks import BaseCallback  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv  # noqa: E402
 
 Settings = Mapping[str, Any]
+Model = DQN | PPO | SAC
 optuna.logging.set_verbosity(logging.WARNING)
 
 
-def make_model(s: Settings, env: DummyVecEnv, seed: int, **chosen: Any) -> DQN:
-    """Return a learner. One update every `learn_step` environment steps."""
+def make_model(s: Settings, env: DummyVecEnv, seed: int, **chosen: Any) -> Model:
+    """Return a learner. Off-policy it makes one update every `learn_step` environment steps; PPO's rollouts are of so
+    many."""
     values = {**s, **chosen}
     envs, every = env.num_envs, int(values["learn_step"])
+    layers = [int(values["width"])] * 2 if "width" in values else list(s["layers"])
+    common: dict[str, Any] = {
+        "policy": "MlpPolicy", "env": env, "learning_rate": float(values["lr"]), "gamma": s["gamma"],
+        "batch_size": int(values["batch_size"]), "seed": seed, "device": s["device"],
+        "policy_kwargs": {"net_arch": layers},
+    }  # fmt: skip
+    if s.get("algo") == "ppo":
+        return PPO(
+            **common, n_steps=max(1, every // envs), n_epochs=int(values["epochs"]), ent_coef=float(values["ent_coef"]),
+            gae_lambda=s["gae_lambda"], clip_range=s["clip"], vf_coef=s["vf_coef"], max_grad_norm=s["grad_clip"],
+        )  # fmt: skip
     # SB3 counts `train_freq` in steps of the vector and `gradient_steps` in updates after each.
     train_freq, updates = (1, envs // every) if envs >= every else (every // envs, 1)
+    common |= {
+        "buffer_size": s["capacity"], "learning_starts": s["learning_starts"], "tau": s["sb3_tau"],
+        "train_freq": train_freq, "gradient_steps": updates,
+    }  # fmt: skip
+    if s.get("algo") == "sac":
+        return SAC(**common)
     return DQN(
-        "MlpPolicy", env, learning_rate=float(values["lr"]), buffer_size=s["capacity"],
-        learning_starts=s["learning_starts"], batch_size=int(values["batch_size"]), gamma=s["gamma"], tau=s["sb3_tau"],
-        train_freq=train_freq, gradient_steps=updates, target_update_interval=s["target_interval"],
-        exploration_fraction=s["exploration_fraction"], exploration_initial_eps=s["eps_start"],
-        exploration_final_eps=s["eps_end"], max_grad_norm=s["grad_clip"], seed=seed, device=s["device"],
-        policy_kwargs={"net_arch": list(s["layers"])},
+        **common, target_update_interval=s["target_interval"], exploration_fraction=s["exploration_fraction"],
+        exploration_initial_eps=s["eps_start"], exploration_final_eps=s["eps_end"], max_grad_norm=s["grad_clip"],
     )  # fmt: skip
 
 
@@ -49,7 +64,7 @@ def evaluation(s: Settings, clock: EnvClock, envs: int) -> gymnasium.vector.Sync
     return gymnasium.vector.SyncVectorEnv([lambda: clock.watch(gymnasium.make(s["env"])) for _ in range(envs)])
 
 
-def mean_return(model: DQN, env: gymnasium.vector.SyncVectorEnv, seeds: list[int]) -> float:
+def mean_return(model: Model, env: gymnasium.vector.SyncVectorEnv, seeds: list[int]) -> float:
     """Return the mean of one greedy episode a seed."""
     return float(play_episodes(env, lambda obs: model.predict(obs, deterministic=True)[0], seeds).mean())
 
@@ -76,20 +91,22 @@ class Every(BaseCallback):
 def end_to_end(s: Settings) -> dict[str, Any]:
     """Train one learner a member, one after another, evaluated as often as a population's members are."""
     start(s)
-    parts, clock, updates, parameters = Parts(), EnvClock(), 0, 0
-    parts.watch(DQN, "train", "learn and sample")
-    parts.watch(DQN, "predict", "act")
+    parts, clock, idle, updates, parameters = Parts(), EnvClock(), processor(), 0, 0
+    algorithm = SAC if s.get("algo") == "sac" else DQN
+    parts.watch(algorithm, "train", "learn and sample")
+    parts.watch(algorithm, "predict", "act")
     for member in range(s["population"]):
         env = environments(s, clock, s["num_envs"])
         held = evaluation(s, clock, s["eval_episodes"])
         seeds = held_out_seeds(s["seed"], 0, s["eval_episodes"])
         model = make_model(s, env, s["seed"] * 1000 + member)
-        parameters = sum(p.numel() for p in model.q_net.parameters())
+        parameters = sum(p.numel() for p in model.policy.parameters())
         judge = Every(s["evo_steps"], lambda model, held=held, seeds=seeds: bool(mean_return(model, held, seeds) + 1e9))
         model.learn(s["max_steps"], callback=judge)
         updates += model._n_updates
     return {
         "seconds": clock.seconds,
+        "processor_seconds": processor() - idle,
         "training_steps": s["population"] * s["max_steps"],
         "steps": clock.steps,
         "step_seconds": clock.step_seconds,
