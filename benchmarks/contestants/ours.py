@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from common import EnvClock, Parts, main, processor, sync_of, timed
+from common import EnvClock, Parts, draws, main, processor, sync_of, timed
 from scripts import script
 
 from evopipe import rng
@@ -26,7 +26,9 @@ from evopipe.core.cohort import Cohort, dissolve
 from evopipe.core.native import build, dense
 from evopipe.envs.pool import EnvPool
 from evopipe.errors import Interrupted
+from evopipe.evolve.mutate import NONE
 from evopipe.evolve.step import evolve
+from evopipe.layout import POPULATION
 from evopipe.machine import configure
 from evopipe.rng import Purpose, Stream
 from evopipe.run import learn as learning
@@ -41,7 +43,8 @@ from evopipe.run.run import Run
 from evopipe.run.spec import Spec, first_members
 from evopipe.schema.params import Params, load_params, parse_params
 from evopipe.stages import evaluate, population, train
-from evopipe.stages.setup import make_spec
+from evopipe.stages.setup import about_spec, make_spec
+from evopipe.storage import members as stored
 from evopipe.storage.checkpoint import CheckpointStore
 from evopipe.storage.files import read_json
 from evopipe.types import Batch
@@ -116,13 +119,14 @@ def count_environments(clock: EnvClock) -> None:
     gymnasium.make = lambda *args, **options: clock.watch(make(*args, **options))
 
 
-def keep_run() -> list[Run]:
-    """Keep the loops that the train stage makes where they can be asked."""
+def keep_run(begun: Callable[[Run], None]) -> list[Run]:
+    """Keep the loops that the train stage makes where they can be asked; `begun` is told of each."""
     runs: list[Run] = []
     original = train.begin
 
     def made(*args: Any, **options: Any) -> Run:
         runs.append(original(*args, **options))
+        begun(runs[-1])
         return runs[-1]
 
     train.begin = made
@@ -197,29 +201,47 @@ def end_to_end(s: Settings) -> dict[str, Any]:
 def time_to_solved(s: Settings) -> dict[str, Any]:
     """Run `population` and `train` until a member passes the target on 100 held-out episodes."""
     params = solving_params(s)
-    runs = keep_run()
-    began = time.perf_counter()
-    _stop_at(s, runs)
+    began, idle = time.perf_counter(), processor()
+    runs = keep_run(_stop_at(s))
     result: dict[str, Any] = {"solved": False}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         try:
-            population.run(params, quiet=True, folder=folder)
+            if s.get("drawn"):
+                draw_population(params, s["search"], folder)
+            else:
+                population.run(params, quiet=True, folder=folder)
             train.run(params, quiet=True, folder=folder)
         except Interrupted:
             pass
-        seconds = time.perf_counter() - began
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        seconds, busy = time.perf_counter() - began, processor() - idle
+        signal.setitimer(_timer(s)[0], 0)
         loop = runs[0]
-        steps = loop.clock.env_steps + loop.clock.eval_steps
-        if loop.reason == "target" and steps <= s["budget_steps"] and seconds <= s["budget_seconds"]:
+        steps, spent = loop.clock.env_steps + loop.clock.eval_steps, busy if s.get("processor") else seconds
+        if loop.reason == "target" and steps <= s["budget_steps"] and spent <= s["budget_seconds"]:
             evaluate.run(params, quiet=True, folder=folder)
             result = {
                 "solved": True,
                 "score": read_json(folder / "reports/train.json")["elite"]["score"],
                 "second_score": read_json(folder / "reports/evaluation.json")["elite"]["mean"],
             }
-    return {**result, "seconds": seconds, "steps": min(steps, s["budget_steps"])}
+    steps = min(steps, s["budget_steps"])
+    return {**result, "seconds": seconds, "processor_seconds": busy, "steps": steps}
+
+
+def draw_population(params: Params, search: Settings, folder: Path) -> None:
+    """Write a population as the stage does, but of members whose values and widths are drawn from the search space."""
+    algo, size, members = params.train.algo, params.population.size, []
+    for slot, values in enumerate(draws(search, params.seed, size)):
+        data, width = params.model_dump(mode="json"), values.pop("width")
+        block = data["algos"][algo]
+        if "lr" not in block:
+            values |= {"lr_actor": values["lr"], "lr_critic": values.pop("lr")}
+        block |= values
+        block["network"] |= {"encoder": [width] * len(block["network"]["encoder"]), "latent": width}
+        spec = make_spec(parse_params(data), configure(params.runtime))
+        members.append(first_members(spec, size)[0][slot])
+    stored.write(folder / POPULATION, members, {**about_spec(spec), "mutations": [NONE.to_json()] * size})
 
 
 def solving_params(s: Settings) -> Params:
@@ -231,25 +253,37 @@ def solving_params(s: Settings) -> Params:
         "target": s["target"], "confirm_episodes": s["confirm_episodes"], "target_sigmas": 0.0, "warm_start": 0,
         "max_steps": s["budget_steps"],
     }  # fmt: skip
+    data["env"] |= {"backend": s.get("backend", data["env"]["backend"])}
+    data["train"]["normalise"] |= s.get("normalise", {})
     data["tracking"] |= {"backends": []}
     data["runtime"] |= {"device": s["device"], "threads": s["threads"]}
     return parse_params(data)
 
 
-def _stop_at(s: Settings, runs: list[Run]) -> None:
-    """Ask the run to stop, as a user would, when its seconds or its steps are used up."""
+def _timer(s: Settings) -> tuple[int, signal.Signals]:
+    """Return the timer of a run's budget, and the signal that it ends with."""
+    return (signal.ITIMER_PROF, signal.SIGPROF) if s.get("processor") else (signal.ITIMER_REAL, signal.SIGALRM)
+
+
+def _stop_at(s: Settings) -> Callable[[Run], None]:
+    """Ask the run to stop, as a user would, when its seconds are used up; return what makes one stop by its steps."""
     stop = lambda *_: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
-    signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, s["budget_seconds"])
-    advance, asked = Run.advance, []
+    timer, rings = _timer(s)
+    signal.signal(rings, stop)
+    signal.setitimer(timer, s["budget_seconds"])
 
-    def counted(loop: Run) -> None:
-        advance(loop)
-        if not asked and loop.clock.env_steps + loop.clock.eval_steps > s["budget_steps"]:
-            asked.append(True)
-            stop()
+    def begun(loop: Run) -> None:
+        advance, asked = loop.advance, []
 
-    Run.advance = counted  # type: ignore[method-assign]
+        def counted() -> None:
+            advance()
+            if not asked and loop.clock.env_steps + loop.clock.eval_steps > s["budget_steps"]:
+                asked.append(True)
+                stop()
+
+        loop.advance = counted
+
+    return begun
 
 
 # --- parts alone ------------------------------------------------------------------------------------------------------

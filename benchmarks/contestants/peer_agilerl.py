@@ -265,7 +265,7 @@ def time_to_solved(s: Settings) -> dict[str, Any]:
     seconds, steps = clock.seconds, clock.steps
     result = {"solved": bool(found), "seconds": seconds, "steps": min(steps, s["budget_steps"])}
     if found:
-        clock.max_steps = clock.max_seconds = float("inf")
+        clock.no_more_limits()
         agent, score = found[0]
         agent.set_training_mode(False)
         again = play_episodes(wide, lambda obs: agent.get_action(obs, epsilon=0.0), held_out_seeds(s["seed"], 2, 100))

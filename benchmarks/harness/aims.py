@@ -48,6 +48,12 @@ def time_of(r: Run, key: str = "seconds") -> Time:
     return Time(float(r[key]), not r["solved"])
 
 
+def seconds_key(result: Result) -> str:
+    """Return which seconds of runs to a solved elite are compared: a processor's where all have them."""
+    there = all("processor_seconds" in run["result"] for run in result["runs"])
+    return "processor_seconds" if there else "seconds"
+
+
 def solved_ratio(result: Result, over: str, key: str = "seconds", under: str = "evopipe") -> Ratio | None:
     """Return how many times as long another contestant took until solved, by seeds."""
     both = turns(result, over, under)

@@ -377,6 +377,66 @@ def lunarlander(o: Options) -> Settings:
     )  # fmt: skip
 
 
+SEARCHERS = tuple(
+    Contestant(f"SB3 + {words}", "sb3", {"searcher": name})
+    for name, words in (("tpe", "Optuna"), ("random", "random search"), ("asha", "ASHA"), ("pb2", "PB2"))
+)
+AS_TENSORS = (Contestant("evopipe, tensors", changes={"backend": "torch"}),)
+# By measurement: whether we have the environment as tensors, and the search.
+SEARCHES: dict[str, tuple[bool, Settings]] = {
+    "hpo_cartpole": (True, {
+        "path": "pipelines/ppo-cartpole/params.yaml", "target": 475.0, "steps": 1_000_000, "seconds": 60.0,
+        "trial": 65_536, "sb3_envs": 8,
+    }),
+    "hpo_acrobot": (True, {
+        "path": "pipelines/ppo-acrobot/params.yaml", "target": -100.0, "steps": 1_000_000, "seconds": 60.0,
+        "trial": 131_072, "sb3_envs": 8,
+    }),
+    "hpo_pendulum": (True, {
+        "path": "pipelines/sac-pendulum/params.yaml", "target": -200.0, "steps": 300_000, "seconds": 90.0,
+        "trial": 15_000, "sb3_envs": 1,
+    }),
+    "hpo_lander": (False, {
+        "path": "pipelines/ppo-lunarlander/params.yaml", "target": 200.0, "steps": 3_000_000, "seconds": 200.0,
+        "trial": 500_000, "sb3_envs": 16,
+    }),
+}  # fmt: skip
+
+
+def searching(
+    o: Options, path: str, target: float, steps: int, seconds: float, trial: int, sb3_envs: int,
+) -> Settings:  # fmt: skip
+    """Settings of a search that knows nothing but its space: all members and trials begin with values drawn from it.
+
+    The space, and all that does not vary, are of a pipeline. Budgets count a processor's seconds, of which other work
+    on the machine takes nothing; trials of SB3 have `trial` steps, and are evaluated as often as our members.
+    """
+    from evopipe.schema.params import load_params
+
+    params = load_params(ROOT / path)
+    algo, nodes, seen = params.algo_config, params.evolution.mutation.architecture, params.train.eval_episodes
+    every = params.train.evo_steps
+    whole = {"batch_size": int, "learn_step": int, "epochs": int}
+    names = {"lr": "lr_critic", **{name: name for name in ("batch_size", "learn_step", "epochs", "ent_coef")}}
+    search: Settings = {"width": [nodes.min_nodes, nodes.max_nodes]}
+    for name, ours in names.items():
+        bounds = algo.evolve.get(name) or algo.evolve.get(ours)
+        if bounds:
+            search[name] = [whole.get(name, float)(x) for x in (bounds.min, bounds.max)]
+    own = ("gamma", "gae_lambda", "clip", "vf_coef", "grad_clip")
+    quick = {"budget_steps": 12_000, "budget_seconds": 20.0, "trial_steps": 2_000, "trial_eval_every": 500}
+    return {
+        "params": path, "env": params.env.id, "backend": "sync", "algo": params.train.algo, "drawn": True,
+        "normalise": {"observations": False}, "population": params.population.size, "search": search, "fixed": {},
+        "processor": True, "target": target,
+        "budget_steps": steps, "budget_seconds": o.seconds or seconds, "confirm_episodes": 100, "trial_episodes": seen,
+        "trial_steps": trial, "trial_eval_every": every, "startup_trials": 2, "warmup_steps": every,
+        "capacity": params.train.replay.capacity, "learning_starts": 500, "sb3_tau": 0.005, "sb3_envs": sb3_envs,
+        "device": o.device, "threads": o.threads, **{name: getattr(algo, name) for name in own if hasattr(algo, name)},
+        **(quick if o.quick else {}),
+    }  # fmt: skip
+
+
 # --- language models --------------------------------------------------------------------------------------------------
 
 
@@ -467,6 +527,11 @@ def measurements() -> dict[str, Measurement]:
             "lunarlander", "time-to-solved",
             (EVOPIPE, Contestant("AgileRL", "agilerl", AGILERL_LANDER), Contestant("SB3 + Optuna", "sb3")), lunarlander,
             lanes=True,
+        ),
+        *(
+            Measurement(name, "time-to-solved", (EVOPIPE, *(AS_TENSORS if tensors else ()), *SEARCHERS),
+                        partial(searching, **own), cores=1, lanes=True)
+            for name, (tensors, own) in SEARCHES.items()
         ),
     )  # fmt: skip
     return {m.name: m for m in listed}

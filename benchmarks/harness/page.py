@@ -7,8 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness import stats
-from harness.aims import OFF_POLICY, ON_POLICY, TEAMS, Figure, duration, figures, limit, part_of, solved_ratio, time_of
-from harness.measurements import SCRIPTS
+from harness.aims import (
+    OFF_POLICY,
+    ON_POLICY,
+    TEAMS,
+    Figure,
+    duration,
+    figures,
+    limit,
+    part_of,
+    seconds_key,
+    solved_ratio,
+    time_of,
+)
+from harness.measurements import SCRIPTS, SEARCHES
 from harness.results import (
     Result,
     Results,
@@ -49,8 +61,8 @@ an hour on four cores (`make bench BENCH_ARGS="--lanes 2"`), goes on where it wa
 
 - Peers: AgileRL 2.58.0 (evolutionary DQN, TD3, DDPG and Rainbow by `train_off_policy`, PPO by `train_on_policy`, teams
   by `train_multi_agent_off_policy` and `train_multi_agent_on_policy`; CQN's learn step), Stable-Baselines3 2.9.2 (DQN,
-  SAC), Optuna 5.0.0, TRL 1.16.0 (GRPO, DPO); each in an environment of its own under `benchmarks/.venvs`, all with the
-  same torch, NumPy and Gymnasium.
+  PPO, SAC), Optuna 5.0.0, Ray Tune 2.60.0 (PB2), TRL 1.16.0 (GRPO, DPO); each in an environment of its own under
+  `benchmarks/.venvs`, all with the same torch, NumPy and Gymnasium.
 - Contestants alternate (A B A B …) on the same pinned cores, at least five turns; every run is a fresh process. Imports
   are not counted; making populations and environments, logs, checkpoints and outputs are.
 - A figure is the median over turns (smallest – largest). A ratio is the median over turns of the ratio within the turn,
@@ -73,6 +85,7 @@ def page(results: Results) -> str:
         _threads, _loop, _scripts,
         lambda r: _solved(r, "cartpole", "CartPole-v1, mean of 100 held-out episodes ≥ 475"),
         lambda r: _solved(r, "lunarlander", "LunarLander-v3, mean of 100 held-out episodes ≥ 200"),
+        _searches,
     )  # fmt: skip
     lines = HEAD.splitlines()
     for section in sections:
@@ -108,12 +121,13 @@ def _not_won(results: Results, rows: list[Figure]) -> list[str]:
             r = paired(results[name], "AgileRL", "evopipe", part_of(size, part))
             if r and not r.low > 1:
                 lost.append(f"{algorithm}{part}, {size} members: AgileRL takes {told(r)} our time")
-    for name in ("cartpole", "lunarlander"):
-        for over in [n for n in names(results[name]) if n != "evopipe"] if name in results else []:
-            for key in ("seconds", "steps"):
+    for name in ("cartpole", "lunarlander", *SEARCHES):
+        for over in _others(results[name]) if name in results else []:
+            for key in (seconds_key(results[name]), "steps"):
                 r = solved_ratio(results[name], over, key)
                 if r and not r.low > 1:
-                    lost.append(f"{key} to a solved {results[name]['settings']['env']} against {over}: {told(r, True)}")
+                    words = f"{_spoken(key)} to a solved {results[name]['settings']['env']}"
+                    lost.append(f"{'search: ' * (name in SEARCHES)}{words} against {over}: {told(r, True)}")
     lost += [f"aim not shown: {f.words}, {f.aim}: {f.measured}" for f in rows if f.said != "**reached**"]
     if not results:
         return []
@@ -513,30 +527,49 @@ def _loop(results: Results) -> list[str]:
     return lines
 
 
+def _others(result: Result) -> list[str]:
+    """The contestants that are not evopipe."""
+    return [name for name in names(result) if not name.startswith("evopipe")]
+
+
+def _spoken(key: str) -> str:
+    return key.replace("_", " ")
+
+
 def _solved(results: Results, name: str, title: str) -> list[str]:
     lines = [f"## Time to a solved elite: {title}", ""]
     if name not in results:
         return [*lines, MISSING]
-    result = results[name]
-    s = result["settings"]
+    s = results[name]["settings"]
     lines += [
-        f"The same rule for all: an evaluation that reaches {s['target']:g} is followed by {s['confirm_episodes']} "
-        "episodes on other seeds; their mean decides, and all these steps and seconds are counted. A second hundred "
-        f"episodes, not counted, show how lucky the decision was. Budget: {s['budget_steps']:,} environment steps or "
-        f"{s['budget_seconds']:g} s. Search space of all: {_search(s)}"
+        f"{_rule(s)} Search space of all: {_search(s)}"
         + (f" (SB3's {', '.join(s['fixed'])} fixed: its strongest setting)." if s["fixed"] else "."),
         "",
     ]
+    return [*lines, *_times(results[name], name, title)]
+
+
+def _rule(s: Mapping[str, Any]) -> str:
+    return (
+        f"The same rule for all: an evaluation that reaches {s['target']:g} is followed by {s['confirm_episodes']} "
+        "episodes on other seeds; their mean decides, and all these steps and seconds are counted. A second hundred "
+        f"episodes, not counted, show how lucky the decision was. Budget: {s['budget_steps']:,} environment steps or "
+        f"{s['budget_seconds']:g} s."
+    )
+
+
+def _times(result: Result, name: str, title: str) -> list[str]:
+    """The table of runs to a solved elite, and their picture."""
     rows = []
     for contestant in names(result):
         runs = values(result, contestant, lambda r: r)
-        for key in ("seconds", "steps"):
+        for key in (first := seconds_key(result), "steps"):
             times = [time_of(r, key) for r in runs]
             r = solved_ratio(result, contestant, key) if contestant != "evopipe" else None
             rows.append(
                 (
-                    contestant if key == "seconds" else "",
-                    key,
+                    contestant if key == first else "",
+                    _spoken(key),
                     f"{sum(r['solved'] for r in runs)} of {len(runs)}",
                     duration(stats.median_time(times)),
                     ", ".join(map(duration, times)),
@@ -546,7 +579,56 @@ def _solved(results: Results, name: str, title: str) -> list[str]:
         second = [number(r["second_score"]) for r in runs if r["solved"]]
         rows.append(("", "second hundred", "", "", ", ".join(second) or "–", ""))
     header = ("", "", "solved", "median", "seeds", "over evopipe's")
-    return [*lines, *table(header, rows), *made_by(result), f"![{title}](images/bench-{name}.svg)"]
+    return [*table(header, rows), *made_by(result), f"![{title}](images/bench-{name}.svg)"]
+
+
+def _searches(results: Results) -> list[str]:
+    lines = ["## A search from nothing: time to a solved elite", ""]
+    there = [name for name in SEARCHES if name in results]
+    if not there:
+        return [*lines, MISSING]
+    lines += [
+        "Here nobody begins with values that serve. Members of evopipe and of PB2, and the first trials, have values "
+        "drawn from the same space, the width of both layers among them; evopipe's evolution and the searchers go on "
+        "from there. Both sides learn by the same algorithm with the same γ, λ, clipping and weights of the losses; "
+        "what else it has is each side's own. SB3's trials are evaluated as often, and over as many episodes, as "
+        "evopipe's members. Everybody has one core and one thread. Seconds are a processor's, since other work ran "
+        "beside these; wall seconds are in the results.", "",
+        "The searchers: Optuna's TPE with its median pruner; its random search; its asynchronous successive halving "
+        "(factor 3) over random search; Ray Tune's PB2 with four members. PB2's scheduler, with its Gaussian process, "
+        "is asked in the process that trains: Ray's own processes would take most of a core. It leaves a network's "
+        "width as it is. Optuna's searchers draw the same first trials of a seed (TPE, as by default, ten): where one "
+        "of these is solved they differ by what they pruned before it, or not at all. `evopipe, tensors` steps "
+        "evopipe's own build of the environment.",
+    ]  # fmt: skip
+    for name in there:
+        result, s = results[name], results[name]["settings"]
+        title = f"{s['env']}, mean of {s['confirm_episodes']} held-out episodes ≥ {s['target']:g}"
+        trials = (
+            f"All learn by {s['algo'].upper()}. Trials: {s['sb3_envs']} environment{'s' * (s['sb3_envs'] > 1)}, at "
+            f"most {s['trial_steps']:,} steps, evaluated every {s['trial_eval_every']:,} over {s['trial_episodes']} "
+            f"episodes. Search space: {_search(s)}."
+        )
+        lines += ["", f"### {title}", "", f"{_rule(s)} {trials}", "", *_outcome(result), ""]
+        lines += _times(result, name, title)
+    return lines
+
+
+def _outcome(result: Result) -> list[str]:
+    """Say of each figure against whom it is won, lost or open."""
+    lines = []
+    for key in (seconds_key(result), "steps"):
+        said: dict[str, list[str]] = {"won against": [], "lost to": [], "open against": []}
+        for over in _others(result):
+            r = solved_ratio(result, over, key)
+            if r:
+                clear = r.pairs >= stats.LEAST_PAIRS
+                won, lost = clear and r.low > 1, clear and r.high < 1
+                said["won against" if won else "lost to" if lost else "open against"].append(over)
+        words = "; ".join(f"{how} {', '.join(who)}" for how, who in said.items() if who)
+        if words:
+            lines.append(f"- {_spoken(key)}: {words}")
+    return lines
 
 
 def _search(s: Mapping[str, Any]) -> str:

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from harness.aims import seconds_key
+from harness.measurements import SEARCHES
 from harness.page import each
 from harness.results import Result, Results, names, values
 
@@ -20,9 +22,10 @@ def plots(results: Results) -> dict[str, bytes]:
         drawn["bench-end-to-end.svg"] = picture(lambda axes: _end_to_end(axes, results["end_to_end"]), 2.4)
     if "curve_64" in results or "curve_128" in results:
         drawn["bench-curve.svg"] = picture(lambda axes: _curve(axes, results), 3.6)
-    for name in ("cartpole", "lunarlander"):
+    for name in ("cartpole", "lunarlander", *SEARCHES):
         if name in results:
-            drawn[f"bench-{name}.svg"] = picture(lambda axes, name=name: _solved(axes, results[name]), 2.4)  # type: ignore[misc]
+            height = max(2.4, 0.45 * len(names(results[name])))
+            drawn[f"bench-{name}.svg"] = picture(lambda axes, name=name: _solved(axes, results[name]), height)  # type: ignore[misc]
     return drawn
 
 
@@ -83,12 +86,15 @@ def _curve(axes: Any, results: Results) -> None:
 
 
 def _solved(axes: Any, result: Result) -> None:
+    key = seconds_key(result)
     for place, name in enumerate(names(result)):
         for run in values(result, name, lambda r: r):
             colour = COLOURS[place % len(COLOURS)]
-            axes.plot(run["seconds"], place, "o" if run["solved"] else ">", color=colour, markersize=7, alpha=0.75,
+            axes.plot(run[key], place, "o" if run["solved"] else ">", color=colour, markersize=7, alpha=0.75,
                       markerfacecolor=colour if run["solved"] else "none")  # fmt: skip
     axes.set_yticks(range(len(names(result))), names(result))
     axes.set_ylim(len(names(result)) - 0.5, -0.5)
     axes.set_xlim(left=0)
-    axes.set_xlabel("seconds to a solved elite, one mark a seed (▷ stopped by its budget: would take longer)")
+    axes.set_xlabel(
+        f"{key.replace('_', ' ')} to a solved elite, one mark a seed (▷ stopped by its budget: would take longer)"
+    )

@@ -116,6 +116,12 @@ def test_a_budget_ends_the_run() -> None:
     env.step(1)
     with pytest.raises(OutOfBudget):
         env.step(0)
+    seconds = iter([10.0, 10.5, 11.5])  # at the beginning, after the first step, after the second
+    slow = EnvClock(max_seconds=1.0, spent=lambda: next(seconds)).watch(make_env(EnvConfig(id="CartPole-v1")))
+    slow.reset(seed=1)
+    slow.step(0)
+    with pytest.raises(OutOfBudget):
+        slow.step(1)
     late = EnvClock(max_seconds=0.0).watch(make_env(EnvConfig(id="CartPole-v1")))
     late.reset(seed=1)
     with pytest.raises(OutOfBudget):
@@ -312,6 +318,46 @@ def test_time_to_solved_takes_its_settings_from_the_pipelines() -> None:
             assert (low, high) == (file.algo_config.evolve[key].min, file.algo_config.evolve[key].max)
 
 
+def test_values_are_drawn_from_the_whole_of_their_space() -> None:
+    from common import draws
+
+    space = {"lr": (1e-4, 1e-2), "epochs": (1, 10), "learn_step": (1, 8)}
+    drawn = draws(space, 1, 400)
+    assert drawn[:4] == draws(space, 1, 4)
+    assert drawn[:4] != draws(space, 2, 4)
+    for name, (low, high) in space.items():
+        assert all(low <= each[name] <= high for each in drawn)
+        assert isinstance(drawn[0][name], type(low))
+    assert {each["learn_step"] for each in drawn} == set(range(1, 9))
+    assert np.median([each["lr"] for each in drawn]) == pytest.approx(1e-3, rel=0.3)  # by its logarithm
+    assert np.median([each["learn_step"] for each in drawn]) in (4, 5)  # not a factor of ten: evenly
+
+
+@pytest.mark.parametrize("name", ["hpo_cartpole", "hpo_pendulum"])
+def test_a_search_begins_with_members_drawn_from_its_space(name: str, tmp_path: Path) -> None:
+    from common import draws
+    from harness.measurements import Options, measurements
+    from ours import draw_population, solving_params
+
+    from evopipe import layout
+    from evopipe.stages.setup import make_spec, read_members
+
+    s = {**measurements()[name].settings(Options()), "seed": 3}
+    params = solving_params(s)
+    assert (params.train.target, params.env.backend) == (s["target"], "sync")
+    draw_population(params, s["search"], tmp_path)
+    members, _ = read_members(tmp_path, layout.POPULATION, make_spec(params))
+    rates = ("lr",) if name == "hpo_cartpole" else ("lr_actor", "lr_critic")
+    for member, drawn in zip(members, draws(s["search"], 3, 4), strict=True):
+        assert [*(block.width for block in member.arch.encoder), member.arch.latent] == [drawn["width"]] * 2
+        assert [member.hyper[rate] for rate in rates] == [drawn["lr"]] * len(rates)
+        for setting in set(drawn) - {"width", "lr"}:
+            assert member.hyper[setting] == drawn[setting]
+            bounds = params.algo_config.evolve[setting]
+            assert s["search"][setting] == [bounds.min, bounds.max]
+    assert len({member.key for member in members}) == 4
+
+
 # --- running and keeping ----------------------------------------------------------------------------------------------
 
 
@@ -333,6 +379,17 @@ def test_a_measurement_runs_is_kept_and_goes_on(tmp_path: Path, capsys: pytest.C
     with pytest.raises(SystemExit, match="other settings"):
         run.main(["roofline", "--cores", "1", "--results", str(tmp_path)])
     assert "turn 2, evopipe" in capsys.readouterr().out
+
+
+@pytest.mark.thorough
+def test_a_search_ends_when_its_budget_is_spent(tmp_path: Path) -> None:
+    import run
+
+    asked = ["hpo_cartpole", "--quick", "--cores", "1", "--repeats", "1", "--contestants", "evopipe"]
+    assert run.main([*asked, "--results", str(tmp_path)]) == 0
+    (first,) = json.loads((tmp_path / "hpo_cartpole.json").read_text())["runs"]
+    assert (first["result"]["solved"], first["result"]["steps"]) == (False, 12_000)
+    assert 0 < first["result"]["processor_seconds"] < 20
 
 
 def _able() -> list[int]:
@@ -399,6 +456,8 @@ def test_language_models_take_a_step_of_every_kind(way: str) -> None:
         "parts",
         "cartpole",
         "lunarlander",
+        "hpo_cartpole",
+        "hpo_pendulum",
     ],
 )
 def test_the_peers_run(measurement: str, tmp_path: Path) -> None:
@@ -630,6 +689,32 @@ def test_the_page_lists_what_is_not_won() -> None:
     text = page({"end_to_end": slow})
     assert "**not reached**" in text
     assert "- aim not shown: steps/s of DQN end to end over AgileRL, ≥ 5 ×: 1.00 × [1.00, 1.00]" in text
+
+
+def test_the_page_says_against_whom_a_search_is_won() -> None:
+    from harness.measurements import Options, measurements
+    from harness.page import page
+
+    m = measurements()["hpo_cartpole"]
+    # By processor seconds and steps: ours 2 s and 100 steps; 4 s and 50 steps; as long as ours, more or less; censored.
+    takes = {
+        "evopipe": lambda turn: (True, 2.0, 100), "SB3 + Optuna": lambda turn: (True, 4.0, 50),
+        "SB3 + ASHA": lambda turn: (True, (1.0, 4.0)[turn % 2], 100), "SB3 + PB2": lambda turn: (False, 60.0, 900),
+    }  # fmt: skip
+    runs = []
+    for turn in range(6):
+        for name, take in takes.items():
+            solved, busy, steps = take(turn)
+            result = {"solved": solved, "seconds": 99.0, "processor_seconds": busy, "steps": steps, "second_score": 490}
+            runs.append({"turn": turn, "contestant": name, "load": 0.1, "result": result})
+    own = {"measurement": m.name, "settings": m.settings(Options()), "runs": runs}
+    text = page({m.name: {**_result(), **own, "contestants": [{"name": name} for name in takes]}})
+    assert "- processor seconds: won against SB3 + Optuna, SB3 + PB2; open against SB3 + ASHA\n" in text
+    assert "- steps: won against SB3 + PB2; lost to SB3 + Optuna; open against SB3 + ASHA\n" in text
+    assert "| SB3 + Optuna | processor seconds | 6 of 6 | 4.00 | 4.00, 4.00, 4.00, 4.00, 4.00, 4.00 | 2.00 ×" in text
+    assert "| SB3 + PB2 | processor seconds | 0 of 6 | > 60.0 |" in text
+    assert "- search: steps to a solved CartPole-v1 against SB3 + Optuna: 0.500 × [0.500, 0.500]" in text
+    assert "first trials of a seed" in text
 
 
 def test_unequal_work_gives_no_page() -> None:
