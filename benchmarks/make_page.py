@@ -22,7 +22,7 @@ IMAGES = HERE.parent / "docs" / "images"
 NAMES = (
     "end_to_end", "td3", "ddpg", "sac", "rainbow", "cqn", "ppo", "ppo_recurrent", "maddpg", "maddpg_learning", "matd3",
     "ippo", "grpo", "grpo_small", "dpo", "completions", "ppo_native", "priorities", "roofline", "parts", "curve_64",
-    "curve_128", "threads", "efficiency_lander", "efficiency_cartpole", "checkpoint", "script_dqn", "script_ppo",
+    "curve_128", "efficiency_lander", "efficiency_cartpole", "checkpoint", "script_dqn", "script_ppo",
     "script_ppo_recurrent", "script_cqn", "script_ddpg", "script_maddpg", "cartpole", "lunarlander",
     "hpo_cartpole", "hpo_acrobot", "hpo_pendulum", "hpo_lander",
 )  # fmt: skip

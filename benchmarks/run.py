@@ -46,7 +46,7 @@ def _one(m: Measurement, options: Options, args: argparse.Namespace) -> bool:
     for peer in sorted({c.environment for c in m.contestants} - {"ours"}):
         venvs.make(peer)
     count = args.lanes if m.lanes else 1
-    cores = machine.lanes_of(count, min(args.cores, m.cores)) if m.cores else [machine.able()]
+    cores = machine.lanes_of(count, min(args.cores, m.cores))
     machine.warn_if_busy()
     about = {
         "measurement": m.name,

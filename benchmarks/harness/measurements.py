@@ -47,7 +47,7 @@ class Measurement:
         task: the contestants' task.
         contestants: who runs, in this order, turn after turn.
         settings: from options to settings; every contestant gets them and its `changes`.
-        cores: cores of a lane, None for all.
+        cores: cores of a lane.
         lanes: whether independent turns may run side by side.
         chosen: for a contestant, variants of which its best is taken before the first turn.
         timeout: seconds that a run may take.
@@ -57,7 +57,7 @@ class Measurement:
     task: str
     contestants: tuple[Contestant, ...]
     settings: Callable[[Options], Settings]
-    cores: int | None = 2
+    cores: int = 2
     lanes: bool = False
     chosen: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     timeout: float = 1200.0
@@ -250,11 +250,6 @@ def curve(o: Options, base: Callable[[Options], Settings] = lander) -> Settings:
     """The learn step of 1 to 64 members, on a GPU to 512."""
     sizes = [1, 8, 64, 512] if o.device == "cuda" else [1, 2, 4, 8, 16, 32, 64]
     return {**base(o), "sizes": [1, 2] if o.quick else sizes}
-
-
-def threads(o: Options) -> Settings:
-    """The learn step of 4, 8 and 16 members."""
-    return {**lander(o), "sizes": [2] if o.quick else [4, 8, 16]}
 
 
 def efficiency(o: Options, base: Callable[[Options], Settings] = lander) -> Settings:
@@ -509,11 +504,6 @@ def measurements() -> dict[str, Measurement]:
         Measurement("parts", "parts", (EVOPIPE, AGILERL), parts, cores=1),
         Measurement("curve_128", "curve", (EVOPIPE,), curve, cores=1),
         Measurement("curve_64", "curve", (EVOPIPE,), lambda o: curve(o, cartpole_core), cores=1),
-        Measurement(
-            "threads", "curve",
-            tuple(Contestant(f"{n} thread{'s' if n > 1 else ''}", changes={"threads": n}) for n in (1, 2, 4)),
-            threads, cores=None,
-        ),
         Measurement("efficiency_lander", "efficiency", (EVOPIPE,), efficiency, cores=1),
         Measurement("efficiency_cartpole", "efficiency", (EVOPIPE,), lambda o: efficiency(o, cartpole_core), cores=1),
         Measurement("checkpoint", "checkpoint", (EVOPIPE,), checkpoint, cores=1),

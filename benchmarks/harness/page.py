@@ -82,7 +82,7 @@ def page(results: Results) -> str:
     """Return the page. Results that are missing are said to be."""
     sections = (
         _machine, _summary, _end_to_end, _off_policy, _on_policy, _teams, _language, _roofline, _parts, _curve, _gpu,
-        _threads, _loop, _scripts,
+        _loop, _scripts,
         lambda r: _solved(r, "cartpole", "CartPole-v1, mean of 100 held-out episodes ≥ 475"),
         lambda r: _solved(r, "lunarlander", "LunarLander-v3, mean of 100 held-out episodes ≥ 200"),
         _searches,
@@ -480,25 +480,6 @@ def _gpu(results: Results) -> list[str]:
         *(_members(results["curve_64_cuda"]) if "curve_64_cuda" in results else []),
         *(_native(results["ppo_native_cuda"]) if "ppo_native_cuda" in results else []),
     ]
-
-
-def _threads(results: Results) -> list[str]:
-    lines = ["## Threads", ""]
-    if "threads" not in results:
-        return [*lines, MISSING]
-    result = results["threads"]
-    rows, first = [], "1 thread"
-    for size in map(str, result["settings"]["sizes"]):
-        of = part_of(size, "learn")
-        times = [spread(values(result, name, of)) for name in names(result)]
-        gains = [told(paired(result, first, name, of)) for name in names(result)[1:]]
-        rows.append((size, *times, *gains))
-    header = ("members", *names(result), *(f"gain of {name}" for name in names(result)[1:]))
-    lines += [
-        "`runtime.threads` is 1 by default. What more would give on this machine, learn step in µs, the main networks, "
-        "all cores free:", "", *table(header, rows), *made_by(result),
-    ]  # fmt: skip
-    return lines
 
 
 def _loop(results: Results) -> list[str]:

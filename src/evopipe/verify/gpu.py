@@ -71,9 +71,12 @@ def check(
         DataError: a finding is bad; it names them all.
     """
     of_text = algos.names(of_text=True)
+    alone = tuple(name for name in algos.names() if not algos.get(name).TEAM)
     for name in set(names) - set(known := [*algos.names(), *of_text]):
         raise UsageError(f"gpu check: --algo: no algorithm {name!r}{suggestion(name, known)}")
-    bad, usual = [], algos.names() if importlib.util.find_spec("transformers") is None else known
+    for name in set(names) & (set(algos.names()) - set(alone)):
+        raise UsageError(f"gpu check: --algo: {name} serves teams, which are not checked; take {', '.join(alone)}")
+    bad, usual = [], alone if importlib.util.find_spec("transformers") is None else (*alone, *of_text)
     for name in names or usual:
         found = _check_text(name, device, members, repeats) if name in of_text else None
         for finding in found or _check(_spec(name, device, envs), members, repeats):
