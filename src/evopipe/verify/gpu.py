@@ -67,16 +67,17 @@ def check(
     `tell` gets a line for each thing that was looked at.
 
     Raises:
-        UsageError: there is no algorithm of a name.
+        UsageError: there is no algorithm of a name, or it is one of teams or games, which are not checked.
         DataError: a finding is bad; it names them all.
     """
     of_text = algos.names(of_text=True)
-    alone = tuple(name for name in algos.names() if not algos.get(name).TEAM)
     for name in set(names) - set(known := [*algos.names(), *of_text]):
         raise UsageError(f"gpu check: --algo: no algorithm {name!r}{suggestion(name, known)}")
-    for name in set(names) & (set(algos.names()) - set(alone)):
-        raise UsageError(f"gpu check: --algo: {name} serves teams, which are not checked; take {', '.join(alone)}")
-    bad, usual = [], alone if importlib.util.find_spec("transformers") is None else (*alone, *of_text)
+    able = [name for name in known if not algos.get(name).TEAM and algos.regime_of(name) != "games"]
+    for name in set(names) - set(able):
+        raise UsageError(f"gpu check: --algo: {name} learns in teams or from games, which are not checked")
+    with_text = importlib.util.find_spec("transformers") is not None
+    bad, usual = [], [name for name in able if with_text or name not in of_text]
     for name in names or usual:
         found = _check_text(name, device, members, repeats) if name in of_text else None
         for finding in found or _check(_spec(name, device, envs), members, repeats):
