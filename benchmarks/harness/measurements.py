@@ -388,7 +388,7 @@ SEARCHES: dict[str, tuple[bool, Settings]] = {
         "trial": 131_072, "sb3_envs": 8,
     }),
     "hpo_pendulum": (True, {
-        "path": "pipelines/sac-pendulum/params.yaml", "target": -200.0, "steps": 300_000, "seconds": 90.0,
+        "path": "pipelines/sac-pendulum/params.yaml", "target": -200.0, "steps": 1_000_000, "seconds": 90.0,
         "trial": 15_000, "sb3_envs": 1,
     }),
     "hpo_lander": (False, {
