@@ -14,6 +14,7 @@ import torch
 from evopipe.algos import Answers
 from evopipe.core import optim
 from evopipe.core.native import actor_critic as native
+from evopipe.core.native import build
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.optim import Adam
 from evopipe.core.structure import Widths
@@ -126,7 +127,7 @@ def whole_update(
 ) -> Learned | None:  # fmt: skip
     """Take the whole update of a deterministic actor and of critics by that name by the CPU's own kernels; None where
     torch must. `close`: as TD3+BC."""
-    if not native.serve(batch.obs) or getattr(state, "encoder", None) is not None:
+    if not build.serve(batch.obs) or getattr(state, "encoder", None) is not None:
         return None
     noise = None
     if critic == "critics":

@@ -22,6 +22,7 @@ from evopipe.algos._actor_critic import action_value, of_taken
 from evopipe.core import optim
 from evopipe.core.member import moments, parameters, row
 from evopipe.core.native import actor_critic as native
+from evopipe.core.native import build
 from evopipe.core.net import Net, Nets, forward
 from evopipe.core.structure import Widths
 from evopipe.ops.distributions import (
@@ -196,7 +197,7 @@ def _aim(cfg: Config, legal: Tensor | None = None) -> float | Tensor:
 
 def _whole_update(cfg: Config, state: State, hp: Hyper, batch: Batch, healthy: Tensor, draw: Stream) -> Learned | None:
     """Take the whole update by the CPU's own kernels; None where torch must."""
-    if not native.serve(batch.obs) or state.encoder is not None:
+    if not build.serve(batch.obs) or state.encoder is not None:
         return None
     continuous, by_legal = cfg.spaces.continuous, not cfg.spaces.continuous and cfg.target_entropy == "auto"
     n, draws = batch.reward.shape[1] * cfg.spaces.actions, (draw, draw.part(1))

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 from pydantic import ValidationError
 
-from evopipe.core.native import replay
+from evopipe.core.native import build, replay
 from evopipe.envs.make import close, make_env, refuse
 from evopipe.envs.mpe import OFFERED as TEAMS
 from evopipe.envs.rows import Actions, Begun, Ints, Step, Upcoming
@@ -340,7 +340,7 @@ class TensorPool:
     def _start(self, seeds: torch.Tensor) -> torch.Tensor:
         """Initial columns `[S, n]` of these seeds `[n]`."""
         draw, count = Stream(seeds, Purpose.EPISODE, self._first), self._dynamics.draws
-        drawn = (replay.uniform(draw, count) if replay.serve(seeds) else draw.uniform(count)).T  # [draws, n]
+        drawn = (replay.uniform(draw, count) if build.serve(seeds) else draw.uniform(count)).T  # [draws, n]
         return self._dynamics.start(drawn.contiguous())
 
     def _own(self, actions: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from evopipe.core.graphs import upload
+from evopipe.core.native import build
 from evopipe.core.native import replay as native
 from evopipe.memory.frames import Frames
 from evopipe.memory.priorities import Priorities
@@ -265,7 +266,7 @@ class Replay:
     ) -> tuple[Tensor, Tensor]:
         assert self.priorities is not None
         index, chance = self.priorities.draw(slots, u)
-        if native.serve(chance):
+        if build.serve(chance):
             return index, native.importances(size, chance, weight, beta)
         importance = (size[:, None] * chance) ** -beta
         largest = torch.where(weight > 0, importance, 0.0).amax(dim=1, keepdim=True)
@@ -279,7 +280,7 @@ class Replay:
         Slots, first, size, weight and beta are as for `draw` and `draw_by_priority`; gamma is `[P]`. The tensors may be
         those of the batch before that was drawn for the same weights.
         """
-        if native.serve(self.rows) and self.frames is None:
+        if build.serve(self.rows) and self.frames is None:
             return self._batches(draw, slots, first, weight, gamma).draw(draw.step, size, beta)
         u = draw.uniform(weight.shape[1])
         if self.priorities is None:

@@ -550,7 +550,7 @@ void polyak(int members, int each, ptrdiff_t size, float *targets, ptrdiff_t tar
     mixed(size, targets + row * targets_stride, onlines + row * onlines_stride, weight[row / each]);
 }
 
-// --- whole updates ---------------------------------------------------------------------------------------------------
+// --- whole updates: each gives 1 where there is no memory for it, before it changes anything of that member -----------
 
 // Scratch of a thread, kept from call to call: a member's activations stay in its cache.
 static __thread float *room;

@@ -14,11 +14,6 @@ from evopipe.rng import Stream, salt
 from evopipe.types import Batch, Tensor
 
 
-def serve(x: Tensor) -> bool:
-    """Whether the kernels are in use, and can read these rows."""
-    return build.chosen() is not None and x.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
 def uniform(draw: Stream, n: int) -> Tensor:
     """Return what `draw.uniform(n)` returns, to the bit."""
     found = torch.empty(len(draw.keys), n, dtype=torch.float64)

@@ -42,17 +42,16 @@ def update(
     Support `[K]` are the returns that the outputs' atoms stand for; without it an action has one output. Rows of weight
     0 at a batch's end are not looked at: their errors are 0.
     """
-    if build.chosen() is None or torch.compiler.is_compiling():
+    if not build.serve(batch.obs) or batch.obs.dtype != torch.float32:
         return None
     learned = () if noise is None else (noise.scale, noise.target, noise.adam)
     given = target, adam, updates, batch, *rates, alpha, support, *learned, double, huber, interval, dueling
 
     def made() -> dense.Job | None:
-        plan = dense.whole(batch.obs, online, target, *learned[:2])
-        atoms = 1 if support is None else len(support)
-        if plan is None or max(atoms, plan.out // atoms) > MOST:
+        members, rows, inputs = batch.obs.shape
+        plan, atoms = dense.plan_of(online, inputs), 1 if support is None else len(support)
+        if plan is None or plan.members != members or not rows or max(atoms, plan.out // atoms) > MOST:
             return None
-        rows, inputs = batch.obs.shape[1:]
         obs, next_obs = map(_by_rows, (batch.obs, batch.next_obs))
         kept: list[Tensor | None] = [obs, next_obs]
         rest = batch.action, batch.reward, batch.discount, batch.weight, batch.next_legal, batch.legal
@@ -82,7 +81,7 @@ def update(
     job.losses, job.errors, job.healthy = at(losses), at(errors), at(healthy)
     if noise is not None:
         job.keys, job.step = at(noise.draw.keys), at(noise.draw.step)
-    kernels().value_update(len(losses), ctypes.byref(job))
+    kernels().value_update(ctypes.byref(job), len(losses))
     return Learned(losses, healthy, errors)
 
 
