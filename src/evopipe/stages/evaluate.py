@@ -15,7 +15,7 @@ from evopipe.errors import EnvironmentFailed, Interrupted, translate_failures
 from evopipe.machine import configure
 from evopipe.ops.statistics import summary
 from evopipe.rng import Purpose
-from evopipe.run.evaluate import HeldOut, Stopped
+from evopipe.run.evaluate import Stopped, in_environments
 from evopipe.run.spec import Spec
 from evopipe.schema.params import Params
 from evopipe.signals import StopSignal
@@ -51,7 +51,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         # The reported score is Gymnasium's, whatever build of the environment training stepped.
         closing(
             divided.held_out(spec, members, rows)
-            or HeldOut(spec, params.env.on_gymnasium, len(members), rows, params.evaluate.steps, workers)
+            or in_environments(spec, params.env.on_gymnasium, len(members), rows, params.evaluate.steps, workers)
         ) as scored,
         StopSignal() as stop,
     ):
@@ -67,8 +67,8 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         returns, lengths = played.returns[m][mine], played.lengths[m][mine]
         chance = rng.host(rng.run_key(params.seed), Purpose.BOOTSTRAP, m)
         scores[name] = summary(returns, lengths, params.evaluate.bootstrap, chance)
-        if played.agents is not None:
-            scores[name] |= _of_agents(spec, played.agents[m][mine])
+        if "agents" in played.more:
+            scores[name] |= _of_agents(spec, played.more["agents"][m][mine])
         episodes += [[name, *row] for row in zip(seeds[mine].tolist(), returns.tolist(), lengths.tolist(), strict=True)]
     elite, about = scores.pop("elite"), {"episodes": n, "steps": played.steps, "env": params.env.id}
     write_json(folder / layout.EVALUATION, {"elite": elite, **about})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,11 @@ from evopipe.rng import Purpose
 from evopipe.run.dialogue import AT_ONCE, Room, sampling
 from evopipe.run.evaluate import Episodes, Stopped
 from evopipe.run.language import LESS, LanguageSpec
-from evopipe.run.order import held_out
-from evopipe.run.text import References, evaluate_rows, figures
 from evopipe.schema.text import LanguageParams
 from evopipe.signals import StopSignal
+from evopipe.stages import shards
 from evopipe.stages.language import games
-from evopipe.stages.language.setup import corpus_of, form_of, judge_of, make_spec, read_members, truth_of
+from evopipe.stages.language.setup import form_of, held_out_of, make_spec, read_members, room_of
 from evopipe.stages.tell import tell, warn
 from evopipe.storage.files import write_csv, write_json
 from evopipe.track.formats import score
@@ -40,52 +40,45 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
         MissingInputError, DataError: `models/trained` or `data/tokens` is not there, or is damaged.
         Interrupted: a signal came.
     """
+    if shards.served(params.runtime.shards):
+        return
     spec, form = make_spec(params, configure(params.runtime)), form_of(params)
     stored, trained = read_members(folder, layout.TRAINED, spec)
-    if form == "games":
-        _games(params, spec, stored, trained["elite"]["score"], folder, quiet)
-        return
-    corpus = corpus_of(folder, spec, form)
-    plain = replace(stored[-1], tensors=_without(stored[-1], spec.algo.POLICY))
-    names = [*(f"member_{i}" for i in range(len(stored) - 1)), "elite", "base"]
-    everyone = [replace(member, slot=i) for i, member in enumerate([*stored, plain])]
-    cohorts = spec.form(everyone)
-    rows = corpus.splits["test"]
-    index = rows[held_out(spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes), len(rows))]
-    room = Room(spec, corpus, judge_of(spec.language, spec.device), truth=truth_of(spec.language))
-    told: dict[int, dict[str, float]] = {}
+    fitness, seeds = trained["elite"]["score"], spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes)
+    names = [*(f"member_{i}" for i in range(len(stored) - 1)), "elite"]
+    of = None if form == "games" else room_of(params, spec, folder)
+    if of is not None:  # beside what members learned, what they began from
+        names.append("base")
+        stored = [*stored, replace(stored[-1], tensors=_without(stored[-1], spec.algo.POLICY))]
+    everyone, drawn, shown = [replace(member, slot=i) for i, member in enumerate(stored)], {}, []
     with StopSignal() as stop, translate_failures(LESS):
 
         def stopped() -> bool:
             return stop.signum is not None
 
         try:
-            if form == "reasoning":
-                played = room.evaluate(cohorts, index, stopped)
-                if room.truth is not None:
-                    means = replace(room, judge=room.truth).evaluate(cohorts, index, stopped).returns.mean(axis=1)
-                    told = {slot: {"task": float(mean)} for slot, mean in enumerate(means)}
-            else:
-                asks = "reference" in spec.algo.asks(spec.algo_config)
-                references = References(spec, corpus, index) if asks else None
-                played = evaluate_rows(spec, corpus, cohorts, index, references, stopped)
-                told = figures(spec, corpus, cohorts, index, references)
-            writes = "end" not in spec.algo.asks(spec.algo_config)  # a reward model is not asked for text
-            shown = (
-                _completions(room, spec.form([replace(m, slot=i) for i, m in enumerate(everyone[-2:])]), index)
-                if writes
-                else []
-            )
-            drawn = (
-                _pass_at(room, spec, everyone, index, params.evaluate.samples, stopped) if form == "reasoning" else {}
-            )
+            with (
+                shards.divided(params, len(everyone), folder, learn=False) as divided,
+                closing(divided.held_out(spec, everyone) or held_out_of(params, spec, folder, of)) as scored,
+            ):
+                played = scored.evaluate(spec.form(everyone), seeds, stopped)
+            if of is not None and "end" not in spec.algo.asks(spec.algo_config):  # a reward model is not asked for text
+                shown = _completions(of[0], spec.form([replace(m, slot=i) for i, m in enumerate(everyone[-2:])]), of[1])
+            if of is not None and form == "reasoning":
+                drawn = _pass_at(of[0], spec, everyone, of[1], params.evaluate.samples, stopped)
         except Stopped:
             raise Interrupted(
                 stop.signum or 0, "stopped, nothing was written; the same command begins it again"
             ) from None
+        if of is None:
+            elite = games.write_scores(params, spec, played, everyone[-1], folder)
+            _tell(elite, f"{len(seeds)} games, {elite['won']:.0%} of them won", fitness, quiet)
+            return
+    index = of[1]
     scores = _scores(params, names, played, index)
-    for slot, figure in told.items():
-        scores[names[slot]] |= figure
+    for name, values in played.more.items():
+        for m, value in enumerate(values.tolist()):
+            scores[names[m]][name] = value
     elite, base = scores.pop("elite"), scores.pop("base")
     about = {"episodes": len(index), "steps": played.steps, "env": spec.name}
     write_json(folder / layout.EVALUATION, {"elite": {**elite, **drawn}, "base": base, **about})
@@ -97,21 +90,7 @@ def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> N
     ]
     write_csv(folder / layout.EPISODES, ["member", "seed", "return", "length"], episodes)
     write_json(folder / layout.COMPLETIONS, shown)
-    _tell(elite, f"{len(index)} held-out rows, the base's {score(base['mean'])}", trained["elite"]["score"], quiet)
-
-
-def _games(
-    params: LanguageParams, spec: LanguageSpec, stored: list[Member], fitness: float, folder: Path, quiet: bool
-) -> None:
-    with StopSignal() as stop, translate_failures():
-        try:
-            elite = games.evaluate(params, spec, stored, folder, lambda: stop.signum is not None)
-        except Stopped:
-            raise Interrupted(
-                stop.signum or 0, "stopped, nothing was written; the same command begins it again"
-            ) from None
-    won = f"{params.evaluate.episodes} games, {elite['won']:.0%} of them won"
-    _tell(elite, won, fitness, quiet)
+    _tell(elite, f"{len(index)} held-out rows, the base's {score(base['mean'])}", fitness, quiet)
 
 
 def _tell(elite: dict[str, Any], over: str, fitness: float, quiet: bool) -> None:
