@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from evopipe import layout, rng
+from evopipe import layout
 from evopipe.algos import get
 from evopipe.core.member import Member
 from evopipe.errors import DataError
 from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.language import player
-from evopipe.ops.statistics import summary
 from evopipe.rng import Purpose
 from evopipe.run.evaluate import Episodes
 from evopipe.run.games import play
 from evopipe.run.language import LanguageSpec
 from evopipe.run.spec import first_members
 from evopipe.schema.text import LanguageParams
+from evopipe.stages.evaluate import score_of, write
 from evopipe.stages.language.setup import task_of
-from evopipe.storage.files import parse_json, write_csv, write_json
+from evopipe.storage.files import parse_json, write_json
 from evopipe.storage.folders import read_folder
 from evopipe.types import Tensor
 
@@ -38,8 +38,7 @@ def write_scores(
     names = [*(f"member_{i}" for i in range(len(told.returns) - 1)), "elite"]
 
     def scores(place: int, returns: np.ndarray, tries: np.ndarray, won: np.ndarray) -> dict[str, Any]:
-        chance = rng.host(rng.run_key(params.seed), Purpose.BOOTSTRAP, place)
-        found = summary(returns, tries, params.evaluate.bootstrap, chance)
+        found = score_of(params, place, returns, tries)
         return {**found, "won": float(won.mean()), "tries": float(tries.mean())}
 
     played = [told.returns, told.lengths, told.more["won"]]
@@ -51,14 +50,8 @@ def write_scores(
     }
     best = found.pop("elite")
     about = {"episodes": len(seeds), "steps": told.steps, "env": spec.name}
-    write_json(folder / layout.EVALUATION, {"elite": best, "behaviours": behaviours, **about})
-    write_json(folder / layout.MEMBERS, found)
-    episodes = [
-        [name, int(seed), float(returns), int(tries)]
-        for m, name in enumerate(names)
-        for seed, returns, tries in zip(seeds, played[0][m], played[1][m], strict=True)
-    ]
-    write_csv(folder / layout.EPISODES, ["member", "seed", "return", "length"], episodes)
+    episodes = ((name, seeds, played[0][m], played[1][m].astype(int)) for m, name in enumerate(names))
+    write(folder, {"elite": best, "behaviours": behaviours, **about}, found, episodes)
     again = play(spec, task, spec.form_alone(replace(elite, slot=0)), seeds[:_SHOWN], lambda: False)
     shown = [
         {"game": row, "return": float(returns), "won": bool(won)}
@@ -68,16 +61,9 @@ def write_scores(
     return best
 
 
-def is_export(folder: Path) -> bool:
-    return (folder / player.WEIGHTS).exists()
-
-
 def go_on(spec: LanguageSpec, folder: Path, size: int) -> tuple[list[Member], list[Mutation]]:
     """Return members whose policy is an exported one; other networks begin as it, too, but for their outputs.
-
-    Raises:
-        DataError: it is damaged, or over other tokens, or of another width.
-    """
+    `DataError` if it is damaged, or over other tokens, or of another width."""
     about = parse_json(read_folder(folder, only=(player.POLICY,))[player.POLICY], str(folder / player.POLICY))
     wanted = "population.start names a player over the same tokens, as `evopipe export` writes it"
     if not isinstance(about, dict) or about.get("kind") != "games":
@@ -109,8 +95,3 @@ def _begin(spec: LanguageSpec, member: Member, row: Tensor) -> dict[str, Tensor]
                 if part != "output" or network == spec.algo.POLICY:
                     place.copy_(known[part])
     return found
-
-
-def files(spec: LanguageSpec, elite: Member) -> dict[str, bytes]:
-    """Return the elite's files beside `policy.json`."""
-    return player.files(spec.algo, spec.algo_config, spec.base.words, elite)

@@ -13,12 +13,11 @@ import torch
 
 from evopipe import layout
 from evopipe.algos import get
-from evopipe.core.member import Member
 from evopipe.errors import DataError, ParamsError
 from evopipe.language import tasks
 from evopipe.language.base import Base, load_base, tokens_alone
 from evopipe.language.policy import LanguagePolicy, load_reward
-from evopipe.language.tasks.guard import rewards
+from evopipe.language.tasks import rewards
 from evopipe.language.tokens import Corpus, read_corpus
 from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
@@ -30,7 +29,7 @@ from evopipe.run.order import held_out
 from evopipe.run.text import References, TextRows, Texts, evaluate_rows, figures
 from evopipe.schema.language import Form, LanguageConfig
 from evopipe.schema.text import LanguageParams
-from evopipe.storage import members
+from evopipe.stages.setup import about_spec as about_spec
 
 
 def form_of(params: LanguageParams) -> Form:
@@ -57,10 +56,7 @@ def settled(params: LanguageParams) -> LanguageConfig:
 
 def base_of(cfg: LanguageConfig, seed: int, device: torch.device | None = None) -> Base:
     """Return the base, or the tokens of a task's games where members are whole models; for errors see `load_base`.
-
-    Raises:
-        ParamsError: the task has no games.
-    """
+    `ParamsError` if the task has no games."""
     if cfg.model != "gpt":
         return load_base(cfg, seed, device)
     task = task_of(cfg)
@@ -179,11 +175,6 @@ def _modelled(model: LanguagePolicy) -> Judge:
     return judge
 
 
-def about_spec(spec: LanguageSpec) -> dict[str, Any]:
-    """Return what members were made for: they are of no use to another algorithm or base."""
-    return {"algo": spec.train.algo, "env": spec.name, "base": spec.base.digest}
-
-
 def corpus_of(folder: Path, spec: LanguageSpec, form: Form) -> Corpus:
     """Read the rows; DataError where they are another base's, or of another form."""
     corpus = read_corpus(layout.need(folder, layout.TOKENS))
@@ -191,9 +182,3 @@ def corpus_of(folder: Path, spec: LanguageSpec, form: Form) -> Corpus:
         wrong = "another base" if corpus.digest != spec.base.digest else f"{corpus.form} rows"
         raise DataError(f"{folder / layout.TOKENS}: holds tokens of {wrong}; run `dvc repro buffer` again")
     return corpus
-
-
-def read_members(folder: Path, out: Path, spec: LanguageSpec) -> tuple[list[Member], dict[str, Any]]:
-    """Read the members that an earlier stage wrote, and what it said of them; for errors see `storage.members.read`."""
-    stage, path = layout.WRITER[out], layout.need(folder, out)
-    return members.read(path, about_spec(spec), f"run `evopipe {stage}` or `dvc repro {stage}` again", spec.check)
