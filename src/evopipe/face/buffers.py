@@ -255,7 +255,7 @@ class ReplayBuffer:
         first, size = replay.first([0]), torch.from_numpy(replay.filled([0]))
         index = weight = None
         if replay.priorities is None:
-            rows = replay.draw(first, size, u[:, None])[:, 0]
+            rows = replay.draw(first, size, u)
         else:
             slots, ones = torch.zeros(1, dtype=torch.int64), torch.ones(1, batch_size)
             rows, index, weight = replay.draw_by_priority(slots, first, size, u, ones, torch.tensor(beta))
