@@ -16,7 +16,7 @@ from evopipe.errors import EnvironmentFailed, Interrupted, translate_failures
 from evopipe.machine import configure
 from evopipe.ops.statistics import summary
 from evopipe.rng import Purpose
-from evopipe.run.evaluate import HeldOut, Stopped
+from evopipe.run.evaluate import Stopped, in_environments
 from evopipe.run.spec import Spec
 from evopipe.schema.params import AnyParams, Params
 from evopipe.signals import StopSignal
@@ -46,7 +46,7 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
         # The reported score is Gymnasium's, whatever build of the environment training stepped.
         closing(
             divided.held_out(spec, members, rows)
-            or HeldOut(spec, params.env.on_gymnasium, len(members), rows, params.evaluate.steps, workers)
+            or in_environments(spec, params.env.on_gymnasium, len(members), rows, params.evaluate.steps, workers)
         ) as scored,
         interruptible() as stopped,
     ):
@@ -56,8 +56,8 @@ def run(params: Params, quiet: bool = False, folder: Path = Path()) -> None:
     for m, (name, mine) in enumerate(zip(names, whole, strict=True)):
         returns, lengths = played.returns[m][mine], played.lengths[m][mine]
         scores[name] = score_of(params, m, returns, lengths)
-        if played.agents is not None:
-            scores[name] |= _of_agents(spec, played.agents[m][mine])
+        if "agents" in played.more:
+            scores[name] |= _of_agents(spec, played.more["agents"][m][mine])
         episodes.append((name, seeds[mine], returns, lengths))
     elite = scores.pop("elite")
     about = {"elite": elite, "episodes": n, "steps": played.steps, "env": params.env.id}

@@ -63,11 +63,16 @@ def check(
 ) -> None:
     """Check algorithms, all where none is named, with so many members and environments of each; time so often. Those of
     language models are among all where the extra `language` is installed. `tell` gets a line for each thing that was
-    looked at. `UsageError` if there is no algorithm of a name; `DataError`, which names them, if findings are bad."""
+    looked at. `UsageError` if there is no algorithm of a name, or it is one of teams or games, which are not checked;
+    `DataError`, which names them, if findings are bad."""
     of_text = algos.names(of_text=True)
     for name in set(names) - set(known := [*algos.names(), *of_text]):
         raise UsageError(f"gpu check: --algo: no algorithm {name!r}{suggestion(name, known)}")
-    bad, usual = [], algos.names() if importlib.util.find_spec("transformers") is None else known
+    able = [name for name in known if not algos.get(name).TEAM and algos.regime_of(name) != "games"]
+    for name in set(names) - set(able):
+        raise UsageError(f"gpu check: --algo: {name} learns in teams or from games, which are not checked")
+    with_text = importlib.util.find_spec("transformers") is not None
+    bad, usual = [], [name for name in able if with_text or name not in of_text]
     for name in names or usual:
         if name in of_text:
             from evopipe.verify import gpu_language  # with the extra `language`

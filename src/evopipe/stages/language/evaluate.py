@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,11 @@ from evopipe.rng import Purpose
 from evopipe.run.dialogue import AT_ONCE, Room, sampling
 from evopipe.run.evaluate import Stopped
 from evopipe.run.language import LESS, LanguageSpec
-from evopipe.run.order import held_out
-from evopipe.run.text import References, evaluate_rows, figures
 from evopipe.schema.text import LanguageParams
+from evopipe.stages import shards
 from evopipe.stages.evaluate import interruptible, score_of, tell_elite, write
 from evopipe.stages.language import games
-from evopipe.stages.language.setup import corpus_of, form_of, judge_of, make_spec, truth_of
+from evopipe.stages.language.setup import form_of, held_out_of, make_spec, room_of
 from evopipe.stages.setup import read_members
 from evopipe.storage.files import write_json
 from evopipe.track.formats import score
@@ -35,48 +35,45 @@ _SHOWN = 12  # prompts of which the completions are written down
 
 def run(params: LanguageParams, quiet: bool = False, folder: Path = Path()) -> None:
     """Write the elite's scores and the base's, every member's, every row's, and some completions (`reports/`)."""
+    if shards.served(params.runtime.shards):
+        return
     spec, form = make_spec(params, configure(params.runtime)), form_of(params)
     stored, trained = read_members(folder, layout.TRAINED, spec)
-    if form == "games":
-        with interruptible() as stopped, translate_failures():
-            found = games.evaluate(params, spec, stored, folder, stopped)
-        over = f"{params.evaluate.episodes} games, {found['won']:.0%} of them won"
-        tell_elite(found, over, trained, quiet)
-        return
-    corpus = corpus_of(folder, spec, form)
-    elite, policy = stored[-1], spec.algo.POLICY
-    # Without its change of the base it is the base.
-    plain = replace(elite, tensors={**elite.tensors, policy: torch.zeros_like(elite.tensors[policy])})
-    names = [*(f"member_{i}" for i in range(len(stored) - 1)), "elite", "base"]
-    everyone = [replace(member, slot=i) for i, member in enumerate([*stored, plain])]
-    cohorts = spec.form(everyone)
-    rows = corpus.splits["test"]
-    index = rows[held_out(spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes), len(rows))]
-    room = Room(spec, corpus, judge_of(spec.language, spec.device), truth=truth_of(spec.language))
-    told: dict[int, dict[str, float]] = {}
-    shown: list[dict[str, Any]] = []
+    seeds = spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes)
+    names = [*(f"member_{i}" for i in range(len(stored) - 1)), "elite"]
+    of = None if form == "games" else room_of(params, spec, folder)
+    if of is not None:  # beside what members learned, what they began from: the elite without its change of the base
+        names.append("base")
+        elite, policy = stored[-1], spec.algo.POLICY
+        plain = {**elite.tensors, policy: torch.zeros_like(elite.tensors[policy])}
+        stored = [*stored, replace(elite, tensors=plain)]
+    everyone = [replace(member, slot=i) for i, member in enumerate(stored)]
     drawn: dict[str, float] = {}
-    asks = spec.algo.asks(spec.algo_config)
-    with interruptible() as stopped, translate_failures(LESS):
-        if form == "reasoning":
-            played = room.evaluate(cohorts, index, stopped)
-            if room.truth is not None:
-                means = replace(room, judge=room.truth).evaluate(cohorts, index, stopped).returns.mean(axis=1)
-                told = {slot: {"task": float(mean)} for slot, mean in enumerate(means)}
-        else:
-            references = References(spec, corpus, index) if "reference" in asks else None
-            played = evaluate_rows(spec, corpus, cohorts, index, references, stopped)
-            told = figures(spec, corpus, cohorts, index, references)
-        if "end" not in asks:  # a reward model is not asked for text
-            shown = _completions(room, spec.form([replace(m, slot=i) for i, m in enumerate(everyone[-2:])]), index)
-        if form == "reasoning" and params.evaluate.samples:
-            drawn = _pass_at(room, spec, elite, index, params.evaluate.samples, stopped)
+    shown: list[dict[str, Any]] = []
+    with (
+        interruptible() as stopped,
+        translate_failures(LESS),
+        shards.divided(params, len(everyone), folder, learn=False) as divided,
+        closing(divided.held_out(spec, everyone) or held_out_of(params, spec, folder, of)) as scored,
+    ):
+        played = scored.evaluate(spec.form(everyone), seeds, stopped)
+        if of is not None:
+            room, index = of
+            if "end" not in spec.algo.asks(spec.algo_config):  # a reward model is not asked for text
+                shown = _completions(room, spec.form([replace(m, slot=i) for i, m in enumerate(everyone[-2:])]), index)
+            if form == "reasoning" and params.evaluate.samples:
+                drawn = _pass_at(room, spec, everyone[-2], index, params.evaluate.samples, stopped)
+    if of is None:
+        best = games.write_scores(params, spec, played, everyone[-1], folder)
+        tell_elite(best, f"{len(seeds)} games, {best['won']:.0%} of them won", trained, quiet)
+        return
     scores = {
         name: score_of(params, m, np.nan_to_num(played.returns[m], nan=0.0), played.lengths[m])
         for m, name in enumerate(names)
     }
-    for slot, figure in told.items():
-        scores[names[slot]] |= figure
+    for name, values in played.more.items():
+        for m, value in enumerate(values.tolist()):
+            scores[names[m]][name] = value
     best, base = scores.pop("elite"), scores.pop("base")
     about = {"episodes": len(index), "steps": played.steps, "env": spec.name}
     episodes = ((n, index, played.returns[m], played.lengths[m].astype(int)) for m, n in enumerate(names))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from evopipe.errors import DataError
 from evopipe.evolve.mutate import NONE, Mutation
 from evopipe.language import player
 from evopipe.rng import Purpose
+from evopipe.run.evaluate import Episodes
 from evopipe.run.games import play
 from evopipe.run.language import LanguageSpec
 from evopipe.run.spec import first_members
@@ -29,36 +29,36 @@ from evopipe.types import Tensor
 _SHOWN = 12  # games of the elite that are written down
 
 
-def evaluate(
-    params: LanguageParams, spec: LanguageSpec, stored: list[Member], folder: Path, stopped: Callable[[], bool]
+def write_scores(
+    params: LanguageParams, spec: LanguageSpec, told: Episodes, elite: Member, folder: Path
 ) -> dict[str, Any]:
-    """Let every member, the elite last, play games on held-out seeds; write their scores and some games, and return the
-    elite's scores. Stopped if `stopped` says so."""
+    """Write what every member, the elite last, reached in games on held-out seeds, and some games; return the elite's
+    scores."""
     task, seeds = task_of(spec.language), spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes)
-    names = [*(f"member_{i}" for i in range(len(stored) - 1)), "elite"]
-    told = play(spec, task, spec.form([replace(member, slot=i) for i, member in enumerate(stored)]), seeds, stopped)
+    names = [*(f"member_{i}" for i in range(len(told.returns) - 1)), "elite"]
 
     def scores(place: int, returns: np.ndarray, tries: np.ndarray, won: np.ndarray) -> dict[str, Any]:
         found = score_of(params, place, returns, tries)
         return {**found, "won": float(won.mean()), "tries": float(tries.mean())}
 
-    played = [told.episodes.returns, told.episodes.lengths, told.won]
+    played = [told.returns, told.lengths, told.more["won"]]
     found = {name: scores(m, *(x[m] for x in played)) for m, name in enumerate(names)}
     behaved = task.behaviours(seeds) if hasattr(task, "behaviours") else {}
     behaviours = {
         name: scores(len(names) + i, each.returns, each.tries, each.won)
         for i, (name, each) in enumerate(behaved.items())
     }
-    elite = found.pop("elite")
-    about = {"episodes": len(seeds), "steps": told.episodes.steps, "env": spec.name}
+    best = found.pop("elite")
+    about = {"episodes": len(seeds), "steps": told.steps, "env": spec.name}
     episodes = ((name, seeds, played[0][m], played[1][m].astype(int)) for m, name in enumerate(names))
-    write(folder, {"elite": elite, "behaviours": behaviours, **about}, found, episodes)
+    write(folder, {"elite": best, "behaviours": behaviours, **about}, found, episodes)
+    again = play(spec, task, spec.form_alone(replace(elite, slot=0)), seeds[:_SHOWN], lambda: False)
     shown = [
         {"game": row, "return": float(returns), "won": bool(won)}
-        for row, returns, won in zip(told.rows[-1][:_SHOWN], played[0][-1], played[2][-1], strict=False)
+        for row, returns, won in zip(again.rows[0], again.episodes.returns[0], again.won[0], strict=True)
     ]
     write_json(folder / layout.COMPLETIONS, shown)
-    return elite
+    return best
 
 
 def go_on(spec: LanguageSpec, folder: Path, size: int) -> tuple[list[Member], list[Mutation]]:

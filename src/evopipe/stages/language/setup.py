@@ -17,17 +17,19 @@ from evopipe.errors import DataError, ParamsError
 from evopipe.language import tasks
 from evopipe.language.base import Base, load_base, tokens_alone
 from evopipe.language.policy import LanguagePolicy, load_reward
-from evopipe.language.tasks.guard import rewards
+from evopipe.language.tasks import rewards
 from evopipe.language.tokens import Corpus, read_corpus
+from evopipe.rng import Purpose
 from evopipe.run.clock import Clock
-from evopipe.run.dialogue import Dialogue, Judge
-from evopipe.run.games import GameLessons
+from evopipe.run.dialogue import Dialogue, Judge, Room
+from evopipe.run.evaluate import Episodes, HeldOut
+from evopipe.run.games import GameLessons, play
 from evopipe.run.language import LanguageSpec
-from evopipe.run.text import TextRows, Texts
+from evopipe.run.order import held_out
+from evopipe.run.text import References, TextRows, Texts, evaluate_rows, figures
 from evopipe.schema.language import Form, LanguageConfig
 from evopipe.schema.text import LanguageParams
 from evopipe.stages.setup import about_spec as about_spec
-from evopipe.stages.setup import read_members as read_members
 
 
 def form_of(params: LanguageParams) -> Form:
@@ -70,6 +72,44 @@ def regime_of(spec: LanguageSpec, clock: Clock, corpus: Corpus, learners: int = 
     if corpus.form == "games":
         return TextRows(spec, clock, GameLessons(spec, corpus, task_of(spec.language)), learners)
     return TextRows(spec, clock, Texts(spec, corpus))
+
+
+def room_of(params: LanguageParams, spec: LanguageSpec, folder: Path) -> tuple[Room, np.ndarray]:
+    """Return what dialogues share, and the rows `[n]` that score members at the end; for errors see `corpus_of`."""
+    corpus = corpus_of(folder, spec, form_of(params))
+    rows = corpus.splits["test"]
+    index = rows[held_out(spec.seeds(Purpose.HELD_OUT, params.evaluate.episodes), len(rows))]
+    return Room(spec, corpus, judge_of(spec.language, spec.device), truth=truth_of(spec.language)), index
+
+
+def held_out_of(
+    params: LanguageParams, spec: LanguageSpec, folder: Path, of: tuple[Room, np.ndarray] | None = None
+) -> HeldOut:
+    """Return what scores members on games, or on rows that no training saw, which `room_of` gives; beside their scores
+    it tells which games were `won`, what a reward model replaces (`task`), or the algorithm's figures."""
+    if form_of(params) == "games":
+
+        def games(cohorts: Any, seeds: np.ndarray, stopped: Any) -> Episodes:
+            told = play(spec, task_of(spec.language), cohorts, seeds, stopped)
+            return replace(told.episodes, more={"won": told.won})
+
+        return HeldOut(games)
+    room, index = of or room_of(params, spec, folder)
+
+    def dialogues(cohorts: Any, seeds: np.ndarray, stopped: Any) -> Episodes:
+        played = room.evaluate(cohorts, index, stopped)
+        if room.truth is None:
+            return played
+        means = replace(room, judge=room.truth).evaluate(cohorts, index, stopped).returns.mean(axis=1)
+        return replace(played, more={"task": means})
+
+    def rows(cohorts: Any, seeds: np.ndarray, stopped: Any) -> Episodes:
+        asks = "reference" in spec.algo.asks(spec.algo_config)
+        references = References(spec, room.corpus, index) if asks else None
+        played = evaluate_rows(spec, room.corpus, cohorts, index, references, stopped)
+        return replace(played, more=figures(spec, room.corpus, cohorts, index, references))
+
+    return HeldOut(dialogues if room.corpus.form == "reasoning" else rows)
 
 
 def make_spec(params: LanguageParams, device: torch.device | None = None) -> LanguageSpec:
