@@ -329,7 +329,9 @@ async def _stop(tasks: Iterable[asyncio.Task[Any]], grace: float) -> None:
 
 def _run_here(work: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine to its end, in another thread where this one has a loop that runs, as in a notebook."""
-    if not _loop_runs():
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
         return _run(work)
     found: list[Any] = []
 
@@ -367,11 +369,3 @@ def _run(work: Coroutine[Any, Any, _T]) -> _T:
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
-
-
-def _loop_runs() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -146,6 +146,14 @@ def learners(state: Any, critic: str) -> native.Learners:
     )  # fmt: skip
 
 
+def actor_loss(state: Any, critic: str, batch: Batch) -> Tensor:
+    """Return −Q(s, μ(s)) of the critic by that name, of twins the first, weighted, of each member `[P]`."""
+    q = state.critics.pair[0] if critic == "critics" else state.critic.frozen
+    with torch.no_grad():
+        x = forward(state.encoder, batch.obs)
+    return -(batch.weight * action_value(q, x, torch.tanh(forward(state.actor, x)))).sum(dim=1)
+
+
 def learn(
     state: Any, critic: str, hp: Hyper, healthy: Tensor, found: tuple[Tensor, Tensor],
     climb: Callable[[], Tensor] | None,
