@@ -57,7 +57,7 @@ def act(cfg: Any, state: Any, obs: Tensor, legal: Tensor, epsilon: Tensor, draw:
 
 def noisy(cfg: Any, mean: Tensor, epsilon: Tensor, draw: Stream) -> Tensor:
     """Add `noise` to actions `[P, E, A]` and clip them; with chance epsilon `[P]` draw a uniform one instead."""
-    if cfg.noise == "gaussian":
+    if getattr(cfg, "noise", "gaussian") == "gaussian":
         noise = gaussian(draw, mean.shape[1:], cfg.noise_sd)
     else:
         noise = ornstein_uhlenbeck(draw, mean.shape[1:], cfg.noise_sd, cfg.ou_theta)
