@@ -170,7 +170,7 @@ def learn(
         healthy = optim.descend(climb(), healthy, hp["grad_clip"], (state.actor, state.actor_adam, hp["lr_actor"]))
         optim.polyak(getattr(state, "encoder_target", None), encoder, hp["tau"] * healthy)
         optim.polyak(getattr(state, f"{critic}_target"), online, hp["tau"] * healthy)
-        optim.polyak(state.actor_target, state.actor, hp["tau"] * healthy)
+        optim.polyak(getattr(state, "actor_target", None), state.actor, hp["tau"] * healthy)
     state.updates.add_(healthy)
     return Learned(losses.detach(), healthy, errors)
 
