@@ -182,7 +182,7 @@ def resolve(config: Any, population: Any, tasks: int, name: str) -> Resolved:
     sentences = [
         f"{', '.join(keys)}: {'have' if len(keys) > 1 else 'has'} no meaning here: {why}" for why, keys in notes.items()
     ]
-    return _made(told, origin, sentences, given, arguments, algo)
+    return _made(told, origin, sentences, given, arguments)
 
 
 def _unknown(key: str, whole: bool, algo: str) -> str:
@@ -242,9 +242,8 @@ def _members(population: Any, algo: str) -> Iterator[tuple[str, Any]]:
 
 
 def _made(
-    told: Values, origin: dict[str, str], notes: list[str], given: Values, arguments: dict[str, dict[str, Any]],
-    algo: str,
-) -> Resolved:  # fmt: skip
+    told: Values, origin: dict[str, str], notes: list[str], given: Values, arguments: dict[str, dict[str, Any]]
+) -> Resolved:
     nested: dict[str, Any] = {}
     for key, value in told.items():
         *path, last = key.split(".")
