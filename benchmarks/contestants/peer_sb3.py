@@ -111,20 +111,22 @@ class Every(BaseCallback):
 def end_to_end(s: Settings) -> dict[str, Any]:
     """Train one learner a member, one after another, evaluated as often as a population's members are."""
     start(s)
-    parts, clock, updates, parameters = Parts(), EnvClock(), 0, 0
-    parts.watch(DQN, "train", "learn and sample")
-    parts.watch(DQN, "predict", "act")
+    parts, clock, idle, updates, parameters = Parts(), EnvClock(), processor(), 0, 0
+    algorithm = SAC if s.get("algo") == "sac" else DQN
+    parts.watch(algorithm, "train", "learn and sample")
+    parts.watch(algorithm, "predict", "act")
     for member in range(s["population"]):
         env = environments(s, clock, s["num_envs"])
         held = evaluation(s, clock, s["eval_episodes"])
         seeds = held_out_seeds(s["seed"], 0, s["eval_episodes"])
         model = make_model(s, env, s["seed"] * 1000 + member)
-        parameters = sum(p.numel() for p in model.q_net.parameters())
+        parameters = sum(p.numel() for p in model.policy.parameters())
         judge = Every(s["evo_steps"], lambda model, held=held, seeds=seeds: bool(mean_return(model, held, seeds) + 1e9))
         model.learn(s["max_steps"], callback=judge)
         updates += model._n_updates
     return {
         "seconds": clock.seconds,
+        "processor_seconds": processor() - idle,
         "training_steps": s["population"] * s["max_steps"],
         "steps": clock.steps,
         "step_seconds": clock.step_seconds,

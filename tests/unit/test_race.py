@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 
 import populations
 from evopipe.evolve.select import draws, tournament
+from evopipe.run.evaluate import Episodes
 from evopipe.run.race import hopeless, looks, race
 from evopipe.run.run import Run
 from evopipe.schema.blocks import TournamentConfig
@@ -27,8 +29,8 @@ class Track:
         self.played[list(members)] = part.stop
         return self.returns[list(members), part]
 
-    def race(self, *met: tuple[int, ...]) -> np.ndarray:
-        return race(self, range(len(self.returns)), np.array(met), *self.returns.shape)
+    def race(self, *met: tuple[int, ...], bar: float = -math.inf) -> np.ndarray:
+        return race(self, range(len(self.returns)), np.array(met), *self.returns.shape, bar)
 
 
 def returns(*offsets: float, n: int = 40, noise: float = 1.0) -> np.ndarray:
@@ -65,6 +67,22 @@ def test_who_is_near_one_that_it_meets_plays_on() -> None:
 def test_who_is_near_the_leader_plays_on_whomever_it_meets() -> None:
     track = Track(returns(0.0, 0.0, -100.0))
     track.race((2, 2))
+    assert track.played.tolist() == [40, 40, 4]
+
+
+def test_a_leader_that_is_alone_and_clearly_below_the_bar_stops() -> None:
+    low, near, high = (Track(returns(0.0, 50.0, 100.0)) for _ in range(3))
+    mean, error = low.returns[2, :4].mean(), low.returns[2, :4].std(ddof=1) / 2.0
+    found = low.race((0, 1), (1, 2), bar=mean + 3.01 * error)
+    assert low.played.tolist() == [4, 4, 4]
+    assert np.array_equal(found, low.returns[:, :4])
+    assert near.race((0, 1), (1, 2), bar=mean + 2.99 * error).shape[1] > 4
+    assert high.race((0, 1), (1, 2), bar=mean).shape == (3, 40)
+
+
+def test_who_is_not_clear_of_another_plays_on_however_far_the_bar() -> None:
+    track = Track(returns(0.0, 0.0, -100.0))
+    assert track.race((2, 2), bar=1000.0).shape == (3, 40)
     assert track.played.tolist() == [40, 40, 4]
 
 
@@ -106,9 +124,9 @@ def test_a_mean_is_hopeless_that_is_three_errors_below_the_bar() -> None:
 # ------------------------------------------------------------------------------------------------------ in a run
 
 
-def run(evaluation: str) -> Run:
+def run(evaluation: str, **changes: object) -> Run:
     """Six members that do not learn, in CartPole, over a generation; every champion is confirmed."""
-    train = {"evaluation": evaluation, "eval_episodes": 24, "eval_steps": 60, "learning_delay": 10**6}
+    train = {"evaluation": evaluation, "eval_episodes": 24, "eval_steps": 60, "learning_delay": 10**6, **changes}
     found: Run = populations.started(populations.problem(train=train), 6)
     while not found.clock.generation_over:
         found.advance()
@@ -141,10 +159,25 @@ def test_a_hopeless_confirmation_ends_early() -> None:
     raced = run("race")
     assert raced.champion is not None
     best, bar = raced.champion.member, 1000.0
-    played = raced._confirm(best, bar, lambda: False)
+    played, _ = raced._confirm(best, bar, lambda: False)
     assert played.returns.shape == (1, 4), "fewer than 8 episodes tell nothing"
     spec = replace(raced.spec, train=raced.spec.train.model_copy(update={"confirm_episodes": 40}))
     raced.spec = spec
-    assert raced._confirm(best, bar, lambda: False).returns.shape == (1, 8)
-    assert raced._confirm(best, -1000.0, lambda: False).returns.shape == (1, 40)
-    assert raced._confirm(best, -np.inf, lambda: False).returns.shape == (1, 40)
+    assert raced._confirm(best, bar, lambda: False)[0].returns.shape == (1, 8)
+    assert raced._confirm(best, -1000.0, lambda: False)[0].returns.shape == (1, 40)
+    assert raced._confirm(best, -np.inf, lambda: False)[0].returns.shape == (1, 40)
+
+
+def test_a_confirmation_that_is_given_up_confirms_nobody() -> None:
+    """One that was lucky to reach a target far above what it can do is told so after 8 episodes of 40."""
+    crowned = {}
+    for evaluation in ("race", "full"):
+        found = run(evaluation, target=100.0, confirm_episodes=40)
+        lucky = [replace(member, fitness=(100.0,)) for member in found.members]
+        crowned[evaluation] = found._crown(Episodes(np.full((6, 1), 100.0), np.ones((6, 1)), 6), lucky, lambda: False)
+    (raced, few), (full, many) = crowned["race"], crowned["full"]
+    assert raced is not None
+    assert full is not None
+    assert (raced.confirmed, full.confirmed) == (False, True)
+    assert full.score < 60.0, "its episodes end there"
+    assert 4 * few < many

@@ -5,8 +5,9 @@ episode: one is clear where the mean difference is more than three standard erro
 anybody plays: who is the best, and who wins each tournament, whose draws do not depend on fitness. So a member goes on
 that leads, or that does not differ clearly from the leader or from one whom it meets in a tournament.
 
-The leader plays all episodes. What others would have got on the rest is taken to be what the leader got, less the mean
-difference between the two so far: their means are then comparable with the leader's.
+The leader plays all episodes, or until it is alone and clearly below the run's target: then nobody is confirmed. What
+others would have got on the rest is taken to be what the leader got, less the mean difference between the two so far:
+their means are then comparable with the leader's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from evopipe.ops.statistics import mean_of_finite, standard_error
 
-_FIRST = 4  # episodes before the first look; twice as many before a confirmation may be given up
+_FIRST = 4  # episodes before the first look
 _CLEAR = 3.0  # standard errors
 
 Play = Callable[[Sequence[int], slice], np.ndarray]
@@ -33,15 +34,18 @@ def looks(n: int) -> Iterator[slice]:
         first = end
 
 
-def race(play: Play, racers: Sequence[int], met: np.ndarray, members: int, n: int) -> np.ndarray:
-    """Return returns `[P, n]`, of the racers those that were played and estimates of the rest; NaN of other members.
+def race(
+    play: Play, racers: Sequence[int], met: np.ndarray, members: int, n: int, bar: float = -math.inf
+) -> np.ndarray:
+    """Return returns `[P, k]`, of the racers those that were played and estimates of the rest; NaN of other members.
 
     Args:
         play: `(members, episodes) → returns [members, episodes]`.
         racers: who takes part.
         met: `[T, k]`, who meets in each of the tournaments.
         members: `P`.
-        n: episodes.
+        n: episodes, of which the leader plays `k`.
+        bar: the mean that the leader must reach for more to be at stake than ranks.
     """
     returns, played = np.full((members, n), np.nan), np.zeros(members, np.int64)
     decides = np.eye(members, dtype=bool)  # [P, P], pairs whose order matters
@@ -55,12 +59,15 @@ def race(play: Play, racers: Sequence[int], met: np.ndarray, members: int, n: in
         clear[np.ix_(going, going)] = _clear(returns[going, : part.stop])
         unclear = decides & ~clear
         going = [p for p in going if p == leader or unclear[p].any() or not clear[p, leader]]
+        if going == [leader] and hopeless(returns[leader, : part.stop], bar, _FIRST):
+            n = part.stop
+            break
     while True:
         whole = [p for p in racers if played[p] == n]
-        leader, filled = _best(returns, whole, n), returns.copy()
+        leader, filled = _best(returns, whole, n), returns[:, :n].copy()
         for p in racers:
             k = played[p]
-            filled[p, k:] = returns[leader, k:] + mean_of_finite(returns[p, :k] - returns[leader, :k])
+            filled[p, k:] = returns[leader, k:n] + mean_of_finite(returns[p, :k] - returns[leader, :k])
         best = _best(filled, racers, n)
         if played[best] == n:
             return filled
@@ -68,10 +75,10 @@ def race(play: Play, racers: Sequence[int], met: np.ndarray, members: int, n: in
         returns[[best], rest], played[best] = play([best], rest), n
 
 
-def hopeless(returns: np.ndarray, bar: float) -> bool:
-    """Whether the mean of returns `[k]` is clearly below a bar."""
+def hopeless(returns: np.ndarray, bar: float, least: int = 2 * _FIRST) -> bool:
+    """Whether the mean of returns `[k]`, at least so many, is clearly below a bar."""
     found = returns[np.isfinite(returns)]
-    return len(found) >= 2 * _FIRST and bool(found.mean() + _CLEAR * standard_error(found) < bar)
+    return len(found) >= least and bool(found.mean() + _CLEAR * standard_error(found) < bar)
 
 
 def _clear(returns: np.ndarray) -> np.ndarray:

@@ -136,7 +136,7 @@ class Run(Generic[JobT]):
         p, steps = self.spec, 0
         members = dissolve(cohorts) if p.racing else []
         racers = [member.slot for member in members if member.healthy]
-        if len(racers) < 2:
+        if not racers:
             return self.regime.evaluate(cohorts, seeds, stopped)
 
         def play(slots: Sequence[int], part: slice) -> np.ndarray:
@@ -147,12 +147,14 @@ class Run(Generic[JobT]):
 
         chooser = rng.host(rng.run_key(p.seed), Purpose.SELECT, self.clock.generation + 1)  # as `evolve` will have it
         met = draws(p.tournament, len(members), chooser)
-        returns = race(play, racers, met[p.tournament.elitism :], len(members), len(seeds))
+        returns = race(play, racers, met[p.tournament.elitism :], len(members), len(seeds), self._bar)
         return Episodes(returns, np.zeros(returns.shape, np.int64), steps)
 
-    def _confirm(self, best: Member, bar: float, stopped: Callable[[], bool]) -> Episodes:
-        """Score a member again; in a race it ends where the member is clearly below the bar."""
+    def _confirm(self, best: Member, bar: float, stopped: Callable[[], bool]) -> tuple[Episodes, bool]:
+        """Score a member again, and say whether by all episodes: in a race it ends where the member is clearly below
+        the bar, or the target."""
         seeds, alone = self.spec.seeds(Purpose.CONFIRM, self.spec.train.confirm_episodes), self.spec.form_alone(best)
+        bar = max(bar, self._bar)
         whole = not (self.spec.racing and math.isfinite(bar))
         found: list[Episodes] = []
         for part in [slice(None)] if whole else looks(len(seeds)):
@@ -162,7 +164,7 @@ class Run(Generic[JobT]):
             )
             if hopeless(returns[0], bar):
                 break
-        return Episodes(returns, lengths, sum(each.steps for each in found))
+        return Episodes(returns, lengths, sum(each.steps for each in found)), whole or part.stop == len(seeds)
 
     def _crown(
         self, played: Episodes, members: Sequence[Member], stopped: Callable[[], bool]
@@ -173,17 +175,17 @@ class Run(Generic[JobT]):
         """
         best = max(members, key=lambda m: (m.fitness[-1], -m.slot))
         fitness, held = best.fitness[-1], self.champion
-        confirm = math.isfinite(fitness) and (self.target is None or fitness >= self.target)
         # A confirmed score is worth more than a lucky one: only its like can beat it.
-        bar = held.score if held and held.confirmed >= confirm else -math.inf
-        if not fitness > bar or (held and held.confirmed > confirm):
+        rank = (held.confirmed, held.score) if held else (False, -math.inf)
+        confirm = math.isfinite(fitness) and fitness >= self._bar
+        if not (confirm, fitness) > rank:
             return held, 0
         returns, steps = played.returns[best.slot], 0
         if confirm:
-            again = self._confirm(best, bar, stopped)
+            again, confirm = self._confirm(best, rank[1] if rank[0] else -math.inf, stopped)
             returns, steps = again.returns[0], again.steps
         score = mean_of_finite(returns)
-        if not score > bar:
+        if not (math.isfinite(score) and (confirm, score) > rank):
             return held, steps
         error = standard_error(returns[np.isfinite(returns)])
         return Champion(best, score, error, confirm, self.clock.generation + 1), steps
@@ -193,6 +195,11 @@ class Run(Generic[JobT]):
         """The score that ends training early."""
         target = self.spec.train.target
         return self.regime.threshold if target == "auto" else target
+
+    @property
+    def _bar(self) -> float:
+        """What fitness must reach to be confirmed."""
+        return -math.inf if self.target is None else self.target
 
     def _reached(self) -> bool:
         if self.champion is None or self.target is None or not self.champion.confirmed:
