@@ -59,7 +59,7 @@ def race(
         clear[np.ix_(going, going)] = _clear(returns[going, : part.stop])
         unclear = decides & ~clear
         going = [p for p in going if p == leader or unclear[p].any() or not clear[p, leader]]
-        if going == [leader] and hopeless(returns[leader, : part.stop], bar, _FIRST):
+        if going == [leader] and hopeless(returns[leader, : part.stop], bar, n, _FIRST):
             n = part.stop
             break
     while True:
@@ -75,10 +75,13 @@ def race(
         returns[[best], rest], played[best] = play([best], rest), n
 
 
-def hopeless(returns: np.ndarray, bar: float, least: int = 2 * _FIRST) -> bool:
-    """Whether the mean of returns `[k]`, at least so many, is clearly below a bar."""
+def hopeless(returns: np.ndarray, bar: float, n: int, least: int = 2 * _FIRST) -> bool:
+    """Whether returns `[k]`, at least so many, say clearly that the mean of all `n` episodes will be below a bar."""
     found = returns[np.isfinite(returns)]
-    return len(found) >= least and bool(found.mean() + _CLEAR * standard_error(found) < bar)
+    if len(found) < least:
+        return False
+    error = standard_error(found) * math.sqrt(1.0 - len(returns) / n)  # of these n: what is played is certain
+    return bool(found.mean() + _CLEAR * error < bar)
 
 
 def _clear(returns: np.ndarray) -> np.ndarray:
